@@ -31,7 +31,7 @@ from device_runtime.simulation import digits, scenario
 from device_runtime.simulation.records import NullWatch, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.codecs.chain import Chain, codec_named
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.training.device_half import NO_TENSORS, LocalData, Run
 
 BUNDLE = "digits-wrn-10-1"
@@ -47,7 +47,7 @@ T = TypeVar("T")
 def updates() -> Iterator[tuple[Tensors, Tensors, tuple[TensorSpec, ...]]]:
     """(base, update, what it consists of) of full updates in three rounds of federated averaging."""
     bundle = Bundle.open(shipped_folder(BUNDLE))
-    model, kind = OnnxModel(bundle), Full(**FULL)
+    model, kind = OnnxModel(bundle), FedAvg(**FULL)
     split = digits.load(np.random.default_rng(0))
     x, y = bundle.manifest.input.prepare(split.train.x), split.train.y
     base, specs = bundle.weights(), kind.expected(bundle.manifest)

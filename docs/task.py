@@ -38,6 +38,13 @@ Each `[[kinds]]` table offers one kind, the preferred first. Without any, a roun
 
 """
 
+TERMS = """
+## Terms of local training
+
+Kinds with the setting `terms` train with these besides cross-entropy: a table by name, as in
+`settings = { terms.fedprox.mu = 0.1 }`. Own ones: [own-term.md](own-term.md).
+"""
+
 
 def page() -> str:
     """All of docs/task.md."""
@@ -46,6 +53,7 @@ def page() -> str:
     parts = [HEAD, f"```toml\n{toml}```\n", "\n## Keys of a task\n\n", _table(ranges.list_settings(Task))]
     parts += [KINDS.format(usual=usual), _table(ranges.list_settings(KindSettings))]
     parts += [_kind(name) for name in registry.KINDS]
+    parts += [TERMS, *(_term(name) for name in registry.TERMS)]
     return "".join(parts)
 
 
@@ -63,6 +71,11 @@ def _kind(name: str) -> str:
     settings = list(ranges.list_settings(kind, kind.refused))
     about = f"A device trains {kind.about.trains}; it sends {kind.about.sends}. {kind.about.source}."
     return f"\n### {name}\n\n{about}\n\n```toml\n{example(kind, settings)}\n```\n\n{_table(settings)}"
+
+
+def _term(name: str) -> str:
+    term = registry.TERMS[name]
+    return f"\n### {name}\n\n{term.about[0].upper()}{term.about[1:]}.\n\n{_table(ranges.list_settings(term))}"
 
 
 def _table(settings: Iterable[SettingText]) -> str:

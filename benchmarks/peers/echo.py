@@ -10,7 +10,7 @@ from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from device_runtime.strategies import registry
-from device_runtime.strategies.kind import StrategyDefaults
+from device_runtime.strategies.kind import Strategy
 from device_runtime.strategies.merging.aggregator_half import KindResult, RoundModel
 from device_runtime.strategies.merging.tensor_mean import TensorMean
 from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
@@ -18,12 +18,12 @@ from device_runtime.strategies.training.workload import upload_bytes
 
 
 @dataclass(frozen=True)
-class Echo(StrategyDefaults):
+class Echo(Strategy):
     """No computation; one upload of all tensors."""
 
     name: ClassVar[str] = "echo"
 
-    def unfit(self, workload: Workload) -> str:
+    def infeasible_reason(self, workload: Workload) -> str:
         return ""
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:

@@ -19,7 +19,6 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.available import open_model
 from device_runtime.models.training.heads import Evaluation, accuracy_and_loss
 from device_runtime.strategies.codecs import chain as codecs
-from device_runtime.strategies.kind import form_named
 from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel, ServerTools
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
@@ -166,7 +165,7 @@ class ModelState:
         codec = codecs.codec_named(kind.codec)
         if not codec.lossy:
             return made, {}
-        key = flight.index, codecs.memory_of(flight.kind, form_named(kind, made.form).member)
+        key = flight.index, codecs.memory_of(flight.kind, kind.variant_named(made.variant).member)
         written = codec.rounded(made.tensors, base, self._memories.get(key, NO_TENSORS))
         return replace(made, tensors=written.read), {key: written.left}
 

@@ -78,7 +78,7 @@ class RunLedger:
             device=flight.device,
             group=flight.group,
             kind=flight.kind,
-            form="" if strategy is None else strategy.form,
+            form="" if strategy is None else strategy.variant,
             fate=fate,
             straggler=line.straggler,
             asked_s=flight.asked_s,

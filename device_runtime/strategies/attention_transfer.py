@@ -23,7 +23,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 
-from .kind import KindInfo, form_named
+from .kind import KindInfo
 from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import (
@@ -126,7 +126,7 @@ class AttentionTransfer(FamilyUpdate):
             maps = model.level_features(data.x[chosen], self.level)
         counts = np.bincount(data.y[chosen], minlength=len(model.manifest.labels)).astype(np.int32)
         tensors = {**trained.tensors, MAPS: maps, COUNTS: counts}
-        return TrainedUpdate(self.name, tensors, len(data), trained.loss, self.form)
+        return TrainedUpdate(self.name, tensors, len(data), trained.loss, self.variant)
 
     def _rows(self, samples: int) -> int:
         return min(ceil(self.metadata_share * samples), self.max_metadata)
@@ -166,7 +166,7 @@ class AttentionTransfer(FamilyUpdate):
         self, state: AttentionTransferState, contribution: TrainedUpdate, weight: float
     ) -> AttentionTransferState:
         """Train a copy of the global model; it is ignored if it diverges."""
-        member = form_named(self, contribution.form).member
+        member = self.variant_named(contribution.variant).member
         sent = dict(contribution.tensors)
         maps, counts = sent.pop(MAPS), sent.pop(COUNTS)
         metadata = LocalData(maps, np.repeat(np.arange(len(counts)), counts))

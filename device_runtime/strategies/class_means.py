@@ -20,13 +20,14 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 
 from . import settings as ranges
-from .kind import KindInfo, StrategyDefaults
+from .kind import ComparedAs, KindInfo, Settings, Strategy
 from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, Setting, SmallestCount
 from .statistics.class_sums import ClassSums, sum_by_class
 from .statistics.feature_scale import scale_by, scale_in
 from .training.device_half import NO_TENSORS, LocalData, Run, TrainedUpdate
+from .training.local_training import follows_plan
 from .training.workload import ENVELOPE_BYTES, forward_work, too_few_of_each
 
 MASKED_BIAS = -1e9
@@ -34,7 +35,7 @@ MASKED_BIAS = -1e9
 
 
 @dataclass(frozen=True)
-class ClassMeans(StrategyDefaults):
+class ClassMeans(Strategy[ClassSums]):
     """Devices run one forward pass, and send the sum of features and the count of each class.
 
     The result is exact for any division of the samples among devices.
@@ -67,6 +68,9 @@ class ClassMeans(StrategyDefaults):
         "sums of features and counts, by class",
         "FedNCM: Legate et al. 2023",
     )
+    mixed_round_settings: ClassVar[Settings] = {"head": "trained"}
+    statistics_alone: ClassVar[bool] = True
+    compared_as: ClassVar[ComparedAs | None] = "class-means"
     head: Annotated[
         Literal["normalised-means", "nearest-mean", "trained"],
         Setting("Classifier made of the means: assigned in one of two forms, or trained.", "trained"),
@@ -88,8 +92,8 @@ class ClassMeans(StrategyDefaults):
     def smallest_class(self) -> int:
         return max(self.smallest_count, self.statistics.smallest_count if self.statistics is not None else 0)
 
-    def unfit(self, workload: Workload) -> str:
-        return super().unfit(workload) or too_few_of_each(workload, self.smallest_class)
+    def infeasible_reason(self, workload: Workload) -> str:
+        return super().infeasible_reason(workload) or too_few_of_each(workload, self.smallest_class)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         if self.statistics is not None:  # `kind_statistics.cost` adds their passes and bytes
@@ -97,6 +101,7 @@ class ClassMeans(StrategyDefaults):
         values = (workload.feature_width + 1) * workload.labels
         return predict(profile, forward_work(workload, workload.samples, values), self.name)
 
+    @follows_plan
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         if self.statistics is not None:
             return TrainedUpdate(self.name, NO_TENSORS, len(data), float("nan"))
@@ -134,6 +139,14 @@ class ClassMeans(StrategyDefaults):
             return f"counts sum to {int(counts.sum())}, num_examples is {num_examples}"
         stray = np.flatnonzero((counts == 0) & np.abs(update["sums"]).any(axis=1))
         return f"sums of class {int(stray[0])} are not 0, but its count is 0" if len(stray) else ""
+
+    def site_refusal(self) -> str:
+        if self.statistics is None and self.head != "trained":
+            return f"its classifier is served, not trained into the base (head is {self.head!r})"
+        return ""
+
+    def changes(self, manifest: Manifest) -> tuple[str, ...]:
+        return tuple(name for name in (manifest.head.weight, manifest.head.bias) if name is not None)
 
     def start(self, model: RoundModel) -> ClassSums:
         labels, width = len(model.manifest.labels), model.manifest.head.features

@@ -14,14 +14,14 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.heads import entropy
 from device_runtime.profiles import Work, Workload
 
-from .kind import KindInfo
+from .fedavg import FedAvg
+from .kind import KindInfo, Settings
 from .settings import MOST, LocalEpochs, Setting, TunableSet, WeightDecay
 from .training.device_half import LocalData, Run, TrainedUpdate
-from .training.tensor_update import TensorUpdate
 
 
 @dataclass(frozen=True)
-class EntropySubset(TensorUpdate):
+class EntropySubset(FedAvg):
     """Trains the upper part on the share of local samples that the model is least sure of (FedFT-EDS).
 
     shares: a device takes the largest that it can afford. rho: the temperature of the hardened softmax
@@ -41,7 +41,8 @@ class EntropySubset(TensorUpdate):
         "the upper part",
         "FedFT-EDS: Shi 2025 (PhD thesis, Sheffield), section 6.4",
     )
-    refused: ClassVar[tuple[str, ...]] = ("dp",)
+    refused: ClassVar[tuple[str, ...]] = ("terms.dp-sgd",)
+    mixed_round_settings: ClassVar[Settings] = {"least_samples": 10}
     epochs: LocalEpochs = 5
     weight_decay: WeightDecay = 0.0
     shares: Annotated[
@@ -79,8 +80,6 @@ class EntropySubset(TensorUpdate):
     def __post_init__(self) -> None:
         if not self.shares:
             raise ValueError("shares is empty, expected one or more")
-        if self.dp is not None:
-            raise ValueError("dp protects what is trained on all local samples, not on a choice of them")
         super().__post_init__()
 
     @property
@@ -92,27 +91,32 @@ class EntropySubset(TensorUpdate):
         return self.shares[0]
 
     @property
-    def form(self) -> str:
-        return f"{self.share:.0%}"
+    def selected_share(self) -> float:
+        return self.share
+
+    @property
+    def variant(self) -> str:
+        return f"{self.share:.0%} {super().variant}".rstrip()
 
     def variants(self) -> tuple[EntropySubset, ...]:
-        return tuple(replace(self, shares=(share,)) for share in sorted(self.shares, reverse=True))
+        by_share = [replace(self, shares=(share,)) for share in sorted(self.shares, reverse=True)]
+        return tuple(variant for one in by_share for variant in super(EntropySubset, one).variants())
 
-    def unfit(self, workload: Workload) -> str:
+    def infeasible_reason(self, workload: Workload) -> str:
         count, samples = self._count(workload.samples), workload.samples
         if count < min(self.least_samples, samples):
             return f"would train on {count} of {samples} samples, expected {self.least_samples} or more"
-        return super().unfit(workload)
+        return super().infeasible_reason(workload)
 
     def work(self, workload: Workload) -> Work:
         n = workload.samples
         return self.work_on(workload, self._count(n), n if self._scores else 0)
 
-    def counted(self, contribution: TrainedUpdate) -> float:
-        selected = super().counted(contribution)
+    def weight(self, contribution: TrainedUpdate) -> float:
+        selected = super().weight(contribution)
         if self.weigh == "selected":
             return selected
-        return selected / next((one.share for one in self.variants() if one.form == contribution.form), 1.0)
+        return selected / self.variant_named(contribution.variant).selected_share
 
     def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
         """The samples to train on; a random draw uses other random bits than the order of training."""

@@ -18,13 +18,12 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Work, Workload, predict
 
 from . import settings as ranges
-from .kind import KindInfo, StrategyDefaults, TakesCodec
+from .kind import ComparedAs, KindInfo, Settings, Strategy, TakesCodec
 from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, BatchSize, LearningRate, LocalEpochs, Momentum, Setting, WeightDecay
-from .training.device_half import LocalData, Run, TrainedUpdate
-from .training.local_training import HeadTraining
-from .training.tensor_update import FEW_SHOT
+from .training.device_half import FEW_SHOT, LocalData, Run, TrainedUpdate
+from .training.local_training import HeadTraining, follows_plan
 from .training.workload import forward_work, head_specs
 
 
@@ -37,14 +36,14 @@ class HeadMeans:
 
 
 @dataclass(frozen=True)
-class FewShot(TakesCodec, StrategyDefaults):
+class FewShot(TakesCodec, Strategy[HeadMeans]):
     """Trains the classifier alone; each epoch draws `shots` new samples of each class (equation 4.1).
 
     The served model is {theta_fs, phi^t}: the plain mean of the classifiers (equation 4.2) on the extractor
     that was *distributed*; theta_fs never becomes the base. With `join_base` the classifiers are averaged
     into the base as well, weighted by samples, with those of other kinds, and the served model is the base
     (ours: for rounds in which only some devices send few-shot updates). With `send_mean` theta_fs is sent to
-    the devices with the next base, for the term of FSCProx (`TensorUpdate.mu_head`).
+    the devices with the next base, for the term of FSCProx (`terms.proximal.FscProx`).
     The kind is unfit for a device with fewer than `least_samples` (ours): its class means teach as much.
     Defaults: table 4.1 (SGD lr 0.01, momentum 0.9, weight decay 1e-3, batch 4, E_fs = 10, shots = 10).
     """
@@ -55,6 +54,9 @@ class FewShot(TakesCodec, StrategyDefaults):
         "the classifier",
         "FedFSC: Shi 2025 (PhD thesis, Sheffield), chapter 4",
     )
+    mixed_round_settings: ClassVar[Settings] = {"join_base": True, "least_samples": 40}
+    computes_features: ClassVar[bool] = True
+    compared_as: ClassVar[ComparedAs | None] = "change"
     shots: Annotated[
         int, Setting("Samples of each class drawn in each epoch.", 5, "samples", at_least=1, at_most=MOST)
     ] = 10
@@ -73,13 +75,13 @@ class FewShot(TakesCodec, StrategyDefaults):
         ),
     ] = 0
     send_mean: Annotated[
-        bool, Setting("Whether devices get the mean classifier, for `mu_head` of other kinds.", True)
+        bool, Setting("Whether devices get the mean classifier, for the term fscprox of other kinds.", True)
     ] = False
 
     def __post_init__(self) -> None:
         ranges.check(self)
 
-    def unfit(self, workload: Workload) -> str:
+    def infeasible_reason(self, workload: Workload) -> str:
         present = sum(count > 0 for count in workload.class_counts)
         if present < 2:
             return f"a classifier needs 2 classes to tell apart, here is {present}"
@@ -99,6 +101,7 @@ class FewShot(TakesCodec, StrategyDefaults):
         steps = GraphPass("head", 3 * self.epochs * drawn, workload.head_flops, steps=batches)
         return replace(work, passes=(*work.passes, steps))
 
+    @follows_plan
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         began = run.clock()
         features = model.features(data.x)
@@ -132,6 +135,11 @@ class FewShot(TakesCodec, StrategyDefaults):
             drawn = rng.permutation(drawn)
             for start in range(0, len(drawn), self.batch):
                 yield drawn[start : start + self.batch]
+
+    def site_refusal(self) -> str:
+        if self.join_base and not self.send_mean:
+            return ""
+        return "its classifiers are also used outside the base model"
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return head_specs(manifest)

@@ -5,7 +5,7 @@ Thesis 002, algorithm 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -17,14 +17,14 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from device_runtime.profiles.cost import activation_bytes
 
+from .fedavg import FedAvg
 from .few_shot import FewShot
-from .full import Full, Graded, LeastEpochs, ReducedEpochs
-from .kind import KindInfo, StrategyDefaults
+from .kind import KindInfo, Settings, Strategy
 from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import Setting
-from .training.device_half import LocalData, OutOfTime, Run, TrainedUpdate
-from .training.tensor_update import FEW_SHOT, TrainingSettings, few_shot_head
+from .terms.proximal import FscProx
+from .training.device_half import FEW_SHOT, LocalData, OutOfTime, Run, TrainedUpdate, few_shot_head
 from .training.workload import head_specs
 
 
@@ -37,7 +37,7 @@ class Means:
 
 
 @dataclass(frozen=True)
-class FullAndFewShot(TrainingSettings, StrategyDefaults):
+class FullAndFewShot(FedAvg):
     """Each device trains the *distributed* model fully, and separately its classifier on a few samples.
 
     The next base is the mean of the full updates, weighted by samples. Served is {theta_fs^t, phi^t} (lines
@@ -50,48 +50,24 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
     """
 
     name: ClassVar[str] = "full+few-shot"
-    trains_extractor: ClassVar[bool] = True
+    mixed_round_settings: ClassVar[Settings] = {}
     about: ClassVar[KindInfo] = KindInfo(
         "everything, and the classifier on a few samples of each class",
         "all parameters, and the classifier",
         "FedFSC: Shi 2025 (PhD thesis, Sheffield), chapter 4",
     )
     refused: ClassVar[tuple[str, ...]] = (
-        "dp", "few_shot.join_base", "few_shot.send_mean", "few_shot.codec", "few_shot.least_samples"
+        "terms.dp-sgd", "few_shot.join_base", "few_shot.send_mean", "few_shot.codec", "few_shot.least_samples"
     )  # fmt: skip
-    reduced_epochs: ReducedEpochs = 0
-    graded: Graded = False
-    least_epochs: LeastEpochs = 0
     few_shot: Annotated[FewShot, Setting("Training of the classifier.", example={"shots": 5})] = field(
         default_factory=FewShot
     )
 
     def __post_init__(self) -> None:
-        _ = self.full
+        super().__post_init__()
         few = self.few_shot
         if few.join_base or few.send_mean or few.codec or few.least_samples:
             raise ValueError("join_base, send_mean, codec and least_samples are for few-shot alone")
-        if self.dp is not None:
-            raise ValueError("dp protects the full update alone, and not the few-shot trained classifier")
-
-    @property
-    def full(self) -> Full:
-        """The full update as a kind of its own. Raises ValueError for settings that it does not take."""
-        return Full(**{setting.name: getattr(self, setting.name) for setting in fields(Full)})
-
-    def _with(self, full: Full) -> FullAndFewShot:
-        return replace(self, **{setting.name: getattr(full, setting.name) for setting in fields(Full)})
-
-    @property
-    def form(self) -> str:
-        return self.full.form
-
-    def variants(self) -> tuple[FullAndFewShot, ...]:
-        return tuple(self._with(form) for form in self.full.variants())
-
-    def stopped(self, share: float) -> FullAndFewShot | None:
-        form = self.full.stopped(share)
-        return None if form is None else self._with(form)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         """The cost of both updates, one after the other.
@@ -99,24 +75,24 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
         Of the full update alone where only devices that fall back to fewer epochs do both. The session that
         computes features stays open during full training.
         """
-        full = self.full.work(workload)
-        if self.few_shot.unfit(workload):
+        full = self.work(workload)
+        if self.few_shot.infeasible_reason(workload):
             return predict(profile, full, self.name)
         full = replace(full, peak_bytes=full.peak_bytes + activation_bytes(workload, "forward"))
-        if self.full.least:
+        if self.least:
             return predict(profile, full, self.name)
         return predict(profile, _after(self.few_shot.work(workload), full), self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         """Train the classifier first if it is always sent: the full update then knows what time is left."""
-        if self.full.least:
-            full = self.full.train(model, data, run)
-            fell_back = full.form != self.full.form
+        if self.least:
+            full = super().train(model, data, run)
+            fell_back = full.variant != self.variant
             head = self._in_time(model, data, run) if fell_back else {}
         else:
             head = self._classifier(model, data, run)
-            full = self.full.train(model, data, run)
-        return replace(full, kind=self.name, tensors={**full.tensors, **_sent(head, model.manifest)})
+            full = super().train(model, data, run)
+        return replace(full, tensors={**full.tensors, **_sent(head, model.manifest)})
 
     def _in_time(self, model: DeviceModel, data: LocalData, run: Run) -> Tensors:
         try:
@@ -132,7 +108,7 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         """The tensors of the full update, and a classifier with all of its rows or with none."""
         heads = (replace(spec, name=FEW_SHOT + spec.name, variable=True) for spec in head_specs(manifest))
-        return (*self.full.expected(manifest), *heads)
+        return (*super().expected(manifest), *heads)
 
     def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         rows = {name: len(value) for name, value in few_shot_head(update).items()}
@@ -142,19 +118,22 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
             return f"{FEW_SHOT}{name} has {rows[name]} rows, expected {whole[name]}, or none in all of them"
         return ""
 
-    def start(self, model: RoundModel) -> Means:
+    def site_refusal(self) -> str:
+        return Strategy.site_refusal(self)
+
+    def start(self, model: RoundModel) -> Means:  # type: ignore[override]
         return Means(TensorMean(), TensorMean())
 
-    def fold(self, state: Means, contribution: TrainedUpdate, weight: float) -> Means:
+    def fold(self, state: Means, contribution: TrainedUpdate, weight: float) -> Means:  # type: ignore[override]
         head = few_shot_head(contribution.tensors)
         full = {name: v for name, v in contribution.tensors.items() if not name.startswith(FEW_SHOT)}
         sent = all(len(value) for value in head.values())
         classifiers = state.classifiers.add(head, 1.0) if sent else state.classifiers
         return Means(state.full.add(full, weight), classifiers)
 
-    def finish(self, state: Means, model: RoundModel) -> KindResult:
+    def finish(self, state: Means, model: RoundModel) -> KindResult:  # type: ignore[override]
         learnt = {FEW_SHOT + name: value for name, value in state.classifiers.mean().items()}
-        asked = self.mu_head and self.head_anchor == "few-shot"
+        asked = any(isinstance(term, FscProx) and term.anchor == "few-shot" for term in self.terms)
         return KindResult(
             mean=state.full,
             num_examples=state.full.most,

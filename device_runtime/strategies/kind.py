@@ -1,10 +1,15 @@
-"""The interface of a kind of update: the half that a device runs and the half of the aggregator."""
+"""A kind of update: one class with the half that a device runs and the half of the aggregator.
+
+A kind of one's own is a frozen dataclass derived from `Strategy`: docs/own-kind.md.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from math import inf
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
@@ -12,12 +17,15 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Workload
 
 from . import settings as ranges
+from .errors import KindError
 from .merging.aggregator_half import KindResult, RoundModel
 from .settings import MOST, Setting, SmallestCount
 from .statistics.class_sums import Projection, projection
 from .training.device_half import LocalData, Run, TrainedUpdate
 
 S = TypeVar("S")
+K = TypeVar("K")
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -97,98 +105,6 @@ class ClassStatistics:
         return projection(width, self.features, self.projection_seed)
 
 
-class Strategy(Protocol[S]):
-    """Both halves of one kind of update: no I/O, no clock, no global randomness.
-
-    Implemented by a frozen dataclass whose fields are its hyperparameters: they travel in the offer, and each
-    has a `settings.Setting` in its annotation. `S` is what the aggregator sums up during a round.
-    """
-
-    name: ClassVar[str]
-    about: ClassVar[KindInfo]
-    refused: ClassVar[tuple[str, ...]]
-    """Inherited settings that this kind does not take; dotted within a table."""
-    own_round: ClassVar[bool]
-    """Whether a contribution is useless outside the round that it was made for."""
-    generic: ClassVar[bool]
-    """Whether the aggregator needs a generic set: samples that belong to no device."""
-    of_single_samples: ClassVar[bool]
-    """Whether feature maps of single samples are sent."""
-    trains_extractor: ClassVar[bool]
-    """Whether the device back-propagates through the network."""
-
-    @property
-    def statistics(self) -> ClassStatistics | None:
-        """The class statistics that are sent with its updates; None: no statistics."""
-
-    @property
-    def smallest_class(self) -> int | None:
-        """The fewest samples of a class that the update tells anything about; None: no such limit."""
-
-    @property
-    def scalars(self) -> int:
-        """The number of zeroth-order scalars in a contribution; 0 for a kind that sends something else."""
-
-    @property
-    def form(self) -> str:
-        """The name of this form among `variants`; empty for a kind that has only one form."""
-
-    @property
-    def codec(self) -> str:
-        """The codec of its tensors, as `codecs.chain.codec_named` takes it; empty for none."""
-
-    @property
-    def member(self) -> str:
-        """The member of the task's family that this form trains; empty for the main model.
-
-        `cost`, `train` and `expected` are given that member's workload, model and manifest, and `form` is the
-        member's name.
-        """
-
-    def variants(self) -> tuple[Strategy[S], ...]:
-        """The forms that a device may choose from, the richest first."""
-
-    def stopped(self, share: float) -> Strategy[S] | None:
-        """The form that was done if the clock stops training after this share of its work (0 to 1).
-
-        None if nothing can be sent then.
-        """
-
-    def unfit(self, workload: Workload) -> str:
-        """Why this kind is of no use for the device's data; empty if it is."""
-
-    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        """The predicted cost of an update on a device."""
-
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
-        """On the device: train and return the update. Raises OutOfTime."""
-
-    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
-        """The tensors that a contribution must consist of."""
-
-    def rejection_reason(self, update: Tensors, num_examples: int) -> str:
-        """Why the aggregator rejects an update whose tensors are as expected; empty if it accepts it."""
-
-    def counted(self, contribution: TrainedUpdate) -> float:
-        """The update's weight in the mean, in samples."""
-
-    def again(self, first: int) -> int:
-        """Bytes on the wire of a repeated contribution, if the accepted one before it took `first` bytes."""
-
-    def start(self, model: RoundModel) -> S:
-        """On the aggregator: the empty state of a round."""
-
-    def fold(self, state: S, contribution: TrainedUpdate, weight: float) -> S:
-        """Add one contribution, which is not held afterwards: memory does not grow with the devices."""
-
-    def finish(self, state: S, model: RoundModel) -> KindResult:
-        """The result of all folded contributions."""
-
-
-AnyStrategy = Strategy[Any]
-K = TypeVar("K")
-
-
 @dataclass(frozen=True)
 class TakesCodec:
     """Base of kinds with the setting `codec`: they send parameters, which a little rounding does not harm.
@@ -207,11 +123,19 @@ class TakesCodec:
     ] = field(default="", kw_only=True)
 
 
-@dataclass(frozen=True)
-class StrategyDefaults:
-    """Defaults for kinds: one form, of use for any data, no checks, not bound to a round, no codec.
+ComparedAs = Literal["change", "scalars", "class-means"]
+"""How robust rules compare updates: by their change of the base, as scalars, or as means by class."""
 
-    An update's weight is the number of samples that it was trained on.
+
+@dataclass(frozen=True)
+class Strategy(ABC, Generic[S]):
+    """Both halves of one kind of update: no I/O, no clock, no global randomness.
+
+    A kind is a frozen dataclass. Its fields are its hyperparameters: they travel in the offer, and each has a
+    `settings.Setting` in its annotation. `S` is what the aggregator sums up during a round.
+
+    A kind has a `name` and six methods: `cost`, `train` and `expected` for the device, `start`, `fold` and
+    `finish` for the aggregator. All others have defaults.
     """
 
     statistics: Annotated[
@@ -220,55 +144,172 @@ class StrategyDefaults:
             "Class statistics sent with updates; none: no statistics.", {"smallest_count": 5}, by_task=True
         ),
     ] = field(default=None, kw_only=True)
-    trains_extractor: ClassVar[bool] = False
-    own_round: ClassVar[bool] = False
-    generic: ClassVar[bool] = False
-    of_single_samples: ClassVar[bool] = False
+
+    name: ClassVar[str]
+    """The name on the wire and in tasks, unique among kinds."""
+    about: ClassVar[KindInfo] = KindInfo("as its code says", "as its code says", "own kind")
+    mixed_round_settings: ClassVar[Settings] = {}
+    """Default settings in rounds that offer several kinds, in place of the paper's."""
     refused: ClassVar[tuple[str, ...]] = ()
+    """Inherited settings that this kind does not take; dotted within a table."""
+    own_round: ClassVar[bool] = False
+    """Whether a contribution is useless outside the round that it was made for."""
+    generic: ClassVar[bool] = False
+    """Whether the aggregator needs a generic set: samples that belong to no device."""
+    of_single_samples: ClassVar[bool] = False
+    """Whether feature maps of single samples are sent."""
+    trains_extractor: ClassVar[bool] = False
+    """Whether the device back-propagates through the network."""
+    computes_features: ClassVar[bool] = False
+    """Whether `train` computes the features of all samples, which class statistics then reuse."""
+    statistics_alone: ClassVar[bool] = False
+    """Whether an update consists of class statistics where the task asks for these."""
+    compared_as: ClassVar[ComparedAs | None] = None
+    """How robust rules compare its updates; None: a task with a robust rule cannot offer this kind."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting outside its limits, or one that this kind does not take."""
+        ranges.check(self)
+        for name in self.refused:
+            default = getattr(type(self), name, None)
+            if "." not in name and getattr(self, name) != default:
+                raise ValueError(f"{self.name} does not take the setting {name}")
+
+    # The device's half
+
+    @abstractmethod
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        """The predicted cost of an update on a device."""
+
+    @abstractmethod
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
+        """On the device: train and return the update; `model` holds the base. Raises OutOfTime."""
+
+    @abstractmethod
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        """The tensors that a contribution must consist of."""
+
+    # The aggregator's half
+
+    @abstractmethod
+    def start(self, model: RoundModel) -> S:
+        """The empty state of a round."""
+
+    @abstractmethod
+    def fold(self, state: S, contribution: TrainedUpdate, weight: float) -> S:
+        """Add one contribution, which is not held afterwards: memory does not grow with the devices."""
+
+    @abstractmethod
+    def finish(self, state: S, model: RoundModel) -> KindResult:
+        """The result of all folded contributions."""
+
+    # Variants: forms of one kind that a device may choose from
+
+    @property
+    def variant(self) -> str:
+        """The name of this variant among `variants`; empty for a kind that has only one."""
+        return ""
+
+    def variants(self: K) -> tuple[K, ...]:
+        """The variants that a device may choose from, the richest first."""
+        return (self,)
+
+    def variant_named(self, name: str) -> Strategy[S]:
+        """The variant that a contribution says. Raises KindError if the kind has none of that name."""
+        found = next((one for one in self.variants() if one.variant == name), None)
+        if found is None:
+            known = ", ".join(repr(one.variant) for one in self.variants())
+            raise KindError(f"{self.name} has no variant {name!r}, expected one of {known}")
+        return found
+
+    def stopped(self: K, share: float) -> K | None:
+        """The variant that was done if the clock stops training after this share of its work (0 to 1).
+
+        None if nothing can be sent then.
+        """
+        return None
+
+    @property
+    def member(self) -> str:
+        """The member of the task's family that this variant trains; empty for the main model.
+
+        `cost`, `train` and `expected` are given that member's workload, model and manifest.
+        """
+        return ""
+
+    # What a device and an aggregator may ask about an update
+
+    def infeasible_reason(self, workload: Workload) -> str:
+        """Why this kind is of no use for the device's data; empty if it is."""
+        return "" if workload.samples else "there is no local data"
+
+    def rejection_reason(self, update: Tensors, num_examples: int) -> str:
+        """Why the aggregator rejects an update whose tensors are as expected; empty if it accepts it."""
+        return ""
+
+    def weight(self, contribution: TrainedUpdate) -> float:
+        """The update's weight in the mean, in samples; by default those that it was trained on."""
+        return contribution.num_examples
+
+    @property
+    def selected_share(self) -> float:
+        """The share of a device's samples that `num_examples` counts."""
+        return 1.0
 
     @property
     def smallest_class(self) -> int | None:
+        """The fewest samples of a class that the update tells anything about; None: no such limit."""
         return getattr(self, "smallest_count", None)
 
     @property
     def scalars(self) -> int:
+        """The number of zeroth-order scalars in a contribution; 0 for a kind that sends something else."""
         return 0
 
     @property
-    def form(self) -> str:
-        return ""
-
-    @property
     def codec(self) -> str:
+        """The codec of its tensors, as `codecs.chain.codec_named` takes it; empty for none."""
         return ""
 
-    @property
-    def member(self) -> str:
-        return ""
-
-    def variants(self: K) -> tuple[K, ...]:
-        return (self,)
-
-    def stopped(self: K, share: float) -> K | None:
-        return None
-
-    def unfit(self, workload: Workload) -> str:
-        return "" if workload.samples else "there is no local data"
-
-    def rejection_reason(self, update: Tensors, num_examples: int) -> str:
-        return ""
-
-    def counted(self, contribution: TrainedUpdate) -> float:
-        return contribution.num_examples
-
-    def again(self, first: int) -> int:
+    def repeat_upload_bytes(self, first: int) -> int:
+        """Bytes on the wire of a repeated contribution, if the accepted one before it took `first` bytes."""
         return first
 
+    # What robust rules and sites ask
 
-def form_named(strategy: AnyStrategy, form: str) -> AnyStrategy:
-    """The form of a kind with this name; the first form if the kind has none of that name."""
-    forms = strategy.variants()
-    return next((one for one in forms if one.form == form), forms[0])
+    def comparable(self, contribution: TrainedUpdate, base: Tensors) -> TrainedUpdate:
+        """The contribution as robust rules compare it, which `fold` then gets; `base` is its member's.
+
+        Tensors that the base has in the same shape are compared, others stay as they are.
+        """
+        return contribution
+
+    def longest_scalars(self, base_length: float, values: int) -> float:
+        """The length of scalars whose step is as long as the base; inf if that is unknown.
+
+        `values` is the number of weights. Asked for kinds compared as "scalars".
+        """
+        return inf
+
+    @property
+    def forwarded_as(self) -> Literal["update", "scalars", ""]:
+        """What a site sends above of this kind for all its devices; empty: nothing."""
+        return ""
+
+    def at_site(self, base: Tensors, manifest: Manifest) -> tuple[Strategy[S], float]:
+        """The kind that a site offers where it forwards scalars, and the factor for the site's scalars."""
+        return self, 1.0
+
+    def site_refusal(self) -> str:
+        """Why a site cannot merge its devices' updates into one full update; empty if it can."""
+        return "its merge changes more than the base model"
+
+    def changes(self, manifest: Manifest) -> tuple[str, ...]:
+        """The tensors of the base that its merge changes; asked only where a site can merge it."""
+        return tuple(spec.name for spec in self.expected(manifest))
+
+
+AnyStrategy = Strategy[Any]
 
 
 @runtime_checkable
@@ -289,6 +330,3 @@ class DerivesMembers(Protocol):
 
     def derive(self, base: Tensors, manifests: Mapping[str, Manifest]) -> Mapping[str, Tensors]:
         """The base of each of its members; `manifests` is by member, the main model's by ""."""
-
-
-Settings = Mapping[str, Any]

@@ -19,15 +19,16 @@ from device_runtime.profiles.cost import activation_bytes
 from . import settings as ranges
 from .directions import directions
 from .directions.replaying import ScaledDirection, move, perturb
-from .kind import KindInfo, TakesCodec
+from .kind import ComparedAs, KindInfo, Strategy, TakesCodec
+from .merging.aggregator_half import KindResult, RoundModel
+from .merging.tensor_mean import TensorMean
 from .settings import Directions, Distance, Setting, TunableSet
 from .training.device_half import LocalData, Run, TrainedUpdate
-from .training.tensor_update import Averaged
 from .training.workload import upload_bytes
 
 
 @dataclass(frozen=True)
-class LocalZerothOrder(TakesCodec, Averaged):
+class LocalZerothOrder(TakesCodec, Strategy[TensorMean]):
     """Each device takes `steps` MeZO steps along its own directions; the aggregator averages the weights.
 
     A step is w -= lr * mean_p(g_p z_p), g_p = (L(w + eps z_p) - L(w - eps z_p)) / (2 eps) over the whole
@@ -40,6 +41,7 @@ class LocalZerothOrder(TakesCodec, Averaged):
         "all parameters",
         "DistMeZO: Bernier 2024 (MSc thesis, Concordia), section 4.1.2",
     )
+    compared_as: ClassVar[ComparedAs | None] = "change"
     steps: Annotated[int, Setting("Steps in a round.", 20, "steps", at_least=1, at_most=ranges.MOST)] = 10
     num_z: Directions = 2
     eps: Distance = 1e-3
@@ -90,3 +92,15 @@ class LocalZerothOrder(TakesCodec, Averaged):
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return manifest.specs(self.tunable)
+
+    def site_refusal(self) -> str:
+        return ""
+
+    def start(self, model: RoundModel) -> TensorMean:
+        return TensorMean()
+
+    def fold(self, state: TensorMean, contribution: TrainedUpdate, weight: float) -> TensorMean:
+        return state.add(contribution.tensors, weight)
+
+    def finish(self, state: TensorMean, model: RoundModel) -> KindResult:
+        return KindResult(mean=state, num_examples=state.most)

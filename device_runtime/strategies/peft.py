@@ -13,12 +13,14 @@ import numpy as np
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.clipping import clip
 from device_runtime.models.training.heads import SoftmaxHead
+from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import GraphPass, Work, Workload
 
-from .kind import KindInfo
+from .fedavg import FedAvg
+from .kind import KindInfo, Settings
 from .settings import Momentum, Setting, WeightDecay
 from .training.device_half import LocalData, Run, TrainedUpdate
-from .training.tensor_update import TensorUpdate
+from .training.local_training import follows_plan
 from .training.workload import forward_work
 
 LEARNING_RATES: Mapping[str, float] = MappingProxyType(
@@ -36,7 +38,7 @@ LEARNING_RATES: Mapping[str, float] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Peft(TensorUpdate):
+class Peft(FedAvg):
     """Trains a parameter-efficient set together with the head.
 
     `tunable="head"` is linear probing (LP, head-tuning). With cross-entropy alone, each sample then passes
@@ -51,6 +53,7 @@ class Peft(TensorUpdate):
         "these, and the classifier",
         "FedPEFT: Sun et al. 2022",
     )
+    mixed_round_settings: ClassVar[Settings] = {}
     lr: Annotated[
         float,
         Setting(
@@ -82,17 +85,16 @@ class Peft(TensorUpdate):
         return self.tunables[0] if self.tunables else self.tunable
 
     @property
-    def rate(self) -> float:
-        return self.lr or LEARNING_RATES[self.trained]
+    def sgd(self) -> Sgd:
+        return Sgd(self.lr or LEARNING_RATES[self.trained], self.momentum, self.weight_decay)
 
     @property
-    def form(self) -> str:
-        return self.trained
+    def variant(self) -> str:
+        return f"{self.trained} {super().variant}".rstrip()
 
     def variants(self) -> tuple[Peft, ...]:
-        if not self.tunables:
-            return (self,)
-        return tuple(replace(self, tunable=name, tunables=()) for name in self.tunables)
+        sets = [replace(self, tunable=name, tunables=()) for name in self.tunables] or [self]
+        return tuple(variant for one in sets for variant in super(Peft, one).variants())
 
     def work(self, workload: Workload) -> Work:
         """The work of training.
@@ -100,7 +102,7 @@ class Peft(TensorUpdate):
         Linear probing computes features once, then runs forward and backward (twice as much) through the
         head.
         """
-        if self.trained != "head" or not self.plain:
+        if self.trained != "head" or self.terms:
             return super().work(workload)
         n = workload.samples
         work = forward_work(workload, n, workload.values("head"), self.codec)
@@ -108,6 +110,7 @@ class Peft(TensorUpdate):
         steps = GraphPass("head", 3 * n * self.epochs, workload.head_flops, steps=batches)
         return replace(work, passes=(*work.passes, steps))
 
+    @follows_plan
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         if not self.trains_head(model.manifest):
             return super().train(model, data, run)
@@ -124,4 +127,4 @@ class Peft(TensorUpdate):
             run.pace(began, (place + 1) / len(training.batches))
         sizes = [len(batch) for batch in training.batches[training.counted :]]
         loss = float(np.average(losses[training.counted :], weights=sizes))
-        return TrainedUpdate(self.name, head.params.tensors(), len(data), loss, self.form)
+        return TrainedUpdate(self.name, head.params.tensors(), len(data), loss, self.variant)

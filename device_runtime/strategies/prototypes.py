@@ -20,7 +20,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 
-from .kind import KindInfo, form_named
+from .kind import KindInfo
 from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import (
@@ -119,7 +119,7 @@ class Prototypes(FamilyUpdate):
         if self.beta:
             with members.with_tensors(model, trained.tensors):
                 found = local_prototypes(model, data, self.smallest_count)
-        return TrainedUpdate(self.name, {**trained.tensors, **found}, len(data), trained.loss, self.form)
+        return TrainedUpdate(self.name, {**trained.tensors, **found}, len(data), trained.loss, self.variant)
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         if not self.beta:
@@ -175,7 +175,7 @@ class Prototypes(FamilyUpdate):
     def fold(self, state: PrototypesState, contribution: TrainedUpdate, weight: float) -> PrototypesState:
         """Add to the plain sums of logits and prototypes, and to the mean of updates with `weight`."""
         tools, _ = members.tools_of(state.model, self.name)
-        member = form_named(self, contribution.form).member
+        member = self.variant_named(contribution.variant).member
         sent = dict(contribution.tensors)
         prototypes, present = state.prototypes, state.present
         if self.beta:

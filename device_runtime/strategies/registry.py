@@ -1,4 +1,4 @@
-"""All kinds of update by name, and how their settings are read from and written to an offer."""
+"""All kinds of update and local terms by name, and their settings as an offer carries them."""
 
 from __future__ import annotations
 
@@ -6,80 +6,157 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from device_runtime.broker.wire.messages import Kind, encode_settings
 
+from . import plugins
+from . import settings as ranges
 from .attention_transfer import AttentionTransfer
 from .class_means import ClassMeans
 from .codecs import chain as codecs
 from .codecs.codec import CodecError
 from .entropy_subset import EntropySubset
 from .errors import KindError as KindError
+from .fedavg import FedAvg
 from .few_shot import FewShot
-from .full import Full
 from .full_and_few_shot import FullAndFewShot
-from .kind import AnyStrategy, Settings, TakesCodec
+from .kind import AnyStrategy, Settings, Strategy, TakesCodec
 from .local_zeroth_order import LocalZerothOrder
 from .peft import Peft
 from .prototypes import Prototypes
 from .representatives import Representatives
+from .settings import SettingText
 from .slora import SparseStage
+from .terms.dp_sgd import DpSgd
+from .terms.local_term import LocalTerm
+from .terms.moon import Moon
+from .terms.proximal import FedProx, FscProx
 from .width_slice import WidthSlice
 from .zeroth_order import ZerothOrder
 
 log = logging.getLogger(__name__)
 
-KINDS: dict[str, type[AnyStrategy]] = {
-    kind.name: kind
-    for kind in (
-        FullAndFewShot,
-        Representatives,
-        Full,
-        WidthSlice,
-        SparseStage,
-        Peft,
-        EntropySubset,
-        AttentionTransfer,
-        Prototypes,
-        FewShot,
-        ClassMeans,
-        LocalZerothOrder,
-        ZerothOrder,
-    )
-}
-"""All kinds by name, the richest first."""
+SHIPPED: tuple[type[AnyStrategy], ...] = (
+    FullAndFewShot,
+    Representatives,
+    FedAvg,
+    WidthSlice,
+    SparseStage,
+    Peft,
+    EntropySubset,
+    AttentionTransfer,
+    Prototypes,
+    FewShot,
+    ClassMeans,
+    LocalZerothOrder,
+    ZerothOrder,
+)
+KINDS: dict[str, type[AnyStrategy]] = {kind.name: kind for kind in SHIPPED}
+"""The kinds that are known so far by name, the richest first; `kinds` knows also those of plugins."""
+TERMS: dict[str, type[LocalTerm]] = {term.name: term for term in (FedProx, FscProx, Moon, DpSgd)}
+"""The local terms that are known so far by name; `terms` knows also those of plugins."""
 
-STATISTICS = "statistics"
-"""The setting that the task sets for every kind, see `kind.StrategyDefaults`."""
+STATISTICS, TERMS_SETTING = "statistics", "terms"
+"""The setting that the task sets for every kind, and the one whose value is a table of terms by name."""
 
 DEFAULT_KINDS = ("full", "entropy-subset", "few-shot", "class-means", "zeroth-order")
 """The kinds that a task offers by default, in the order of preference."""
 
-MIXED_ROUND_SETTINGS: Mapping[str, Settings] = {
-    "full": {"graded": True},
-    "entropy-subset": {"least_samples": 10},
-    "few-shot": {"join_base": True, "least_samples": 40},
-    "class-means": {"head": "trained"},
-}
-"""Default settings by kind in rounds that offer several kinds, in place of the papers' own."""
+P = TypeVar("P", bound=type[Any])
+_known: set[str] = set()
+"""The plugins that were looked for: sources, and `_INSTALLED` for installed packages."""
+_INSTALLED = "installed"
+
+
+def register(part: P, source: str = "") -> P:
+    """Make a kind or a term of one's own known by its name; may be used as a decorator of its class.
+
+    `source`, found by itself if empty, is where other processes load it. Defining a class again, as in a
+    notebook, replaces it. Raises KindError for a class that is neither, or the name of a shipped one.
+    """
+    known: dict[str, Any] = TERMS if issubclass(part, LocalTerm) else KINDS
+    name = getattr(part, "name", "")
+    if not issubclass(part, (LocalTerm, Strategy)) or not isinstance(name, str) or not name:
+        raise KindError(f"{part.__qualname__} is no Strategy and no LocalTerm with a name")
+    if not dataclasses.is_dataclass(part) or getattr(part, "__abstractmethods__", None):
+        lacking = ", ".join(sorted(getattr(part, "__abstractmethods__", ()))) or "@dataclass(frozen=True)"
+        raise KindError(f"{part.__qualname__} lacks {lacking}")
+    there = known.get(name)
+    if there is part:
+        return part
+    if there is not None and there.__module__.startswith("device_runtime."):
+        raise KindError(f"{part.__qualname__} has the name of a shipped one, {name!r}: give it another")
+    known[name] = part
+    if source := source or plugins.source_of(part):
+        plugins.share(source)
+        _known.add(source)
+    return part
+
+
+def load(source: str) -> type[Any]:
+    """Load and register a kind or a term: "mykinds.py:TopK", "package.module:TopK". Raises KindError."""
+    if source.partition(":")[0].endswith(".py"):
+        source = plugins.absolute(source)
+    part = plugins.load(source)
+    if not isinstance(part, type):
+        raise KindError(f"{source} is no class")
+    return register(part, source)
+
+
+def is_portable(strategy: AnyStrategy) -> bool:
+    """Whether another process can load the kind and its terms."""
+    parts = [type(strategy), *(type(term) for term in getattr(strategy, TERMS_SETTING, ()))]
+    return all(part.__module__.startswith("device_runtime.") or plugins.source_of(part) for part in parts)
+
+
+def kinds() -> Mapping[str, type[AnyStrategy]]:
+    """All kinds by name, those of plugins included."""
+    _load_plugins()
+    return KINDS
+
+
+def terms() -> Mapping[str, type[LocalTerm]]:
+    """All local terms by name, those of plugins included."""
+    _load_plugins()
+    return TERMS
+
+
+def _load_plugins() -> None:
+    """Register the parts of shared sources and installed packages that are not known yet."""
+    for source in plugins.sources():
+        if source not in _known:
+            _known.add(source)
+            load(source)
+    if _INSTALLED not in _known:
+        _known.add(_INSTALLED)
+        for part in plugins.installed():
+            try:
+                register(part)
+            except (KindError, TypeError) as error:
+                log.warning("plugin ignored: %s", error)
 
 
 def default_settings(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
     """Kinds with their default settings in a round that offers these: the paper's if there is only one."""
-    return tuple((name, MIXED_ROUND_SETTINGS.get(name, {}) if len(names) > 1 else {}) for name in names)
+    return tuple((name, _mixed(name) if len(names) > 1 else {}) for name in names)
 
 
 def settings_alone(name: str, settings: Settings) -> dict[str, Any]:
-    """The settings of a kind that is offered alone: without those of MIXED_ROUND_SETTINGS.
+    """The settings of a kind that is offered alone: without those of rounds of several kinds.
 
     A task that sets `reduced_epochs` keeps all settings, because it has decided how few epochs slow devices
     train.
     """
-    joined = {} if settings.get("reduced_epochs") else MIXED_ROUND_SETTINGS.get(name, {})
+    joined = {} if settings.get("reduced_epochs") else _mixed(name)
     return {key: value for key, value in settings.items() if key not in joined or joined[key] != value}
+
+
+def _mixed(name: str) -> Settings:
+    known = KINDS.get(name) or kinds().get(name)
+    return known.mixed_round_settings if known is not None else {}
 
 
 def make(name: str, settings: Settings | None = None) -> AnyStrategy:
@@ -104,7 +181,23 @@ def write(strategy: AnyStrategy) -> Kind:
 def settings(strategy: AnyStrategy) -> dict[str, Any]:
     """All settings of a kind as an offer carries them, without `statistics` if it is None."""
     written: dict[str, Any] = _without_none(msgspec.to_builtins(strategy))
+    if TERMS_SETTING in written:
+        written[TERMS_SETTING] = {term.name: msgspec.to_builtins(term) for term in _terms_of(strategy)}
     return written
+
+
+def _terms_of(strategy: AnyStrategy) -> tuple[LocalTerm, ...]:
+    found: tuple[LocalTerm, ...] = getattr(strategy, TERMS_SETTING, ())
+    return found
+
+
+def list_settings(kind: type[AnyStrategy]) -> Iterable[SettingText]:
+    """The settings of a kind as text for people, with those of the terms that it takes."""
+    for row in ranges.list_settings(kind, kind.refused):
+        yield row
+        for name, term in terms().items() if row.name == TERMS_SETTING else ():
+            if f"{TERMS_SETTING}.{name}" not in kind.refused:
+                yield from ranges.inside(f"{TERMS_SETTING}.{name}", ranges.list_settings(term))
 
 
 def supported_kinds(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
@@ -134,26 +227,59 @@ def codec_setting(name: str, word: str) -> Settings:
 
 def kind(name: str) -> type[AnyStrategy]:
     """The class of a kind. Raises KindError, which suggests the nearest name."""
-    if name in KINDS:
-        return KINDS[name]
-    near = get_close_matches(name, KINDS, 1)
+    return KINDS.get(name) or _named(name, kinds(), "kind of update")
+
+
+def term(name: str) -> type[LocalTerm]:
+    """The class of a local term. Raises KindError, which suggests the nearest name."""
+    return TERMS.get(name) or _named(name, terms(), "local term")
+
+
+def _named(name: str, known: Mapping[str, Any], what: str) -> Any:
+    if name in known:
+        return known[name]
+    near = get_close_matches(name, known, 1)
     meant = f"; did you mean {near[0]}?" if near else ""
-    raise KindError(f"no kind of update is called {name!r}{meant}; there are {', '.join(KINDS)}")
+    raise KindError(f"no {what} is called {name!r}{meant}; there are {', '.join(known)}")
 
 
 def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
     of: Any = kind(name)
     _check_known(name, of, settings)
-    try:
-        made: Any = msgspec.convert(settings, of)
-    except (msgspec.ValidationError, TypeError) as error:
-        raise KindError(f"settings of {name}: {error}") from None
+    given = settings.pop(TERMS_SETTING, {})
+    made: Any = _made(name, of, settings)
     strategy: AnyStrategy = _with_defaults(made)
+    if given:
+        try:
+            strategy = dataclasses.replace(strategy, terms=_terms(name, given))  # type: ignore[call-arg]
+        except (TypeError, ValueError) as error:
+            raise KindError(f"settings of {name}: {error}") from None
     try:
         codecs.codec_named(strategy.codec)
     except CodecError as error:
         raise KindError(f"settings of {name}: {error}") from None
     return strategy
+
+
+def _made(name: str, of: Any, settings: Settings) -> Any:
+    try:
+        return msgspec.convert(settings, of)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise KindError(f"settings of {name}: {error}") from None
+
+
+def _terms(name: str, given: object) -> tuple[LocalTerm, ...]:
+    """Local terms from a table of their settings by name, in its order."""
+    if not isinstance(given, Mapping):
+        raise KindError(f"settings of {name}: terms is {given!r}, expected a table by name of a term")
+    made: list[LocalTerm] = []
+    for key, settings in given.items():
+        of, where = term(str(key)), f"{name}'s term {key}"
+        if not isinstance(settings, Mapping):
+            raise KindError(f"settings of {where} are {settings!r}, expected a table")
+        _check_known(where, of, settings)
+        made.append(_with_defaults(_made(where, of, dict(settings))))
+    return tuple(made)
 
 
 def _check_known(name: str, kind: Any, settings: Settings) -> None:

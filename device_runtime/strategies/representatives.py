@@ -21,28 +21,24 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Workload, predict
 from device_runtime.profiles.cost import activation_bytes
 
-from . import settings as ranges
-from .full import Full
-from .kind import KindInfo, StrategyDefaults, TakesCodec
+from .fedavg import FedAvg
+from .kind import KindInfo, Settings, Strategy
 from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import (
     MOST,
     BatchSize,
-    LearningRate,
+    ClipNorm,
     Level,
     LocalEpochs,
-    Momentum,
     ServerBatchSize,
     ServerEpochs,
     ServerLearningRate,
     Setting,
-    WeightDecay,
 )
 from .training import clustering, teaching
 from .training.device_half import LocalData, Run, TrainedUpdate
 from .training.teaching import ServerTraining
-from .training.tensor_update import ClipNorm, ProximalWeight
 from .training.workload import upload_bytes
 
 log = logging.getLogger(__name__)
@@ -84,7 +80,7 @@ class RepresentativesState:
 
 
 @dataclass(frozen=True)
-class Representatives(TakesCodec, StrategyDefaults):
+class Representatives(FedAvg):
     """Devices send a full update, and feature maps at `level` by the *distributed* extractor, with labels.
 
     For each class, maps are reduced to `components` principal components and grouped into `clusters` by
@@ -97,20 +93,19 @@ class Representatives(TakesCodec, StrategyDefaults):
     """
 
     name: ClassVar[str] = "representatives"
-    trains_extractor: ClassVar[bool] = True
+    mixed_round_settings: ClassVar[Settings] = {}
     own_round: ClassVar[bool] = True
     of_single_samples: ClassVar[bool] = True
+    refused: ClassVar[tuple[str, ...]] = (
+        "reduced_epochs", "graded", "least_epochs", "terms.moon", "terms.fscprox", "terms.dp-sgd"
+    )  # fmt: skip
     about: ClassVar[KindInfo] = KindInfo(
         "everything",
         "all parameters, and feature maps that stand for many",
         "FedSplit: Shi 2025 (PhD thesis, Sheffield), section 6.2",
     )
     epochs: LocalEpochs = 1
-    lr: LearningRate = 0.1
-    momentum: Momentum = 0.5
-    weight_decay: WeightDecay = 1e-5
     batch: BatchSize = 50
-    mu: ProximalWeight = 0.0
     clip_norm: ClipNorm = 0.0
     level: Level = "low"
     select: Annotated[
@@ -140,27 +135,17 @@ class Representatives(TakesCodec, StrategyDefaults):
         ),
     ] = 50_000
 
-    def __post_init__(self) -> None:
-        ranges.check(self)
-
-    @property
-    def _full(self) -> Full:
-        """The full update. Raises ValueError for settings that it does not take."""
-        return Full(
-            self.epochs, self.lr, self.momentum, self.weight_decay, self.batch, self.mu, self.clip_norm
-        )
-
-    def unfit(self, workload: Workload) -> str:
+    def infeasible_reason(self, workload: Workload) -> str:
         if self.select == "all" and workload.samples > self.most_maps:
             return f"there are {workload.samples} samples, at most {self.most_maps} maps are sent"
-        return super().unfit(workload)
+        return super().infeasible_reason(workload)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         """The cost; maps of one class at a time are in memory.
 
         During training, the maps that are sent and the graph that computed them are in memory too.
         """
-        work, values = self._full.work(workload), workload.map_values(self.level)
+        work, values = self.work(workload), workload.map_values(self.level)
         graph, counts = f"features.{self.level}", workload.class_counts
         rows = sum(self._rows(count) for count in counts)
         largest = max(counts, default=0)
@@ -190,8 +175,8 @@ class Representatives(TakesCodec, StrategyDefaults):
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         maps, counts = self.metadata(model, data, run.rng())
-        sent = self._full.train(model, data, run)
-        return replace(sent, kind=self.name, tensors={**sent.tensors, MAPS: maps, COUNTS: counts})
+        sent = super().train(model, data, run)
+        return replace(sent, tensors={**sent.tensors, MAPS: maps, COUNTS: counts})
 
     def metadata(
         self, model: DeviceModel, data: LocalData, rng: np.random.Generator
@@ -213,7 +198,7 @@ class Representatives(TakesCodec, StrategyDefaults):
         labels = len(manifest.labels)
         rows = self.most_maps if self.select == "all" else self.clusters * labels
         maps = TensorSpec(MAPS, (rows, *teaching.map_shape(manifest, self.level)), variable=True)
-        return (*self._full.expected(manifest), maps, TensorSpec(COUNTS, (labels,), "int32"))
+        return (*super().expected(manifest), maps, TensorSpec(COUNTS, (labels,), "int32"))
 
     def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         counts, rows = update[COUNTS].astype(np.int64), len(update[MAPS])
@@ -233,21 +218,24 @@ class Representatives(TakesCodec, StrategyDefaults):
     def _upper(self) -> str:
         return ABOVE[self._objective]
 
-    def start(self, model: RoundModel) -> RepresentativesState:
+    def site_refusal(self) -> str:
+        return Strategy.site_refusal(self)
+
+    def start(self, model: RoundModel) -> RepresentativesState:  # type: ignore[override]
         """Raises as `check_bundles`."""
         self.check_bundles({"": model.manifest})
         return RepresentativesState(
             TensorMean(), MapPool(self.pool_maps, teaching.generator(model.seed, self.name, 0))
         )
 
-    def fold(
+    def fold(  # type: ignore[override]
         self, state: RepresentativesState, contribution: TrainedUpdate, weight: float
     ) -> RepresentativesState:
         sent = dict(contribution.tensors)
         seen = state.pool.add(sent.pop(MAPS), sent.pop(COUNTS), state.seen)
         return replace(state, mean=state.mean.add(sent, weight), seen=seen)
 
-    def finish(self, state: RepresentativesState, model: RoundModel) -> KindResult:
+    def finish(self, state: RepresentativesState, model: RoundModel) -> KindResult:  # type: ignore[override]
         served = self.upper_part(state.pool, model) if state.seen else None
         return KindResult(mean=state.mean, num_examples=state.mean.most, served=served)
 

@@ -8,7 +8,7 @@ The checks, `device-runtime kinds` and docs/task.md all read that annotation:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf, isfinite
@@ -88,6 +88,12 @@ WeightDecay = Annotated[float, Setting("Weight decay of local training.", exampl
 BatchSize = Annotated[
     int,
     Setting("Batch size of local training.", example=32, unit="samples", at_least=1, at_most=MOST),
+]
+ClipNorm = Annotated[
+    float,
+    Setting(
+        "Largest norm of a step's gradient; 0: no limit.", example=1.0, unit="Euclidean norm", at_least=0
+    ),
 ]
 ServerEpochs = Annotated[
     int,
@@ -197,11 +203,17 @@ def list_settings(settings: type, without: tuple[str, ...] = ()) -> Iterator[Set
         )
         table = next((one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one)), None)
         if isinstance(table, type):
-            inside = tuple(one.removeprefix(f"{name}.") for one in without)
-            for row in list_settings(table, inside):
-                given = {name: row.given}
-                dotted = f"{name}.{row.name}"
-                yield dataclasses.replace(row, name=dotted, example=_pairs(given), given=given)
+            rest = tuple(one.removeprefix(f"{name}.") for one in without)
+            yield from inside(name, list_settings(table, rest))
+
+
+def inside(table: str, rows: Iterable[SettingText]) -> Iterator[SettingText]:
+    """Settings as those of a table with this dotted name."""
+    for row in rows:
+        given = row.given
+        for name in reversed(table.split(".")):
+            given = {name: given}
+        yield dataclasses.replace(row, name=f"{table}.{row.name}", example=_pairs(given), given=given)
 
 
 def as_toml(value: object) -> str:

@@ -18,18 +18,18 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import TensorError
 from device_runtime.profiles import Work, Workload
 
-from .kind import KindInfo
+from .fedavg import FedAvg
+from .kind import KindInfo, Settings, Strategy
 from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, LearningRate, Momentum, Setting, WeightDecay
-from .training.tensor_update import TensorUpdate
 
 VALUES = "sparse_values"
 """The end of the name of a layer's trained values; its other tensors have the same name before it."""
 
 
 @dataclass(frozen=True)
-class SparseStage(TensorUpdate):
+class SparseStage(FedAvg):
     """Stage 1: trains the tunable set `sparse`, with one random mask for all devices, until round `rounds`.
 
     In that round the change of each layer becomes LoRA's factors; stage 2 is `peft` with tunable = "lora"
@@ -43,6 +43,7 @@ class SparseStage(TensorUpdate):
         "these, and the classifier",
         "SLoRA: Babakniya et al. 2023",
     )
+    mixed_round_settings: ClassVar[Settings] = {}
     lr: LearningRate = 0.01
     momentum: Momentum = 0.0
     weight_decay: WeightDecay = 1e-4
@@ -59,6 +60,9 @@ class SparseStage(TensorUpdate):
         """The work of training. Raises MissingGraph for a bundle without stage 2's set `lora`."""
         workload.values("lora")
         return super().work(workload)
+
+    def site_refusal(self) -> str:
+        return Strategy.site_refusal(self)
 
     def finish(self, state: TensorMean, model: RoundModel) -> KindResult:
         result = super().finish(state, model)

@@ -9,15 +9,14 @@ from typing import ClassVar
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.slices import Slices
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.errors import BundleError
 
-from .kind import KindInfo
+from .fedavg import FedAvg
+from .kind import KindInfo, Settings, Strategy
 from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import Members
-from .training.device_half import NO_TENSORS, LocalData, Run, TrainedUpdate
-from .training.local_training import TrainingPlan
-from .training.tensor_update import TensorUpdate
+from .training.device_half import TrainedUpdate
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class SliceMean:
 
 
 @dataclass(frozen=True)
-class WidthSlice(TensorUpdate):
+class WidthSlice(FedAvg):
     """Trains every parameter of a narrower network, whose tensors are the leading parts of the main model's.
 
     members: names in the task's family, the richest first; "", or no members, is the main model itself. Each
@@ -44,6 +43,7 @@ class WidthSlice(TensorUpdate):
     about: ClassVar[KindInfo] = KindInfo(
         "a narrower part of the network", "that part", "HeteroFL: Diao et al. 2021"
     )
+    mixed_round_settings: ClassVar[Settings] = {}
     members: Members = ()
 
     def __post_init__(self) -> None:
@@ -56,17 +56,15 @@ class WidthSlice(TensorUpdate):
         return self.members[0] if self.members else ""
 
     @property
-    def form(self) -> str:
-        return self.member
+    def variant(self) -> str:
+        return f"{self.member} {super().variant}".strip()
 
     def variants(self) -> tuple[WidthSlice, ...]:
-        return tuple(replace(self, members=(member,)) for member in self.members) or (self,)
+        by_member = [replace(self, members=(member,)) for member in self.members] or [self]
+        return tuple(variant for one in by_member for variant in super(WidthSlice, one).variants())
 
-    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
-        """The plan; MOON ignores what the device kept if that is of another member."""
-        weights = model.weights
-        fits = all(n in weights and v.shape == weights[n].shape for n, v in run.memory.items())
-        return super().plan(model, data, run if fits else replace(run, memory=NO_TENSORS))
+    def site_refusal(self) -> str:
+        return Strategy.site_refusal(self)
 
     def derive(self, base: Tensors, manifests: Mapping[str, Manifest]) -> dict[str, Tensors]:
         """The base of each member, cut out of the main base; `manifests` is by member, the main one by "".
@@ -76,7 +74,9 @@ class WidthSlice(TensorUpdate):
         return {member: slices.cut(base) for member, slices in self._slices(manifests).items()}
 
     def check_bundles(self, manifests: Mapping[str, Manifest]) -> None:
-        """Check that all members are parts of the main model; raises as `derive`."""
+        """Check that all members are parts of the main model; raises as `derive`, and without members."""
+        if not self.members:
+            raise BundleError("it has no narrower models: give the task a family (serve --family A,B)")
         self._slices(manifests)
 
     def _slices(self, manifests: Mapping[str, Manifest]) -> dict[str, Slices]:

@@ -6,8 +6,8 @@ Thesis 000, section 4.1.1.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import ceil, sqrt
+from dataclasses import dataclass, replace
+from math import ceil, inf, sqrt
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ from .directions import directions
 from .directions.mean_scalars import Mean, MeanScalars, Scalars
 from .directions.replaying import ScaledDirection, perturb
 from .directions.step_size import GRID, ScalarMoment, Sizing, relative, unit
-from .kind import KindInfo, StrategyDefaults
+from .kind import ComparedAs, KindInfo, Strategy
 from .merging.aggregator_half import KindResult, RoundModel
 from .settings import Directions, Distance, Setting, TunableSet
 from .training.device_half import MOST_LOSS, Late, LocalData, Run, TrainedUpdate
@@ -51,7 +51,7 @@ SAMPLED_COHORT_LR = 2e-3
 
 
 @dataclass(frozen=True)
-class ZerothOrder(StrategyDefaults):
+class ZerothOrder(Strategy[MeanScalars]):
     """Devices send projected gradients g_p along `num_z` directions z_p that all devices of the round share.
 
     sides = 2: g_p = (L(w + eps u z_p) - L(w - eps u z_p)) / (2 eps) (equation 3), from 2 num_z losses.
@@ -75,6 +75,7 @@ class ZerothOrder(StrategyDefaults):
     """
 
     name: ClassVar[str] = "zeroth-order"
+    compared_as: ClassVar[ComparedAs | None] = "scalars"
     about: ClassVar[KindInfo] = KindInfo(
         "nothing: measures the loss at the base and along random directions",
         "a few scalars",
@@ -127,7 +128,7 @@ class ZerothOrder(StrategyDefaults):
         )
         return predict(profile, work, self.name)
 
-    def again(self, first: int) -> int:
+    def repeat_upload_bytes(self, first: int) -> int:
         return AGAIN_BYTES + first - WIRE_BYTES
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
@@ -164,6 +165,35 @@ class ZerothOrder(StrategyDefaults):
                     probe.params, model.weights, ScaledDirection(run.seed, p, sign * length, self.generator)
                 )
                 yield probe.loss(data.x, data.y)
+
+    def longest_scalars(self, base_length: float, values: int) -> float:
+        """As `Strategy.longest_scalars`; inf for relative sizing.
+
+        The step of n scalars on `values` weights is lr |g| sqrt(values) / n long, because random directions
+        are nearly at right angles.
+        """
+        if self.sizing == "relative":
+            return inf
+        return base_length * self.num_z / (self.lr * sqrt(max(1, values)))
+
+    @property
+    def forwarded_as(self) -> Literal["update", "scalars", ""]:
+        return "scalars"
+
+    def at_site(self, base: Tensors, manifest: Manifest) -> tuple[ZerothOrder, float]:
+        """The kind with which a site's devices measure the same as they would for the aggregator above.
+
+        Only the aggregator above knows the scale of relative scalars, so the site's are absolute, with an
+        `eps` of the same length. The factor is a power of two.
+        """
+        eps = self.eps * unit(base, manifest.specs(self.tunable), self.sizing)
+        return replace(self, sizing="absolute", eps=eps), eps / self.eps
+
+    def site_refusal(self) -> str:
+        return "only the aggregator above knows the length of its step" if self.sizing == "relative" else ""
+
+    def changes(self, manifest: Manifest) -> tuple[str, ...]:
+        return tuple(manifest.names(self.tunable))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return (TensorSpec("g", (self.num_z,)),)

@@ -127,7 +127,7 @@ def test_offer_of_a_graph_that_is_not_allowed_is_refused_in_one_line_and_an_hone
 
 
 def test_offer_of_moon_with_privacy_is_refused_in_one_line_and_an_honest_round_follows(stage, caplog):
-    settings = {"moon": 1.0, "dp": {"epsilon": 5.0}}
+    settings = {"terms": {"moon": {"mu": 1.0}, "dp-sgd": {"epsilon": 5.0}}}
     stage.link.announce(stage.offer(kinds=(Kind("full", encode_settings(settings)),)))
     assert stage.go().contributions == []
     (said,) = [one.getMessage() for one in caplog.records if "moon is 1 and dp is set" in one.getMessage()]

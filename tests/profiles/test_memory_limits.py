@@ -26,7 +26,7 @@ from device_runtime.client.training.work import Assignment, perform
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.profiles.machine import available_memory
 from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import Full
 
 folder, wrong, leave = Path(sys.argv[1]), sys.argv[3] == "wrong", int(sys.argv[4])
 if wrong:

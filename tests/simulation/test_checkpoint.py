@@ -82,7 +82,7 @@ def test_a_run_in_which_devices_hold_samples_out_goes_on_with_the_same_bytes(tmp
 )
 def test_a_run_with_a_family_and_with_memories_goes_on_with_the_same_bytes(system, task, exported, tmp_path):
     settings = {"epochs": 2, "lr": 0.05}
-    kinds = [{"name": "full", "settings": {**settings, "mu_head": 0.1}}]
+    kinds = [{"name": "full", "settings": {**settings, "terms": {"fscprox": {"mu": 0.1}}}}]
     family = {"bundle": exported.tuned}
     if system == "heterofl":
         family = {"bundle": exported.taught, "family": [exported.half]}

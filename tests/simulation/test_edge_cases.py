@@ -100,7 +100,7 @@ def play(digits, exported, tmp_path_factory):
         like = case.like or case.kinds[0]
         bundle = getattr(exported, BUNDLES.get(like, "tuned"))
         family = [getattr(exported, FAMILIES[like])] if like in FAMILIES else []
-        over = dict(case.settings) | ({"dp": {"rounds": case.rounds}} if case.private else {})
+        over = dict(case.settings) | ({"terms": {"dp-sgd": {"rounds": case.rounds}}} if case.private else {})
         task = {
             "bundle": bundle,
             "rounds": case.rounds,

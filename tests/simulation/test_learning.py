@@ -17,7 +17,7 @@ from device_runtime.strategies.merging.aggregator_half import CarriedState
 from device_runtime.strategies.registry import make
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-FULL = make("full", {"epochs": 1, "moon": 1.0})
+FULL = make("full", {"epochs": 1, "terms": {"moon": {"mu": 1.0}}})
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Run:
 @pytest.fixture
 def run(bundle) -> Run:
     weights = bundle.weights()
-    kind = KindSettings(name="full", settings={"epochs": 1, "moon": 1.0}, max_norm=1e6)
+    kind = KindSettings(name="full", settings={"epochs": 1, "terms": {"moon": {"mu": 1.0}}}, max_norm=1e6)
     task = Task(bundle="digits-wrn-10-1", late="count", kinds=(kind,))
     executor, told, kept = Answers(weights), Told(), []
     bases = BaseHistory({"": ShippedModel.of(bundle)}, weights, CarriedState())

@@ -30,7 +30,7 @@ class Lying:
                 continue
             base = bases[job.base]
             turned = {n: base[n] + np.float32(self._scale) * (v - base[n]) for n, v in made.tensors.items()}
-            yield type(made)(made.kind, turned, made.num_examples, made.train_loss, made.form)
+            yield type(made)(made.kind, turned, made.num_examples, made.train_loss, made.variant)
 
     def close(self):
         self._inner.close()

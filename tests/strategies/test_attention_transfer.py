@@ -11,7 +11,7 @@ from device_runtime.models.errors import BundleError
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.strategies.attention_transfer import AttentionTransfer
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.merging.aggregator_half import CarriedState
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.training import local_training, teaching
@@ -43,7 +43,7 @@ def test_a_device_sends_its_weights_and_maps_of_a_tenth_of_its_samples_by_the_up
 ):
     sent = KIND.train(small, client, run())
     maps, counts = sent.tensors["metadata.maps"], sent.tensors["metadata.counts"]
-    assert (maps.shape, counts.sum(), sent.num_examples, sent.form) == ((15, 6, 8, 8), 15, 144, "small")
+    assert (maps.shape, counts.sum(), sent.num_examples, sent.variant) == ((15, 6, 8, 8), 15, 144, "small")
     small.load({name: sent.tensors[name] for name in small.manifest.names()})
     every = small.level_features(client.x, "low")
     labels = np.repeat(np.arange(10), counts)
@@ -160,8 +160,8 @@ def test_beside_full_updates_copies_join_the_mean_and_members_learn_from_the_bas
     main = OnnxModel(family.bundles[""])
     model, kind = family.round(generic), replace(KIND, share=0.5)
     effect = finished(model, [kind.train(small, client, run())], kind)
-    full = Full(epochs=1).train(main, client, run())
-    whole = Full().finish(Full().start(model).add(full.tensors, 144.0), model)
+    full = FedAvg(epochs=1).train(main, client, run())
+    whole = FedAvg().finish(FedAvg().start(model).add(full.tensors, 144.0), model)
     merged = merge(model, {"full": whole, kind.name: effect}, carried=CarriedState(family=model.family))
     copy = effect.mean.mean()
     for name, value in merged.base.items():
@@ -225,14 +225,14 @@ def test_without_members_the_main_model_is_what_devices_train(family, generic, c
     kind = replace(KIND, members=())
     sent = kind.train(OnnxModel(family.bundles[""]), client, run())
     effect = finished(family.round(generic), [sent], kind)
-    assert (kind.member, sent.form) == ("", "")
+    assert (kind.member, sent.variant) == ("", "")
     assert effect.mean.mean().keys() == set(family.bundles[""].manifest.names())
     assert effect.teach(family.bundles[""].weights()) == {}
 
 
 def test_each_member_is_a_form_the_richest_first():
     kind = AttentionTransfer(members=("wrn-34-1", "wrn-10-1"))
-    assert [(form.form, form.member) for form in kind.variants()] == [("wrn-34-1",) * 2, ("wrn-10-1",) * 2]
+    assert [(form.variant, form.member) for form in kind.variants()] == [("wrn-34-1",) * 2, ("wrn-10-1",) * 2]
     assert AttentionTransfer().variants() == (AttentionTransfer(),)
 
 

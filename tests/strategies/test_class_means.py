@@ -154,6 +154,6 @@ def test_a_class_with_fewer_samples_than_the_smallest_count_is_not_sent(model, d
 
 def test_a_device_whose_classes_are_all_too_small_does_not_offer_class_means(model):
     load = workload(model.manifest, (1, 4, 0, 0, 0, 0, 0, 0, 0, 0))
-    assert ClassMeans(smallest_count=4).unfit(load) == ""
-    why = ClassMeans(smallest_count=5).unfit(load)
+    assert ClassMeans(smallest_count=4).infeasible_reason(load) == ""
+    why = ClassMeans(smallest_count=5).infeasible_reason(load)
     assert why == "a class needs 5 samples to be sent, the largest here has 4"

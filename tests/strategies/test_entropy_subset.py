@@ -40,8 +40,8 @@ def test_hardening_changes_who_is_uncertain():
 )
 def test_a_form_that_would_train_on_too_few_samples_is_not_fit(bundle, samples, share, why):
     load = workload(bundle.manifest, (samples, *(0,) * 9))
-    assert EntropySubset(shares=(share,), least_samples=10).unfit(load) == why
-    assert EntropySubset(shares=(share,)).unfit(load) == ("" if samples else why)
+    assert EntropySubset(shares=(share,), least_samples=10).infeasible_reason(load) == why
+    assert EntropySubset(shares=(share,)).infeasible_reason(load) == ("" if samples else why)
 
 
 def test_only_the_upper_part_is_trained_and_sent(model, digits, run):
@@ -96,13 +96,13 @@ def test_what_is_drawn_at_random_is_not_scored_and_costs_no_forward_pass(bundle)
 
 
 def test_a_choice_of_samples_is_not_private():
-    with pytest.raises(ValueError, match="dp protects what is trained on all local samples"):
-        EntropySubset(dp=DpSgd())
+    with pytest.raises(ValueError, match="entropy-subset does not take the term dp-sgd"):
+        EntropySubset(terms=(DpSgd(),))
 
 
 def test_a_selection_counts_as_itself_or_as_all_that_it_stands_for():
     update = TrainedUpdate("entropy-subset", {}, 25, 0.0, "25%")
-    assert EntropySubset().counted(update) == 25
+    assert EntropySubset().weight(update) == 25
     local = EntropySubset(weigh="local")
-    assert local.counted(update) == 100
-    assert local.variants()[1].counted(update) == 100
+    assert local.weight(update) == 100
+    assert local.variants()[1].weight(update) == 100

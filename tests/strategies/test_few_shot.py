@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.few_shot import FewShot
-from device_runtime.strategies.full import Full
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
 from device_runtime.strategies.training.workload import workload
@@ -43,7 +43,7 @@ def folded(strategy, round_model, contributions):
 def test_the_served_model_is_the_mean_classifier_on_the_distributed_extractor(round_model):
     """{theta_fs^t, phi^t}: thesis 002, chapter 4. The base is that of the full updates alone."""
     manifest = round_model.manifest
-    full = Full()
+    full = FedAvg()
     moved = {name: value + 1 for name, value in round_model.weights.items()}
     effects = [
         folded(full, round_model, [TrainedUpdate("full", moved, 100, 0.0)]),
@@ -67,7 +67,7 @@ def test_joined_to_the_base_the_classifiers_are_averaged_by_samples_with_the_oth
     manifest = round_model.manifest
     zero = {name: np.zeros_like(value) for name, value in round_model.weights.items()}
     effects = [
-        folded(Full(), round_model, [TrainedUpdate("full", zero, 70, 0.0)]),
+        folded(FedAvg(), round_model, [TrainedUpdate("full", zero, 70, 0.0)]),
         folded(FewShot(join_base=True), round_model, heads(manifest, 1.0, 4.0)),
     ]
     merged = merge(round_model, named(*effects))
@@ -105,8 +105,8 @@ def test_the_same_seed_and_device_give_the_same_classifier(model, digits, run):
 def test_one_class_alone_is_no_classifier(bundle):
     from device_runtime.strategies.training.workload import workload
 
-    assert "2 classes" in FewShot().unfit(workload(bundle.manifest, (50,) + (0,) * 9))
-    assert FewShot().unfit(workload(bundle.manifest, (50, 1) + (0,) * 8)) == ""
+    assert "2 classes" in FewShot().infeasible_reason(workload(bundle.manifest, (50,) + (0,) * 9))
+    assert FewShot().infeasible_reason(workload(bundle.manifest, (50, 1) + (0,) * 8)) == ""
 
 
 def test_the_classifier_s_own_steps_are_paced_against_the_clock(model, digits, clock):

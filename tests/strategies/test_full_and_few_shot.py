@@ -10,11 +10,12 @@ from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import shipped
 from device_runtime.profiles.cost import activation_bytes
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.few_shot import FewShot
-from device_runtime.strategies.full import Full
 from device_runtime.strategies.full_and_few_shot import FullAndFewShot
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.terms.proximal import FscProx
 from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 from device_runtime.strategies.training.workload import workload
 
@@ -76,7 +77,7 @@ def test_a_round_is_algorithm_1_written_out(model, digits, round_model, run):
 
 def test_both_updates_are_those_that_each_kind_makes_alone(model, digits, run):
     both = FullAndFewShot(**SHORT, few_shot=FEW).train(model, digits, run()).tensors
-    alone = Full(**SHORT).train(model, digits, run()).tensors
+    alone = FedAvg(**SHORT).train(model, digits, run()).tensors
     head = FEW.train(model, digits, run()).tensors
     assert tensors.encode(both) == tensors.encode({**alone, **{f"few-shot/{n}": v for n, v in head.items()}})
 
@@ -107,7 +108,7 @@ def test_classifiers_are_averaged_plainly_over_those_of_both_kinds(round_model):
 def test_in_fedfsc_plus_only_the_stragglers_classifiers_are_served(model, digits, round_model, run):
     """Algorithm 2: those who can send full updates and nothing else."""
     able, straggler = parts(digits)
-    full, few = Full(**SHORT), FEW
+    full, few = FedAvg(**SHORT), FEW
     sent = few.train(model, straggler, run("slow"))
     effects = [effect(full, round_model, [full.train(model, able, run())]), effect(few, round_model, [sent])]
     made = merged(round_model, effects)
@@ -136,7 +137,7 @@ def test_a_straggler_falls_back_by_its_own_clock_and_sends_both(model, digits, c
     """FedFSC+(baseline+): 10 epochs of 4 batches take 40 s of 30; it sends one, and a classifier."""
     strategy = FullAndFewShot(epochs=10, batch=60, reduced_epochs=1, few_shot=FEW)
     sent = strategy.variants()[0].train(model, digits, Slow(clock, 30.0).run)
-    assert (clock.now, sent.form) == (4.0, "epochs=1")
+    assert (clock.now, sent.variant) == (4.0, "epochs=1")
     planned = strategy.variants()[1].train(model, digits, Run(77, "pi-1", lambda: 0.0, 1.0))
     assert tensors.encode(sent.tensors) == tensors.encode(planned.tensors)
     assert sent.train_loss == planned.train_loss
@@ -162,7 +163,7 @@ def test_without_time_for_a_classifier_the_full_update_still_comes(model, digits
     late = Run(77, "pi-1", clock, 39.0, progress=told)
     falling = FullAndFewShot(epochs=4, batch=60, reduced_epochs=1, few_shot=FEW).variants()[0]
     sent = falling.train(model, digits, late)
-    assert sent.form == "epochs=1"
+    assert sent.variant == "epochs=1"
     assert len(sent.tensors["few-shot/head.weight"]) == 0
 
 
@@ -186,7 +187,7 @@ def test_a_classifier_of_some_rows_is_not_believed(round_model):
 def test_forms_are_those_of_the_full_update():
     strategy = FullAndFewShot(epochs=10, reduced_epochs=1)
     whole, reduced = strategy.variants()
-    assert (whole.epochs, whole.form, reduced.epochs, reduced.form) == (10, "", 1, "epochs=1")
+    assert (whole.epochs, whole.variant, reduced.epochs, reduced.variant) == (10, "", 1, "epochs=1")
     assert (whole.variants(), reduced.variants()) == ((whole,), (reduced,))
     assert whole.stopped(0.35) == replace(reduced, epochs=3, reduced_epochs=3)
     assert whole.stopped(0.05) is None
@@ -197,21 +198,26 @@ def test_the_classifier_costs_what_few_shot_costs_beside_the_full_update(bundle,
     load, board = workload(bundle.manifest, digits.class_counts(10)), shipped("pi-4")
     strategy = FullAndFewShot(reduced_epochs=1, epochs=3)
     falling, reduced = strategy.variants()
-    full, few = Full(epochs=1).cost(load, board), FewShot().cost(load, board)
+    full, few = FedAvg(epochs=1).cost(load, board), FewShot().cost(load, board)
     assert reduced.cost(load, board).flops == full.flops + few.flops
     assert reduced.cost(load, board).bytes_up == full.bytes_up + few.bytes_up
     assert reduced.cost(load, board).bytes_down == full.bytes_down
-    assert falling.cost(load, board).flops == Full(epochs=3).cost(load, board).flops
-    for mine, alone in ((reduced, Full(epochs=1)), (falling, Full(epochs=3, reduced_epochs=1).variants()[0])):
+    assert falling.cost(load, board).flops == FedAvg(epochs=3).cost(load, board).flops
+    for mine, alone in (
+        (reduced, FedAvg(epochs=1)),
+        (falling, FedAvg(epochs=3, reduced_epochs=1).variants()[0]),
+    ):
         more = mine.cost(load, board).peak_memory_bytes - alone.cost(load, board).peak_memory_bytes
         assert more == activation_bytes(load, "forward")  # it stays open
     one_class = workload(bundle.manifest, (0, 9) + (0,) * 8)
-    assert FullAndFewShot(epochs=1).cost(one_class, board) == Full(epochs=1).cost(one_class, board)
+    assert FullAndFewShot(epochs=1).cost(one_class, board) == FedAvg(epochs=1).cost(one_class, board)
 
 
 def test_fscprox_draws_classifiers_to_the_last_few_shot_learnt_one(model, digits, round_model, run):
     """Equation 4.3, from the aggregator to the step of a device: one step of g + 2 mu (theta - theta_fs)."""
-    strategy = FullAndFewShot(epochs=1, batch=240, momentum=0.0, weight_decay=0.0, mu_head=0.7, few_shot=FEW)
+    strategy = FullAndFewShot(
+        epochs=1, batch=240, momentum=0.0, weight_decay=0.0, terms=(FscProx(0.7),), few_shot=FEW
+    )
     first = strategy.train(model, digits, run())
     made = merged(round_model, [effect(strategy, round_model, [first])])
     aside = made.carried.aside
@@ -226,11 +232,11 @@ def test_fscprox_draws_classifiers_to_the_last_few_shot_learnt_one(model, digits
         np.testing.assert_allclose(second.tensors[name], expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("mu_head, head_anchor", [(0.0, "few-shot"), (0.7, "base")])
+@pytest.mark.parametrize("terms", [(), (FscProx(0.7, "base"),)])
 def test_the_classifier_is_sent_to_devices_only_where_they_are_drawn_to_it(
-    model, digits, round_model: RoundModel, run, mu_head, head_anchor
+    model, digits, round_model: RoundModel, run, terms
 ):
-    strategy = FullAndFewShot(**SHORT, few_shot=FEW, mu_head=mu_head, head_anchor=head_anchor)
+    strategy = FullAndFewShot(**SHORT, few_shot=FEW, terms=terms)
     sent = strategy.train(model, parts(digits)[0], run())
     assert merged(round_model, [effect(strategy, round_model, [sent])]).carried.aside == {}
 

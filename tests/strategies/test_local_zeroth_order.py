@@ -3,7 +3,7 @@ import pytest
 
 from device_runtime.profiles import shipped
 from device_runtime.strategies.directions import directions
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.local_zeroth_order import LocalZerothOrder
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
@@ -49,7 +49,7 @@ def test_devices_of_one_round_go_along_directions_of_their_own(model, digits, ru
 def test_weights_are_averaged_by_samples_beside_those_of_other_kinds(round_model):
     name = round_model.manifest.head.bias
     effects = {}
-    for strategy, value, samples in ((LocalZerothOrder(tunable="head"), 1.0, 30), (Full(), 5.0, 10)):
+    for strategy, value, samples in ((LocalZerothOrder(tunable="head"), 1.0, 30), (FedAvg(), 5.0, 10)):
         sent = TrainedUpdate(strategy.name, {name: np.full(10, value, np.float32)}, samples, 0.0)
         state = strategy.fold(strategy.start(round_model), sent, samples)
         effects[strategy.name] = strategy.finish(state, round_model)
@@ -78,7 +78,7 @@ def test_it_costs_the_forward_passes_of_each_step_and_sends_weights(bundle):
     one = ZerothOrder(num_z=2).cost(load, board)
     many = LocalZerothOrder(num_z=2, steps=7).cost(load, board)
     assert many.flops == 7 * one.flops
-    assert many.bytes_up == Full().cost(load, board).bytes_up
+    assert many.bytes_up == FedAvg().cost(load, board).bytes_up
     assert many.peak_memory_bytes == one.peak_memory_bytes + 4 * load.values("all")  # where it stands
 
 

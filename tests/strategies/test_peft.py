@@ -4,12 +4,12 @@ import pytest
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.profiles import shipped
 from device_runtime.profiles.cost import MissingGraph
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.peft import Peft
-from device_runtime.strategies.terms.dp_sgd import DpSgd
+from device_runtime.strategies.terms.dp_sgd import ACCOUNTANT_BYTES, DpSgd, dp_settings
+from device_runtime.strategies.terms.proximal import FedProx, FscProx
 from device_runtime.strategies.training.device_half import LocalData, OutOfTime, Run
 from device_runtime.strategies.training.local_training import is_cross_entropy_only, train
-from device_runtime.strategies.training.tensor_update import ACCOUNTANT_BYTES
 from device_runtime.strategies.training.workload import workload
 
 
@@ -38,7 +38,7 @@ def test_linear_probing_passes_each_sample_through_the_network_once(bundle):
     graphs, width = bundle.manifest.graphs, bundle.manifest.head.features
     cost = Peft(tunable="head", epochs=7).cost(load, board)
     assert cost.flops == 240 * graphs["forward"].flops + 7 * 240 * 3 * 2 * width * 10
-    near = Peft(tunable="head", epochs=7, mu=0.1).cost(load, board)
+    near = Peft(tunable="head", epochs=7, terms=(FedProx(0.1),)).cost(load, board)
     assert near.flops == 7 * 240 * graphs["train.head"].flops
 
 
@@ -55,21 +55,21 @@ def test_linear_probing_may_be_done_on_features_and_nothing_else_may(bundle):
     manifest = bundle.manifest
     assert Peft(tunable="head").trains_head(manifest)
     assert not Peft(tunable="bias").trains_head(manifest)
-    others = ({"mu": 0.1}, {"mu_head": 0.1}, {"dp": DpSgd()})
+    others = ({"terms": (FedProx(0.1),)}, {"terms": (FscProx(0.1),)}, {"terms": (DpSgd(),)})
     assert not any(Peft(tunable="head", **other).trains_head(manifest) for other in others)
 
 
 def test_the_learning_rate_is_the_paper_s_for_the_set_unless_it_is_said():
     """Paper 003, section IV-A."""
-    rates = {name: Peft(tunable=name).rate for name in ("head", "bias", "adapter", "prompt")}
+    rates = {name: Peft(tunable=name).sgd.lr for name in ("head", "bias", "adapter", "prompt")}
     assert rates == {"head": 0.005, "bias": 0.01, "adapter": 0.005, "prompt": 0.01}
-    assert Peft(tunable="bias", lr=0.3).rate == 0.3
+    assert Peft(tunable="bias", lr=0.3).sgd.lr == 0.3
     assert (Peft().weight_decay, Peft().batch, Peft().epochs) == (1e-4, 64, 10)
 
 
 def test_a_round_may_offer_several_sets_and_a_device_takes_one_form():
     forms = Peft(tunables=("bias", "head")).variants()
-    assert [(form.form, form.trained, form.rate) for form in forms] == [
+    assert [(form.variant, form.trained, form.sgd.lr) for form in forms] == [
         ("bias",) * 2 + (0.01,),
         ("head",) * 2 + (0.005,),
     ]
@@ -80,7 +80,7 @@ def test_a_round_may_offer_several_sets_and_a_device_takes_one_form():
 def test_a_contribution_says_which_set_it_is_of(model, digits, run):
     offered = Peft(tunables=("bias", "head"), epochs=1)
     sent = offered.variants()[1].train(model, digits, run())
-    assert (sent.kind, sent.form) == ("peft", "head")
+    assert (sent.kind, sent.variant) == ("peft", "head")
 
 
 def test_a_set_that_the_bundle_lacks_is_said(bundle):
@@ -95,7 +95,7 @@ def test_a_set_that_the_bundle_lacks_is_said(bundle):
         ({"tunables": ("bias", "toes")}, "tunables is 'toes', expected one of"),
         ({"tunables": ("bias", "bias")}, "each can be named once"),
         ({"lr": -1.0}, "lr is -1.0"),
-        ({"dp": DpSgd(), "batch": 0}, "batch is 0"),
+        ({"terms": (DpSgd(),), "batch": 0}, "batch is 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
@@ -105,14 +105,14 @@ def test_settings_that_cannot_be_are_refused(settings, message):
 
 def private(seed, model, data):
     dp = DpSgd(epsilon=5.0, delta=1e-3, max_norm=0.5, rounds=3)
-    strategy = Peft(tunable="head", dp=dp, epochs=2, batch=20)
+    strategy = Peft(tunable="head", terms=(dp,), epochs=2, batch=20)
     run = Run(1, "pi", lambda: 0.0, 1.0, noise=lambda: np.random.default_rng(seed))
     return strategy, strategy.plan(model, data, run), strategy.train(model, data, run)
 
 
 def test_private_training_takes_the_noise_of_its_budget_and_tells_no_loss(model, digits):
     strategy, plan, sent = private(1, model, digits)
-    assert (plan.privacy.max_norm, plan.privacy.noise) == (0.5, strategy.dp.round(240, 20, 2).noise)
+    assert (plan.privacy.max_norm, plan.privacy.noise) == (0.5, dp_settings(strategy).round(240, 20, 2).noise)
     assert not is_cross_entropy_only(plan)
     assert np.isnan(sent.train_loss)
     again, other = private(1, model, digits)[2], private(2, model, digits)[2]
@@ -127,7 +127,7 @@ def test_private_training_of_one_sample_is_possible(bundle, digits):
 
 def test_private_training_is_predicted_to_take_longer_for_as_many_operations(bundle):
     load, board = workload(bundle.manifest, (20,) * 10), shipped("pi-4")
-    plain, kept = (Full(dp=dp).cost(load, board) for dp in (None, DpSgd()))
+    plain, kept = (FedAvg(terms=terms).cost(load, board) for terms in ((), (DpSgd(),)))
     assert kept.flops == plain.flops
     assert kept.compute_s == pytest.approx(5 * plain.compute_s)
     graph = bundle.manifest.graphs["train.all"]

@@ -79,7 +79,7 @@ def test_a_device_sends_its_weights_and_prototypes_by_the_updated_model(small, c
     sent = KAD.train(small, clients[0], run())
     assert tensors.encode(small.weights) == before
     tensors.check(sent.tensors, KAD.expected(small.manifest))
-    assert (KAD.rejection_reason(sent.tensors, sent.num_examples), sent.form) == ("", "small")
+    assert (KAD.rejection_reason(sent.tensors, sent.num_examples), sent.variant) == ("", "small")
     small.load({name: sent.tensors[name] for name in small.manifest.names()})
     expected = local_prototypes(small, clients[0])["prototypes"]
     assert np.array_equal(sent.tensors["prototypes"], expected)

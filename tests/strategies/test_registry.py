@@ -4,10 +4,10 @@ import pytest
 from device_runtime.broker.wire.messages import Kind, encode_settings
 from device_runtime.strategies import registry
 from device_runtime.strategies.entropy_subset import EntropySubset
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.names import EXACT_KINDS
 from device_runtime.strategies.registry import KindError
-from device_runtime.strategies.terms.dp_sgd import DpSgd
+from device_runtime.strategies.terms.dp_sgd import DpSgd, dp_settings
 
 NAN = float("nan")
 
@@ -25,12 +25,16 @@ def test_hyperparameters_differ_from_the_defaults_on_both_ends_alike():
 
 
 def test_settings_within_settings_travel_whole():
-    strategy = registry.make("full+few-shot", {"mu": 0.1, "few_shot": {"shots": 3}})
+    strategy = registry.make("full+few-shot", {"terms": {"fedprox": {"mu": 0.1}}, "few_shot": {"shots": 3}})
     assert registry.read(registry.write(strategy)) == strategy
     settings = msgspec.msgpack.decode(registry.write(strategy).settings)
-    assert (settings["few_shot"]["shots"], settings["few_shot"]["lr"], settings["mu"]) == (3, 0.01, 0.1)
-    private = registry.make("peft", {"dp": {"rounds": 7}})
-    assert (private.dp, registry.read(registry.write(private))) == (DpSgd(rounds=7), private)
+    assert (settings["few_shot"]["shots"], settings["few_shot"]["lr"], settings["terms"]) == (
+        3,
+        0.01,
+        {"fedprox": {"mu": 0.1}},
+    )
+    private = registry.make("peft", {"terms": {"dp-sgd": {"rounds": 7}}})
+    assert (dp_settings(private), registry.read(registry.write(private))) == (DpSgd(rounds=7), private)
 
 
 def test_the_default_order_is_richest_first():
@@ -46,7 +50,7 @@ def test_the_default_order_is_richest_first():
     ],
 )
 def test_a_kind_of_a_newer_aggregator_is_passed_over_and_the_others_are_not(newer, caplog):
-    assert registry.supported_kinds((newer, registry.write(Full()))) == (Full(),)
+    assert registry.supported_kinds((newer, registry.write(FedAvg()))) == (FedAvg(),)
     assert "kind not supported" in caplog.text
     with pytest.raises(KindError):
         registry.supported_kinds((newer,))
@@ -65,7 +69,7 @@ def test_a_kind_of_a_newer_aggregator_is_passed_over_and_the_others_are_not(newe
         ("full", {"epochs": 10**12}, "epochs is 1000000000000"),
         ("full", {"batch": -1}, "batch is -1"),
         ("full", {"lr": NAN}, "lr is nan"),
-        ("full", {"mu": -0.1}, "mu is -0.1, expected 0 or more"),
+        ("full", {"terms": {"fedprox": {"mu": -0.1}}}, "mu is -0.1, expected more than 0"),
         ("full", {"momentum": 1.0}, "momentum is 1.0, expected at least 0 and less than 1"),
         ("full", {"momentum": NAN}, "momentum is nan"),
         ("few-shot", {"shots": 0}, "shots is 0"),
@@ -74,8 +78,15 @@ def test_a_kind_of_a_newer_aggregator_is_passed_over_and_the_others_are_not(newe
         ("zeroth-order", {"eps": 0.0}, "eps is 0.0"),
         ("zeroth-order", {"tunable": ""}, "tunable is '', expected one of"),
         ("zeroth-order", {"generator": "torch-normal/1"}, "generator is 'torch-normal/1', expected one of"),
-        ("full", {"dp": {"epsilon": 0.0}}, "settings of full: epsilon is 0.0"),
-        ("full", {"dp": {"sigma": 1.0}}, "full's dp has no setting 'sigma'; it has epsilon, delta"),
+        ("full", {"terms": {"dp": {}}}, "no local term is called 'dp'; there are fedprox"),
+        ("full", {"terms": ["fedprox"]}, r"terms is \['fedprox'\], expected a table by name of a term"),
+        ("full", {"terms": {"moon": 1.0}}, "settings of full's term moon are 1.0, expected a table"),
+        ("full", {"terms": {"dp-sgd": {"epsilon": 0.0}}}, "settings of full's term dp-sgd: epsilon is 0.0"),
+        (
+            "full",
+            {"terms": {"dp-sgd": {"sigma": 1.0}}},
+            "full's term dp-sgd has no setting 'sigma'; it has epsilon, delta",
+        ),
         ("full+few-shot", {"few_shot": {"batsh": 4}}, "full.few-shot's few_shot has no setting 'batsh'"),
         ("full+few-shot", {"few_shot": {"batch": 0}}, "settings of full.few-shot: batch is 0"),
         ("full+few-shot", {"few_shot": 3}, "settings of full.few-shot: Expected `object`"),

@@ -13,10 +13,11 @@ from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.profiles.cost import MissingGraph
 from device_runtime.strategies import registry
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.representatives import COUNTS, MAPS, MapPool, Representatives
+from device_runtime.strategies.terms.proximal import FedProx
 from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.workload import workload
 
@@ -90,7 +91,7 @@ def test_maps_are_of_the_distributed_model_and_the_update_is_a_full_one(device, 
     kind = Representatives(level="up", select="all", epochs=2)
     sent = kind.train(device, digits, run())
     np.testing.assert_array_equal(sent.tensors[MAPS], before[np.argsort(digits.y, kind="stable")])
-    full = Full(epochs=2, batch=50).train(device, digits, run())
+    full = FedAvg(epochs=2, batch=50).train(device, digits, run())
     for name, value in full.tensors.items():
         assert value.tobytes() == sent.tensors[name].tobytes(), name
 
@@ -123,7 +124,7 @@ def test_a_contribution_is_what_is_expected_and_costs_what_is_predicted(cnn, dev
         costs[select] = kind.cost(load, profile)
         assert costs[select].bytes_up == pytest.approx(len(tensors.encode(sent.tensors)) + 120, rel=0.1)
     assert costs["clusters"].bytes_up < costs["all"].bytes_up
-    assert costs["clusters"].flops > costs["all"].flops > Full(epochs=1, batch=50).cost(load, profile).flops
+    assert costs["clusters"].flops > costs["all"].flops > FedAvg(epochs=1, batch=50).cost(load, profile).flops
 
 
 def test_a_bundle_without_maps_of_the_level_is_not_affordable_and_refused_by_the_aggregator(cnn, digits):
@@ -138,8 +139,8 @@ def test_a_bundle_without_maps_of_the_level_is_not_affordable_and_refused_by_the
 def test_more_samples_than_may_be_sent_do_not_suit_sending_all(cnn, digits):
     load = workload(cnn.manifest, digits.class_counts(10))
     kind = Representatives(select="all", most_maps=100)
-    assert kind.unfit(load) == "there are 240 samples, at most 100 maps are sent"
-    assert replace(kind, select="clusters").unfit(load) == ""
+    assert kind.infeasible_reason(load) == "there are 240 samples, at most 100 maps are sent"
+    assert replace(kind, select="clusters").infeasible_reason(load) == ""
 
 
 def test_counts_that_are_not_those_of_the_maps_are_doubted(device, digits, run):
@@ -159,7 +160,7 @@ def test_the_served_model_is_a_new_upper_part_on_the_distributed_extractor(
     """And the base goes on by FedAvg, to the bit."""
     halves = [part(digits, slice(0, 120)), part(digits, slice(120, 240))]
     bases = {}
-    for kind in (MID, Full(epochs=1, batch=50)):
+    for kind in (MID, FedAvg(epochs=1, batch=50)):
         sent = [kind.train(device, data, run(str(i))) for i, data in enumerate(halves)]
         merged = merge(distributed, {kind.name: folded(kind, distributed, *sent)})
         bases[kind.name] = tensors.encode(merged.base)
@@ -222,8 +223,10 @@ def test_a_pool_holds_at_most_so_many_each_as_likely():
 
 
 def test_settings_travel_and_are_checked():
-    kind = registry.make("representatives", {"level": "up", "select": "all", "mu": 0.1})
-    assert kind == Representatives(level="up", select="all", mu=0.1)
+    kind = registry.make(
+        "representatives", {"level": "up", "select": "all", "terms": {"fedprox": {"mu": 0.1}}}
+    )
+    assert kind == Representatives(level="up", select="all", terms=(FedProx(0.1),))
     for settings in ({"clusters": 0}, {"components": 0}, {"server_lr": 0.0}, {"pool_maps": 0}, {"epochs": 0}):
         with pytest.raises(registry.KindError, match=next(iter(settings))):
             registry.make("representatives", settings)

@@ -12,10 +12,12 @@ from device_runtime.models.errors import TensorError
 from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.strategies import registry
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import DerivesMembers, NeedsModels
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.terms.moon import Moon
+from device_runtime.strategies.terms.proximal import FedProx
 from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.training.workload import workload
 from device_runtime.strategies.width_slice import WidthSlice
@@ -63,15 +65,15 @@ def folded(strategy, model, *contributions):
 
 def test_members_are_forms_the_richest_first():
     forms = WidthSlice(members=("", *MEMBERS)).variants()
-    assert [(form.member, form.form) for form in forms] == [
+    assert [(form.member, form.variant) for form in forms] == [
         ("", ""),
         ("half", "half"),
         ("quarter", "quarter"),
     ]
     assert all(form.variants() == (form,) for form in (*forms, WidthSlice()))
     assert WidthSlice().member == ""
-    made = registry.make("width-slice", {"members": ["half"], "mu": 0.1})
-    assert made == WidthSlice(members=("half",), mu=0.1)
+    made = registry.make("width-slice", {"members": ["half"], "terms": {"fedprox": {"mu": 0.1}}})
+    assert made == WidthSlice(members=("half",), terms=(FedProx(0.1),))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_a_member_that_was_trained_changes_its_part_and_nothing_else(
     model = OnnxModel(family["half"])
     model.load(strategy.derive(distributed.weights, manifests)["half"])
     sent = strategy.train(model, digits, run())
-    assert (sent.form, sent.num_examples) == ("half", 240)
+    assert (sent.variant, sent.num_examples) == ("half", 240)
     base = merge(distributed, {"width-slice": folded(strategy, distributed, sent)}).base
     for name, value in distributed.weights.items():
         part = tuple(slice(size) for size in sent.tensors[name].shape)
@@ -132,16 +134,16 @@ def test_a_member_that_was_trained_changes_its_part_and_nothing_else(
 def test_full_updates_of_the_round_count_in_every_element(manifests, distributed):
     """60 samples of the whole at 1, 30 of the half at 4, 10 of the quarter at 11."""
 
-    def constant(kind, manifest, value, n, form=""):
+    def constant(kind, manifest, value, n, variant=""):
         tensors = {spec.name: np.full(spec.shape, value, np.float32) for spec in manifest.specs("all")}
-        return TrainedUpdate(kind, tensors, n, 0.0, form)
+        return TrainedUpdate(kind, tensors, n, 0.0, variant)
 
     parts = [
         constant("width-slice", manifests["half"], 4.0, 30, "half"),
         constant("width-slice", manifests["quarter"], 11.0, 10, "quarter"),
     ]
     effects = {
-        "full": folded(Full(), distributed, constant("full", manifests[""], 1.0, 60)),
+        "full": folded(FedAvg(), distributed, constant("full", manifests[""], 1.0, 60)),
         "width-slice": folded(WidthSlice(members=MEMBERS), distributed, *parts),
     }
     assert effects["width-slice"].num_examples == 40
@@ -152,8 +154,8 @@ def test_full_updates_of_the_round_count_in_every_element(manifests, distributed
 
 
 def test_with_every_device_at_full_width_it_is_fedavg_bit_for_bit(model, round_model, partitions, run):
-    settings = {"epochs": 1, "lr": 0.05, "mu": 0.1}
-    kinds = [Full(**settings), WidthSlice(members=("",), **settings)]
+    settings = {"epochs": 1, "lr": 0.05, "terms": (FedProx(0.1),)}
+    kinds = [FedAvg(**settings), WidthSlice(members=("",), **settings)]
     bases = []
     for kind in kinds:
         sent = [kind.train(model, data, run(str(i))) for i, data in enumerate(partitions["unequal"])]
@@ -196,7 +198,7 @@ def test_a_round_in_which_nobody_can_train_the_whole_still_lowers_its_loss(
 
 def test_what_was_kept_for_moon_of_another_member_is_not_used(family, digits, run):
     """Without it z_prev is z_glob; with it, it is what that model gave."""
-    strategy, half = WidthSlice(members=("half",), moon=1.0), OnnxModel(family["half"])
+    strategy, half = WidthSlice(members=("half",), terms=(Moon(1.0),)), OnnxModel(family["half"])
     batch = np.arange(5)
     for kept, used in ((family[""], False), (family["half"], True)):
         memory = {name: 2 * kept.weights()[name] for name in kept.manifest.names("all")}

@@ -96,7 +96,7 @@ def check(site: Site, work: Work, theirs: TrainedUpdate) -> None:
     update, found = class_statistics.split_statistics(theirs.tensors)
     assert strategy.rejection_reason(update, theirs.num_examples) == ""
     assert kind_statistics.rejection_reason(strategy, found, theirs.num_examples, model.manifest) == ""
-    assert (theirs.form, theirs.num_examples) == (ours.form, ours.num_examples)
+    assert (theirs.variant, theirs.num_examples) == (ours.variant, ours.num_examples)
     assert theirs.train_loss == pytest.approx(ours.train_loss, rel=1e-5, nan_ok=True)
     for name, value in ours.tensors.items():
         if name.endswith("rows"):

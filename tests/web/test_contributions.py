@@ -7,8 +7,7 @@ import pytest
 
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.strategies.statistics.held_out import CLOSED_FORM
-from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
-from device_runtime.strategies.training.tensor_update import FEW_SHOT
+from device_runtime.strategies.training.device_half import FEW_SHOT, LocalData, TrainedUpdate
 
 from . import by_node
 from .by_node import Site, Work
@@ -23,14 +22,23 @@ KINDS: Mapping[str, Work] = {
     "full": Work("full", {"epochs": 2, "batch": 16, "lr": 0.01}),
     "full of more than a run": Work("full", {"epochs": 1, "batch": 40, "lr": 0.01}),
     "full, pulled and clipped": Work(
-        "full", {"epochs": 2, "batch": 16, "lr": 0.01, "mu": 0.5, "mu_head": 0.3, "clip_norm": 0.5}
+        "full",
+        {
+            "epochs": 2,
+            "batch": 16,
+            "lr": 0.01,
+            "terms": {"fedprox": {"mu": 0.5}, "fscprox": {"mu": 0.3}},
+            "clip_norm": 0.5,
+        },
     ),
     "full, pulled to the base": Work(
-        "full", {"epochs": 1, "batch": 16, "mu_head": 0.3, "head_anchor": "base"}
+        "full", {"epochs": 1, "batch": 16, "terms": {"fscprox": {"mu": 0.3, "anchor": "base"}}}
     ),
     "full in half floats": Work("full", {"epochs": 1, "batch": 16, "lr": 0.01, "codec": "half"}),
     "peft": Work("peft", {"epochs": 3, "batch": 16, "tunable": "head"}),
-    "peft, pulled": Work("peft", {"epochs": 2, "batch": 16, "tunable": "head", "mu": 0.1}),
+    "peft, pulled": Work(
+        "peft", {"epochs": 2, "batch": 16, "tunable": "head", "terms": {"fedprox": {"mu": 0.1}}}
+    ),
     "entropy-subset": Work("entropy-subset", {"epochs": 2, "batch": 8, "lr": 0.01}),
     "random subset": Work("entropy-subset", {"epochs": 2, "batch": 8, "lr": 0.01, "select": "random"}),
     "few-shot": Work("few-shot", {"shots": 3, "epochs": 4}),

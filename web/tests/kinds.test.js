@@ -115,8 +115,10 @@ test("values that are no settings, or have 64-bit numbers where others are expec
 
 test("settings that a browser does not support are refused with the reason, never ignored", () => {
   const dp = { epsilon: 5, delta: 1e-3, max_norm: 1, rounds: 50 };
-  assert.throws(() => make("full", { dp }), /dp is set: private training is not done in a browser/);
-  assert.throws(() => make("peft", { moon: 0.1 }), /moon is set: MOON's term is not trained in a browser/);
+  const terms = (table) => ({ terms: table });
+  assert.throws(() => make("full", terms({ "dp-sgd": dp })), /terms.dp-sgd is set: a browser does not train with it/);
+  assert.throws(() => make("peft", terms({ moon: { mu: 0.1 } })), /terms.moon is set: a browser does not train with it/);
+  assert.throws(() => make("full", terms({ fedprox: { mu: 0 } })), /terms.fedprox.mu is 0, expected more than 0/);
   assert.throws(() => make("width-slice", { members: ["half"] }), /no kind of update called 'width-slice'/);
 });
 
@@ -124,7 +126,7 @@ test("kinds that cannot be done here are passed over, and that is logged", () =>
   const said = [];
   const kinds = [
     { name: "prototypes", settings: {} },
-    { name: "full", settings: { moon: 1 } },
+    { name: "full", settings: { terms: { moon: { mu: 1 } } } },
     { name: "few-shot", settings: { shots: 3n } },
   ];
   const [only, ...others] = supportedKinds(kinds, (text) => said.push(text));
@@ -147,6 +149,8 @@ test("the richest form comes first", () => {
   assert.deepEqual(forms("full", { epochs: 5, graded: true }), ["", "epochs=2", "epochs=1"]);
   assert.deepEqual(forms("entropy-subset", { shares: [0.1, 0.5] }), ["50%", "10%"]);
   assert.deepEqual(forms("peft", { tunables: ["bias", "head"] }), ["bias", "head"]);
+  const peft = { tunables: ["bias", "head"], epochs: 4, reduced_epochs: 1 };
+  assert.deepEqual(forms("peft", peft), ["bias", "bias epochs=1", "head", "head epochs=1"]);
 });
 
 test("training that the clock stops after some epochs gives the form of so many epochs", () => {

@@ -7,9 +7,8 @@ scalars but not for full updates, it merges its devices' scalars into scalars.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +20,7 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import BundleError, TensorError
 from device_runtime.strategies import registry
-from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.directions.step_size import unit
-from device_runtime.strategies.entropy_subset import EntropySubset
-from device_runtime.strategies.few_shot import FewShot
-from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
-from device_runtime.strategies.local_zeroth_order import LocalZerothOrder
-from device_runtime.strategies.peft import Peft
 from device_runtime.strategies.statistics import class_statistics, held_out, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import MOMENT_ROWS, MOMENTS, ROWS, Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums
@@ -36,7 +28,7 @@ from device_runtime.strategies.statistics.closed_form import StatisticsPool
 from device_runtime.strategies.statistics.feature_scale import scale_in
 from device_runtime.strategies.statistics.kind_statistics import statistics_of, with_class_statistics
 from device_runtime.strategies.training.device_half import NO_TENSORS
-from device_runtime.strategies.zeroth_order import ZerothOrder
+from device_runtime.strategies.training.members import trained_specs
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +43,13 @@ class SiteKinds:
     length: the ratio of the site's eps to the aggregator's eps; 1 for full updates.
     """
 
-    forwarded: Full | ZerothOrder
+    forwarded: AnyStrategy
     offered: tuple[AnyStrategy, ...]
     left_out: tuple[str, ...] = ()
     length: float = 1.0
 
     @property
-    def means(self) -> ClassMeans | None:
+    def means(self) -> AnyStrategy | None:
         """The kind that the site forwards if its devices have sent only class statistics."""
         return next(_statistics_alone(self.offered), None)
 
@@ -73,9 +65,9 @@ def site_kinds(offer: Offer, manifest: Manifest, base: Tensors) -> SiteKinds:
     version knows none of the kinds, NothingToForward if a site forwards none of them.
     """
     kinds = registry.supported_kinds(offer.kinds)
-    full = next((kind for kind in kinds if isinstance(kind, Full)), None)
+    full = next((kind for kind in kinds if kind.forwarded_as == "update"), None)
     if full is None:
-        return _of_scalars(offer, kinds, lambda kind: site_kind(kind, base, manifest))
+        return _of_scalars(offer, kinds, base, manifest)
     if statistics_of(full) is None:  # class statistics that cannot be forwarded are not asked for
         kinds = tuple(with_class_statistics(kind, None) for kind in kinds)
     reasons = {kind: why_not(kind, manifest) for kind in kinds}
@@ -86,11 +78,9 @@ def site_kinds(offer: Offer, manifest: Manifest, base: Tensors) -> SiteKinds:
     )
 
 
-def _of_scalars(
-    offer: Offer, kinds: Sequence[AnyStrategy], here: Callable[[ZerothOrder], ZerothOrder]
-) -> SiteKinds:
-    """The kinds of a round without full updates; `here` makes the kind that the site offers."""
-    scalars = next((kind for kind in kinds if isinstance(kind, ZerothOrder)), None)
+def _of_scalars(offer: Offer, kinds: Sequence[AnyStrategy], base: Tensors, manifest: Manifest) -> SiteKinds:
+    """The kinds of a round without full updates."""
+    scalars = next((kind for kind in kinds if kind.forwarded_as == "scalars"), None)
     if scalars is None:
         names = ", ".join(kind.name for kind in kinds)
         raise NothingToForward(
@@ -99,13 +89,14 @@ def _of_scalars(
     others = [kind for kind in kinds if kind is not scalars]
     means = tuple(_statistics_alone(others))
     why = "without full updates a site forwards scalars only"
-    offered, left_out = here(scalars), tuple(f"{kind.name}: {why}" for kind in others if kind not in means)
-    return SiteKinds(scalars, (offered, *means), left_out, offered.eps / scalars.eps)
+    left_out = tuple(f"{kind.name}: {why}" for kind in others if kind not in means)
+    offered, length = scalars.at_site(base, manifest)
+    return SiteKinds(scalars, (offered, *means), left_out, length)
 
 
-def _statistics_alone(kinds: Iterable[AnyStrategy]) -> Iterator[ClassMeans]:
+def _statistics_alone(kinds: Iterable[AnyStrategy]) -> Iterator[AnyStrategy]:
     """The kinds that send only class statistics."""
-    return (kind for kind in kinds if isinstance(kind, ClassMeans) and kind.statistics is not None)
+    return (kind for kind in kinds if kind.statistics_alone and kind.statistics is not None)
 
 
 def default_site_kinds(manifest: Manifest) -> tuple[AnyStrategy, ...]:
@@ -116,45 +107,14 @@ def default_site_kinds(manifest: Manifest) -> tuple[AnyStrategy, ...]:
 
 def why_not(kind: AnyStrategy, manifest: Manifest) -> str:
     """Why updates of a kind cannot be merged into one full update; empty if they can."""
-    changed = _CHANGED.get(type(kind))
-    if changed is None:
-        return "its merge changes more than the base model"
-    if isinstance(kind, FewShot) and (not kind.join_base or kind.send_mean):
-        return "its classifiers are also used outside the base model"
-    if isinstance(kind, ZerothOrder) and kind.sizing == "relative":
-        return "only the aggregator above knows the length of its step"
-    if isinstance(kind, ClassMeans) and kind.statistics is None and kind.head != "trained":
-        return f"its classifier is served, not trained into the base (head is {kind.head!r})"
-    full = {spec.name for spec in Full().expected(manifest)}
+    if why := kind.site_refusal():
+        return why
+    full = {spec.name for spec in trained_specs(manifest)}
     try:
-        other = [name for form in kind.variants() for name in changed(form, manifest) if name not in full]
+        other = [name for form in kind.variants() for name in form.changes(manifest) if name not in full]
     except BundleError as error:
         return str(error)
     return f"it changes {other[0]}, which is not in a full update" if other else ""
-
-
-def _expected(kind: AnyStrategy, manifest: Manifest) -> list[str]:
-    return [spec.name for spec in kind.expected(manifest)]
-
-
-def _directions(kind: Any, manifest: Manifest) -> list[str]:
-    return list(manifest.names(kind.tunable))
-
-
-def _head(_kind: AnyStrategy, manifest: Manifest) -> list[str]:
-    return [name for name in (manifest.head.weight, manifest.head.bias) if name is not None]
-
-
-_CHANGED: Mapping[type, Callable[[Any, Manifest], list[str]]] = {
-    Full: _expected,
-    EntropySubset: _expected,
-    Peft: _expected,
-    FewShot: _expected,
-    LocalZerothOrder: _expected,
-    ZerothOrder: _directions,
-    ClassMeans: _head,
-}
-"""Kinds that change nothing but the base, and the tensors that a form of each changes."""
 
 
 # Rounds without full updates: the site's devices measure zeroth-order scalars, and it forwards their mean.
@@ -183,17 +143,6 @@ def steps_between(
         return between
     same = earlier[-1] == known[-taken - 1] if earlier and taken < len(known) else leads(between)
     return between if same else None
-
-
-def site_kind(kind: ZerothOrder, base: Tensors, manifest: Manifest) -> ZerothOrder:
-    """The kind with which a site's devices measure the same as they would for the aggregator above.
-
-    Only the aggregator above knows the scale of relative scalars, so the site's are absolute, with an `eps`
-    of the same length.
-    """
-    return replace(
-        kind, sizing="absolute", eps=kind.eps * unit(base, manifest.specs(kind.tunable), kind.sizing)
-    )
 
 
 def forwarded_scalars(steps: Sequence[Step], length: float) -> Tensors:

@@ -26,7 +26,6 @@ from device_runtime.strategies.codecs.chain import Encoded
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.device_half import TrainedUpdate
-from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import forwarding
 from .forwarding import NothingToForward, SiteKinds, default_site_kinds, site_kinds
@@ -217,7 +216,7 @@ def _outcome(made: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcome:
     content = made.weights
     if made.means_alone and kinds.means is not None:
         forwarded = kinds.means
-    if isinstance(forwarded, ZerothOrder):
+    if forwarded.forwarded_as == "scalars":
         content = forwarding.forwarded_scalars(made.steps, kinds.length)
     tensors = {spec.name: content[spec.name] for spec in _specs(forwarded, bundle)}
     if made.statistics is not None:
@@ -233,7 +232,7 @@ def _outcome(made: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcome:
             tensors,
             made.num_examples,
             made.train_loss,
-            forwarded.form,
+            forwarded.variant,
         ),
         train_time_s=made.train_time_s,
         energy=made.energy,

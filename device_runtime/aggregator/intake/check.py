@@ -18,7 +18,8 @@ from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.errors import ModelError
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Chain
-from device_runtime.strategies.kind import AnyStrategy, form_named
+from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
 from device_runtime.strategies.training.device_half import MOST_LOSS
 
@@ -48,10 +49,10 @@ class ExpectedContribution:
 
 @dataclass(frozen=True)
 class UpdateOrigin:
-    """The kind, form, model and base that an update was made from."""
+    """The kind, variant, model and base that an update was made from."""
 
     kind: KindSettings
-    form: AnyStrategy
+    variant: AnyStrategy
     manifest: Manifest
     base: Tensors
 
@@ -63,6 +64,14 @@ def kind_of(message: Contribution, offered: ExpectedContribution) -> KindSetting
             return kind
     known = ", ".join(kind.name for kind in offered.task.offered(message.round)) or "none"
     raise UpdateRefused(f"round {message.round} does not accept kind {message.kind!r}; it accepts {known}")
+
+
+def variant_of(message: Contribution, kind: KindSettings) -> AnyStrategy:
+    """The variant of the kind that a contribution says. Raises UpdateRefused if the kind has none of it."""
+    try:
+        return kind.strategy.variant_named(message.form)
+    except KindError as error:
+        raise UpdateRefused(str(error)) from None
 
 
 def check_address(message: Contribution, offered: ExpectedContribution) -> None:
@@ -126,14 +135,14 @@ def _check_size(message: Contribution, expected: Sequence[TensorSpec], codec: Ch
 def check_content(message: Contribution, content: bytes, offered: ExpectedContribution) -> Tensors:
     """Decode and check the content, whose hash is already verified. Raises UpdateRefused."""
     kind, expected = kind_of(message, offered), _expected(message, offered)
-    form = form_named(kind.strategy, message.form)
-    base = offered.base(form.member)
+    variant = variant_of(message, kind)
+    base = offered.base(variant.member)
     try:
         update = codec_of(kind).decode(content, base, expected)
         tensors.check(update, class_statistics.expected_of(update, expected))
     except ModelError as error:
         raise UpdateRefused(str(error)) from None
-    origin = UpdateOrigin(kind, form, offered.manifests[form.member], base)
+    origin = UpdateOrigin(kind, variant, offered.manifests[variant.member], base)
     if why := update_refusal(update, message.num_examples, origin):
         raise UpdateRefused(why)
     return update
@@ -141,14 +150,14 @@ def check_content(message: Contribution, content: bytes, offered: ExpectedContri
 
 def _expected(message: Contribution, offered: ExpectedContribution) -> Sequence[TensorSpec]:
     """The tensors that a contribution may hold. Raises UpdateRefused for a kind that is not offered."""
-    form = form_named(kind_of(message, offered).strategy, message.form)
-    return kind_statistics.accepted(form, offered.manifests[form.member])
+    variant = variant_of(message, kind_of(message, offered))
+    return kind_statistics.accepted(variant, offered.manifests[variant.member])
 
 
 def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
     """Why tensors of the expected names and shapes are refused, with values; empty if they are accepted."""
     update, found = class_statistics.split_statistics(update)
-    if why := kind_statistics.rejection_reason(of.form, found, num_examples, of.manifest):
+    if why := kind_statistics.rejection_reason(of.variant, found, num_examples, of.manifest):
         return why
     kind, base = of.kind, of.base
     for key, value in update.items():

@@ -30,7 +30,6 @@ from device_runtime.models.data import open_samples
 from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError, TensorError
-from device_runtime.strategies.kind import form_named
 from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
@@ -122,7 +121,7 @@ class _Earlier:
         now = self.model.round
         if number == now:
             return update
-        member = form_named(self.kinds[update.kind].strategy, update.form).member
+        member = self.kinds[update.kind].strategy.variant_named(update.variant).member
         late = Late(number, self._seed(number), self.task.late_share(now - number), times)
         return rebased_update(update, late, now, lambda one: self._base(one, member))
 
@@ -132,15 +131,15 @@ class _Earlier:
         Raises BlobError, RunFolderError, and TensorError where the disk no longer holds the checked content.
         """
         kind = self.kinds[stored.kind]
-        form, codec = form_named(kind.strategy, stored.form), codec_of(kind)
+        variant, codec = kind.strategy.variant_named(stored.form), codec_of(kind)
         tools = self.model.tools
-        manifest = tools.manifest(form.member) if tools else self.model.manifest
-        expected = kind_statistics.accepted(form, manifest)
-        base = self._base(stored.round, form.member) if codec.word else {}
+        manifest = tools.manifest(variant.member) if tools else self.model.manifest
+        expected = kind_statistics.accepted(variant, manifest)
+        base = self._base(stored.round, variant.member) if codec.word else {}
         content = codec.decode(self.store.contributions.content(stored), base, expected)
         loss = stored.metrics.train_loss
         known = loss if np.isfinite(loss) else nan
-        return TrainedUpdate(stored.kind, content, stored.num_examples, known, form.form)
+        return TrainedUpdate(stored.kind, content, stored.num_examples, known, variant.variant)
 
     def _base(self, number: int, member: str) -> Tensors:
         """The weights that round `number` distributed for this member, or for the main model ("")."""

@@ -31,7 +31,6 @@ from device_runtime.aggregator.views.listener import (
 from device_runtime.aggregator.views.text import abandoned_text, printable
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Offer
-from device_runtime.strategies.kind import form_named
 
 from . import events, machine
 from .commit_group import CommitGroup
@@ -306,7 +305,7 @@ class RoundRunner:
             why=self._why(command.update),
             blob=message.blob,
             body=message.body,
-            form=form_named(self._strategies[message.kind], message.form).form,
+            form=message.form,
         )
         self._group.keep(command.update, stored, moved)
         self._group.then(lambda: self._tell(Contributed(record_of(stored, moved))))

@@ -73,7 +73,9 @@ class Rules:
             min_devices=task.min_devices,
             late=task.late,
             waits_for_fast=task.waits_for_fast,
-            richest=tuple((kind.name, form.form) for kind in task.kinds for form in kind.strategy.variants()),
+            richest=tuple(
+                (kind.name, form.variant) for kind in task.kinds for form in kind.strategy.variants()
+            ),
             bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
             devices_per_round=task.devices_per_round,
             buffer_size=task.buffer_size,

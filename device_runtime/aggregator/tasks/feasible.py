@@ -19,7 +19,6 @@ from device_runtime.profiles.cost import MissingGraph
 from device_runtime.strategies.kind import AnyStrategy, NeedsModels
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.training.workload import workload
-from device_runtime.strategies.width_slice import WidthSlice
 
 from .task import Task
 
@@ -37,14 +36,16 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
     lacks a generic set, narrower models, or graphs on the aggregator.
     """
     for kind in task.kinds:
+        if task.robust != "none" and kind.strategy.compared_as is None:
+            raise TaskError(
+                f"robust is {task.robust}, and {kind.name} does not say how its updates are compared"
+            )
         if kind.strategy.generic and task.generic is None:
             raise TaskError(
                 f"{kind.name} needs a generic data set: give the task generic = FILE.npz (serve --generic)"
             )
     manifests = {"": manifest, **family}
     for kind in task.kinds:
-        if isinstance(kind.strategy, WidthSlice) and not kind.strategy.members:
-            raise TaskError(f"{kind.name} needs narrower models: give the task a family (serve --family A,B)")
         if isinstance(kind.strategy, NeedsModels):
             try:
                 kind.strategy.check_bundles(manifests)

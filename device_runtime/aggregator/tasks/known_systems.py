@@ -12,6 +12,7 @@ import msgspec
 
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.strategies import registry
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 from device_runtime.strategies.registry import KINDS, settings_alone
 from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED, SAMPLED_COHORT_LR
@@ -22,7 +23,7 @@ Settings = Mapping[str, Any]
 Rounds = Callable[[int], int]
 """From a task's number of rounds to a number of rounds."""
 
-TRAINING = ("epochs", "lr", "momentum", "weight_decay", "batch", "mu", "clip_norm", "codec")
+TRAINING = ("epochs", "lr", "momentum", "weight_decay", "batch", "terms.fedprox", "clip_norm", "codec")
 """Settings of full updates that kinds in WHOLE take over, where they have no value of their own."""
 WHOLE = ("full+few-shot", "width-slice", "attention-transfer", "prototypes", "representatives")
 """Kinds that train a whole model locally, as full updates do."""
@@ -45,7 +46,7 @@ class SystemKind:
     def of(self, task: Task) -> KindSettings:
         """The kind's settings in this task. Raises TaskError, ModelError."""
         given = _given(task, self.kind)
-        settings = {**self.defaults, **_followed(task, self.kind), **given.settings, **self.fixed}
+        settings = merged(self.defaults, _followed(task, self.kind), given.settings, self.fixed)
         if has_setting(self.kind, "members") and not settings.get("members"):
             settings["members"] = tuple(_name(path) for path in task.family)
         begin, until = self.after(task.rounds) + 1, self.until(task.rounds)
@@ -104,8 +105,22 @@ def server_optimizer_for(task: Task, name: str) -> ServerOptimizer:
 
 
 def has_setting(kind: str, setting: str) -> bool:
-    """Whether the kind exists and has the setting."""
-    return kind in KINDS and setting in getattr(KINDS[kind], "__dataclass_fields__", {})
+    """Whether the kind exists and takes the setting, or the term "terms.NAME"."""
+    known = KINDS.get(kind) or registry.kinds().get(kind)
+    if known is None or setting in known.refused:
+        return False
+    return setting.partition(".")[0] in getattr(known, "__dataclass_fields__", {})
+
+
+def merged(*settings: Settings) -> dict[str, Any]:
+    """Settings of a kind, the later ones over the earlier ones; so are those of each of its terms."""
+    whole: dict[str, Any] = {}
+    terms: dict[str, Any] = {}
+    for each in settings:
+        whole |= each
+        for name, table in each.get("terms", {}).items():
+            terms[name] = {**terms.get(name, {}), **table}
+    return {**whole, "terms": terms} if terms else whole
 
 
 def _given(task: Task, name: str) -> KindSettings:
@@ -118,7 +133,13 @@ def _followed(task: Task, name: str) -> Settings:
     if name not in WHOLE:
         return {}
     full = _given(task, "full").settings
-    return {key: value for key, value in full.items() if key in TRAINING and has_setting(name, key)}
+    found = {key: value for key, value in full.items() if key in TRAINING and has_setting(name, key)}
+    terms = {
+        key: value
+        for key, value in full.get("terms", {}).items()
+        if f"terms.{key}" in TRAINING and has_setting(name, f"terms.{key}")
+    }
+    return {**found, "terms": terms} if terms else found
 
 
 @lru_cache
@@ -170,12 +191,14 @@ def _fedpeft(tunable: str) -> System:
 SYSTEMS: dict[str, System] = {
     "fedavg": System("full updates; stragglers are dropped", "McMahan et al. 2017", (FULL,)),
     "fedprox": System(
-        "full updates that stay near the base", "Li et al. 2020", (SystemKind("full", defaults={"mu": 0.01}),)
+        "full updates that stay near the base",
+        "Li et al. 2020",
+        (SystemKind("full", defaults={"terms": {"fedprox": {}}}),),
     ),
     "moon": System(
         "full updates, contrasted with the device's last",
         "Li et al. 2021",
-        (SystemKind("full", defaults={"moon": 1.0}),),
+        (SystemKind("full", defaults={"terms": {"moon": {}}}),),
     ),
     "fedadam": System("full updates, Adam on the aggregator", "Reddi et al. 2021", (FULL,), "fedadam"),
     "fedyogi": System("full updates, Yogi on the aggregator", "Reddi et al. 2021", (FULL,), "fedyogi"),
@@ -237,13 +260,13 @@ SYSTEMS: dict[str, System] = {
         "Shi 2025 (PhD thesis, Sheffield), equation 4.3",
         (
             FULL_ONCE,
-            SystemKind("full+few-shot", {"head_anchor": "few-shot"}, {"mu_head": 0.01}, after=_first),
+            SystemKind("full+few-shot", {"terms": {"fscprox": {"anchor": "few-shot"}}}, after=_first),
         ),
     ),
     "baseprox": System(
         "FedFSC whose full updates stay near the base's classifier",
         "Shi 2025 (PhD thesis, Sheffield), section 4.4",
-        (FULL_ONCE, SystemKind("full+few-shot", {"head_anchor": "base"}, {"mu_head": 0.01}, after=_first)),
+        (FULL_ONCE, SystemKind("full+few-shot", {"terms": {"fscprox": {"anchor": "base"}}}, after=_first)),
     ),
     "fedat": System(
         "custom-size models and metadata, joined by attention transfer",

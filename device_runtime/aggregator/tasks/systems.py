@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
 
 import msgspec
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.strategies.registry import KINDS
+from device_runtime.strategies import registry
 
 from .known_systems import (
     AS_PUBLISHED,
@@ -22,6 +21,7 @@ from .known_systems import (
     System,
     SystemKind,
     has_setting,
+    merged,
     server_optimizer_for,
 )
 from .task import KindSettings, Task
@@ -47,7 +47,7 @@ MODIFIERS: Mapping[str, str] = {
 
 def names() -> tuple[str, ...]:
     """The names of all systems, and of all kinds alone; modifiers may follow."""
-    return (*SYSTEMS, *(kind for kind in KINDS if kind not in SYSTEMS))
+    return (*SYSTEMS, *(kind for kind in registry.kinds() if kind not in SYSTEMS))
 
 
 def task_as_system(name: str, task: Task) -> Task:
@@ -74,7 +74,7 @@ def _parsed(name: str) -> tuple[System, tuple[str, ...]]:
     if name in ELSEWHERE:
         raise TaskError(f"{name!r}: {ELSEWHERE[name]}")
     name = ALIASES.get(name, name)
-    known = {**SYSTEMS, **{kind: _alone(kind) for kind in KINDS}}
+    known = {**SYSTEMS, **{kind: _alone(kind) for kind in registry.kinds()}}
     bases = [base for base in known if name == base or name.startswith(f"{base}+")]
     if not bases:
         raise TaskError(f"no system is called {name!r}; {_instead(name)}")
@@ -113,18 +113,19 @@ def _modified(task: Task, modifier: str, given: Task) -> Task:
         return msgspec.structs.replace(task, server=server_optimizer_for(given, modifier))
     if modifier in ("all", "fast"):
         return msgspec.structs.replace(task, wait_for=modifier)
-    changes: Mapping[str, tuple[str, Any]] = {
-        "": ("reduced_epochs", 1),
-        "fedprox": ("mu", 0.01),
-        "moon": ("moon", 1.0),
-        "dp": ("dp", {"rounds": task.rounds}),
+    changes: Mapping[str, Settings] = {
+        "": {"reduced_epochs": 1},
+        "fedprox": {"terms": {"fedprox": {}}},
+        "moon": {"terms": {"moon": {}}},
+        "dp": {"terms": {"dp-sgd": {"rounds": task.rounds}}},
     }
-    setting, value = changes[modifier]
+    change = changes[modifier]
+    setting = next(f"terms.{term}" for term in change["terms"]) if "terms" in change else next(iter(change))
     if not any(has_setting(kind.name, setting) for kind in task.kinds):
         kinds = ", ".join(kind.name for kind in task.kinds)
         raise TaskError(f"+{modifier} changes {setting}, which none of {kinds} has")
     changed = tuple(
-        msgspec.structs.replace(kind, settings=_with(kind, setting, value))
+        msgspec.structs.replace(kind, settings=_with(kind, change))
         if has_setting(kind.name, setting)
         else kind
         for kind in task.kinds
@@ -132,6 +133,7 @@ def _modified(task: Task, modifier: str, given: Task) -> Task:
     return msgspec.structs.replace(task, kinds=changed)
 
 
-def _with(kind: KindSettings, setting: str, value: Any) -> Settings:
-    """The kind's settings with this one; a value that the task has already stays, unless it is off."""
-    return {**kind.settings, setting: kind.settings.get(setting) or value}
+def _with(kind: KindSettings, change: Settings) -> Settings:
+    """The kind's settings with this change; a value that the task has already stays, unless it is off."""
+    mine = {name: value for name, value in kind.settings.items() if value or name not in change}
+    return merged(change, mine)

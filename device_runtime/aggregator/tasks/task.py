@@ -82,7 +82,7 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     def weight_of(self, contribution: TrainedUpdate) -> float:
         """The weight of an update of this kind in the mean, in samples."""
-        return self.weight * self.strategy.counted(contribution)
+        return self.weight * self.strategy.weight(contribution)
 
     def with_statistics(self, statistics: ClassStatistics | None) -> KindSettings:
         """The same kind, with these class statistics in its updates; None: without class statistics."""

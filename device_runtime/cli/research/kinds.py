@@ -23,13 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Raises KindError for an unknown name."""
     from device_runtime.strategies import registry
-    from device_runtime.strategies import settings as ranges
 
     if options.name is None:
         print(_json(_overview()) if options.format == "json" else _kinds())
         return 0
     kind = registry.kind(options.name)
-    settings = list(ranges.list_settings(kind, kind.refused))
+    settings = list(registry.list_settings(kind))
     print(_json(_described(kind, settings)) if options.format == "json" else _settings(kind, settings))
     return 0
 
@@ -37,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 def _overview() -> list[dict[str, str]]:
     from device_runtime.strategies import registry
 
-    return [{"name": name, **asdict(kind.about)} for name, kind in registry.KINDS.items()]
+    return [{"name": name, **asdict(kind.about)} for name, kind in registry.kinds().items()]
 
 
 def _kinds() -> str:

@@ -58,5 +58,5 @@ def contribution_message(offer: Offer, outcome: WorkOutcome, body: bytes | Blob)
         ),
         body=body if isinstance(body, bytes) else b"",
         blob=body if isinstance(body, Blob) else None,
-        form=made.form,
+        form=made.variant,
     )

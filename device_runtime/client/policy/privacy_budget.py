@@ -151,7 +151,7 @@ class PrivacyGuard:
         """Raises DataError."""
         return self.opened()
 
-    def unfit(self, strategy: AnyStrategy, count: int) -> str:
+    def forbidden_reason(self, strategy: AnyStrategy, count: int) -> str:
         """Why this form must not be trained on the `count` samples that are here; empty when it may be."""
         if why := self.allowed.bars(strategy):
             return why

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from device_runtime.profiles import Cost, DeviceProfile, StragglerVerdict, Workload, classify
 from device_runtime.profiles.cost import MissingGraph, misfit_reasons, speed_on_bundle, with_measured_memory
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import kind_statistics
 
@@ -19,7 +19,7 @@ MARGIN = 0.9
 MAIN = ""
 """The main model's name among `loads`."""
 
-USUAL = Full()
+USUAL = FedAvg()
 """The update by which stragglers are judged in a round that asks for no full updates."""
 
 
@@ -48,7 +48,7 @@ class Candidate:
     @property
     def label(self) -> str:
         """The kind, with its form where it has several: "entropy-subset 25%"."""
-        return f"{self.kind} {self.strategy.form}".rstrip()
+        return f"{self.kind} {self.strategy.variant}".rstrip()
 
     @property
     def part(self) -> str:
@@ -133,7 +133,7 @@ def _verdict(
     profile: DeviceProfile, candidates: Sequence[Candidate], loads: Loads, usable_s: float
 ) -> StragglerVerdict:
     """Judged on a full update with the round's settings, or the usual ones if the round has none."""
-    cost = next((one.cost for one in candidates if isinstance(one.strategy, Full)), None)
+    cost = next((one.cost for one in candidates if one.kind == USUAL.name), None)
     if MAIN not in loads:
         return StragglerVerdict(True, ("the main model was not fetched",))
     try:
@@ -176,7 +176,7 @@ def _judged(
     workload = here.get(form.member) or unfetched.get(form.member)
     if workload is None:
         return Candidate(form, None, (f"{form.member or 'the main model'} is not here",))
-    if unfit := form.unfit(workload) or forbidden_reason(form):
+    if unfit := form.infeasible_reason(workload) or forbidden_reason(form):
         return Candidate(form, None, (unfit,))
     try:
         cost = priced(form, {**unfetched, **here}, profile)

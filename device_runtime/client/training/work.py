@@ -313,7 +313,7 @@ class RealWorker:
         return self.account.end(power, seconds)
 
     def forbidden_reason(self, strategy: AnyStrategy) -> str:
-        return self.guard.unfit(strategy, len(self.data))
+        return self.guard.forbidden_reason(strategy, len(self.data))
 
     def spent(self, strategy: AnyStrategy) -> float:
         return self.guard.spent(strategy)
@@ -342,13 +342,13 @@ class RealWorker:
             if isinstance(error, MemoryError):  # see bounded.cap
                 raise OutOfMemory(f"no more memory is available: {error}") from None
             raise
-        form = trained.form or strategy.form
-        return _ended(strategy, form), replace(trained, form=form)
+        form = trained.variant or strategy.variant
+        return _ended(strategy, form), replace(trained, variant=form)
 
 
 def _ended(strategy: AnyStrategy, form: str) -> AnyStrategy:
     """The form with this name that remained when the clock stopped it, to a hundredth of its work."""
-    if form == strategy.form:
+    if form == strategy.variant:
         return strategy
     left = (strategy.stopped(n / 100) for n in range(1, 100))
-    return next((one for one in left if one is not None and one.form == form), strategy)
+    return next((one for one in left if one is not None and one.variant == form), strategy)

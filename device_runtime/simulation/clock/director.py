@@ -138,7 +138,7 @@ class SimulationLoop:
         for flight in flights:
             line = flight.line
             self._seq += 1
-            form = "" if flight.strategy is None else flight.strategy.form
+            form = "" if flight.strategy is None else flight.strategy.variant
             update = events.Update(
                 flight.device, flight.round, flight.kind, 0, self._seq, flight.samples, form
             )

@@ -201,7 +201,7 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Time
     if chosen is not None and chosen.cost is not None:
         first, strategy = chosen.cost.bytes_up, chosen.strategy
         alike = strategy == asked.like and strategy.statistics is None
-        bytes_up = strategy.again(first) if alike else first
+        bytes_up = strategy.repeat_upload_bytes(first) if alike else first
         upload_s = asked.latency_s + bytes_up / (profile.bandwidth.up * luck.uplink)
     whole = busy = BusySeconds(download_s, outcome.train_time_s, upload_s)
     share = min(1.0 if isnan(luck.crash) else luck.crash, _powered(whole, power, asked))

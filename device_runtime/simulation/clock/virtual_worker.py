@@ -91,7 +91,7 @@ class VirtualWorker:
             share = max(share, kind_statistics.cost(form, load, self._believed).flops / cost.flops)
         self.now = began + share * seconds
         self.flops += share * cost.flops
-        return form, TrainedUpdate(chosen.kind, {}, load.samples, nan, form.form)
+        return form, TrainedUpdate(chosen.kind, {}, load.samples, nan, form.variant)
 
     def _hurried(self, strategy: AnyStrategy, seconds: float, run: Run) -> tuple[AnyStrategy, float]:
         """The form with which a device ends that has no time for the whole update, and the share of its work.

@@ -14,8 +14,8 @@ from device_runtime.simulation.digits import Split
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.entropy_subset import EntropySubset
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.few_shot import FewShot
-from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
@@ -99,7 +99,7 @@ def offered(strategy: AnyStrategy, from_round: int = 1) -> KindSettings:
 
 
 MIXED = (
-    offered(Full(epochs=EPOCHS, batch=32)),
+    offered(FedAvg(epochs=EPOCHS, batch=32)),
     offered(EntropySubset(shares=(0.5, 0.25, 0.1), epochs=EPOCHS, batch=32)),
     offered(FewShot(), from_round=2),
     offered(ClassMeans(head="trained")),

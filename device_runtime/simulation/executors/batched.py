@@ -35,7 +35,12 @@ from device_runtime.strategies.statistics.kind_statistics import (
     statistics_of,
 )
 from device_runtime.strategies.training.device_half import TrainedUpdate
-from device_runtime.strategies.training.local_training import HeadTraining, TakesFeatures, TrainsHead
+from device_runtime.strategies.training.local_training import (
+    HeadTraining,
+    TakesFeatures,
+    TrainsHead,
+    takes_features,
+)
 
 from .batched_many import BatchedNetworks
 from .job import Executor, ExecutorInputs, FailedJob, Result, TrainingJob, run_of
@@ -171,9 +176,7 @@ class BatchedHeads:
 
     def takes(self, strategy: AnyStrategy) -> bool:
         """Whether the kind trains only the head or takes features, by its own interface."""
-        if isinstance(strategy, TakesFeatures):
-            return True
-        return isinstance(strategy, TrainsHead) and strategy.trains_head(self._manifest)
+        return takes_features(strategy, self._manifest)
 
     def train(self, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
         """Trains jobs of one strategy from one base, in order. Raises as `Features.of` does."""
@@ -182,7 +185,7 @@ class BatchedHeads:
         if isinstance(strategy, TakesFeatures):
             width = self._manifest.head.features
             results = [strategy.from_features(k.inputs[:, :width], k.y, self._manifest) for k in known]
-            made = [replace(result, form=strategy.form) for result in results]
+            made = [replace(result, variant=strategy.variant) for result in results]
             return [_checked(result, self._manifest, strategy) for result in made]
         return self._trained(base, jobs, known)
 
@@ -199,7 +202,7 @@ class BatchedHeads:
         head, strategy = self._manifest.head, jobs[0].strategy
         learnt = train_heads(head_matrix(base, head), data, plans[0].optimizer, plans[0].clip_norm)
         made = [
-            TrainedUpdate(strategy.name, tensors, len(k.y), float(loss), strategy.form)
+            TrainedUpdate(strategy.name, tensors, len(k.y), float(loss), strategy.variant)
             for tensors, k, loss in zip(split_heads(learnt.heads, head), known, learnt.losses, strict=True)
         ]
         if np.isfinite(learnt.heads).all():

@@ -43,11 +43,11 @@ class BatchedNetworks:
 
         Raises EngineError for an engine that is not installed.
         """
-        if self._pays is False or not isinstance(strategy, HasTrainingPlan) or not self._on_torch():
+        if self._pays is False or not _has_plan(strategy) or not self._on_torch():
             return False
         given = self._manifest.input
         one = LocalData(np.zeros((1, *given.shape), given.dtype), np.zeros(1, np.int64))
-        plan = strategy.plan(self._opened(), one, Run(0, "", clock=lambda: 0.0, deadline=inf))
+        plan = _plan(strategy, self._opened(), one, Run(0, "", clock=lambda: 0.0, deadline=inf))
         if not local_training.is_cross_entropy_only(plan) or not isinstance(plan.optimizer, Sgd):
             return False
         from device_runtime.models.torch_engine.many import can_train_many, is_faster_together
@@ -79,7 +79,9 @@ class BatchedNetworks:
         strategy, expected = jobs[0].strategy, jobs[0].strategy.expected(self._manifest)
         results: list[Result] = []
         for plan, params, loss in zip(plans, learnt.params, learnt.losses, strict=True):
-            made = TrainedUpdate(strategy.name, params.views, len(plan.indices), float(loss), strategy.form)
+            made = TrainedUpdate(
+                strategy.name, params.views, len(plan.indices), float(loss), strategy.variant
+            )
             try:
                 check(made.tensors, expected)
                 results.append(made)
@@ -107,6 +109,10 @@ class BatchedNetworks:
         graph = self._manifest.graphs["forward"]
         size = 16 * sum(prod(spec.shape) for spec in self._manifest.stored())
         return max(1, MEMORY_BYTES // (size + 3 * graph.activation_bytes(64)))
+
+
+def _has_plan(strategy: AnyStrategy) -> bool:
+    return isinstance(strategy, HasTrainingPlan) and local_training.is_planned(strategy)
 
 
 def _plan(strategy: AnyStrategy, model: TorchModel, data: LocalData, run: Run) -> TrainingPlan:

@@ -13,7 +13,7 @@ from device_runtime.profiles.cost import MissingGraph
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.training.local_training import TakesFeatures, TrainsHead
+from device_runtime.strategies.training.local_training import takes_features
 from device_runtime.strategies.training.workload import workload
 
 from .job import Executor, ExecutorInputs, PlainExecutor
@@ -152,8 +152,7 @@ def _form_flops(inputs: ExecutorInputs, form: AnyStrategy) -> float:
 def _on_features(kind: AnyStrategy, manifest: Manifest) -> bool:
     if kind.member:
         return False
-    trains = isinstance(kind, TrainsHead) and kind.trains_head(manifest)
-    return trains or isinstance(kind, TakesFeatures)
+    return takes_features(kind, manifest)
 
 
 def _small(inputs: ExecutorInputs) -> bool:

@@ -126,7 +126,7 @@ def train(
         check(made.tensors, kind_statistics.expected(job.strategy, model.manifest))
     except TensorError as error:
         return FailedJob(str(error))
-    return replace(made, form=job.strategy.form)
+    return replace(made, variant=job.strategy.variant)
 
 
 def run_of(job: TrainingJob, aside: Tensors = NO_TENSORS) -> Run:

@@ -128,7 +128,7 @@ def joined(tensors: Tensors) -> NDArray[np.uint8]:
 def _written(strategy: AnyStrategy) -> Kind:
     kind = registry.write(strategy)
     try:
-        same = registry.read(kind) == strategy
+        same = registry.is_portable(strategy) and registry.read(kind) == strategy
     except registry.KindError:
         same = False
     if not same:
@@ -194,7 +194,7 @@ def reply_of(job: int, result: Result) -> TrainedReply | DivergedReply:
     return TrainedReply(
         job,
         result.kind,
-        result.form,
+        result.variant,
         tuple((name, value.shape) for name, value in result.tensors.items()),
         int(result.num_examples),
         float(result.train_loss),

@@ -9,7 +9,7 @@ import numpy as np
 
 from device_runtime.models.bundles.tensors import Tensors, all_finite
 from device_runtime.models.errors import TensorError
-from device_runtime.strategies.kind import AnyStrategy, DerivesMembers, form_named
+from device_runtime.strategies.kind import AnyStrategy, DerivesMembers
 from device_runtime.strategies.statistics import closed_form, held_out
 from device_runtime.strategies.statistics.class_statistics import Statistics, is_from_site
 from device_runtime.strategies.statistics.kind_statistics import samples_per_measured
@@ -55,7 +55,7 @@ class Folding:
         if self._statistics is None:
             return contribution, None
         rest, found = self._statistics.parted(contribution)
-        strategy = form_named(self._kinds[contribution.kind], contribution.form)
+        strategy = self._kinds[contribution.kind].variant_named(contribution.variant)
         if found is None:
             return rest, None
         times = 1.0
@@ -77,7 +77,7 @@ class Folding:
 
     def trained(self, contribution: TrainedUpdate) -> tuple[str, Tensors]:
         """The member of the family that an update trained ("": the main model), and that member's base."""
-        member = form_named(self._kinds[contribution.kind], contribution.form).member
+        member = self._kinds[contribution.kind].variant_named(contribution.variant).member
         return member, self._carried.family[member] if member else self._model.weights
 
     def strategy(self, kind: str) -> AnyStrategy:
@@ -86,7 +86,7 @@ class Folding:
 
     def counted(self, contribution: TrainedUpdate) -> float:
         """The update's weight in the mean, in samples, as its kind says."""
-        return self._kinds[contribution.kind].counted(contribution)
+        return self._kinds[contribution.kind].weight(contribution)
 
     def merged(self) -> tuple[Merged, str]:
         """The result of the round, and a note about anything unusual.

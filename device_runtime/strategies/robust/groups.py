@@ -10,25 +10,26 @@ times the median length of all class means of the round.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.training.device_half import TrainedUpdate
-from device_runtime.strategies.training.tensor_update import FEW_SHOT
-from device_runtime.strategies.zeroth_order import ZerothOrder
+from device_runtime.strategies.kind import AnyStrategy, ComparedAs
+from device_runtime.strategies.training.device_half import FEW_SHOT, TrainedUpdate
 
 from . import by_class
 from .norm_clip import clip_to_norm, length_of, norms
 from .settings import LEAST_DEVICES
 from .spool import Spool, SpooledUpdate, Start, signature, start_in
 
-FROM_ZERO = {ZerothOrder.name: frozenset({"g"}), ClassMeans.name: frozenset({by_class.MEANS})}
-"""By kind, the tensors that are no change of the base: they are compared as they are."""
+FROM_ZERO: Mapping[ComparedAs | None, frozenset[str]] = {
+    "scalars": frozenset({"g"}),
+    "class-means": frozenset({by_class.MEANS}),
+}
+"""The tensors that are no change of the base: they are compared as they are."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,17 @@ class GroupedUpdate:
     start: Start
 
 
-def group_update(contribution: TrainedUpdate, member: str, base: Tensors) -> GroupedUpdate:
+def group_update(contribution: TrainedUpdate, kind: AnyStrategy, member: str, base: Tensors) -> GroupedUpdate:
     """A contribution with its group: the kind, the member of the family, and the tensors' names and shapes.
 
     Scalars are also grouped by the round whose directions they are along. `base` is the member's.
     """
-    kind = contribution.kind
-    update = by_class.as_means(contribution) if kind == ClassMeans.name else contribution
-    start = start_in(base, FEW_SHOT, FROM_ZERO.get(kind, frozenset()))
-    along = contribution.late if kind == ZerothOrder.name else None
-    return GroupedUpdate((kind, member, along, signature(update.tensors, start)), update, start)
+    update = kind.comparable(contribution, base)
+    if kind.compared_as == "class-means":
+        update = by_class.as_means(update)
+    start = start_in(base, FEW_SHOT, FROM_ZERO.get(kind.compared_as, frozenset()))
+    along = contribution.late if kind.compared_as == "scalars" else None
+    return GroupedUpdate((kind.name, member, along, signature(update.tensors, start)), update, start)
 
 
 MOST = 4
@@ -100,17 +102,6 @@ def shorten(spool: Spool, bound: float) -> str:
     return f"{devices_of(far)} shortened from at most {lengths.max():.3g} to {bound:.3g}" if far else ""
 
 
-def scalar_bound(kind: ZerothOrder, base_length: float, values: int) -> float:
-    """The length |g| of scalars whose step is as long as the base; infinite for relative sizing.
-
-    The step of n scalars on `values` weights is lr |g| sqrt(values) / n long, because random directions are
-    nearly at right angles.
-    """
-    if kind.sizing == "relative":
-        return inf
-    return base_length * kind.num_z / (kind.lr * sqrt(max(1, values)))
-
-
 def shorten_class_means(spool: Spool) -> str:
     """Shorten the means of classes that too few devices have. Returns a note, as `shorten`."""
     classes = by_class.classes(spool)
@@ -133,4 +124,4 @@ def shorten_class_means(spool: Spool) -> str:
 
 def is_change(spool: Spool) -> bool:
     """Whether the updates of this group are changes of the base."""
-    return spool.rows[0].metadata.kind not in (ZerothOrder.name, ClassMeans.name)
+    return spool.compared_as not in FROM_ZERO

@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Vector
-from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from . import by_class, krum
@@ -62,7 +61,7 @@ class RobustRule:
     def apply(self, group: UpdateGroup) -> Screened:
         """Yields every update after the rule, with its weight, in order."""
         rule, spool = self._robust.rule, group.spool
-        if group.kind == ClassMeans.name:
+        if spool.compared_as == "class-means":
             return self._class_means(group)
         if rule == "norm-clip":
             return self._clipped(group)
@@ -88,7 +87,9 @@ class RobustRule:
 
     def _clipped(self, group: UpdateGroup) -> Screened:
         spool, lengths = group.spool, norms(group.spool)
-        fixed = None if group.kind in FROM_ZERO else self._robust.clip  # a bound on changes of the base
+        fixed = (
+            None if spool.compared_as in FROM_ZERO else self._robust.clip
+        )  # a bound on changes of the base
         bound = bound_of(lengths, fixed, self._robust.clip_factor)
         far = [row for row, length in zip(spool.rows, lengths, strict=True) if length > FAR * bound]
         if far:

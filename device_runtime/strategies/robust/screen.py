@@ -25,11 +25,9 @@ from types import TracebackType
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import Merged
 from device_runtime.strategies.training.device_half import TrainedUpdate
-from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import groups
 from .groups import device_list, group_update
@@ -84,9 +82,10 @@ class Screen:
     def _spooled(self, contribution: TrainedUpdate, weight: float, device: str) -> bool:
         """Keep an update with those of its group; returns whether it is finite, and so was kept."""
         trained = self._folding.trained(contribution)
-        one = group_update(contribution, *trained)
+        one = group_update(contribution, self._folding.strategy(contribution.kind), *trained)
         if one.group not in self._spools:
-            self._spools[one.group] = Spool(one.update.tensors, one.start, self._scratch)
+            compared_as = self._folding.strategy(contribution.kind).compared_as
+            self._spools[one.group] = Spool(one.update.tensors, one.start, self._scratch, compared_as)
             self._bases[one.group] = trained
         if self._spools[one.group].add(one.update, weight, device):
             return True
@@ -109,14 +108,14 @@ class Screen:
     def _bound_small_group(self, spool: Spool, member: str, base: Tensors) -> str:
         """Bound the updates of a group that is too small to compare (`groups`); returns a note, or ""."""
         kind = self._folding.strategy(spool.rows[0].metadata.kind)
-        if isinstance(kind, ClassMeans):
+        if kind.compared_as == "class-means":
             return groups.shorten_class_means(spool)
-        if isinstance(kind, ZerothOrder):
+        if kind.compared_as == "scalars":
             devices = {row.device for one in self._spools_of(kind.name) for row in one.rows}
             if len(devices) >= LEAST_DEVICES:
                 return ""
             values = sum(value.size for value in base.values())
-            return groups.shorten(spool, groups.scalar_bound(kind, self._base_length(member, base), values))
+            return groups.shorten(spool, kind.longest_scalars(self._base_length(member, base), values))
         if len(spool) >= LEAST_DEVICES:
             return ""
         return groups.shorten(spool, min(groups.TIMES * self._median_length, self._base_length(member, base)))
@@ -137,7 +136,8 @@ class Screen:
         metadata, rule = spool.rows[0].metadata, self._robust.rule
         if spool.earlier:
             self._note(f"{spool.earlier} {metadata.kind} do not count: their devices sent a later one too")
-        late = metadata.kind == ZerothOrder.name and metadata.late is not None
+        scalars = spool.compared_as == "scalars"
+        late = scalars and metadata.late is not None
         rejected = late and rule not in BY_LENGTH
         if len(spool) < LEAST_DEVICES and (rejected or not late):
             of = f" of round {metadata.late.round}" if metadata.late else ""
@@ -145,7 +145,7 @@ class Screen:
             self._note(f"{text}, rejected" if rejected else text)
             if rejected:
                 return iter(())
-        beside = metadata.kind == ZerothOrder.name and len(self._spools_of(metadata.kind)) > 1
+        beside = scalars and len(self._spools_of(metadata.kind)) > 1
         group = self._group(spool)
         return self._bounded_scalars(group) if late or beside else self._rule.apply(group)
 
@@ -166,10 +166,11 @@ class Screen:
     @cached_property
     def _scalar_bounds(self) -> ScalarBounds:
         """The bounds from all scalars of the round; used once all have come."""
-        found = scalar_bounds(self._spools_of(ZerothOrder.name), self._robust)
+        spools = [each for each in self._spools.values() if each.rows and each.compared_as == "scalars"]
+        found = scalar_bounds(spools, self._robust)
         if found.devices < LEAST_DEVICES:
-            rule = self._robust.rule
-            self._note(f"{found.devices} {ZerothOrder.name} too few for {rule} to detect false updates")
+            rule, kind = self._robust.rule, spools[0].rows[0].metadata.kind
+            self._note(f"{found.devices} {kind} too few for {rule} to detect false updates")
         return found
 
     def _group(self, spool: Spool) -> UpdateGroup:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors, Vector
+from device_runtime.strategies.kind import ComparedAs
 from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
 
 BUDGET = 32 * 1024 * 1024
@@ -52,11 +53,15 @@ class Spool:
 
     rows: the updates in order, only the latest of each device.
     earlier: the number of updates that a later one of the device replaced.
+    compared_as: as the kind of these updates says.
     starts: float32 (values,), subtracted from updates to compare them; in the same layout as their values.
     """
 
-    def __init__(self, first: Tensors, start: Start, scratch: Path | None) -> None:
+    def __init__(
+        self, first: Tensors, start: Start, scratch: Path | None, compared_as: ComparedAs | None = "change"
+    ) -> None:
         """`first` is any update of the group. Raises OSError if `scratch` cannot be written."""
+        self.compared_as = compared_as
         found = {name: start(name, first[name]) for name in sorted(first)}
         self._starts = {name: value for name, value in found.items() if value is not None}
         flat = [np.asarray(value, np.float32).reshape(-1) for value in self._starts.values()]

@@ -15,9 +15,6 @@ from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 from device_runtime.profiles.cost import GraphPass
-from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.entropy_subset import EntropySubset
-from device_runtime.strategies.few_shot import FewShot
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.terms.dp_sgd import dp_settings
 from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
@@ -76,8 +73,8 @@ def statistics_of(strategy: AnyStrategy) -> ClassStatistics | None:
     statistics = strategy.statistics
     if statistics is None or not _can_send(strategy):
         return None
-    if isinstance(strategy, ClassMeans):
-        least = max(strategy.smallest_count, statistics.smallest_count)
+    if strategy.statistics_alone:
+        least = max(strategy.smallest_class or 1, statistics.smallest_count)
         return replace(statistics, numbers="int8", smallest_count=least)
     return replace(statistics, numbers="int8") if strategy.scalars else statistics
 
@@ -108,7 +105,7 @@ def class_coverage(strategy: AnyStrategy, workload: Workload) -> tuple[int, int]
 
 def without_class_statistics(strategy: AnyStrategy) -> AnyStrategy:
     """The same kind without class statistics; class means consist of them, and keep them."""
-    return strategy if isinstance(strategy, ClassMeans) else with_class_statistics(strategy, None)
+    return strategy if strategy.statistics_alone else with_class_statistics(strategy, None)
 
 
 def with_class_statistics(strategy: AnyStrategy, statistics: ClassStatistics | None) -> AnyStrategy:
@@ -132,7 +129,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     present, _ = class_coverage(strategy, workload)
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
     size = present * class_sums.row_bytes(width, statistics.numbers) + TENSOR_BYTES
-    forward = held + (0 if isinstance(strategy, FewShot) else samples)
+    forward = held + (0 if strategy.computes_features else samples)
     run, peak = passes(workload, forward=forward) if forward else (), work.peak_bytes
     if statistics.moments:
         size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
@@ -157,7 +154,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
 def _measured(strategy: AnyStrategy, samples: int) -> int:
     """The number of samples whose features a device with `samples` samples computes."""
     statistics = strategy.statistics
-    all_of_them = strategy.trains_extractor or isinstance(strategy, FewShot)
+    all_of_them = strategy.trains_extractor or strategy.computes_features
     if all_of_them or statistics is None or not statistics.samples:
         return samples
     return min(samples, statistics.samples)
@@ -165,8 +162,7 @@ def _measured(strategy: AnyStrategy, samples: int) -> int:
 
 def most_samples(strategy: AnyStrategy, num_examples: int) -> int:
     """The most samples that a device can have if its update of this form counts `num_examples`."""
-    share = strategy.share if isinstance(strategy, EntropySubset) else 1.0
-    return floor(num_examples / share + 1e-6)
+    return floor(num_examples / strategy.selected_share + 1e-6)
 
 
 def samples_per_measured(strategy: AnyStrategy, num_examples: int, counted: float) -> float:
@@ -210,7 +206,7 @@ def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) 
     rows = measured(strategy, len(data), run)
     x, y = (data.x, data.y) if rows is None else (data.x[rows], data.y[rows])
     known = Measured(model.features(x), y, len(model.manifest.labels), right)
-    if isinstance(strategy, FewShot):
+    if strategy.computes_features:
         model = cast(DeviceModel, _CachedFeatures(model, x, known.features))
     return add_statistics(strategy, strategy.train(model, data, run), known, run)
 
@@ -296,7 +292,7 @@ def rejection_reason(strategy: AnyStrategy, sent: Tensors, num_examples: int, ma
     statistics = statistics_of(strategy)
     if statistics is None:
         return ""
-    if not sent and isinstance(strategy, ClassMeans):
+    if not sent and strategy.statistics_alone:
         return "class means came without class statistics"
     shape, samples = shape_of(statistics, manifest), most_samples(strategy, num_examples)
     right = held_out.rejection_reason(sent[RIGHT], statistics.hold_out, samples) if RIGHT in sent else ""

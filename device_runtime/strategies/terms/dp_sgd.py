@@ -6,16 +6,26 @@ algorithm 1). It protects one sample of one device against anyone who sees what 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Protocol, runtime_checkable
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.clipping import Privacy
+from device_runtime.profiles import Workload
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.settings import MOST, Setting
+from device_runtime.strategies.training.device_half import LocalData, Run
+from device_runtime.strategies.training.local_training import TrainingPlan
+from device_runtime.strategies.training.workload import Training
 
 from .accountant import PrivacyBudget, PrivacyError, PrivacySpending, join_events, least_noise, total_epsilon
+from .local_term import LocalTerm
+
+ACCOUNTANT_BYTES = 75_000_000
+"""Memory that the library for privacy accounting adds to a process (measured)."""
 
 
 class BudgetExceeded(PrivacyError):
@@ -23,13 +33,15 @@ class BudgetExceeded(PrivacyError):
 
 
 @dataclass(frozen=True)
-class DpSgd:
-    """A task's settings of private training: `rounds` rounds of one device spend epsilon at delta.
+class DpSgd(LocalTerm):
+    """Private training: `rounds` rounds of one device spend epsilon at delta. The loss is not sent.
 
-    max_norm: largest norm of each sample's gradient. epsilon 5 and delta 1e-3 are paper 003's (section IV-D).
-    Raises ValueError for values outside the limits.
+    max_norm: largest norm of each sample's gradient; a kind's `clip_norm` is then ignored. epsilon 5 and
+    delta 1e-3 are paper 003's (section IV-D). Raises ValueError for values outside the limits.
     """
 
+    name: ClassVar[str] = "dp-sgd"
+    about: ClassVar[str] = "makes each step differentially private (DP-SGD: Abadi et al. 2016)"
     epsilon: Annotated[float, Setting("Privacy budget of `rounds` rounds.", example=3.0, more_than=0)] = 5.0
     delta: Annotated[
         float, Setting("The chance that the budget does not hold.", 1e-5, more_than=0, less_than=1)
@@ -44,6 +56,15 @@ class DpSgd:
 
     def __post_init__(self) -> None:
         ranges.check(self)
+
+    def apply(self, plan: TrainingPlan, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
+        privacy = self.privacy(len(plan.indices), plan.batch, plan.epochs, run.noise())
+        return replace(plan, privacy=privacy, clip_norm=0.0)
+
+    def work(self, training: Training, load: Workload, samples: int) -> Training:
+        """Samples one by one, another vector of the set's size, and the accountant."""
+        more = training.more_bytes + ACCOUNTANT_BYTES
+        return replace(training, kept=training.kept + 1, singly=True, more_bytes=more)
 
     @property
     def limit(self) -> PrivacyBudget:
@@ -60,12 +81,12 @@ class DpSgd:
 
 
 @runtime_checkable
-class MayBePrivate(Protocol):
-    """A kind of update that, if `dp` is set, trains privately on all local samples."""
+class TrainsInEpochs(Protocol):
+    """A kind of update that trains with terms, on all local samples."""
 
     @property
-    def dp(self) -> DpSgd | None:
-        """The settings of private training; None: training is not private."""
+    def terms(self) -> Iterable[LocalTerm]:
+        """The terms of its local objective."""
 
     @property
     def batch(self) -> int:
@@ -78,8 +99,8 @@ class MayBePrivate(Protocol):
 
 def dp_settings(strategy: object) -> DpSgd | None:
     """The kind's settings of private training; None if it is not private."""
-    dp = getattr(strategy, "dp", None)  # not isinstance(MayBePrivate): 80 us, for every device and kind
-    return dp if isinstance(dp, DpSgd) else None
+    terms = getattr(strategy, "terms", ())  # not isinstance: 80 us, for every device and kind
+    return next((term for term in terms if isinstance(term, DpSgd)), None)
 
 
 def spent_in_round(strategy: object, samples: int) -> PrivacySpending | None:
@@ -87,9 +108,10 @@ def spent_in_round(strategy: object, samples: int) -> PrivacySpending | None:
 
     Raises PrivacyUnavailable.
     """
-    if dp_settings(strategy) is None or not isinstance(strategy, MayBePrivate) or strategy.dp is None:
+    dp = dp_settings(strategy)
+    if dp is None or not isinstance(strategy, TrainsInEpochs):
         return None
-    return strategy.dp.round(samples, strategy.batch, strategy.epochs)
+    return dp.round(samples, strategy.batch, strategy.epochs)
 
 
 def steps(samples: int, batch: int, epochs: int) -> int:

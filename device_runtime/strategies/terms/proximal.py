@@ -1,36 +1,79 @@
-"""Proximal terms: add the gradient of a squared distance from an anchor, for any optimiser."""
+"""Proximal terms, FedProx and FSCProx: the gradient of a squared distance from an anchor."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Flat, Tensors, Vector
+from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.engines.blocks import BLOCK, blocks
 from device_runtime.models.errors import TensorError
+from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.settings import Setting
+from device_runtime.strategies.training.device_half import LocalData, Run, few_shot_head
+from device_runtime.strategies.training.local_training import TrainingPlan
+from device_runtime.strategies.training.workload import head_specs
+
+from .local_term import LocalTerm
+
+
+@dataclass(frozen=True)
+class FedProx(LocalTerm):
+    """mu / 2 * ||w - w_g||^2 over all trained parameters (Li et al. 2020, equation 2)."""
+
+    name: ClassVar[str] = "fedprox"
+    about: ClassVar[str] = "holds training near the base (FedProx: Li et al. 2020)"
+    mu: Annotated[float, Setting("Weight of the term.", 0.1, more_than=0)] = 0.01
+
+    def __post_init__(self) -> None:
+        ranges.check(self)
+
+    def apply(self, plan: TrainingPlan, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
+        weights = model.weights
+        anchor = {name: weights[name] for name in model.manifest.names(plan.tunable)}
+        return replace(plan, gradients=(*plan.gradients, Proximal(self.mu, anchor)))
+
+
+@dataclass(frozen=True)
+class FscProx(LocalTerm):
+    """mu * ||theta - anchor||^2 on the classifier alone (thesis 002, equation 4.3).
+
+    It has no factor 1/2, so the weight of `Proximal` is 2 mu. The anchor is the mean of the last few-shot
+    trained classifiers (FSCProx; no term while there are none) or the classifier of the base (baseProx).
+    """
+
+    name: ClassVar[str] = "fscprox"
+    about: ClassVar[str] = "holds the classifier near few-shot trained ones (FSCProx: Shi 2025)"
+    mu: Annotated[float, Setting("Weight of the term.", 0.1, more_than=0)] = 0.01
+    anchor: Annotated[
+        Literal["few-shot", "base"], Setting("The classifier that training is held near.", example="base")
+    ] = "few-shot"
+
+    def __post_init__(self) -> None:
+        ranges.check(self)
+
+    def apply(self, plan: TrainingPlan, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
+        held = model.weights if self.anchor == "base" else few_shot_head(run.aside)
+        anchor = {one.name: held[one.name] for one in head_specs(model.manifest) if one.name in held}
+        return replace(plan, gradients=(*plan.gradients, Proximal(2 * self.mu, anchor)))
 
 
 @dataclass(frozen=True)
 class Proximal:
     """weight / 2 * sum over the anchor's tensors of ||w - anchor||^2: gradient weight * (w - anchor).
 
-    FedProx (Li et al. 2020, eq. 2): weight mu, every trained tensor. The anchor is not copied.
+    The anchor is not copied.
     """
 
     weight: float
     anchor: Tensors
 
-    def start(self, params: Flat) -> "ProximalPull":
+    def start(self, params: Flat) -> ProximalPull:
         """The term for these parameters. Raises TensorError for an anchor that is not among them."""
         return ProximalPull(self, params)
-
-
-def fscprox(mu: float, classifier: Tensors) -> Proximal:
-    """The term mu * ||theta - theta_fs||^2 on the classifier alone (thesis 002, eq. 4.3).
-
-    It has no factor 1/2, so the weight is 2 mu. classifier: the head's tensors; few-shot trained for FSCProx,
-    those of the base model for baseProx.
-    """
-    return Proximal(2 * mu, classifier)
 
 
 class ProximalPull:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from device_runtime.models.data.local_data import LocalData as LocalData
 NO_TENSORS: Tensors = MappingProxyType({})
 MOST_LOSS = 1e6
 """The largest mean loss that is accepted; above it, training has diverged."""
+FEW_SHOT = "few-shot/"
+"""Prefix of the names of a few-shot trained classifier's tensors, beside those of the model."""
 
 
 class OutOfTime(Exception):
@@ -102,7 +105,7 @@ class TrainedUpdate:
     """A contribution, as a device's half returns it and the aggregator's half folds it.
 
     train_loss: the mean over the samples trained on; nan if there was no training.
-    form: the form of the kind that made it, by which `fold` knows the member of the family.
+    variant: the `Strategy.variant` that made it, by which `fold` knows the member of the family.
     memory: not sent; the device keeps it for the next time that it trains this kind, in place of what it kept
     before (None: that stays).
     device, late: set on the aggregator; tensors of a late update that the base has are rebased onto this
@@ -113,7 +116,13 @@ class TrainedUpdate:
     tensors: Tensors
     num_examples: int
     train_loss: float
-    form: str = ""
+    variant: str = ""
     memory: Tensors | None = None
     late: Late | None = None
     device: str = ""
+
+
+def few_shot_head(tensors: Tensors) -> dict[str, NDArray[Any]]:
+    """The few-shot trained classifier among tensors, by the model's own names; empty if there is none."""
+    found = {name: value for name, value in tensors.items() if name.startswith(FEW_SHOT)}
+    return {name.removeprefix(FEW_SHOT): value for name, value in found.items()}

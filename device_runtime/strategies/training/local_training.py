@@ -8,31 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.bundles.tensors import Tensors, Vector
+from device_runtime.models.bundles.tensors import Flat, Tensors, Vector
 from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel, Gradients
 from device_runtime.models.training.clipping import Privacy, PrivateGradients, clip
 from device_runtime.models.training.optimizer import Optimizer, Sgd
-from device_runtime.strategies.terms.proximal import Proximal
 
 from .device_half import LocalData, OutOfTime, Run, TrainedUpdate
 
 Indices = NDArray[np.int64]
 
 
+class StartedTerm(Protocol):
+    """A gradient term during one training."""
+
+    def add(self, params: Flat, grads: Flat) -> None:
+        """Add the term's gradient at `params` to `grads`, in place; called in every step."""
+
+
+class GradientTerm(Protocol):
+    """A term that adds a gradient which follows from the parameters alone, as a proximal term does."""
+
+    def start(self, params: Flat) -> StartedTerm:
+        """The term for one training of these parameters. Raises TensorError if it does not fit them."""
+
+
 @dataclass(frozen=True)
 class TrainingPlan:
     """`epochs` epochs over `indices`, reshuffled in each, in batches of `batch` samples.
 
-    clip_norm: largest norm of a step's whole gradient, proximal terms included; 0: no limit.
+    clip_norm: largest norm of a step's whole gradient, gradient terms included; 0: no limit.
     privacy: clips each sample's gradient instead, and draws batches as the accountants assume:
     ceil(n / batch) an epoch, each of which holds any sample with probability batch / n.
-    proximal: terms whose anchors are tensors of the tunable set.
+    gradients: terms that add to each step's gradient.
     extras: gives the objective's inputs for the samples at these indices, in addition to x and y.
     least: the fewest epochs that may be sent. If 1 or more, and the clock shows that not all `epochs` fit
     before the deadline, training ends after the last whole epoch that does; 0: all epochs or none.
@@ -45,7 +58,7 @@ class TrainingPlan:
     tunable: str = "all"
     objective: str = "train"
     extras: Callable[[Indices], Tensors] = lambda _: NO_EXTRAS
-    proximal: tuple[Proximal, ...] = ()
+    gradients: tuple[GradientTerm, ...] = ()
     clip_norm: float = 0.0
     privacy: Privacy | None = None
     least: int = 0
@@ -68,11 +81,11 @@ def train(model: DeviceModel, data: LocalData, plan: TrainingPlan, run: Run) -> 
 
     Memory in addition to the engine's: the optimiser's state, and a copy of the set where training may end
     early. The returned tensors are the trainer's own buffers. Raises OutOfTime by the device's own clock, and
-    TensorError for a proximal term that does not fit.
+    TensorError for a gradient term that does not fit.
     """
     trainer = _trainer(model, plan)
     params, grads = trainer.params, trainer.grads
-    pulls = [term.start(params) for term in plan.proximal]
+    terms = [term.start(params) for term in plan.gradients]
     steps = plan.optimizer.start(params.vector)
     budget = _EpochBudget(plan, run, trainer)
     rng, loss = run.rng(), 0.0
@@ -81,8 +94,8 @@ def train(model: DeviceModel, data: LocalData, plan: TrainingPlan, run: Run) -> 
         for batch, done in _batches(plan, rng):
             total += trainer.loss_and_grads(data.x[batch], data.y[batch], plan.extras(batch)) * len(batch)
             seen += len(batch)
-            for pull in pulls:
-                pull.add(params, grads)
+            for term in terms:
+                term.add(params, grads)
             if plan.clip_norm:
                 clip(grads.vector, plan.clip_norm)
             steps.step(params.vector, grads.vector)
@@ -135,6 +148,24 @@ class _EpochBudget:
             np.copyto(vector, copy)
 
 
+F = TypeVar("F", bound=Callable[..., TrainedUpdate])
+
+
+def follows_plan(train: F) -> F:
+    """Mark a kind's `train` whose update follows from its `plan`, `head_training` or `from_features`.
+
+    A simulation may then train many devices together, without calling it. A kind that overrides a marked
+    `train` is trained by its own.
+    """
+    train.follows_plan = True  # type: ignore[attr-defined]
+    return train
+
+
+def is_planned(kind: object) -> bool:
+    """Whether a kind's `train` is marked by `follows_plan`."""
+    return getattr(getattr(type(kind), "train", None), "follows_plan", False)
+
+
 @runtime_checkable
 class HasTrainingPlan(Protocol):
     """A kind whose contribution is what `train` makes of its plan, weighted by the plan's samples."""
@@ -145,7 +176,7 @@ class HasTrainingPlan(Protocol):
 
 def is_cross_entropy_only(plan: TrainingPlan) -> bool:
     """Whether a plan minimises cross-entropy alone: `steps`, `clip_norm` and optimiser define the result."""
-    extra = plan.proximal or plan.privacy is not None
+    extra = plan.gradients or plan.privacy is not None
     return plan.objective == "train" and not extra
 
 
@@ -204,6 +235,13 @@ class TrainsHead(Protocol):
 
     def head_training(self, y: NDArray[np.int64], run: Run) -> HeadTraining:
         """The steps for a device with labels y (n,); batches are drawn from `run` as `train` draws them."""
+
+
+def takes_features(kind: object, manifest: Manifest) -> bool:
+    """Whether an update follows from the features of samples, by `TakesFeatures` or `TrainsHead`."""
+    if not is_planned(kind):
+        return False
+    return isinstance(kind, TakesFeatures) or (isinstance(kind, TrainsHead) and kind.trains_head(manifest))
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
@@ -14,7 +14,7 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import GraphPass, Work, Workload
 from device_runtime.profiles.cost import activation_bytes
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.kind import StrategyDefaults, TakesCodec
+from device_runtime.strategies.kind import ComparedAs, Strategy, TakesCodec
 from device_runtime.strategies.merging.aggregator_half import RoundModel, ServerTools
 from device_runtime.strategies.settings import (
     BatchSize,
@@ -32,12 +32,13 @@ K = TypeVar("K", bound="FamilyUpdate")
 
 
 @dataclass(frozen=True)
-class FamilyUpdate(TakesCodec, StrategyDefaults):
-    """Base of kinds with a form for each of `members`, names of smaller models, the richest first.
+class FamilyUpdate(TakesCodec, Strategy[Any]):
+    """Base of kinds with a variant for each of `members`, names of smaller models, the richest first.
 
-    Without members there is one form, for the main model. Every parameter is trained for `epochs` epochs.
+    Without members there is one variant, for the main model. Every parameter is trained for `epochs` epochs.
     """
 
+    compared_as: ClassVar[ComparedAs | None] = "change"
     members: Members = ()
     epochs: LocalEpochs = 10
     lr: LearningRate = 0.1
@@ -51,7 +52,7 @@ class FamilyUpdate(TakesCodec, StrategyDefaults):
         ranges.check(self)
 
     @property
-    def form(self) -> str:
+    def variant(self) -> str:
         return self.member
 
     @property

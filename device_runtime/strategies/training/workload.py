@@ -87,6 +87,7 @@ class Training:
     kept: extra vectors of the set's size in memory.
     singly: samples are run one by one, as in private training.
     codec: the codec of the update.
+    more_bytes: memory in addition to all that.
     """
 
     tunable: str
@@ -97,6 +98,7 @@ class Training:
     kept: int = 0
     singly: bool = False
     codec: str = ""
+    more_bytes: int = 0
 
 
 def training_work(load: Workload, tunable: str, trained: float, scored: float = 0.0, batch: int = 32) -> Work:
@@ -119,7 +121,7 @@ def work_of_training(load: Workload, training: Training) -> Work:
     vectors = 3 + training.kept + (rows > graph.rows)
     set_bytes = 4 * (vectors * values + BLOCK)
     data_bytes = (load.samples + min(training.batch, load.samples)) * load.sample_bytes
-    held = set_bytes + 2 * load.weights_bytes + data_bytes
+    held = set_bytes + 2 * load.weights_bytes + data_bytes + training.more_bytes
     if training.scored:
         held += activation_bytes(load, "forward")
     return Work(

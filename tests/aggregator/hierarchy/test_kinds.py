@@ -70,7 +70,7 @@ def test_a_site_asks_its_devices_for_the_class_statistics_that_it_is_asked_for(b
 
 
 def test_where_private_updates_are_forwarded_which_have_no_statistics_none_are_asked_for(bundle):
-    private = asked(make("full", {"dp": {}}))
+    private = asked(make("full", {"terms": {"dp-sgd": {}}}))
     chosen = site_kinds(offer(private, asked(make("zeroth-order"))), bundle.manifest, bundle.weights())
     assert [kind.statistics for kind in chosen.offered] == [None, None]
 

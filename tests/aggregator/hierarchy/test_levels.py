@@ -4,7 +4,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.hierarchy.forwarding import site_kind
 from device_runtime.aggregator.hierarchy.site_manager import SiteRules
 from device_runtime.aggregator.rounds.given_rounds import GivenRoundStore
 from device_runtime.aggregator.tasks.task import KindSettings
@@ -13,7 +12,7 @@ from device_runtime.broker.wire.link_events import Connected, Received
 from device_runtime.broker.wire.messages import Contribution, Hello, Plan, Step, encode
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies.directions.step_size import ScalarMoment, relative, unit
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.training.device_half import LocalData, Run
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
@@ -25,7 +24,7 @@ def moved(bundle, seed):
     rng = np.random.default_rng(seed)
     weights = bundle.weights()
     update = {}
-    for spec in Full().expected(bundle.manifest):
+    for spec in FedAvg().expected(bundle.manifest):
         noise = (
             np.abs(rng.normal(size=spec.shape)) if "running_var" in spec.name else rng.normal(size=spec.shape)
         )
@@ -160,11 +159,11 @@ def test_a_device_of_a_site_measures_what_it_would_measure_for_the_one_above(bun
     data = LocalData(
         rng.normal(size=(20, *bundle.manifest.input.shape)).astype(np.float32), rng.integers(10, size=20)
     )
-    here = site_kind(asked, bundle.weights(), bundle.manifest)
+    here, factor = asked.at_site(bundle.weights(), bundle.manifest)
     assert (here.sizing, here.eps != asked.eps) == ("absolute", True)
     model, run = OnnxModel(bundle), Run(7, "a", lambda: 0.0, 1.0)
     above, below = (kind.train(model, data, run).tensors["g"] for kind in (asked, here))
-    np.testing.assert_array_equal(below * np.float32(here.eps / asked.eps), above)
+    np.testing.assert_array_equal(below * np.float32(factor), above)
 
 
 def _log(levels):

@@ -190,7 +190,7 @@ def test_by_default_the_head_is_in_closed_form_where_several_kinds_and_second_mo
 
 
 def test_updates_under_differential_privacy_alone_give_no_closed_form_head_by_default():
-    private = KindSettings(name="full", settings={"dp": {}})
+    private = KindSettings(name="full", settings={"terms": {"dp-sgd": {}}})
     assert not Task(bundle="b", kinds=(private, *kinds_named(["few-shot"]))).closed_form
 
 

@@ -39,7 +39,7 @@ def test_what_later_rounds_lack_is_not_said_of_the_first(make_task, manifest):
 
 
 def test_an_objective_that_the_bundle_lacks_is_named_with_the_options_that_export_it(make_task, manifest):
-    moon = KindSettings(name="full", settings={"moon": 1.0})
+    moon = KindSettings(name="full", settings={"terms": {"moon": {"mu": 1.0}}})
     with pytest.raises(
         TaskError, match=r"full needs graph moon\.all, .*: export it with --objective moon --"
     ):
@@ -47,5 +47,7 @@ def test_an_objective_that_the_bundle_lacks_is_named_with_the_options_that_expor
 
 
 def test_a_width_slice_of_no_family_would_be_a_full_update_by_another_name(make_task, manifest):
-    with pytest.raises(TaskError, match="width-slice needs narrower models: give the task a family"):
+    with pytest.raises(
+        TaskError, match="cannot be merged: it has no narrower models: give the task a family"
+    ):
         check_kinds(make_task("full", "width-slice"), manifest)

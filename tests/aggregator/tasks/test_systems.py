@@ -5,6 +5,8 @@ from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.cli.operator.serve import add_arguments, task_of
+from device_runtime.strategies.terms.dp_sgd import DpSgd, dp_settings
+from device_runtime.strategies.terms.proximal import FedProx
 
 TASK = Task(bundle="digits-wrn-10-1", rounds=10)
 
@@ -56,29 +58,31 @@ def test_a_plus_lets_stragglers_train_one_epoch():
 
 def test_modifiers_compose():
     made = systems.task_as_system("fedncm+ft+fedprox+fedadam", TASK)
-    assert (made.server.name, made.kinds[1].strategy.mu) == ("fedadam", 0.01)
+    assert (made.server.name, made.kinds[1].strategy.terms) == ("fedadam", (FedProx(0.01),))
     [kind] = systems.task_as_system("fedpeft-bias+moon+fedprox", TASK).kinds
     assert (kind.strategy.tunable, kind.strategy.moon, kind.strategy.mu) == ("bias", 1.0, 0.01)
 
 
 def test_moon_does_not_compose_with_privacy():
-    with pytest.raises(TaskError, match="moon is 1 and dp is set: MOON's features come from runs"):
+    with pytest.raises(TaskError, match="term moon: its features come from runs"):
         systems.task_as_system("fedpeft-bias+moon+dp", TASK)
 
 
 def test_private_training_is_planned_for_all_rounds():
     [kind] = systems.task_as_system("fedpeft-bias+dp", TASK).kinds
-    assert (kind.strategy.dp.epsilon, kind.strategy.dp.delta, kind.strategy.dp.rounds) == (5.0, 1e-3, 10)
+    assert dp_settings(kind.strategy) == DpSgd(epsilon=5.0, delta=1e-3, rounds=10)
 
 
 def test_what_a_task_says_stands_over_the_papers_but_not_over_what_makes_the_system():
     given = (
-        KindSettings(name="full", settings={"mu": 0.5, "epochs": 3, "reduced_epochs": 2}),
+        KindSettings(
+            name="full", settings={"terms": {"fedprox": {"mu": 0.5}}, "epochs": 3, "reduced_epochs": 2}
+        ),
         KindSettings(name="few-shot", settings={"join_base": True, "shots": 4}, weight=2.0),
     )
     task = Task(bundle="b", rounds=10, kinds=given)
     [prox] = systems.task_as_system("fedprox", task).kinds
-    assert (prox.strategy.mu, prox.strategy.epochs) == (0.5, 3)
+    assert (prox.strategy.terms, prox.strategy.epochs) == ((FedProx(0.5),), 3)
     [_, few] = systems.task_as_system("fedfsc+", task).kinds
     assert (few.strategy.join_base, few.strategy.shots, few.weight) == (False, 4, 2.0)
     [plus] = systems.task_as_system("fedprox+", task).kinds

@@ -5,7 +5,7 @@ from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.task import KindSettings, Task, kinds_named
 from device_runtime.strategies import registry
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import ClassStatistics
 
 
@@ -32,12 +32,12 @@ def test_a_kind_that_is_alone_keeps_its_papers_settings():
 def test_every_hyperparameter_stands_in_the_offer():
     offered = Task(bundle="b", kinds=(KindSettings(name="full", settings={"epochs": 3}),)).offer_kinds(1)
     fields = msgspec.msgpack.decode(offered[0].settings)
-    assert fields == {**registry.settings(Full()), "epochs": 3}
+    assert fields == {**registry.settings(FedAvg()), "epochs": 3}
 
 
 def test_equal_tasks_are_equal_bytes_however_they_are_written():
     short = Task(bundle="b", kinds=(KindSettings(name="full"),))
-    long = Task(bundle="b", kinds=(KindSettings(name="full", settings=msgspec.to_builtins(Full())),))
+    long = Task(bundle="b", kinds=(KindSettings(name="full", settings=msgspec.to_builtins(FedAvg())),))
     assert short.json() == long.json()
     assert tasks.decode(short.json()).json() == short.json()
 

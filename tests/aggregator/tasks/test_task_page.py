@@ -9,8 +9,8 @@ import pytest
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.task import KindSettings, Task, tomllib
 from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.few_shot import FewShot
-from device_runtime.strategies.full import Full
 from device_runtime.strategies.statistics import kind_statistics
 
 ROOT = Path(__file__).parents[3]
@@ -47,6 +47,6 @@ def test_the_task_file_of_the_deployment_is_read_also_with_all_that_it_proposes(
     task = tasks.load(tmp_path / "task.toml", {})
     assert (task.robust, task.server.name, task.devices_per_round) == ("median", "fedadam", 10)
     assert [kind.strategy for kind in task.kinds] == [
-        kind_statistics.with_class_statistics(Full(epochs=5, lr=0.05, batch=32), task.statistics),
+        kind_statistics.with_class_statistics(FedAvg(epochs=5, lr=0.05, batch=32), task.statistics),
         kind_statistics.with_class_statistics(FewShot(join_base=True), task.statistics),
     ]

@@ -18,7 +18,7 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.graph_check import check_graph, delimited_field, fields, number_field
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 
 from .test_subprocess import (
     DAY_S,
@@ -36,7 +36,7 @@ __all__ = ["apart", "measured"]  # fixtures
 MODEL_GRAPH, NODE, INITIALISER, NODE_INPUT = 7, 1, 5, 1
 SIDE, PRODUCTS = 2048, 50
 """17 billion operations a product: half a minute of one core, all in one run of the graph."""
-FULL = registry.write(Full(epochs=1, batch=20))
+FULL = registry.write(FedAvg(epochs=1, batch=20))
 
 
 def node(operator, inputs, output):

@@ -37,10 +37,10 @@ from device_runtime.client.settings import Settings
 from device_runtime.models.errors import DataError
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 
-SHORT, LONG = registry.write(Full(epochs=2, batch=20)), registry.write(Full(epochs=4000, batch=20))
-SOME = registry.write(Full(epochs=100, batch=20))
+SHORT, LONG = registry.write(FedAvg(epochs=2, batch=20)), registry.write(FedAvg(epochs=4000, batch=20))
+SOME = registry.write(FedAvg(epochs=100, batch=20))
 MEANS = registry.write(ClassMeans())
 PAUSED = RuleVerdict((Rule("paused", False, "paused by hand"),))
 DAY_S = 86_400.0
@@ -115,7 +115,7 @@ def test_the_same_update_comes_from_either_process(apart, kind):
     apart.make_backend = in_this_process
     apart.start(boot=2).link.announce(apart.offer(kinds=(kind,), remaining_s=DAY_S))
     (here,) = apart.go().contributions
-    assert (there.kind, there.num_examples, there.form) == (here.kind, here.num_examples, here.form)
+    assert (there.kind, there.num_examples, there.variant) == (here.kind, here.num_examples, here.variant)
     assert (there.body, there.blob) == (here.body, here.blob)
     assert there.metrics.train_loss == here.metrics.train_loss or there.kind == "class-means"
 

@@ -20,7 +20,7 @@ from device_runtime.client.training.local_task import allowed_statistics
 from device_runtime.strategies import registry
 from device_runtime.strategies.attention_transfer import AttentionTransfer
 from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.prototypes import Prototypes
 from device_runtime.strategies.representatives import Representatives
@@ -46,8 +46,8 @@ def allowing(stage, allowed):
 @pytest.mark.parametrize(
     ("allowed", "kind", "why"),
     [
-        (AllowList(), Full(), ""),
-        (AllowList(kinds=("full",)), Full(), ""),
+        (AllowList(), FedAvg(), ""),
+        (AllowList(kinds=("full",)), FedAvg(), ""),
         (
             AllowList(kinds=("few-shot", "full")),
             ClassMeans(),
@@ -55,7 +55,7 @@ def allowing(stage, allowed):
         ),
         (AllowList(most_scalars=4), ZerothOrder(num_z=4), ""),
         (AllowList(most_scalars=4), ZerothOrder(num_z=5), "sends 5 scalars, the owner allows 4"),
-        (AllowList(most_scalars=4), Full(), ""),
+        (AllowList(most_scalars=4), FedAvg(), ""),
         (AllowList(smallest_count=2), ClassMeans(), ""),
         (
             AllowList(smallest_count=5),
@@ -84,7 +84,7 @@ def test_with_a_smallest_count_no_feature_maps_of_single_samples_are_sent(kind):
 @pytest.mark.slow
 def test_a_device_trains_the_next_kind_that_its_owner_allows_and_tells_why(stage):
     allowing(stage, AllowList(kinds=("class-means",)))
-    kinds = (registry.write(Full()), registry.write(ClassMeans()))
+    kinds = (registry.write(FedAvg()), registry.write(ClassMeans()))
     stage.link.announce(stage.offer(kinds=kinds))
     stage.go()
     assert [sent.kind for sent in stage.contributions] == ["class-means"]
@@ -173,6 +173,6 @@ def test_a_file_s_list_without_bundles_is_refused_for_it_would_allow_all(tmp_pat
     ],
 )
 def test_class_statistics_are_sent_where_the_owner_allows_class_means_and_of_no_fewer_samples(allowed, left):
-    asked = kind_statistics.with_class_statistics(Full(), ClassStatistics())
+    asked = kind_statistics.with_class_statistics(FedAvg(), ClassStatistics())
     assert allowed_statistics(asked, allowed).statistics == left
-    assert allowed_statistics(Full(), allowed) == Full()
+    assert allowed_statistics(FedAvg(), allowed) == FedAvg()

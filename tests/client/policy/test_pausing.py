@@ -13,10 +13,10 @@ from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 
 YES = RuleVerdict()
-FULL = registry.write(Full(epochs=5, batch=20))
+FULL = registry.write(FedAvg(epochs=5, batch=20))
 NO = RuleVerdict((Rule("mains", False, "on battery power"),))
 SPARE = RuleVerdict((Rule("unmetered", False, "the network is metered", network=True),))
 

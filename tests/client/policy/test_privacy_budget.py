@@ -18,7 +18,7 @@ from device_runtime.strategies.terms.accountant import (
     PrivacySpending,
     total_epsilon,
 )
-from device_runtime.strategies.terms.dp_sgd import BudgetExceeded, DpSgd, PrivacyLedger
+from device_runtime.strategies.terms.dp_sgd import BudgetExceeded, DpSgd, PrivacyLedger, dp_settings
 
 DELTA = 1e-3
 LIMIT = (PrivacyBudget(5.0, DELTA),)
@@ -34,6 +34,10 @@ class Kind:
     dp: DpSgd | None = None
     batch: int = 64
     epochs: int = 5
+
+    @property
+    def terms(self):
+        return (self.dp,) if self.dp else ()
 
 
 def budget(path, *here):
@@ -213,7 +217,7 @@ def test_nothing_is_spent_on_nobody(path):
 
 def test_without_an_owner_s_limit_unprotected_kinds_go_on(path):
     guard = PrivacyGuard(lambda: budget(path, A))
-    assert guard.unfit(Kind(), 10) == ""
+    assert guard.forbidden_reason(Kind(), 10) == ""
     guard.before(Kind(), 10)
     assert np.isnan(guard.spent(Kind()))
     assert not path.exists()
@@ -221,27 +225,30 @@ def test_without_an_owner_s_limit_unprotected_kinds_go_on(path):
 
 def test_with_an_owner_s_limit_nothing_unprotected_is_sent(path):
     guard = PrivacyGuard(lambda: budget(path, A), PrivacyBudget(5.0, 1e-3))
-    assert guard.unfit(Kind(), 10) == "is not private, and the owner asks for epsilon 5 at delta 0.001"
-    assert guard.unfit(object(), 10).startswith("is not private")
+    assert (
+        guard.forbidden_reason(Kind(), 10)
+        == "is not private, and the owner asks for epsilon 5 at delta 0.001"
+    )
+    assert guard.forbidden_reason(object(), 10).startswith("is not private")
 
 
 @pytest.mark.parametrize("asked", [DpSgd(epsilon=8.0, delta=1e-3), DpSgd(epsilon=5.0, delta=1e-2)])
 def test_a_task_that_asks_for_less_privacy_than_the_owner_allows_is_refused(path, asked):
     guard = PrivacyGuard(lambda: budget(path, A), PrivacyBudget(5.0, 1e-3))
     said = f"asks for {asked.limit}, the owner allows epsilon 5 at delta 0.001"
-    assert guard.unfit(Kind(asked), 10) == said
+    assert guard.forbidden_reason(Kind(asked), 10) == said
 
 
 def test_a_guard_lets_the_planned_rounds_pass_and_no_more(path):
     kind = Kind(DpSgd(rounds=3))
     for done in range(3):
         guard = PrivacyGuard(lambda: budget(path, A), PrivacyBudget(5.0, 1e-3))
-        assert guard.unfit(kind, 10) == ""
+        assert guard.forbidden_reason(kind, 10) == ""
         guard.before(kind, 10)
-        assert guard.spent(kind) == total_epsilon([kind.dp.round(10, 64, 5)] * (done + 1), DELTA)
+        assert guard.spent(kind) == total_epsilon([dp_settings(kind).round(10, 64, 5)] * (done + 1), DELTA)
     assert 4.9 < guard.spent(kind) <= 5
-    assert guard.unfit(kind, 10).startswith("epsilon would be 5.")
-    assert guard.unfit(kind, 10).endswith("of 5 at delta 0.001 after 3 rounds")
+    assert guard.forbidden_reason(kind, 10).startswith("epsilon would be 5.")
+    assert guard.forbidden_reason(kind, 10).endswith("of 5 at delta 0.001 after 3 rounds")
     with pytest.raises(BudgetExceeded):
         guard.before(kind, 10)
 
@@ -249,21 +256,23 @@ def test_a_guard_lets_the_planned_rounds_pass_and_no_more(path):
 def test_another_task_on_the_same_data_draws_from_the_same_budget(path):
     first, second = Kind(DpSgd(rounds=1)), Kind(DpSgd(epsilon=4.0, rounds=1, max_norm=0.1), batch=32)
     PrivacyGuard(lambda: budget(path, A)).before(first, 10)
-    assert "of 4 at delta 0.001 after 1 round" in PrivacyGuard(lambda: budget(path, A)).unfit(second, 10)
-    assert PrivacyGuard(lambda: budget(path, B)).unfit(second, 10) == ""
+    assert "of 4 at delta 0.001 after 1 round" in PrivacyGuard(lambda: budget(path, A)).forbidden_reason(
+        second, 10
+    )
+    assert PrivacyGuard(lambda: budget(path, B)).forbidden_reason(second, 10) == ""
 
 
 def test_the_owner_s_limit_is_over_all_tasks(path):
     guard = PrivacyGuard(lambda: budget(path, A), PrivacyBudget(5.0, 1e-3))
     guard.before(Kind(DpSgd(epsilon=3.0, rounds=1)), 10)
-    assert "of 3 at" in guard.unfit(Kind(DpSgd(epsilon=3.0, rounds=1)), 10)
-    assert guard.unfit(Kind(DpSgd(epsilon=5.0, rounds=10)), 10) == ""
+    assert "of 3 at" in guard.forbidden_reason(Kind(DpSgd(epsilon=3.0, rounds=1)), 10)
+    assert guard.forbidden_reason(Kind(DpSgd(epsilon=5.0, rounds=10)), 10) == ""
 
 
 def test_a_device_s_guard_reads_its_samples_and_its_file_when_a_private_kind_comes(tmp_path, path):
     x = np.arange(8, dtype=np.uint8).reshape(2, 4)
     guard = PrivacyGuard.of(tmp_path, tmp_path / "data.npz")
-    assert guard.unfit(Kind(), 2) == ""  # there is no such file yet
+    assert guard.forbidden_reason(Kind(), 2) == ""  # there is no such file yet
     np.savez(tmp_path / "data.npz", x=x, y=np.zeros(2, int))
     kind = Kind(DpSgd())
     guard.before(kind, 2)
@@ -284,24 +293,24 @@ def test_samples_that_went_after_they_were_loaded_are_not_trained_on_unaccounted
     else:
         np.savez(data / f"{'b' if change == 'replaced' else 'c'}.npz", x=np.ones((7, 2)), y=np.zeros(7, int))
     refusal = "" if change == "added" else f"samples in {data} were changed or removed since they were loaded"
-    assert guard.unfit(kind, 10).startswith(refusal)
-    assert bool(guard.unfit(kind, 10)) == bool(refusal)
+    assert guard.forbidden_reason(kind, 10).startswith(refusal)
+    assert bool(guard.forbidden_reason(kind, 10)) == bool(refusal)
 
 
 def test_a_damaged_file_keeps_private_kinds_from_being_trained(tmp_path, path):
     path.write_bytes(b"{")
     np.savez(tmp_path / "data.npz", x=np.zeros((1, 4)), y=np.zeros(1, int))
     guard = PrivacyGuard.of(tmp_path, tmp_path / "data.npz")
-    assert "cannot be read" in guard.unfit(Kind(DpSgd()), 1)
+    assert "cannot be read" in guard.forbidden_reason(Kind(DpSgd()), 1)
     with pytest.raises(PrivacyError, match="cannot be read"):
         guard.before(Kind(DpSgd()), 1)
-    assert guard.unfit(Kind(), 1) == ""
+    assert guard.forbidden_reason(Kind(), 1) == ""
 
 
 def test_a_guard_without_the_accountant_says_what_to_install(path, monkeypatch):
     monkeypatch.setattr("device_runtime.strategies.terms.accountant._accounting", _missing)
     fresh = Kind(DpSgd(epsilon=4.321))
-    assert "pip install" in PrivacyGuard(lambda: budget(path, A)).unfit(fresh, 10)
+    assert "pip install" in PrivacyGuard(lambda: budget(path, A)).forbidden_reason(fresh, 10)
 
 
 def _missing():
@@ -310,4 +319,8 @@ def _missing():
 
 def test_a_budget_that_no_noise_keeps_is_a_reason_too(path):
     kind = Kind(DpSgd(epsilon=1e-3, delta=1e-12, rounds=1000))
-    assert PrivacyGuard(lambda: budget(path, A)).unfit(kind, 10).startswith("no noise keeps 5000 steps")
+    assert (
+        PrivacyGuard(lambda: budget(path, A))
+        .forbidden_reason(kind, 10)
+        .startswith("no noise keeps 5000 steps")
+    )

@@ -8,7 +8,7 @@ from device_runtime.client.training.work import cheaper
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, shipped
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.prototypes import Prototypes
 from device_runtime.strategies.statistics import kind_statistics
@@ -68,7 +68,7 @@ def test_a_narrow_uplink_leaves_the_two_scalars(load):
 
 
 def test_memory_alone_makes_a_straggler(load):
-    full = Full().cost(load, device(1e12))
+    full = FedAvg().cost(load, device(1e12))
     plan = choose(
         device(1e12, limit=full.peak_memory_bytes - 1), every_kind(), {MAIN: load}, remaining_s=60.0
     )
@@ -88,9 +88,9 @@ def test_one_device_is_a_straggler_for_one_task_and_not_for_another(bundle):
 
 
 def test_a_plan_fills_at_most_the_margin_of_the_time_left(load):
-    seconds = Full().cost(load, device()).seconds
-    assert choose(device(), [Full()], {MAIN: load}, 1.001 * seconds / MARGIN).chosen
-    assert choose(device(), [Full()], {MAIN: load}, 0.999 * seconds / MARGIN).chosen is None
+    seconds = FedAvg().cost(load, device()).seconds
+    assert choose(device(), [FedAvg()], {MAIN: load}, 1.001 * seconds / MARGIN).chosen
+    assert choose(device(), [FedAvg()], {MAIN: load}, 0.999 * seconds / MARGIN).chosen is None
 
 
 def test_a_device_whose_subset_would_be_too_small_goes_on_to_the_next_kind_and_says_why(load):
@@ -128,7 +128,7 @@ def test_a_smaller_model_is_as_fast_operation_for_operation_as_the_measured_one(
 
 
 def test_costs_follow_from_flops_bandwidth_and_power(load, bundle):
-    cost = Full(epochs=5).cost(load, device(1e9, up=1e6, down=2e6))
+    cost = FedAvg(epochs=5).cost(load, device(1e9, up=1e6, down=2e6))
     compute = 5 * 180 * bundle.manifest.graphs["train.all"].flops / 1e9
     assert cost.compute_s == pytest.approx(compute)
     transfer = cost.bytes_up / 1e6 + cost.bytes_down / 2e6
@@ -223,7 +223,7 @@ def test_a_narrower_link_carries_class_statistics_of_fewer_classes_as_many_as_fi
             assert (statistics.moments, statistics.most_classes) == (False, rows if rows < 8 else 0)
             said = (f"class-means sends class statistics of {rows} of 8 classes",) if rows < 8 else ()
             assert plan.reasons == said
-            assert cheaper([*kinds, Full()], plan.chosen) == (Full(),)
+            assert cheaper([*kinds, FedAvg()], plan.chosen) == (FedAvg(),)
 
 
 def test_no_more_classes_are_sent_than_the_task_asks_for(load):

@@ -26,7 +26,7 @@ from device_runtime.models.errors import EngineError, TensorError
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, StragglerVerdict
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.workload import workload
@@ -130,13 +130,13 @@ def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(
 
 def test_a_device_that_was_too_hopeful_sends_the_epochs_that_are_whole(bundle, digits, clock):
     """It believes to be twice as fast as it is: the plan says what was done, the correction what it took."""
-    kinds = (Full(epochs=4, reduced_epochs=1),)
+    kinds = (FedAvg(epochs=4, reduced_epochs=1),)
     worker = equip(bundle, digits, clock, Emulation.of("pi-4", slow=1000))
     profile = believed(2 * 0.6e9 / 0.062 / 1000)
     whole_s = kinds[0].cost(worker.loads[MAIN], profile).compute_s
     outcome = perform(worker, profile, Assignment(kinds, 1, deadline=1.2 * whole_s))
     assert outcome.gave_up == ()
-    assert outcome.contribution.form == outcome.plan.chosen.strategy.form == "epochs=1"
+    assert outcome.contribution.variant == outcome.plan.chosen.strategy.variant == "epochs=1"
     assert outcome.plan.chosen.cost.compute_s == pytest.approx(whole_s / 4)
     assert outcome.train_time_s < whole_s
     assert corrected(profile, outcome)["full"] == pytest.approx(0.7 + 0.3 * 2, rel=0.1)
@@ -170,7 +170,7 @@ def test_what_was_given_up_holds_no_memory_while_the_next_is_done(bundle, digits
             raise error
 
     watcher.ran = outgrown
-    kinds = (Full(), ClassMeans())
+    kinds = (FedAvg(), ClassMeans())
     outcome = perform(worker, believed(1e12), Assignment(kinds, 1, deadline=60.0))
     assert outcome.contribution.kind == "class-means"
     assert ran[0] == ("train.all", {"train.all"})
@@ -252,7 +252,7 @@ def test_an_engine_that_fails_midway_steps_down(bundle, digits, clock, every_kin
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 def test_a_training_that_diverged_is_not_sent(bundle, digits, clock):
-    kinds = (Full(lr=1e30, epochs=1), ClassMeans())
+    kinds = (FedAvg(lr=1e30, epochs=1), ClassMeans())
     outcome = perform(equip(bundle, digits, clock), believed(1e12), Assignment(kinds, 1, deadline=60.0))
     assert outcome.contribution.kind == "class-means"
     assert "non-finite" in outcome.gave_up[0]
@@ -277,7 +277,7 @@ def test_private_training_is_refused_as_soon_as_it_would_exceed_the_budget(bundl
     (data := tmp_path / "data.npz").write_bytes(b"")
     np.savez(data, x=digits.x[:40], y=digits.y[:40])
     few = LocalData(digits.x[:40], digits.y[:40])
-    settings = {"tunable": "head", "epochs": 1, "batch": 8, "dp": {"rounds": 2}}
+    settings = {"tunable": "head", "epochs": 1, "batch": 8, "terms": {"dp-sgd": {"rounds": 2}}}
     kinds = (registry.make("peft", settings), registry.make("class-means"))
     sent, spent = [], []
     for _ in range(3):
@@ -292,7 +292,10 @@ def test_private_training_is_refused_as_soon_as_it_would_exceed_the_budget(bundl
 
 def test_an_owner_s_limit_bars_all_that_is_not_private(bundle, digits, clock, tmp_path):
     guard = PrivacyGuard.of(tmp_path, tmp_path, owner=PrivacyBudget(1.0, 1e-3))
-    kinds = (registry.make("full"), registry.make("peft", {"tunable": "head", "dp": {"epsilon": 5.0}}))
+    kinds = (
+        registry.make("full"),
+        registry.make("peft", {"tunable": "head", "terms": {"dp-sgd": {"epsilon": 5.0}}}),
+    )
     outcome = perform(
         equip(bundle, digits, clock, guard=guard), believed(57e9), Assignment(kinds, 1, deadline=60.0)
     )

@@ -7,10 +7,10 @@ import pytest
 
 from device_runtime.profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Power, Speed, Workload
 from device_runtime.simulation.clock.timeline import AskConditions, RoundDraws, timeline
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.terms.dp_sgd import DpSgd
 
-FULL = Full(epochs=2, batch=32)
+FULL = FedAvg(epochs=2, batch=32)
 DEVICE = DeviceProfile(
     name="board",
     cores=4,
@@ -219,7 +219,7 @@ def test_what_was_fetched_in_the_lobby_costs_bytes_and_energy_and_no_time_of_the
 
 def test_a_device_that_has_spent_the_privacy_of_its_samples_sits_out():
     """Planned for one round: the second is refused, with what it would have come to."""
-    private = Full(epochs=2, batch=32, dp=DpSgd(rounds=1))
+    private = FedAvg(epochs=2, batch=32, terms=(DpSgd(rounds=1),))
     first = run(replace(asked(), kinds=(private,)))
     assert (first.lost, first.ledger.rounds) == (None, 1)
     assert 4.9 < first.outcome.epsilon <= 5.0
@@ -229,7 +229,7 @@ def test_a_device_that_has_spent_the_privacy_of_its_samples_sits_out():
 
 
 @dataclass(frozen=True)
-class OfSize(Full):
+class OfSize(FedAvg):
     """A full update of a member of the family."""
 
     of: str = ""

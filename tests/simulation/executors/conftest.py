@@ -18,7 +18,7 @@ from device_runtime.simulation.executors.job import (
     base_key,
 )
 from device_runtime.strategies import registry
-from device_runtime.strategies.training.tensor_update import FEW_SHOT
+from device_runtime.strategies.training.device_half import FEW_SHOT
 
 SHORT = {"full": {"epochs": 1}, "entropy-subset": {"epochs": 1}, "few-shot": {"epochs": 2}}
 DEVICES = 6
@@ -74,7 +74,7 @@ def same(results):
         result
         if isinstance(result, FailedJob)
         else (
-            (result.kind, result.form),
+            (result.kind, result.variant),
             list(result.tensors),
             tensors.encode(result.tensors),
             result.num_examples,
@@ -109,8 +109,8 @@ def kept(exported) -> Kept:
     learnt = {name: first[name] + np.float32(0.01) for name in trained}
     settings = {"epochs": 1, "batch": 8}
     kinds = [
-        registry.make("full", {**settings, "moon": 1.0}),
-        registry.make("full+few-shot", {**settings, "mu_head": 1.0, "head_anchor": "few-shot"}),
+        registry.make("full", {**settings, "terms": {"moon": {"mu": 1.0}}}),
+        registry.make("full+few-shot", {**settings, "terms": {"fscprox": {"mu": 1.0, "anchor": "few-shot"}}}),
         registry.make("width-slice", {**settings, "members": ("half",)}),
         registry.make("few-shot", SHORT["few-shot"]),
     ]

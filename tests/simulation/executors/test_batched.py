@@ -21,13 +21,14 @@ from device_runtime.simulation.executors.job import (
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.entropy_subset import EntropySubset
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.few_shot import FewShot
-from device_runtime.strategies.full import Full
 from device_runtime.strategies.full_and_few_shot import FullAndFewShot
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.peft import Peft
 from device_runtime.strategies.statistics import class_statistics, held_out, kind_statistics
 from device_runtime.strategies.terms.dp_sgd import DpSgd
+from device_runtime.strategies.terms.proximal import FedProx, FscProx
 from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
 
 SIZES = (23, 1, 40, 7, 64, 0, 12)
@@ -117,7 +118,7 @@ def test_head_only_kinds_are_trained_together_and_equal_the_plain_executor(input
 
 def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in_their_order(inputs, bundle):
     bases, watched = {"0": bundle.weights()}, Watched(inputs)
-    full, few = Full(epochs=1, batch=8), FewShot(epochs=2)
+    full, few = FedAvg(epochs=1, batch=8), FewShot(epochs=2)
     mixed = [
         *jobs(full, [2]),
         *jobs(few, [4, 0]),
@@ -136,7 +137,7 @@ def test_smaller_models_and_what_takes_more_than_the_base_go_to_the_fallback(kep
     watched = Watched(kept.inputs)
     found = results(Batched(kept.inputs, watched), kept.bases, kept.jobs)
     assert_alike(found, results(PlainExecutor(kept.inputs), kept.bases, kept.jobs))
-    assert [result.form for result in found] == [job.strategy.form for job in kept.jobs]
+    assert [result.variant for result in found] == [job.strategy.variant for job in kept.jobs]
     [asked] = watched.asked
     assert len(asked) == sum(job.strategy.name != "few-shot" for job in kept.jobs)
 
@@ -176,9 +177,9 @@ def regression(clients: Clients, bundle: Bundle, tmp_path_factory: pytest.TempPa
 @pytest.mark.parametrize(
     "full",
     [
-        Full(epochs=1, lr=0.03, momentum=0.0, weight_decay=0.0, batch=10),
-        Full(epochs=3, lr=0.1, momentum=0.9, weight_decay=0.01, batch=8),
-        Full(epochs=2, lr=0.1, batch=64),
+        FedAvg(epochs=1, lr=0.03, momentum=0.0, weight_decay=0.0, batch=10),
+        FedAvg(epochs=3, lr=0.1, momentum=0.9, weight_decay=0.01, batch=8),
+        FedAvg(epochs=2, lr=0.1, batch=64),
     ],
 )
 def test_full_updates_of_softmax_regression_are_heads_and_need_no_engine(regression, full, monkeypatch):
@@ -191,7 +192,9 @@ def test_full_updates_of_softmax_regression_are_heads_and_need_no_engine(regress
     assert watched.asked == []
 
 
-@pytest.mark.parametrize("full", [Full(epochs=1, mu=0.1), Full(epochs=1, dp=DpSgd())])
+@pytest.mark.parametrize(
+    "full", [FedAvg(epochs=1, terms=(FedProx(0.1),)), FedAvg(epochs=1, terms=(DpSgd(),))]
+)
 def test_full_updates_with_terms_that_heads_do_not_have_go_to_the_fallback(regression, full):
     bases, watched = {"0": regression.bundle.weights()}, Watched(regression)
     results(Batched(regression, watched), bases, jobs(full, [0, 2]))
@@ -247,10 +250,10 @@ def on_torch(bundle: Bundle, clients: Clients) -> ExecutorInputs:
 @pytest.mark.parametrize(
     "strategy",
     [
-        Full(epochs=1, lr=0.05, batch=8),
+        FedAvg(epochs=1, lr=0.05, batch=8),
         EntropySubset(shares=(0.5,), epochs=2, lr=0.02, batch=8),
         EntropySubset(shares=(0.5,), epochs=2, lr=0.02, batch=8, select="random"),
-        Full(epochs=2, lr=0.04, batch=8, reduced_epochs=1).variants()[0],
+        FedAvg(epochs=2, lr=0.04, batch=8, reduced_epochs=1).variants()[0],
     ],
 )
 def test_small_networks_are_trained_together_on_torch(on_torch, bundle, strategy):
@@ -269,7 +272,10 @@ def test_kinds_that_tune_a_part_are_the_same_together_or_not_trained_together(ke
         registry.make("peft", {**settings, "tunable": tunable, "tunables": ()})
         for tunable in ("bias", "lora", "head")
     ]
-    kinds += [registry.make("sparse", settings), registry.make("full", {**settings, "moon": 1.0})]
+    kinds += [
+        registry.make("sparse", settings),
+        registry.make("full", {**settings, "terms": {"moon": {"mu": 1.0}}}),
+    ]
     on_torch, bases = replace(kept.inputs, engine=EngineSettings("torch")), {"1": kept.bases["1"]}
     asked = [job for kind in kinds for job in jobs(kind, [0, 1, 2], "1")]
     found = results(Batched(on_torch, PlainExecutor(on_torch), networks=True), bases, asked)
@@ -278,14 +284,14 @@ def test_kinds_that_tune_a_part_are_the_same_together_or_not_trained_together(ke
 
 
 def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(inputs, on_torch, bundle):
-    bases, full = {"0": bundle.weights()}, Full(epochs=1, batch=8)
+    bases, full = {"0": bundle.weights()}, FedAvg(epochs=1, batch=8)
     for asked, networks, strategy in (
         (inputs, None, full),
         (inputs, True, full),
         (on_torch, False, full),
-        (on_torch, True, Full(epochs=1, batch=8, mu=0.1)),
-        (on_torch, True, Full(epochs=1, batch=8, mu_head=0.1)),
-        (on_torch, True, Full(epochs=1, batch=8, dp=DpSgd())),
+        (on_torch, True, FedAvg(epochs=1, batch=8, terms=(FedProx(0.1),))),
+        (on_torch, True, FedAvg(epochs=1, batch=8, terms=(FscProx(0.1),))),
+        (on_torch, True, FedAvg(epochs=1, batch=8, terms=(DpSgd(),))),
         (on_torch, True, FullAndFewShot(epochs=1, batch=8)),
     ):
         watched = Watched(asked)
@@ -294,7 +300,7 @@ def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(inputs,
 
 
 def test_each_base_is_trained_from_by_its_own_jobs(on_torch, bundle):
-    first, full = bundle.weights(), Full(epochs=1, lr=0.05, batch=8)
+    first, full = bundle.weights(), FedAvg(epochs=1, lr=0.05, batch=8)
     bases = {"4": first, "9": {name: value * np.float32(0.9) for name, value in first.items()}}
     mixed = [*jobs(full, [0], "4"), *jobs(full, [1], "9"), *jobs(full, [2], "4")]
     found = results(Batched(on_torch, PlainExecutor(on_torch)), bases, mixed)
@@ -356,8 +362,8 @@ def test_statistics_beside_heads_are_of_the_features_that_heads_learn_from(
 @pytest.mark.parametrize(
     "strategy",
     [
-        with_statistics(Full(epochs=1, lr=0.05, batch=8)),
-        with_statistics(Full(epochs=1, lr=0.05, batch=8), features=20),
+        with_statistics(FedAvg(epochs=1, lr=0.05, batch=8)),
+        with_statistics(FedAvg(epochs=1, lr=0.05, batch=8), features=20),
         with_statistics(EntropySubset(shares=(0.5,), epochs=1, lr=0.02, batch=8), numbers="int8"),
     ],
 )
@@ -374,7 +380,7 @@ def test_statistics_beside_networks_are_of_the_same_samples(on_torch, bundle, st
 def test_statistics_of_two_kinds_on_one_base_share_features_and_scalars_go_to_the_fallback(
     on_torch, bundle, monkeypatch
 ):
-    full, few = with_statistics(Full(epochs=1, batch=8)), with_statistics(FewShot(epochs=1))
+    full, few = with_statistics(FedAvg(epochs=1, batch=8)), with_statistics(FewShot(epochs=1))
     scalars = with_statistics(registry.make("zeroth-order"))
     bases, watched, seen = {"0": bundle.weights()}, Watched(on_torch), []
     batched = Batched(on_torch, watched)
@@ -389,7 +395,7 @@ def test_statistics_of_two_kinds_on_one_base_share_features_and_scalars_go_to_th
 def test_features_of_a_base_that_has_diverged_are_told(on_torch, bundle):
     weights = bundle.weights()
     spoilt = {name: np.full_like(value, 3e38) for name, value in weights.items()}
-    for strategy in (Full(epochs=1, batch=8), FewShot(epochs=1)):
+    for strategy in (FedAvg(epochs=1, batch=8), FewShot(epochs=1)):
         asked = jobs(with_statistics(strategy), [2])
         [found] = results(Batched(on_torch, PlainExecutor(on_torch)), {"0": spoilt}, asked)
         assert isinstance(found, FailedJob)

@@ -10,7 +10,7 @@ from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob, run_of
 from device_runtime.strategies import registry
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.training.device_half import Run
 
 from .conftest import jobs_of, same
@@ -38,7 +38,7 @@ def test_a_job_begins_with_what_its_device_kept_and_was_sent_and_ends_with_what_
         aside = kept.bases[job.aside] if job.aside else {}
         run = Run(job.seed, job.name, lambda: 0.0, 1.0, memory=job.memory, aside=aside)
         alone = job.strategy.train(model, data, run)
-        assert made.form == job.strategy.form
+        assert made.variant == job.strategy.variant
         assert tensors.encode(made.tensors) == tensors.encode(alone.tensors)
         assert (made.memory is None) == (alone.memory is None)
         if made.memory is not None:
@@ -66,7 +66,7 @@ def test_a_result_s_memory_is_the_caller_s_own(kept):
 
 
 def test_noise_is_a_job_s_own_and_the_same_whenever_it_is_done():
-    jobs = [TrainingJob(0, name, Full(), seed, "1") for name in "ab" for seed in (1, 2)]
+    jobs = [TrainingJob(0, name, FedAvg(), seed, "1") for name in "ab" for seed in (1, 2)]
     drawn = [run_of(job).noise().random() for job in jobs]
     assert drawn == [run_of(job).noise().random() for job in jobs]
     assert len({*drawn, *(run_of(job).rng().random() for job in jobs)}) == 8
@@ -85,7 +85,7 @@ def test_order_and_company_of_jobs_change_nothing(inputs, bases, every_kind, pla
 
 
 def test_a_job_that_diverges_says_so_and_the_next_goes_on(inputs, bases):
-    wild = TrainingJob(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
+    wild = TrainingJob(2, "pi-2", FedAvg(epochs=2, lr=1e30), seed=77, base="1")
     [calm] = jobs_of("class-means", 1)
     with np.errstate(all="ignore"):
         diverged, fine = PlainExecutor(inputs).run(bases, [wild, calm])

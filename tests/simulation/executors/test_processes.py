@@ -22,15 +22,15 @@ from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob
 from device_runtime.simulation.executors.processes import Processes
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
-from device_runtime.strategies.training.tensor_update import FEW_SHOT
+from device_runtime.strategies.training.device_half import FEW_SHOT
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from .conftest import jobs_of, same
 
-ENDLESS = Full(epochs=1_000_000)
+ENDLESS = FedAvg(epochs=1_000_000)
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -38,7 +38,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.job import TrainingJob, ExecutorInputs
 from device_runtime.simulation.executors.processes import Processes
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import Full
 
 bundle = Bundle.open(sys.argv[1])
 executor = Processes(ExecutorInputs(bundle, Clients.open(Path(sys.argv[2]))), 2)
@@ -176,7 +176,7 @@ def test_a_base_model_with_a_tensor_missing_is_refused(executor, bases):
 
 
 def test_a_job_that_diverges_says_so_and_the_next_goes_on(executor, bases):
-    wild = TrainingJob(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
+    wild = TrainingJob(2, "pi-2", FedAvg(epochs=2, lr=1e30), seed=77, base="1")
     diverged, fine = executor.run(bases, [wild, *jobs_of("class-means", 1)])
     assert isinstance(diverged, FailedJob)
     assert "non-finite" in diverged.why
@@ -194,7 +194,7 @@ def test_what_a_bundle_cannot_do_is_said_as_plainly_and_others_go_on(executor, i
 
 
 def test_a_strategy_that_is_not_in_the_registry_is_refused_before_it_is_sent(executor, bases):
-    class Own(Full):
+    class Own(FedAvg):
         """Of the registry's name, and not the registry's."""
 
     with pytest.raises(ExecutorError, match="only executor plain"):

@@ -16,7 +16,7 @@ from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, Tr
 from device_runtime.simulation.executors.packing import error_of, read_reply
 from device_runtime.simulation.executors.ray_cluster import RayInputs, RayWorker
 from device_runtime.simulation.executors.ray_executor import RayExecutor
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from .conftest import jobs_of, same
@@ -51,7 +51,7 @@ def test_a_base_model_of_the_same_number_may_be_another_in_the_next_run(executor
 
 @with_ray
 def test_a_job_that_diverges_says_so_and_the_next_goes_on(executor, bases):
-    wild = TrainingJob(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
+    wild = TrainingJob(2, "pi-2", FedAvg(epochs=2, lr=1e30), seed=77, base="1")
     diverged, fine = executor.run(bases, [wild, *jobs_of("class-means", 1)])
     assert isinstance(diverged, FailedJob)
     assert "non-finite" in diverged.why

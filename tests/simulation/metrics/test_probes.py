@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.metrics.probes import ProbedRounds, Probes, ProbeSet, spread_rounds
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.width_slice import WidthSlice
 
@@ -38,7 +38,7 @@ def probes(model, bundle, told):
 
 
 def job(name):
-    return TrainingJob(0, name, Full(), 0, base="1")
+    return TrainingJob(0, name, FedAvg(), 0, base="1")
 
 
 def changed(bundle, seed, only=None):

@@ -49,7 +49,7 @@ def test_they_agree_on_what_is_sent_beside_the_base(tmp_path, exported):
     """The full updates of round 3 are held near the few-shot classifier of round 2, which is sent with the
     base: 10 classes of 32 features.
     """
-    made = system("fscprox", tmp_path, exported.tuned, rounds=4, mu_head=1.0)
+    made = system("fscprox", tmp_path, exported.tuned, rounds=4, terms={"fscprox": {"mu": 1.0}})
     noted, served, finished = both(made)
     assert check_equal(noted, served, finished) == {"full", "full+few-shot"}
     fetched = {ask.round: ask.bytes_down for ask in noted.asks if ask.device.startswith("0-phone")}

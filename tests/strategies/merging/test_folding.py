@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from device_runtime.models.errors import TensorError
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.merging.aggregator_half import CarriedState, KindResult
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.training.device_half import TrainedUpdate
-from device_runtime.strategies.training.tensor_update import Averaged
 
 
 @dataclass(frozen=True)
-class Refining(Averaged):
+class Refining(FedAvg):
     """Averages, and then does what it was made with to the merged base."""
 
     name: ClassVar[str] = "refining"

@@ -10,7 +10,7 @@ from device_runtime.models.bundles.tensors import Flat, TensorSpec
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.strategies import registry
 from device_runtime.strategies.errors import KindError
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.terms import accountant
 from device_runtime.strategies.terms.accountant import (
     PrivacyBudget,
@@ -41,6 +41,10 @@ class Kind:
     dp: DpSgd | None = None
     batch: int = 64
     epochs: int = 10
+
+    @property
+    def terms(self):
+        return (self.dp,) if self.dp else ()
 
 
 @dataclass(frozen=True)
@@ -201,9 +205,11 @@ def test_what_cannot_have_been_spent_is_refused(wrong):
 
 @pytest.mark.parametrize("kind", ["full", "peft", "entropy-subset", "full+few-shot"])
 def test_moon_is_refused_with_privacy_for_its_features_are_of_many_samples_in_one_run(kind):
-    with pytest.raises(KindError, match="moon is 1 and dp is set|dp protects"):
-        registry.make(kind, {"moon": 1.0, "dp": {"epsilon": 5.0}})
-    assert registry.make("full", {"mu": 1.0, "dp": {"epsilon": 5.0}}).dp.epsilon == 5.0
+    with pytest.raises(KindError, match="features come from runs of many|not take the term dp-sgd"):
+        registry.make(kind, {"terms": {"moon": {"mu": 1.0}, "dp-sgd": {"epsilon": 5.0}}})
+    assert dp_settings(
+        registry.make("full", {"terms": {"fedprox": {"mu": 1.0}, "dp-sgd": {"epsilon": 5.0}}})
+    ) == DpSgd(epsilon=5.0)
 
 
 def test_a_budget_that_no_noise_keeps_is_refused():
@@ -256,7 +262,7 @@ def test_what_is_sent_has_the_noise_that_was_accounted_for(run):
 
 @pytest.mark.slow
 def test_a_private_update_tells_no_loss_and_is_repeated_by_its_noise_alone(model, digits, run):
-    kind = Full(epochs=1, dp=DpSgd(rounds=2))
+    kind = FedAvg(epochs=1, terms=(DpSgd(rounds=2),))
 
     def sent(seed, noise):
         made = kind.train(model, digits, replace(run(seed=seed), noise=lambda: np.random.default_rng(noise)))

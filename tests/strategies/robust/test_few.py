@@ -12,14 +12,14 @@ HOLDING = [rule for rule in RULES if rule != "none"]
 JOINED = {"few-shot": {"join_base": True}}
 
 
-def moved(round_model, length, level="all", kind="full", seed=0, form="", late=None):
+def moved(round_model, length, level="all", kind="full", seed=0, variant="", late=None):
     """An update that is so far from the base."""
     rng, base = np.random.default_rng(seed), round_model.weights
     names = round_model.manifest.names(level)
     change = {name: rng.normal(size=base[name].shape) for name in names}
     share = length / np.sqrt(sum(float(np.square(value).sum()) for value in change.values()))
     content = {name: (base[name] + share * change[name]).astype(np.float32) for name in names}
-    return TrainedUpdate(kind, content, 10, 0.5, form, late=late)
+    return TrainedUpdate(kind, content, 10, 0.5, variant, late=late)
 
 
 def merged(round_model, rule, sent, tmp_path, **numbers):

@@ -6,7 +6,7 @@ import pytest
 
 from device_runtime.models.bundles.tensors import encode
 from device_runtime.strategies.directions.replaying import replay
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
 from device_runtime.strategies.robust import RULES, Robust, Screen
@@ -77,7 +77,7 @@ def test_who_replays_the_log_has_the_bits_of_the_aggregator(round_model):
 
 def test_beside_full_updates_late_scalars_weigh_as_those_in_time_do_but_for_their_share(round_model):
     still = TrainedUpdate("full", dict(round_model.weights), 60, 0.5)
-    after = merged(round_model, sent(1.0, 1.0, 20), sent(1.0, 1.0, 20, LAST), still, kinds=(KIND, Full()))
+    after = merged(round_model, sent(1.0, 1.0, 20), sent(1.0, 1.0, 20, LAST), still, kinds=(KIND, FedAvg()))
     assert [step.share for step in after.steps] == pytest.approx([0.5 * 0.2, 0.2])
 
 

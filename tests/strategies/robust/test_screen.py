@@ -165,7 +165,7 @@ def test_a_device_alone_that_says_what_its_samples_stand_for_weighs_as_one_of_th
     sent = [(f"pi-{i}", near_base(round_model, i)) for i in range(3)]
     with Screen(Folding(kinds, round_model), Robust(rule, clip=1e6), tmp_path) as screen:
         for device, one in [*sent, ("z-alone", alone)]:
-            screen.add(one, kinds[one.kind].counted(one), device)
+            screen.add(one, kinds[one.kind].weight(one), device)
         base = screen.merged()[0].base
     moved = float(base["head.bias"][0] - round_model.weights["head.bias"][0])
     assert moved == pytest.approx(0.75, abs=1e-4)

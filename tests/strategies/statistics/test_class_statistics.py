@@ -18,6 +18,7 @@ from device_runtime.strategies.statistics.class_statistics import (
     Statistics,
 )
 from device_runtime.strategies.statistics.class_sums import ROW
+from device_runtime.strategies.terms.dp_sgd import DpSgd
 from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.workload import workload
 
@@ -210,7 +211,7 @@ def test_statistics_beside_an_entropy_subset_are_of_all_samples(model, digits, r
 
 
 def test_private_updates_and_smaller_models_come_without(model, digits, run):
-    private = replace(kind("full"), dp=registry.make("full", {"dp": {}}).dp)
+    private = replace(kind("full"), terms=(DpSgd(),))
     smaller = kind_statistics.with_class_statistics(
         registry.make("width-slice", {"members": ["half"]}).variants()[0], ClassStatistics()
     )
@@ -333,8 +334,8 @@ def test_an_update_of_class_means_without_any_is_refused(model):
 
 def test_a_class_of_too_few_samples_for_the_statistics_makes_class_means_unfit(model):
     load = workload(model.manifest, (4, 3, *(0,) * 8))
-    assert kind("class-means", smallest_count=4).unfit(load) == ""
-    assert kind("class-means", smallest_count=5).unfit(load).startswith("a class needs 5 samples")
+    assert kind("class-means", smallest_count=4).infeasible_reason(load) == ""
+    assert kind("class-means", smallest_count=5).infeasible_reason(load).startswith("a class needs 5 samples")
 
 
 def test_an_offer_without_statistics_says_nothing_of_them():

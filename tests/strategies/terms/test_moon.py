@@ -12,8 +12,9 @@ from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.profiles import shipped
 from device_runtime.profiles.cost import activation_bytes
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.peft import Peft
+from device_runtime.strategies.terms.moon import Moon
 from device_runtime.strategies.training.device_half import LocalData, Run
 from device_runtime.strategies.training.local_training import is_cross_entropy_only
 from device_runtime.strategies.training.workload import workload
@@ -88,20 +89,20 @@ def test_local_features_are_drawn_to_the_base_s_and_away_from_the_last_ones(line
         name: v + rng.standard_normal(v.shape).astype(np.float32) for name, v in model.weights.items()
     }
     before = tensors.encode(model.weights)
-    sent = Full(moon=MU, moon_tau=TAU, **STEPS).train(model, data, run(previous))
+    sent = FedAvg(terms=(Moon(MU, TAU),), **STEPS).train(model, data, run(previous))
     expected = by_hand(model.weights, previous, data)
     for name, value in expected.items():
         np.testing.assert_allclose(sent.tensors[name], value, atol=2e-6)
-    plain = Full(**STEPS).train(model, data, run())
+    plain = FedAvg(**STEPS).train(model, data, run())
     assert np.abs(plain.tensors["0.weight"] - expected["0.weight"]).max() > 0.01
     assert tensors.encode(model.weights) == before
 
 
 def test_what_was_trained_is_kept_for_the_next_round(linear, data):
-    model, moon = OnnxModel(linear), Full(moon=MU, **STEPS)
+    model, moon = OnnxModel(linear), FedAvg(terms=(Moon(MU),), **STEPS)
     first = moon.train(model, data, run())
     assert tensors.encode(first.memory) == tensors.encode(first.tensors)
-    assert Full(**STEPS).train(model, data, run()).memory is None
+    assert FedAvg(**STEPS).train(model, data, run()).memory is None
     second = moon.train(model, data, run(first.memory))
     assert not np.array_equal(second.tensors["0.weight"], first.tensors["0.weight"])
 
@@ -109,7 +110,7 @@ def test_what_was_trained_is_kept_for_the_next_round(linear, data):
 def test_the_first_round_steps_as_cross_entropy_does(linear, data):
     """z_prev = z_glob: the term is mu log 2, whatever z is."""
     model = OnnxModel(linear)
-    sent, plain = (Full(moon=mu, **STEPS).train(model, data, run()) for mu in (MU, 0.0))
+    sent, plain = (FedAvg(terms=terms, **STEPS).train(model, data, run()) for terms in ((Moon(MU),), ()))
     for name, value in plain.tensors.items():
         np.testing.assert_allclose(sent.tensors[name], value, atol=1e-6)
     assert sent.train_loss == pytest.approx(plain.train_loss + MU * np.log(2), abs=1e-5)
@@ -117,7 +118,7 @@ def test_the_first_round_steps_as_cross_entropy_does(linear, data):
 
 def test_of_a_small_set_only_that_is_kept_and_the_rest_of_the_last_model_is_the_base_s(linear, data):
     model = OnnxModel(linear)
-    moon = Peft(moon=MU, tunable="bias", epochs=2, batch=2)
+    moon = Peft(terms=(Moon(MU),), tunable="bias", epochs=2, batch=2)
     first = moon.train(model, data, run())
     assert set(first.memory) == {"0.bias", "1.weight", "1.bias"}
     whole = {**model.weights, **first.memory}
@@ -126,7 +127,7 @@ def test_of_a_small_set_only_that_is_kept_and_the_rest_of_the_last_model_is_the_
 
 
 def test_each_batch_gets_the_features_of_its_own_samples(linear, data):
-    plan = Full(moon=MU, batch=2).plan(OnnxModel(linear), data, run())
+    plan = FedAvg(terms=(Moon(MU),), batch=2).plan(OnnxModel(linear), data, run())
     assert not is_cross_entropy_only(plan)
     given = plan.extras(np.array([4, 1]))
     expected = OnnxModel(linear).features(data.x[[4, 1]])
@@ -138,13 +139,15 @@ def test_each_batch_gets_the_features_of_its_own_samples(linear, data):
 def test_one_sample_and_batches_of_one_are_enough(linear, data, samples):
     few = LocalData(data.x[:samples], data.y[:samples])
     model = OnnxModel(linear)
-    sent = Full(moon=MU, epochs=2, batch=1).train(model, few, run(model.weights))
+    sent = FedAvg(terms=(Moon(MU),), epochs=2, batch=1).train(model, few, run(model.weights))
     assert all(np.isfinite(value).all() for value in sent.tensors.values())
 
 
 def test_moon_costs_two_more_forward_passes_of_all_samples_and_their_features(linear):
     load = workload(linear.manifest, (N, 0))
-    plain, moon = (Full(epochs=3, batch=2, moon=mu).cost(load, shipped("pi-4")) for mu in (0.0, MU))
+    plain, moon = (
+        FedAvg(epochs=3, batch=2, terms=terms).cost(load, shipped("pi-4")) for terms in ((), (Moon(MU),))
+    )
     graphs = linear.manifest.graphs
     more = graphs["moon.all"].flops - graphs["train.all"].flops
     assert moon.flops - plain.flops == 2 * N * graphs["forward"].flops + 3 * N * more
@@ -156,4 +159,4 @@ def test_moon_costs_two_more_forward_passes_of_all_samples_and_their_features(li
 
 def test_the_head_alone_has_no_features_to_contrast():
     with pytest.raises(ValueError, match="the head alone changes no features"):
-        Peft(moon=MU, tunable="head")
+        Peft(terms=(Moon(MU),), tunable="head")

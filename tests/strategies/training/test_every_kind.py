@@ -67,7 +67,7 @@ FEW = {
 def test_few_samples_and_absent_classes_are_enough_or_said_not_to_be(strategy, model, digits, run, few):
     data = type(digits)(digits.x[FEW[few]], digits.y[FEW[few]])
     load = workload(model.manifest, data.class_counts(10))
-    if strategy.unfit(load):
+    if strategy.infeasible_reason(load):
         assert (strategy.name, few) in {
             ("few-shot", "one sample"),
             ("few-shot", "one class"),

@@ -9,7 +9,7 @@ from device_runtime.models.bundles.manifest import Extra
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
 from device_runtime.models.training.clipping import Privacy
 from device_runtime.models.training.optimizer import Adam, Sgd
-from device_runtime.strategies.terms.proximal import Proximal, fscprox
+from device_runtime.strategies.terms.proximal import Proximal
 from device_runtime.strategies.training import local_training
 from device_runtime.strategies.training.device_half import LocalData, OutOfTime, Run
 from device_runtime.strategies.training.local_training import TrainingPlan
@@ -82,7 +82,7 @@ def test_an_objective_gets_its_extras_for_the_samples_of_each_batch(run):
 def test_clipping_bounds_the_whole_step_with_the_proximal_term_in_it(run):
     """At w = 0: (1, 1) + 3 * (w - (-1, -1)) = (4, 4), of norm 5.66, clipped to 1; the step is 0.5 of it."""
     anchor = {"w": np.full(2, -1, np.float32)}
-    settings = plan(batch=4, proximal=(Proximal(3.0, anchor),), clip_norm=1.0)
+    settings = plan(batch=4, gradients=(Proximal(3.0, anchor),), clip_norm=1.0)
     trained = local_training.train(Rows(), rows(), settings, run())
     np.testing.assert_allclose(trained.tensors["w"], -0.5 / np.sqrt(2), rtol=1e-5)
 
@@ -91,8 +91,8 @@ def test_adam_with_two_proximal_terms_is_the_loop_written_out(model, digits, run
     names = model.manifest.names("all")
     base = {name: model.weights[name] for name in names}
     few_shot = {name: base[name] + np.float32(0.1) for name in model.manifest.names("head")}
-    terms = (Proximal(0.5, base), fscprox(0.2, few_shot))
-    settings = TrainingPlan(Adam(1e-3), 2, 60, np.arange(120), proximal=terms)
+    terms = (Proximal(0.5, base), Proximal(0.4, few_shot))
+    settings = TrainingPlan(Adam(1e-3), 2, 60, np.arange(120), gradients=terms)
     sent = local_training.train(model, digits, settings, run()).tensors
     trainer, rng = model.trainer("all"), run().rng()
     w, g = trainer.params, trainer.grads

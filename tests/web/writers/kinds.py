@@ -24,9 +24,10 @@ FEW = 12
 SEED, DEVICE, SAMPLES = 2**63 + 11, "phone-1", 41
 MEASURED = {"sides": 1, "sizing": "relative", "num_z": 4, "eps": 0.01, "generator": "philox4x64-rademacher/1"}
 WORK: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("full", {"epochs": 2, "batch": 16, "lr": 0.01, "mu": 0.1, "clip_norm": 1.0}),
+    ("full", {"epochs": 2, "batch": 16, "lr": 0.01, "terms": {"fedprox": {"mu": 0.1}}, "clip_norm": 1.0}),
     ("full", {"epochs": 3, "reduced_epochs": 1, "batch": 36, "lr": 0.01}),
     ("peft", {"epochs": 2, "batch": 16, "tunable": "head"}),
+    ("peft", {"epochs": 2, "batch": 16, "tunables": ("bias", "head"), "reduced_epochs": 1}),
     ("entropy-subset", {"epochs": 2, "batch": 8, "lr": 0.01, "shares": (0.1, 0.3)}),
     ("entropy-subset", {"epochs": 2, "batch": 8, "lr": 0.01, "select": "random"}),
     ("few-shot", {"shots": 2, "epochs": 3}),
@@ -54,6 +55,10 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("full", {"momentum": 1.0}),
     ("full", {"reduced_epochs": 11}),
     ("full", {"codec": "int9"}),
+    ("full", {"terms": {"fedprox": {"mu": 0}}}),
+    ("full", {"terms": {"fedprox": {"weight": 1}}}),
+    ("full", {"terms": {"prox": {}}}),
+    ("full", {"terms": ["fedprox"]}),
     ("peft", {"tunable": "all"}),
     ("peft", {"tunables": ("bias", "bias")}),
     ("entropy-subset", {"shares": ()}),
@@ -124,8 +129,8 @@ def _made(bundle: Bundle, data: LocalData, kind: str, settings: dict[str, Any]) 
     return {
         "kind": kind,
         "settings": settings,
-        "forms": [form.form for form in strategy.variants()],
-        "form": made.form,
+        "forms": [form.variant for form in strategy.variants()],
+        "form": made.variant,
         "num_examples": made.num_examples,
         "train_loss": float(np.float32(made.train_loss)) if np.isfinite(made.train_loss) else None,
         "tensors": _described(update),

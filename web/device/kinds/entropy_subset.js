@@ -6,13 +6,13 @@ import { percent } from "../rounding.js";
 import { entropy } from "../softmax.js";
 import { everyOne } from "./kind.js";
 import { MOST, positive } from "./settings.js";
-import { FIELDS, TensorUpdate } from "./tensor_update.js";
+import { FIELDS, FedAvg } from "./fedavg.js";
 
 /**
  * Trains the upper part on the share of local samples that the model is least sure of; select="random" draws as many
  * samples in each round instead. `rho` is the temperature of the hardened softmax softmax(z / rho).
  */
-export class EntropySubset extends TensorUpdate {
+export class EntropySubset extends FedAvg {
   static kind = "entropy-subset";
   static fields = {
     ...FIELDS,
@@ -46,11 +46,13 @@ export class EntropySubset extends TensorUpdate {
   }
 
   get form() {
-    return percent(this.share);
+    return `${percent(this.share)} ${super.form}`.trimEnd();
   }
 
   variants() {
-    return [...this.settings.shares].sort((a, b) => b - a).map((share) => this.with({ shares: [share] }));
+    const { shares } = this.settings;
+    if (shares.length === 1) return super.variants();
+    return [...shares].sort((a, b) => b - a).flatMap((share) => this.with({ shares: [share] }).variants());
   }
 
   /** @param {import("./kind.js").Workload} workload */

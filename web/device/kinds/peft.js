@@ -6,7 +6,7 @@ import { planBatches } from "../local_training.js";
 import { listOf, number, text } from "../records.js";
 import { forwardWork } from "../workload.js";
 import { everyOne, pace } from "./kind.js";
-import { FIELDS, TensorUpdate } from "./tensor_update.js";
+import { FIELDS, FedAvg } from "./fedavg.js";
 
 /** By tunable set: paper 003, section IV-A. It names none for the last three; they are as bias and prompt. */
 const LEARNING_RATES = new Map(
@@ -26,7 +26,7 @@ const LEARNING_RATES = new Map(
  * alone, each sample then passes through the network once, not once an epoch. `tunables` names several sets, one form
  * for each, for devices to choose from. lr: 0 is the paper's for the set.
  */
-export class Peft extends TensorUpdate {
+export class Peft extends FedAvg {
   static kind = "peft";
   static fields = {
     ...FIELDS,
@@ -60,13 +60,13 @@ export class Peft extends TensorUpdate {
   }
 
   get form() {
-    return this.trained;
+    return `${this.trained} ${super.form}`.trimEnd();
   }
 
   variants() {
     const { tunables } = this.settings;
-    if (!tunables.length) return [this];
-    return tunables.map((/** @type {string} */ tunable) => this.with({ tunable, tunables: [] }));
+    if (!tunables.length) return super.variants();
+    return tunables.flatMap((/** @type {string} */ tunable) => this.with({ tunable, tunables: [] }).variants());
   }
 
   /**

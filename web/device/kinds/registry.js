@@ -6,14 +6,14 @@ import { nullable, record } from "../records.js";
 import { ClassMeans } from "./class_means.js";
 import { EntropySubset } from "./entropy_subset.js";
 import { FewShot } from "./few_shot.js";
-import { Full } from "./full.js";
+import { FedAvg } from "./fedavg.js";
 import { Peft } from "./peft.js";
 import { statistics as readStatistics } from "./settings.js";
 import { ZerothOrder } from "./zeroth_order.js";
 
 /** All kinds by name, the richest first. */
 const KINDS = new Map(
-  [Full, Peft, EntropySubset, FewShot, ZerothOrder, ClassMeans].map((Kind) => [
+  [FedAvg, Peft, EntropySubset, FewShot, ZerothOrder, ClassMeans].map((Kind) => [
     Kind.kind,
     /** @type {any} */ (Kind),
   ]),

@@ -64,13 +64,3 @@ export const statistics = record({
   projection_seed: [whole(0, MOST), 0],
   hold_out: [uptoHalf, 0],
 });
-
-/**
- * A setting for which a browser supports one value only. @param {any} off that value @param {string} why
- * @returns {import("../records.js").Reader}
- */
-export const onlyOff = (off, why) => (value, where) => {
-  const same = value === off || (typeof value === "bigint" && Number(value) === off);
-  if (same) return off;
-  throw new RangeError(`${where} is set: ${why}`);
-};

@@ -1,11 +1,12 @@
-/** Base class of kinds that train and send tensors (strategies/training/tensor_update.py). */
+/** FedAvg: trains the model on local samples (McMahan et al. 2017, algorithm 1; strategies/fedavg.py). */
 
 import { train } from "../local_training.js";
 import { Sgd } from "../optimizer.js";
-import { number, oneOf, text, whole } from "../records.js";
+import { number, text, truth, whole } from "../records.js";
 import { headSpecs, workOfTraining } from "../workload.js";
 import { StrategyDefaults, everyOne } from "./kind.js";
-import { belowOne, counts, notNegative, onlyOff, positive, tunableSet } from "./settings.js";
+import { belowOne, counts, notNegative, positive, tunableSet } from "./settings.js";
+import { terms } from "./terms.js";
 
 /** @typedef {import("./kind.js").Workload} Workload */
 /** @typedef {import("./kind.js").DeviceModel} DeviceModel */
@@ -15,7 +16,7 @@ import { belowOne, counts, notNegative, onlyOff, positive, tunableSet } from "./
 /** Prefix of the names of a few-shot trained classifier's tensors among those sent beside the base. */
 export const FEW_SHOT = "few-shot/";
 
-/** Settings of local SGD with their defaults. `mu`: weight of FedProx's term; `mu_head`: of FSCProx's. */
+/** Settings of local SGD with their defaults. */
 export const FIELDS = {
   codec: [text, ""],
   epochs: [whole(), 10],
@@ -23,25 +24,33 @@ export const FIELDS = {
   momentum: [number, 0.5],
   weight_decay: [number, 1e-5],
   batch: [whole(), 64],
-  mu: [number, 0],
   clip_norm: [number, 2],
-  moon: [onlyOff(0, "MOON's term is not trained in a browser"), 0],
-  moon_tau: [number, 0.5],
-  mu_head: [number, 0],
-  head_anchor: [oneOf("few-shot", "base"), "few-shot"],
-  dp: [onlyOff(null, "private training is not done in a browser"), null],
+  terms: [terms, {}],
+  reduced_epochs: [whole(), 0],
+  graded: [truth, false],
+  least_epochs: [whole(), 0],
 };
 
-/** Base of kinds that train a tunable set on all local samples, or some of them. */
-export class TensorUpdate extends StrategyDefaults {
+/**
+ * Every parameter, trained for `epochs` local epochs. With `reduced_epochs` a device that cannot afford `epochs` trains
+ * that many; with `graded` it trains half of `epochs`, a quarter, .., at least `reduced_epochs` or one. A device that
+ * began all epochs and sees by its clock that they do not fit ends after the last whole epoch that does, if it has
+ * done `least_epochs` (0: the fewest). Kinds that train a part of the model, or on some samples, derive from it.
+ */
+export class FedAvg extends StrategyDefaults {
+  static kind = "full";
+  static fields = FIELDS;
+
   /** @param {any} settings Throws RangeError. */
   constructor(settings) {
     super(settings);
     counts(settings, ["epochs", "batch"]);
-    positive({ lr: this.rate, moon_tau: settings.moon_tau }, "lr", "moon_tau");
-    notNegative(settings, "weight_decay", "mu", "clip_norm", "mu_head");
+    positive({ lr: this.rate }, "lr");
+    notNegative(settings, "weight_decay", "clip_norm");
     belowOne(settings, "momentum");
     tunableSet(this.trained);
+    const given = ["reduced_epochs", "least_epochs"].filter((name) => settings[name]);
+    counts(settings, given, settings.epochs);
   }
 
   /** The tunable set that is trained. @returns {string} */
@@ -64,7 +73,49 @@ export class TensorUpdate extends StrategyDefaults {
 
   /** Whether training minimises cross-entropy alone: no proximal term. Gradients may be clipped. */
   get isPlain() {
-    return !this.settings.mu && !this.settings.mu_head;
+    return !Object.keys(this.settings.terms).length;
+  }
+
+  get form() {
+    const { epochs, reduced_epochs: reduced } = this.settings;
+    return reduced === epochs ? `epochs=${epochs}` : "";
+  }
+
+  /** The epochs after which training may end early; 0 if it may not. */
+  get least() {
+    const least = this.settings.least_epochs || this.fewest;
+    return least < this.settings.epochs ? least : 0;
+  }
+
+  /** The fewest epochs that a device may choose to train; 0 if it must train all. */
+  get fewest() {
+    return this.settings.reduced_epochs || Number(this.settings.graded);
+  }
+
+  /** @returns {any[]} */
+  variants() {
+    const { epochs, graded } = this.settings;
+    const { fewest } = this;
+    if (fewest === 0 || fewest === epochs) return [this];
+    const forms = [this.with({ reduced_epochs: 0, graded: false, least_epochs: this.least })];
+    for (let fewer = epochs >> 1; graded && fewer > fewest; fewer >>= 1) forms.push(this.#of(fewer));
+    return [...forms, this.#of(fewest)];
+  }
+
+  /** The form with the epochs that were whole by then; null if too few. @param {number} share @returns {any} */
+  stopped(share) {
+    const done = Math.trunc(this.settings.epochs * share + 1e-9);
+    return this.least > 0 && this.least <= done ? this.ended(done) : null;
+  }
+
+  /** The form that was done if training ended after so many epochs. @param {number} epochs @returns {FedAvg} */
+  ended(epochs) {
+    return epochs >= this.settings.epochs ? this : this.#of(epochs);
+  }
+
+  /** @param {number} epochs */
+  #of(epochs) {
+    return this.with({ epochs, reduced_epochs: epochs, graded: false, least_epochs: 0 });
   }
 
   /**
@@ -75,25 +126,23 @@ export class TensorUpdate extends StrategyDefaults {
     return everyOne(data.y.length);
   }
 
-  /** The form that was done if training ended after so many epochs. @returns {TensorUpdate} */
-  ended(/** @type {number} */ _epochs) {
-    return this;
-  }
-
   /** The work of training on all local samples. @param {Workload} workload */
   work(workload) {
     return this.workOn(workload, workload.samples);
   }
 
   /**
-   * The work of training on `samples`, after a forward pass over `scored`.
+   * The work of training on `samples`, after a forward pass over `scored`; with a copy of the parameters if training
+   * may end early.
    * @param {Workload} workload
    * @param {number} samples
    */
   workOn(workload, samples, scored = 0) {
     const { epochs, batch } = this.settings;
     const trained = samples * epochs;
-    return workOfTraining(workload, { tunable: this.trained, trained, scored, batch, codec: this.codec });
+    const work = workOfTraining(workload, { tunable: this.trained, trained, scored, batch, codec: this.codec });
+    const kept = this.least ? 4 * workload.values(this.trained) : 0;
+    return { ...work, peakBytes: work.peakBytes + kept };
   }
 
   /**
@@ -118,20 +167,18 @@ export class TensorUpdate extends StrategyDefaults {
   plan(model, run, indices) {
     const { epochs, batch, clip_norm: clipNorm } = this.settings;
     const proximal = this.#pulls(model, run);
-    return { sgd: this.sgd, epochs, batch, indices, tunable: this.trained, proximal, clipNorm };
+    const { least, sgd, trained: tunable } = this;
+    return { sgd, epochs, batch, indices, tunable, proximal, clipNorm, least };
   }
 
   /** @param {DeviceModel} model @param {Run} run */
   #pulls({ weights, manifest }, run) {
-    const { mu, mu_head: muHead, head_anchor: anchored } = this.settings;
-    const pulls = [];
-    if (mu) pulls.push({ weight: mu, anchor: some(weights, manifest.names(this.trained)) });
-    if (muHead) {
-      const names = headSpecs(manifest).map((/** @type {any} */ spec) => spec.name);
-      const from = anchored === "base" ? weights : fewShotHead(run.aside ?? new Map());
-      pulls.push({ weight: 2 * muHead, anchor: some(from, names) });
-    }
-    return pulls;
+    const head = headSpecs(manifest).map((/** @type {any} */ spec) => spec.name);
+    return Object.entries(this.settings.terms).map(([name, { mu, anchor }]) => {
+      if (name === "fedprox") return { weight: mu, anchor: some(weights, manifest.names(this.trained)) };
+      const from = anchor === "base" ? weights : fewShotHead(run.aside ?? new Map());
+      return { weight: 2 * mu, anchor: some(from, head) };
+    });
   }
 
   /**

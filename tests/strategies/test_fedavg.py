@@ -9,8 +9,10 @@ from device_runtime.models.bundles.manifest import Parameter
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import shipped
 from device_runtime.strategies.entropy_subset import EntropySubset
-from device_runtime.strategies.full import Full
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.terms.dp_sgd import DpSgd
+from device_runtime.strategies.terms.moon import Moon
+from device_runtime.strategies.terms.proximal import FedProx, FscProx
 from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
 from device_runtime.strategies.training.local_training import is_cross_entropy_only
 from device_runtime.strategies.training.workload import workload
@@ -18,7 +20,7 @@ from device_runtime.strategies.training.workload import workload
 
 def test_fedavg_weights_by_samples(round_model):
     """(30 * 1 + 10 * 5) / 40 = 2, worked by hand."""
-    strategy = Full()
+    strategy = FedAvg()
     state = strategy.start(round_model)
     for value, n in ((1.0, 30), (5.0, 10)):
         update = {name: np.full_like(w, value) for name, w in round_model.weights.items()}
@@ -30,7 +32,7 @@ def test_fedavg_weights_by_samples(round_model):
 
 def test_a_full_update_lowers_the_loss_and_sends_every_parameter(model, digits, run):
     before = model.probe("all").loss(digits.x, digits.y)
-    sent = Full(epochs=2, batch=32).train(model, digits, run())
+    sent = FedAvg(epochs=2, batch=32).train(model, digits, run())
     assert set(sent.tensors) == set(model.manifest.names("all"))
     assert sent.num_examples == 240
     model.load(sent.tensors)
@@ -40,7 +42,9 @@ def test_a_full_update_lowers_the_loss_and_sends_every_parameter(model, digits, 
 def test_fedprox_adds_its_pull_to_each_step(model, digits, run):
     """Two steps of one batch each, written out: g + mu (w - w_g), equation 2 of Li et al. 2020."""
     mu, lr = 5.0, 0.05
-    sent = Full(epochs=2, batch=240, lr=lr, momentum=0.0, weight_decay=0.0, mu=mu).train(model, digits, run())
+    sent = FedAvg(epochs=2, batch=240, lr=lr, momentum=0.0, weight_decay=0.0, terms=(FedProx(mu),)).train(
+        model, digits, run()
+    )
     trainer = model.trainer("all")
     w = trainer.params.vector
     start = w.copy()
@@ -53,7 +57,7 @@ def test_fedprox_adds_its_pull_to_each_step(model, digits, run):
 
 def test_fedprox_stays_nearer_to_the_base(model, digits, run):
     def distance(mu: float) -> float:
-        sent = Full(epochs=3, batch=32, mu=mu).train(model, digits, run())
+        sent = FedAvg(epochs=3, batch=32, terms=(FedProx(mu),) if mu else ()).train(model, digits, run())
         return sum(float(((v - model.weights[n]) ** 2).sum()) for n, v in sent.tensors.items())
 
     assert distance(1.0) < 0.7 * distance(0.0)
@@ -67,12 +71,12 @@ def test_the_device_s_own_clock_stops_a_run_that_would_miss_the_deadline(model, 
 
     run = Run(1, "slow", clock, deadline=6.0, progress=ticking)
     with pytest.raises(OutOfTime, match="would end"):
-        Full(epochs=2, batch=30).train(model, digits, run)
+        FedAvg(epochs=2, batch=30).train(model, digits, run)
     assert clock.now == 2
 
 
 def test_sgd_of_the_thesis_is_the_default():
-    strategy = Full()
+    strategy = FedAvg()
     sgd = Sgd(strategy.lr, strategy.momentum, strategy.weight_decay)
     params = np.array([1.0], np.float32)
     sgd.start(params).step(params, np.array([2.0], np.float32))
@@ -81,7 +85,7 @@ def test_sgd_of_the_thesis_is_the_default():
 
 def test_fedavg_of_several_batches_is_the_loop_written_out(model, digits, run):
     """Algorithm 1 of McMahan et al. 2017, with the momentum and weight decay of thesis 002, table 4.1."""
-    strategy = Full(epochs=2, batch=30, clip_norm=0.0)
+    strategy = FedAvg(epochs=2, batch=30, clip_norm=0.0)
     sent = strategy.train(model, digits, run())
     trainer = model.trainer("all")
     w = trainer.params.vector
@@ -100,18 +104,18 @@ def test_fedavg_of_several_batches_is_the_loop_written_out(model, digits, run):
 
 def test_a_clipped_step_is_as_long_as_the_learning_rate_times_the_norm(model, digits, run):
     """One step without momentum and decay, from a gradient longer than 0.1: 0.5 * 0.1 in all."""
-    strategy = Full(epochs=1, batch=240, lr=0.5, momentum=0.0, weight_decay=0.0, clip_norm=0.1)
+    strategy = FedAvg(epochs=1, batch=240, lr=0.5, momentum=0.0, weight_decay=0.0, clip_norm=0.1)
     sent = strategy.train(model, digits, run())
     moved = sum(float(((v - model.weights[n]) ** 2).sum()) for n, v in sent.tensors.items())
     assert np.sqrt(moved) == pytest.approx(0.05, rel=1e-3)
 
 
 def test_private_training_bounds_each_sample_and_not_the_step_as_well(model, digits, run):
-    assert Full().plan(model, digits, run()).clip_norm == 2.0
-    assert Full(dp=DpSgd(), clip_norm=0.1).plan(model, digits, run()).clip_norm == 0.0
+    assert FedAvg().plan(model, digits, run()).clip_norm == 2.0
+    assert FedAvg(terms=(DpSgd(),), clip_norm=0.1).plan(model, digits, run()).clip_norm == 0.0
 
 
-@pytest.mark.parametrize(("strategy", "tunable"), [(Full(), "all"), (EntropySubset(), "mid")])
+@pytest.mark.parametrize(("strategy", "tunable"), [(FedAvg(), "all"), (EntropySubset(), "mid")])
 def test_statistics_that_training_moves_belong_to_an_update(bundle, strategy, tunable):
     manifest = bundle.manifest
     graph = msgspec.structs.replace(manifest.graphs[f"train.{tunable}"], statistics=("running",))
@@ -125,29 +129,29 @@ def test_statistics_that_training_moves_belong_to_an_update(bundle, strategy, tu
 
 def test_a_device_may_train_fewer_epochs_where_the_round_allows_it():
     """FedAvg+ (thesis 002): all epochs, or the reduced number."""
-    whole, reduced = Full(epochs=10, reduced_epochs=1).variants()
-    assert (whole.epochs, whole.form, whole.least) == (10, "", 1)
-    assert (reduced.epochs, reduced.form, reduced.least) == (1, "epochs=1", 0)
+    whole, reduced = FedAvg(epochs=10, reduced_epochs=1).variants()
+    assert (whole.epochs, whole.variant, whole.least) == (10, "", 1)
+    assert (reduced.epochs, reduced.variant, reduced.least) == (1, "epochs=1", 0)
     assert (whole.variants(), reduced.variants()) == ((whole,), (reduced,))
-    assert Full(epochs=10).variants() == (Full(epochs=10),)
+    assert FedAvg(epochs=10).variants() == (FedAvg(epochs=10),)
     for name in ("reduced_epochs", "least_epochs"):
         with pytest.raises(ValueError, match=f"{name} is 11, expected 1 to 10"):
-            Full(epochs=10, **{name: 11})
+            FedAvg(epochs=10, **{name: 11})
 
 
 def test_a_device_may_train_half_of_the_epochs_or_a_quarter():
-    whole, *fewer = Full(epochs=10, reduced_epochs=2, graded=True).variants()
-    assert (whole.epochs, whole.form, whole.least, whole.variants()) == (10, "", 2, (whole,))
-    assert [form.form for form in fewer] == ["epochs=5", "epochs=2"]
+    whole, *fewer = FedAvg(epochs=10, reduced_epochs=2, graded=True).variants()
+    assert (whole.epochs, whole.variant, whole.least, whole.variants()) == (10, "", 2, (whole,))
+    assert [form.variant for form in fewer] == ["epochs=5", "epochs=2"]
     assert all(form.variants() == (form,) for form in fewer)
-    assert [form.form for form in Full(epochs=8, graded=True).variants()] == [
+    assert [form.variant for form in FedAvg(epochs=8, graded=True).variants()] == [
         "", "epochs=4", "epochs=2", "epochs=1",
     ]  # fmt: skip
-    assert [form.form for form in Full(epochs=12, reduced_epochs=4, graded=True).variants()] == [
+    assert [form.variant for form in FedAvg(epochs=12, reduced_epochs=4, graded=True).variants()] == [
         "", "epochs=6", "epochs=4",
     ]  # fmt: skip
-    assert Full(epochs=5, reduced_epochs=5, graded=True).variants()[0].form == "epochs=5"
-    one = Full(epochs=1, graded=True)
+    assert FedAvg(epochs=5, reduced_epochs=5, graded=True).variants()[0].variant == "epochs=5"
+    one = FedAvg(epochs=1, graded=True)
     assert one.variants() == (one,)
 
 
@@ -155,11 +159,11 @@ def test_a_device_may_train_half_of_the_epochs_or_a_quarter():
     ("share", "epochs"), [(0.19, None), (0.2, 2), (0.39, 3), (0.7, 7), (0.3, 3), (0.999, 9)]
 )
 def test_what_was_stopped_is_worth_its_whole_epochs_if_they_are_enough(share, epochs):
-    whole, reduced = Full(epochs=10, reduced_epochs=2).variants()
+    whole, reduced = FedAvg(epochs=10, reduced_epochs=2).variants()
     stopped = whole.stopped(share)
     assert (stopped and stopped.epochs) == epochs
-    assert stopped is None or (stopped.form, stopped.variants()) == (f"epochs={epochs}", (stopped,))
-    assert Full(epochs=10).stopped(share) is None
+    assert stopped is None or (stopped.variant, stopped.variants()) == (f"epochs={epochs}", (stopped,))
+    assert FedAvg(epochs=10).stopped(share) is None
     assert reduced.stopped(share) is None
 
 
@@ -169,17 +173,17 @@ def test_a_device_that_runs_out_of_time_sends_the_epochs_that_it_has_done(model,
     def ticking(done: float) -> None:
         clock.now += 1
 
-    whole = Full(epochs=10, batch=30, reduced_epochs=1).variants()[0]
+    whole = FedAvg(epochs=10, batch=30, reduced_epochs=1).variants()[0]
     sent = whole.train(model, digits, Run(77, "pi-1", clock, deadline=40.0, progress=ticking))
-    assert (clock.now, sent.form) == (8.0, "epochs=1")
+    assert (clock.now, sent.variant) == (8.0, "epochs=1")
     same = whole.stopped(0.1).train(model, digits, Run(77, "pi-1", lambda: 0.0, 1.0))
     assert tensors.encode(sent.tensors) == tensors.encode(same.tensors)
-    assert (sent.form, sent.train_loss) == (same.form, same.train_loss)
+    assert (sent.variant, sent.train_loss) == (same.variant, same.train_loss)
 
 
 def test_keeping_what_was_done_takes_one_more_copy_of_the_parameters(bundle):
     load, board = workload(bundle.manifest, (6,) * 10), shipped("pi-4")
-    plain, kept = (Full(least_epochs=least).cost(load, board).peak_memory_bytes for least in (0, 1))
+    plain, kept = (FedAvg(least_epochs=least).cost(load, board).peak_memory_bytes for least in (0, 1))
     assert kept - plain == 4 * bundle.manifest.num_parameters("all")
 
 
@@ -199,20 +203,22 @@ def test_fscprox_pulls_the_classifier_alone_to_the_few_shot_learnt_one(model, di
     """mu_fsc * ||theta - theta_fs||^2 has slope 2 mu (theta - theta_fs): thesis 002, equation 4.3."""
     head = {f"few-shot/{n}": model.weights[n] + np.float32(0.3) for n in model.manifest.names("head")}
     aside = {**head, "of another kind": np.zeros(3, np.float32)}
-    sent = Full(mu_head=0.5, **ONE_STEP).train(model, digits, replace(run(), aside=aside)).tensors
+    sent = FedAvg(terms=(FscProx(0.5),), **ONE_STEP).train(model, digits, replace(run(), aside=aside)).tensors
     expected = one_step(model, digits, lambda n, w, g: g - 2 * 0.5 * 0.3 if f"few-shot/{n}" in head else g)
     for name, value in expected.items():
         np.testing.assert_allclose(sent[name], value, atol=2e-6)
 
 
 def test_before_there_is_a_few_shot_learnt_classifier_there_is_no_term(model, digits, run):
-    sent, plain = (Full(mu_head=mu, **ONE_STEP).train(model, digits, run()).tensors for mu in (0.5, 0.0))
+    sent, plain = (
+        FedAvg(terms=terms, **ONE_STEP).train(model, digits, run()).tensors for terms in ((FscProx(0.5),), ())
+    )
     assert tensors.encode(sent) == tensors.encode(plain)
 
 
 def test_baseprox_pulls_the_classifier_to_that_of_the_base(model, digits, run):
     settings = {**ONE_STEP, "epochs": 2}
-    sent = Full(mu_head=0.5, head_anchor="base", **settings).train(model, digits, run()).tensors
+    sent = FedAvg(terms=(FscProx(0.5, "base"),), **settings).train(model, digits, run()).tensors
     start = {name: value.copy() for name, value in model.weights.items()}
     model.load(one_step(model, digits, lambda n, w, g: g))
     second = one_step(model, digits, lambda n, w, g: g + 2 * 0.5 * (w - start[n]) * n.startswith("head."))
@@ -223,19 +229,19 @@ def test_baseprox_pulls_the_classifier_to_that_of_the_base(model, digits, run):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"mu": 0.1},
-        {"mu_head": 0.1},
-        {"dp": DpSgd()},
-        {"mu_head": 0.1, "head_anchor": "base"},
+        {"terms": (FedProx(0.1),)},
+        {"terms": (FscProx(0.1),)},
+        {"terms": (DpSgd(),)},
+        {"terms": (FscProx(0.1, "base"),)},
     ],
 )
 def test_what_is_more_than_cross_entropy_is_not_taken_for_it(model, digits, run, settings):
     """By executors that train many devices at once; FSCProx even where no classifier is there yet."""
-    assert is_cross_entropy_only(Full().plan(model, digits, run()))
-    assert not is_cross_entropy_only(Full(**settings).plan(model, digits, run()))
+    assert is_cross_entropy_only(FedAvg().plan(model, digits, run()))
+    assert not is_cross_entropy_only(FedAvg(**settings).plan(model, digits, run()))
 
 
-@pytest.mark.parametrize("settings", [{"moon": -1.0}, {"moon_tau": 0.0}, {"mu_head": -0.1}])
-def test_terms_have_weights_that_can_be(settings):
-    with pytest.raises(ValueError, match="expected"):
-        Full(**settings)
+@pytest.mark.parametrize("term", [Moon, FscProx, FedProx])
+def test_terms_have_weights_that_can_be(term):
+    with pytest.raises(ValueError, match=r"mu is -0.1, expected more than 0"):
+        term(-0.1)

@@ -1,0 +1,156 @@
+"""FedAvg: devices train the model on their own samples, and the aggregator averages it.
+
+McMahan et al. 2017, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import TensorSpec
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
+
+from .kind import ComparedAs, KindInfo, Settings, TakesCodec
+from .merging.aggregator_half import KindResult, RoundModel
+from .merging.tensor_mean import TensorMean
+from .settings import BatchSize, ClipNorm, LearningRate, Momentum, Setting, WeightDecay
+from .terms.local_term import LocalTerm, applied, check_terms, priced
+from .training import local_training
+from .training.device_half import LocalData, Run, TrainedUpdate
+from .training.local_training import HeadTraining, TrainingPlan, follows_plan
+from .training.partial_epochs import PartialEpochs
+from .training.workload import Training, head_specs, work_of_training
+
+
+@dataclass(frozen=True)
+class FedAvg(TakesCodec, PartialEpochs):
+    """Trains all parameters for `epochs` epochs of SGD; the base becomes the mean, weighted by samples.
+
+    terms: what is added to cross-entropy, as in FedProx, MOON and DP-SGD. clip_norm (ours): a bound on the
+    norm of each step's gradient (Pascanu et al. 2013). Without it, local training of a network without
+    normalisation diverges on some devices. Defaults: thesis 002, table 4.1 (SGD lr 0.1, momentum 0.5, weight
+    decay 1e-5, batch 64, E = 10).
+
+    Kinds that train a part of the model, or on some samples, derive from this class and override `trained`
+    and `chosen`.
+    """
+
+    name: ClassVar[str] = "full"
+    about: ClassVar[KindInfo] = KindInfo("everything", "all parameters", "FedAvg: McMahan et al. 2017")
+    mixed_round_settings: ClassVar[Settings] = {"graded": True}
+    trains_extractor: ClassVar[bool] = True
+    compared_as: ClassVar[ComparedAs | None] = "change"
+    lr: LearningRate = 0.1
+    momentum: Momentum = 0.5
+    weight_decay: WeightDecay = 1e-5
+    batch: BatchSize = 64
+    clip_norm: ClipNorm = 2.0
+    terms: Annotated[
+        tuple[LocalTerm, ...],
+        Setting("Terms of the local objective, by name.", {"fedprox": {"mu": 0.1}}),
+    ] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_terms(self)
+
+    # The device's half
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        return predict(profile, self.work(workload), self.name)
+
+    @follows_plan
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
+        plan = self.plan(model, data, run)
+        result = local_training.train(model, data, plan, run)
+        kept = result.tensors if any(term.keeps_model for term in self.terms) else None
+        variant = self.ended(result.epochs).variant
+        return TrainedUpdate(self.name, result.tensors, len(plan.indices), result.loss, variant, kept)
+
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
+        return applied(self.terms, self._steps(self.chosen(model, data, run)), model, data, run)
+
+    def _steps(self, indices: NDArray[np.int64]) -> TrainingPlan:
+        """Training on the samples at these indices, without terms."""
+        return TrainingPlan(
+            self.sgd,
+            self.epochs,
+            self.batch,
+            indices,
+            self.trained,
+            clip_norm=self.clip_norm,
+            least=self.least,
+        )
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        return (*manifest.specs(self.trained), *manifest.statistics(self.trained))
+
+    # The aggregator's half
+
+    def start(self, model: RoundModel) -> TensorMean:
+        return TensorMean()
+
+    def fold(self, state: TensorMean, contribution: TrainedUpdate, weight: float) -> TensorMean:
+        return state.add(contribution.tensors, weight)
+
+    def finish(self, state: TensorMean, model: RoundModel) -> KindResult:
+        """The mean over the updates that arrived, weighted by n_k (thesis 002, equation 2.4)."""
+        return KindResult(mean=state, num_examples=state.most)
+
+    # What kinds that derive from this one change
+
+    @property
+    def trained(self) -> str:
+        """The tunable set that is trained."""
+        return "all"
+
+    @property
+    def sgd(self) -> Sgd:
+        """The optimiser of local training."""
+        return Sgd(self.lr, self.momentum, self.weight_decay)
+
+    def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
+        """Indices of the local samples to train on; `model` holds the base."""
+        return np.arange(len(data))
+
+    def work(self, workload: Workload) -> Work:
+        """The work of training on all local samples."""
+        return self.work_on(workload, workload.samples)
+
+    def work_on(self, workload: Workload, samples: int, scored: int = 0) -> Work:
+        """The work of training on `samples`, after a forward pass over `scored`.
+
+        With a copy of the parameters if training may end early.
+        """
+        kept = 4 * workload.values(self.trained) if self.least else 0
+        training = Training(
+            self.trained, samples * self.epochs, scored, self.batch, codec=self.codec, more_bytes=kept
+        )
+        return work_of_training(workload, priced(self.terms, training, workload, samples))
+
+    @property
+    def forwarded_as(self) -> Literal["update", "scalars", ""]:
+        return "update" if type(self) is FedAvg else ""
+
+    def site_refusal(self) -> str:
+        return ""
+
+    # Training of the classifier alone, which the simulation does for many devices at once
+
+    def trains_head(self, manifest: Manifest) -> bool:
+        """See `TrainsHead`."""
+        if self.terms or self.trained not in manifest.sets:
+            return False
+        return manifest.specs(self.trained) == head_specs(manifest) and not manifest.statistics(self.trained)
+
+    def head_training(self, y: NDArray[np.int64], run: Run) -> HeadTraining:
+        """See `TrainsHead`."""
+        batches, before = local_training.plan_batches(self._steps(np.arange(len(y))), run)
+        return HeadTraining(batches, self.sgd, before, self.clip_norm)

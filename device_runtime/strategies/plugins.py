@@ -1,0 +1,132 @@
+"""Own kinds of update and local terms: from a file, an installed package, or a script.
+
+A source is "mykinds.py:TopK" or "package.module:TopK". Installed packages name theirs in the entry points
+`device_runtime.kinds` and `device_runtime.terms`. Sources reach the processes that this one starts by an
+environment variable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import KindError
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "DEVICE_RUNTIME_PLUGINS"
+"""Names the environment variable: a JSON list of sources."""
+GROUPS = ("device_runtime.kinds", "device_runtime.terms")
+_loading: list[str] = []
+
+
+def load(source: str) -> Any:
+    """The object that a source names; its file is run once. Raises KindError, which says what is wrong."""
+    where, _, name = source.rpartition(":")
+    if not where or not name:
+        raise KindError(f"{source!r} names no class, expected FILE.py:CLASS or PACKAGE.MODULE:CLASS")
+    try:
+        with _while_loading(source):
+            module = _file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+            return getattr(module, name)
+    except AttributeError:
+        raise KindError(f"{where} has no {name}") from None
+    except KindError:
+        raise
+    except Exception as error:
+        raise KindError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def absolute(source: str) -> str:
+    """The source with the whole path of its file, which means the same in every folder."""
+    where, _, name = source.rpartition(":")
+    return f"{Path(where).resolve()}:{name}"
+
+
+def is_loading() -> bool:
+    """Whether the code that runs now was called while a source was being loaded."""
+    return bool(_loading)
+
+
+def sources() -> tuple[str, ...]:
+    """The sources that this process, and every process that it starts, knows."""
+    try:
+        known = json.loads(os.environ.get(VARIABLE, "[]"))
+    except ValueError as error:
+        raise KindError(f"{VARIABLE} is no JSON list of sources: {error}") from None
+    return tuple(map(str, known))
+
+
+def share(source: str) -> None:
+    """Let the processes that this one starts load a source, too."""
+    known = sources()
+    if source not in known:
+        os.environ[VARIABLE] = json.dumps([*known, source])
+
+
+def source_of(part: type) -> str:
+    """The source from which another process can load a class; empty if it is only known in this process.
+
+    That is so for classes of a notebook or of a function.
+    """
+    if "." in part.__qualname__:
+        return ""
+    if part.__module__ != "__main__" and importlib.util.find_spec(part.__module__.partition(".")[0]):
+        return f"{part.__module__}:{part.__qualname__}"
+    try:
+        file = Path(inspect.getfile(part)).resolve()
+    except (OSError, TypeError):
+        return ""
+    return f"{file}:{part.__qualname__}" if file.suffix == ".py" and file.is_file() else ""
+
+
+def installed() -> Iterator[Any]:
+    """The parts that installed packages offer; one that cannot be loaded is skipped with a warning."""
+    for group in GROUPS:
+        for point in metadata.entry_points(group=group):
+            try:
+                yield point.load()
+            except Exception as error:
+                log.warning("%s of %s cannot be loaded: %s", point.name, point.value, error)
+
+
+def _file(path: Path) -> ModuleType:
+    """The module of a file, which is run only once. Raises KindError if there is none."""
+    path = path.resolve()
+    if not path.is_file():
+        raise KindError(f"there is no file {path}")
+    name = f"own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise KindError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their own module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextmanager
+def _while_loading(source: str) -> Iterator[None]:
+    _loading.append(source)
+    try:
+        yield
+    finally:
+        _loading.pop()
