@@ -159,6 +159,11 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
+def has_command() -> bool:
+    """Whether the command that does runs in other processes is installed."""
+    return Path(_command()).exists()
+
+
 def _command() -> str:
     """The installed `device-runtime`, in the folder of the Python that runs this."""
     return str(Path(sys.executable).with_name("device-runtime"))
