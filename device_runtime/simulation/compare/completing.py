@@ -13,6 +13,7 @@ from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.callbacks import CallbackError
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.strategies import registry
+from device_runtime.strategies.kind import AnyStrategy
 
 from .performing import RunOptions, of_policy, perform
 from .plan import ComparisonPlan, check
@@ -86,9 +87,13 @@ def complete(
 def may_run_elsewhere(plan: ComparisonPlan) -> bool:
     """Whether other processes can do these runs: the command is installed and has every kind of update."""
     tasks = [of_policy(plan.scenario, policy).task for policy in plan.comparison.policies]
-    kinds = {kind.name for task in tasks for kind in task.kinds}
-    ours = __name__.partition(".")[0] + "."
-    return has_command() and all(registry.kind(kind).__module__.startswith(ours) for kind in kinds)
+    kinds = {kind.name: kind.strategy for task in tasks for kind in task.kinds}
+    portable: Callable[[AnyStrategy], bool] = getattr(registry, "is_portable", _is_ours)
+    return has_command() and all(portable(strategy) for strategy in kinds.values())
+
+
+def _is_ours(strategy: AnyStrategy) -> bool:
+    return type(strategy).__module__.startswith(f"{__name__.partition('.')[0]}.")
 
 
 def _run_elsewhere(

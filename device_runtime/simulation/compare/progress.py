@@ -140,10 +140,14 @@ class ProgressLines:
 
 
 class ProgressBars:
-    """Shows a bar for all runs, with the remaining time, and one for each run at work."""
+    """Shows a bar for all runs, with the remaining time, and one for each run at work.
 
-    def __init__(self, names: Sequence[RunName], rounds: Rounds) -> None:
+    `out` is a terminal; None: standard output.
+    """
+
+    def __init__(self, names: Sequence[RunName], rounds: Rounds, out: TextIO | None = None) -> None:
         from rich import progress
+        from rich.console import Console
         from rich.table import Column
 
         whole = Column(no_wrap=True, min_width=7)
@@ -156,6 +160,7 @@ class ProgressBars:
             progress.TextColumn("left"),
             progress.TimeRemainingColumn(table_column=whole),
             progress.TextColumn("{task.fields[doing]}", table_column=Column(no_wrap=True)),
+            console=None if out is None else Console(file=out),
         )
         self._all = self._progress.add_task("[bold]all runs", total=sum(self._rounds.values()), doing="")
         self._bars: dict[RunName, TaskID] = {}
