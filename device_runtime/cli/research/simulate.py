@@ -153,6 +153,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Compare the local models of this many rounds (default: 3).",
     )
+    add(
+        "--track",
+        action="append",
+        default=[],
+        metavar="TRACKER",
+        help="Log every run to tensorboard:FOLDER, wandb:PROJECT or mlflow:FOLDER: docs/trackers.md.",
+    )
     add("--run-dir", type=Path, help="Keep the runs in this folder; what is finished there is not run again.")
     add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
     add("--only", help=argparse.SUPPRESS)
@@ -241,7 +248,8 @@ def _unwritable(error: OSError, folder: Path) -> SimulationError:
 
 
 def _run_options(options: argparse.Namespace) -> RunOptions:
-    return RunOptions(ExecutorRequest(options.executor, options.workers, options.address), options.probes)
+    request = ExecutorRequest(options.executor, options.workers, options.address)
+    return RunOptions(request, options.probes, trackers=tuple(options.track))
 
 
 def _view(missing: Sequence[RunName], plan: ComparisonPlan, options: argparse.Namespace) -> ProgressView:

@@ -12,6 +12,7 @@ from device_runtime.models.errors import ModelError
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.callbacks import CallbackError
 from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.trackers import tracker_named
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import AnyStrategy
 
@@ -39,10 +40,12 @@ class CompletionOptions:
 
 
 def check_runs(plan: ComparisonPlan, options: RunOptions) -> None:
-    """Checks the folder, and what every missing run needs. Raises as `check` does, and OSError."""
+    """Checks the folder, and what every missing run needs. Raises as `check` does, TrackerError, OSError."""
     plan.check_folder()
     if missing := plan.missing():
         check(plan.scenario, missing, options.executor)
+        for tracker in options.trackers:
+            tracker_named(tracker)
 
 
 @contextmanager
@@ -110,6 +113,8 @@ def _run_elsewhere(
     arguments += ["--probes", str(options.run.probed_rounds)]
     if request.address:
         arguments += ["--address", request.address]
+    for tracker in options.run.trackers:
+        arguments += ["--track", tracker]
     run_all(plan, missing, ProcessOptions(tuple(arguments), parallel, workers, (held,)), view)
 
 

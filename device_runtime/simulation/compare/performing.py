@@ -20,6 +20,7 @@ from device_runtime.simulation.metrics.probes import ProbedRounds, ProbeLine, Pr
 from device_runtime.simulation.records import AskRecord, RunObserver, SimulatedRound
 from device_runtime.simulation.run import PreparedRun, ResumeOptions, prepare, simulate
 from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.trackers import tracker_named
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
@@ -32,12 +33,13 @@ PACKAGES = ("device-runtime", "numpy", "onnxruntime", "torch", "ray")
 class RunOptions:
     """The wanted executor, and the number of rounds in which local models are compared (0: none).
 
-    `callbacks` are called in this process, in this order.
+    `callbacks` are called in this process, in this order; then `trackers`, by the names of `tracker_named`.
     """
 
     executor: ExecutorRequest
     probed_rounds: int = 3
     callbacks: tuple[Callback, ...] = ()
+    trackers: tuple[str, ...] = ()
 
 
 class CombinedWatch:
@@ -72,11 +74,11 @@ def perform(
     Callbacks see a round before it is written, so that a run that they stop does this round again.
     Raises SimulationError, ModelError.
     """
+    calls = CallbackWatch((*how.callbacks, *map(tracker_named, how.trackers)))
     mine = of_policy(scenario, name.policy)
     sha256 = fingerprint(mine, name.seed)
     prepared = prepare(mine, name.seed)
     files = RunFiles(folder, sha256)
-    calls = CallbackWatch(how.callbacks)
     used: list[str] = []
     try:
         done = files.checkpoint.round if files.checkpoint else 0
@@ -102,7 +104,7 @@ def perform(
             versions=versions(),
         )
         files.finish(served, info)
-        if how.callbacks:
+        if how.callbacks or how.trackers:
             calls.ended(EndedRun(name.policy, name.seed, rounds_of(folder), served, folder))
     except BaseException as error:
         calls.failed(error)
