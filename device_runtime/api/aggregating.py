@@ -36,6 +36,7 @@ class Aggregator:
     ...     service.start()
     ...     service.url.startswith("mqtt://127.0.0.1:")
     True
+    stopped in round ...; the same command goes on with it
     """
 
     def __init__(

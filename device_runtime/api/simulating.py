@@ -81,7 +81,7 @@ def simulate(
     arguments that contradict each other, DataSetError, ModelError, ProfileError, TaskError, SimulationError
     where every policy fails, CallbackError, and OSError if a file cannot be written.
 
-    >>> result = simulate("digits", policies=["mixed", "fedavg"], devices=6, rounds=2, progress=False)
+    >>> result = simulate("digits", fleet="phones", policies=["mixed", "fedavg"], devices=10, rounds=2)
     >>> [run.accuracy.shape for run in result.runs]
     [(2,), (2,)]
     """
@@ -152,10 +152,10 @@ def compare(*folders: str | Path) -> ComparedFolders:
 
     Raises ScenarioError for a folder that is not of a simulation, and where nothing is finished.
 
-    >>> for policy in ("mixed", "fedavg"):
-    ...     _ = simulate(policies=[policy], devices=6, rounds=1, run_dir=f"runs/{policy}", progress=False)
-    >>> compare("runs/mixed", "runs/fedavg").policies
-    ('mixed/mixed', 'fedavg/fedavg')
+    >>> for policy in ("few-shot", "class-means"):
+    ...     _ = simulate(policies=[policy], devices=10, rounds=1, run_dir=f"runs/{policy}")
+    >>> compare("runs/few-shot", "runs/class-means").policies
+    ('few-shot/few-shot', 'class-means/class-means')
     """
     found = side_by_side([Path(folder) for folder in folders])
     return ComparedFolders(found, found.unfinished)
