@@ -139,7 +139,7 @@ def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
     >>> [kind.name for kind in offered(["full", ("few-shot", {"epochs": 2})])]
     ['full', 'few-shot']
     """
-    given = [kinds] if isinstance(kinds, str) else list(kinds)
+    given = [_loaded(kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
     for kind in given:
         if not isinstance(kind, str | tuple | KindSettings):
             _register(type(kind))
@@ -210,6 +210,18 @@ def _entry(kind: Kind, usual: Mapping[str, Mapping[str, Any]]) -> KindSettings:
     if isinstance(kind, tuple):
         return KindSettings(name=kind[0], settings=dict(kind[1]))
     return KindSettings(name=kind.name, settings=registry.settings(kind))
+
+
+def _loaded(kind: Kind) -> Kind:
+    """The kind, by its name where it is named by its file or module: "mykinds.py:TopK"."""
+    load = getattr(registry, "load", None)
+    if load is None:
+        return kind
+    if isinstance(kind, str) and ":" in kind:
+        return str(load(kind).name)
+    if isinstance(kind, tuple) and ":" in kind[0]:
+        return str(load(kind[0]).name), kind[1]
+    return kind
 
 
 def _register(kind: type[AnyStrategy]) -> None:
