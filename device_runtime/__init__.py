@@ -1,17 +1,87 @@
-"""On-device training for federated learning; exports `Personal`, the model that a device keeps."""
+"""On-device training for federated learning: simulations, aggregators, devices and their models, from Python.
 
+    import device_runtime as dr
+    result = dr.simulate("digits", policies=["mixed", "fedavg"])
+
+docs/python.md introduces all names. Each is imported when it is first used, so that importing this package
+costs nothing on a device.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .aggregator.tasks.task import KindSettings, Task
+    from .api import data as data
+    from .api.aggregating import Aggregator
+    from .api.device import Device, DeviceOptions, load
+    from .api.exporting import export
+    from .api.result import ComparedFolders, SimulatedRun, SimulationResult
+    from .api.simulating import compare, simulate
     from .client.personal.asking import Guess, Personal, Prediction
+    from .models.bundles.bundle import Bundle
+    from .profiles.fleets.fleet import FleetSpec as Fleet
+    from .simulation.callbacks import Callback
+    from .simulation.scenario import Scenario
 
-__all__ = ["Guess", "Personal", "Prediction"]
+__all__ = [
+    "Aggregator",
+    "Bundle",
+    "Callback",
+    "ComparedFolders",
+    "Device",
+    "DeviceOptions",
+    "Fleet",
+    "Guess",
+    "KindSettings",
+    "Personal",
+    "Prediction",
+    "Scenario",
+    "SimulatedRun",
+    "SimulationResult",
+    "Task",
+    "compare",
+    "data",
+    "export",
+    "load",
+    "simulate",
+]
+
+_HOMES = {
+    "Aggregator": "api.aggregating",
+    "Bundle": "models.bundles.bundle",
+    "Callback": "simulation.callbacks",
+    "ComparedFolders": "api.result",
+    "Device": "api.device",
+    "DeviceOptions": "api.device",
+    "Fleet": "profiles.fleets.fleet:FleetSpec",
+    "Guess": "client.personal.asking",
+    "KindSettings": "aggregator.tasks.task",
+    "Personal": "client.personal.asking",
+    "Prediction": "client.personal.asking",
+    "Scenario": "simulation.scenario",
+    "SimulatedRun": "api.result",
+    "SimulationResult": "api.result",
+    "Task": "aggregator.tasks.task",
+    "compare": "api.simulating",
+    "data": "api.data:",
+    "export": "api.exporting",
+    "load": "api.device",
+    "simulate": "api.simulating",
+}
+"""Name -> its module, with its name there after a colon if that is another; none for the module itself."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import the names above when they are first used, so that importing this package costs nothing."""
-    if name not in __all__:
+    """Import the names above when they are first used."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .client.personal import asking
+    module, colon, other = _HOMES[name].partition(":")
+    home = import_module(f".{module}", __name__)
+    found = home if colon and not other else getattr(home, other or name)
+    globals()[name] = found
+    return found
 
-    return getattr(asking, name)
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

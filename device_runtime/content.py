@@ -1,4 +1,4 @@
-"""Finds the content shipped with the code: bundles, boards, fleets, scenarios, the browser's device."""
+"""Finds the content shipped with the code: bundles, boards, fleets, a new project, the browser's device."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ IN_CHECKOUT = not _INSTALLED.is_dir()
 
 
 def content(folder: str) -> Path:
-    """The path of a content folder: "broker", "models", "profiles" or "web"."""
+    """The path of a content folder: "broker", "examples", "models", "profiles" or "web"."""
     return (Path(__file__).parents[1] if IN_CHECKOUT else _INSTALLED) / folder

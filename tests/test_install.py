@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from device_runtime.cli.research.new import TEMPLATES
 from device_runtime.cli.table import COMMANDS, EXTRAS
 
 if sys.version_info >= (3, 11):
@@ -320,11 +321,18 @@ def test_the_wheel_installs_one_package_with_its_content_and_no_tests(installed)
     files = {str(path.relative_to(content)) for path in content.rglob("*") if path.is_file()}
     assert {
         "broker/PROTOCOL.md",
+        *(f"examples/new/{name}" for name in TEMPLATES),
         "models/bundles/digits-wrn-10-1/weights.safetensors",
         "profiles/boards.toml",
         "profiles/fleets/phones.toml",
         "profiles/scenarios/digits.toml",
     } <= files
+
+
+def test_a_device_install_writes_a_new_project(bare, installed, tmp_path):
+    ended = bare_run(bare, installed, "new", tmp_path / "shapes")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert {path.name for path in (tmp_path / "shapes").iterdir()} == {*TEMPLATES, "data"}
 
 
 def test_the_wheel_holds_the_page_that_browsers_join_by_and_not_its_libraries(installed):

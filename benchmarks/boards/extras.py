@@ -38,6 +38,7 @@ EXTRAS = (
     Extra("postgres", "import psycopg"),
     Extra("privacy", "import dp_accounting"),
     Extra("simulation", "import matplotlib.pyplot, sklearn.datasets"),
+    Extra("trackers", "import tensorboardX, wandb, mlflow; mlflow.MlflowClient"),
     Extra("ray", "import ray"),
     Extra("torch", "import torch, onnx, onnxscript"),
     Extra("networks", "import torch; from transformers import AutoModelForSequenceClassification"),

@@ -170,6 +170,12 @@ COMMANDS = {
         "device-runtime demo --seeds 3 --run-dir runs/three-seeds",
         "simulation",
     ),
+    "new": Command(
+        RESEARCHER,
+        "device_runtime.cli.research.new",
+        "Write a small project to begin with: a network, data, a task and a fleet that run as they stand.",
+        "device-runtime new shapes",
+    ),
     "simulate": Command(
         RESEARCHER,
         "device_runtime.cli.research.simulate",

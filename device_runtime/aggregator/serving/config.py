@@ -227,6 +227,15 @@ def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> Server
         raise ConfigError(where + text) from None
 
 
+def http_keys(address: str, said: str) -> dict[str, object]:
+    """HOST:PORT, :PORT or PORT, as keys of [http]; `said` names it in an error. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise ConfigError(f"{said} {address}: expected HOST:PORT, or a port of this machine")
+    name = host.removeprefix("[").removesuffix("]")
+    return {"port": int(port), **({"host": name} if name else {})}
+
+
 def _for_pages(http: dict[str, Any], broker: dict[str, Any]) -> dict[str, Any]:
     """HTTP settings for the page: on a network with the enrolment's certificate, if no other is given."""
     enrolment, host = broker.get("enrolment"), http.get("host", "")

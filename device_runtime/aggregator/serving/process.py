@@ -13,11 +13,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from device_runtime.aggregator.errors import ConfigError, MissingExtra, NoContributions
 from device_runtime.aggregator.intake.worker_pool import WorkerOrder, Workers
@@ -54,7 +54,11 @@ QUEUE_BYTES = 256 * 1024**2
 
 
 class Process:
-    """The service with these settings. `quiet`: prints only the tables at the end."""
+    """The service with these settings. `quiet`: prints only the tables at the end.
+
+    folders: the run folder of each task. ready: is set once devices can join. url: of the broker; empty
+    before. http_url: of the HTTP server; empty where there is none.
+    """
 
     def __init__(self, server: ServerConfig, tasks: Sequence[Task], quiet: bool = False) -> None:
         """Raises ConfigError for tasks that cannot be served together.
@@ -71,6 +75,8 @@ class Process:
         self._browser_access: BrowserAccess | None = None
         self._quiet = quiet
         self._structured = server.log.format is not None
+        self.ready = threading.Event()
+        self.url = self.http_url = ""
         self._stop = threading.Event()
         self._tasks = [TaskThread(task, self._stop) for task in tasks]
         parent = server.run_dir or Path("runs")
@@ -80,7 +86,16 @@ class Process:
                 f"{parent} is the run folder of one task, but several tasks have a folder each in it: move "
                 f"its content to {parent / 'NAME'}, by that task's name"
             )
-        self._folders = [parent if alone else parent / name for name in names]
+        self.folders = [parent if alone else parent / name for name in names]
+
+    def stop(self) -> None:
+        """Makes `run` end in order; may be called from another thread, also before `run`."""
+        self._stop.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether all tasks are done."""
+        return all(one.done for one in self._tasks)
 
     def run(self) -> None:
         """Serves until all tasks are done or a signal comes; a second signal ends at once and loses nothing.
@@ -88,9 +103,9 @@ class Process:
         Raises AggregatorError, BrokerError, ModelError; NoContributions where a run was abandoned, after the
         other tasks are done.
         """
-        _on_signals(self._stop)
         with ExitStack() as stack:
-            broker, url = broker_for(self._server.broker, self._folders[0])
+            stack.callback(_restore, _on_signals(self._stop))
+            broker, url = broker_for(self._server.broker, self.folders[0])
             if broker:
                 stack.callback(broker.stop)
             if self._server.workers and broker and not isinstance(broker, Mosquitto):
@@ -118,6 +133,8 @@ class Process:
             if http and self._browser_access:
                 self._welcome(http, self._browser_access)
             link.connect()
+            self.url, self.http_url = broker.url if broker else str(url), http.url if http else ""
+            self.ready.set()
             at_work = stack.enter_context(ExitStack())
             at_work.enter_context(Workers(self._server.workers, self._order(url), inbox))
             with SystemdWatchdog(lambda: task_thread.silence_s(self._tasks)):
@@ -145,7 +162,7 @@ class Process:
         views, http = observing
         database = database_for(self._server.database)
         devices = enrolled.enrolled_devices(self._server.broker.enrolment)
-        for one, folder, view in zip(self._tasks, self._folders, views, strict=True):
+        for one, folder, view in zip(self._tasks, self.folders, views, strict=True):
             watchers: tuple[Observer, ...] = http.observers(one.task.name) if http else ()
             observers = (Records(folder), view, *watchers)
             seal = enrolled.offer_seal(self._server.broker.enrolment, folder)
@@ -169,7 +186,7 @@ class Process:
         """The order for worker processes. The name of their group is secret: any device might join it."""
         topic = topics.shared(secrets.token_hex(16), topics.CONTRIBUTIONS)
         database = database_for(self._server.database)
-        return WorkerOrder(url, topic, tuple(self._folders), database, self._server.log)
+        return WorkerOrder(url, topic, tuple(self.folders), database, self._server.log)
 
     def _end(self) -> None:
         """Stops all task threads, also after an error."""
@@ -212,7 +229,7 @@ class Process:
         database = database_for(self._server.database)
         hosted = [
             ServedTask(one.task, folder, link, one.loop_clock, database=database)
-            for one, folder in zip(self._tasks, self._folders, strict=True)
+            for one, folder in zip(self._tasks, self.folders, strict=True)
         ]
         http = HttpServer(self._server.http, hosted, self._browser_access)
         try:
@@ -248,8 +265,11 @@ def _check_room(task: Task, most: int) -> None:
             raise ConfigError(f"max_devices is {most}, and task {task.name!r} wants {name} = {wanted}")
 
 
-def _on_signals(stop: threading.Event) -> None:
-    """Has the first SIGTERM or SIGINT stop the service in order, and the next one at once."""
+def _on_signals(stop: threading.Event) -> dict[signal.Signals, Any]:
+    """Has the first SIGTERM or SIGINT stop the service in order, and the next one at once.
+
+    Returns the handlers before, by signal. Outside the main thread signals stay as they are.
+    """
     both = (signal.SIGINT, signal.SIGTERM)
 
     def stopping(_number: int, _frame: object) -> None:
@@ -257,8 +277,13 @@ def _on_signals(stop: threading.Event) -> None:
         for number in both:
             signal.signal(number, signal.SIG_DFL)
 
-    for number in both:
-        signal.signal(number, stopping)
+    main = threading.current_thread() is threading.main_thread()
+    return {number: signal.signal(number, stopping) for number in both} if main else {}
+
+
+def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def notify_systemd(state: str) -> None:

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import secrets
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
-from functools import partial
-from math import inf
 from pathlib import Path
 
-from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.topics import check_task
 from device_runtime.cli.options import (
     DATA_HELP,
@@ -33,14 +27,9 @@ from device_runtime.cli.options import (
     place,
     positive,
 )
-from device_runtime.client.agent import Agent
-from device_runtime.client.backend.base import MakeBackend
-from device_runtime.client.backend.subprocess import STAYS_S, Subprocess
-from device_runtime.client.connection.connecting import Connection, connect, enrol, first_connection, no_trace
-from device_runtime.client.connection.other_tasks import warn_if_absent
-from device_runtime.client.duty import in_this_process
-from device_runtime.client.energy import needs_listening
-from device_runtime.client.service.instance_lock import pause_on_signals, running_as_device
+from device_runtime.client.connection.connecting import Connection, connect, enrol, no_trace
+from device_runtime.client.joined import JoinedDevice, WorkRules, backend_for
+from device_runtime.client.service.instance_lock import pause_on_signals
 from device_runtime.client.settings import Settings
 from device_runtime.models.errors import DataError
 from device_runtime.strategies.terms.accountant import PrivacyBudget
@@ -115,42 +104,16 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
         code = install(options, add_arguments, connection)
         joined()
         return code
-    agent = Agent(settings, secrets.randbits(32), time.monotonic, _backend(options))
-    link_options = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
-    link = Link(url, connection.client_id, agent.inbox, link_options)
-    stop = threading.Event()
-
-    def leave(*_: object) -> None:
-        stop.set()
-        agent.inbox.wake()
-
+    rules = WorkRules(
+        backend_for(meter_name(options), options.in_process),
+        policy_options.policy(options),
+        policy_options.process_priority(options),
+    )
+    device = JoinedDevice(connection, settings, rules)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
-    with running_as_device(
-        agent, link, policy_options.policy(options), policy_options.process_priority(options)
-    ):
-        agent.warm_up()
-        try:
-            if first_connection(link, stop, waits=agent.close):
-                joined()
-                if settings.task:
-                    warn_if_absent(connection, settings.task, lambda: agent.heard, stop)
-                agent.run(link, stop, until_done=options.until_done)
-        finally:
-            agent.close()
-            link.close(agent.farewell())
+        signal.signal(number, lambda *_: device.stop())
+    device.run(options.until_done, joined)
     return 0
-
-
-def _backend(options: argparse.Namespace) -> MakeBackend:
-    """The backend that works: this process, or a process of its own. Raises MeterError.
-
-    A process of its own ends when idle, unless the meter must be read all the time.
-    """
-    if options.in_process:
-        return in_this_process
-    name = meter_name(options)
-    return partial(Subprocess, meter=name, stays_s=inf if needs_listening(name) else STAYS_S)
 
 
 def _settings(options: argparse.Namespace, connection: Connection) -> Settings:

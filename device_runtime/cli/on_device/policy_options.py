@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from device_runtime.cli.options import count, positive
-from device_runtime.client.delivery.downloads import BLOBS, BUNDLES
+from device_runtime.client.delivery.downloads import half_of_room
 from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy.process_priority import ProcessPriority
 from device_runtime.client.policy.rules import SHORTEST, AllowList, DayWindow, Policy
@@ -151,8 +150,7 @@ def disk_bytes(options: argparse.Namespace, folder: Path) -> int:
     """
     if options.disk is not None:
         return int(options.disk * 1e6)
-    kept = [path for name in (BLOBS, BUNDLES) for path in (folder / name).rglob("*") if path.is_file()]
-    return (sum(path.stat().st_size for path in kept) + shutil.disk_usage(folder).free) // 2
+    return half_of_room(folder)
 
 
 def process_priority(options: argparse.Namespace) -> ProcessPriority:

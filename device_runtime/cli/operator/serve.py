@@ -305,6 +305,7 @@ def run(args: argparse.Namespace) -> int:
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
     """The server file, overridden by flags. Raises ConfigError."""
+    http = {} if args.http is None else config.http_keys(args.http, "--http")
     flags: dict[str, dict[str, object]] = {
         "": {
             "tasks": [str(file) for file in args.task] or None,
@@ -320,7 +321,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             "enrolment": args.enrolment,
         },
         "database": {"url": args.database},
-        "http": {**_address(args.http), "token_file": args.token_file, "open": args.http_open or None},
+        "http": {**http, "token_file": args.token_file, "open": args.http_open or None},
         "log": {"format": args.log_format},
     }
     if args.web:
@@ -331,17 +332,6 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         for section, keys in flags.items()
     }
     return config.load(args.config, given)
-
-
-def _address(text: str | None) -> dict[str, object]:
-    """HOST:PORT, :PORT or PORT, as keys of the server file. Raises ConfigError."""
-    if text is None:
-        return {}
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal():
-        raise ConfigError(f"--http {text}: expected HOST:PORT, or a port of this machine")
-    name = host.removeprefix("[").removesuffix("]")
-    return {"port": int(port), **({"host": name} if name else {})}
 
 
 def tasks_of(args: argparse.Namespace, server: ServerConfig) -> list[Task]:

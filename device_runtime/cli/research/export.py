@@ -12,7 +12,7 @@ import numpy as np
 from tabulate import tabulate
 
 from device_runtime.models import networks
-from device_runtime.models.bundles.bundle import MANIFEST
+from device_runtime.models.bundles.bundle import content_of
 from device_runtime.models.bundles.inputs import LARGEST, InputSpec
 from device_runtime.models.bundles.manifest import TRAINING, Source
 from device_runtime.models.bundles.names import LEVELS, PRECISIONS, TUNABLE_SETS
@@ -183,10 +183,10 @@ def run(args: argparse.Namespace) -> int:
 
 def check_free(folder: Path, overwrite: bool) -> None:
     """Raise ExportError if the folder is not free, unless it has a bundle that may be overwritten."""
-    if (folder / MANIFEST).is_file():
-        if not overwrite:
-            raise ExportError(f"{folder} is a bundle already: --overwrite replaces it")
-    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    there = content_of(folder)
+    if there == "bundle" and not overwrite:
+        raise ExportError(f"{folder} is a bundle already: --overwrite replaces it")
+    if there == "other":
         raise ExportError(f"{folder} exists and is no bundle: give another --out")
 
 

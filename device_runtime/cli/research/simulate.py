@@ -14,23 +14,18 @@ from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.tasks import shared_settings as training
 from device_runtime.cli.options import count, positive
 from device_runtime.models.engines.available import AUTO, ENGINES
-from device_runtime.profiles.machine import usable_cores
+from device_runtime.simulation.compare.completing import CompletionOptions, check_runs, complete, working_in
 from device_runtime.simulation.compare.performing import RunOptions, perform
-from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, check, scenario_in
+from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, scenario_in
 from device_runtime.simulation.compare.progress import (
+    NoProgress,
     ProgressBars,
     ProgressLines,
     ProgressView,
     ProgressWriter,
 )
 from device_runtime.simulation.compare.run_folder import RunName
-from device_runtime.simulation.compare.running import (
-    ProcessOptions,
-    end_with_parent,
-    folder_lock,
-    interruptible,
-    run_all,
-)
+from device_runtime.simulation.compare.running import end_with_parent
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
@@ -158,6 +153,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Compare the local models of this many rounds (default: 3).",
     )
+    add(
+        "--track",
+        action="append",
+        default=[],
+        metavar="TRACKER",
+        help="Log every run to tensorboard:FOLDER, wandb:PROJECT or mlflow:FOLDER: docs/trackers.md.",
+    )
     add("--run-dir", type=Path, help="Keep the runs in this folder; what is finished there is not run again.")
     add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
     add("--only", help=argparse.SUPPRESS)
@@ -174,12 +176,9 @@ def run(options: argparse.Namespace) -> int:
         raise ScenarioError("--address is for --executor ray")
     plan = plan_of(options)
     try:
-        plan.check_folder()
-        if missing := plan.missing():
-            check(plan.scenario, missing, _executor(options))
+        check_runs(plan, _run_options(options))
         _drawable()
-        plan.folder.mkdir(parents=True, exist_ok=True)
-        with interruptible(), folder_lock(plan.folder) as held:
+        with working_in(plan.folder) as held:
             report, failed = _simulated(plan, options, held)
     except OSError as error:
         raise _unwritable(error, plan.folder) from None
@@ -196,18 +195,24 @@ def _simulated(
     """The report of the policies that could be run, and the error of the others, if any."""
     from device_runtime.simulation.report.write import write
 
-    plan.save()
-    missing = plan.missing()
-    print(description(plan, missing), file=sys.stderr if options.format == "json" else sys.stdout, flush=True)
+    begun: list[RunName] = []
+
+    def begin(missing: Sequence[RunName]) -> ProgressView:
+        out = sys.stderr if options.format == "json" else sys.stdout
+        print(description(plan, missing), file=out, flush=True)
+        begun.extend(missing)
+        return _view(missing, plan, options)
+
+    how = CompletionOptions(_run_options(options), options.parallel)
     try:
-        if missing:
-            _run(plan, missing, options, held)
-    except SimulationError as error:
-        rest = plan.finished(str(error))
-        if not rest.comparison.policies:
-            raise
-        return write(rest), error
-    return write(plan), None
+        done, failed = complete(plan, how, begin, held)
+    except KeyboardInterrupt:
+        if begun:
+            finished = len(plan.names) - len(plan.missing())
+            hint = resume_hint(plan)
+            print(f"stopped: {finished} of {len(plan.names)} runs are finished; {hint}", file=sys.stderr)
+        raise
+    return write(done), failed
 
 
 def _drawable() -> None:
@@ -227,7 +232,7 @@ def _perform(options: argparse.Namespace) -> int:
     plan = ComparisonPlan(mine, Comparison(policies=(policy,)), options.run_dir)
     teller = ProgressWriter(sys.stdout)
     try:
-        perform(mine, name, plan.of(name), RunOptions(_executor(options), options.probes), teller)
+        perform(mine, name, plan.of(name), _run_options(options), teller)
     except BrokenPipeError:  # the command that started this process has ended
         raise
     except OSError as error:
@@ -242,30 +247,15 @@ def _unwritable(error: OSError, folder: Path) -> SimulationError:
     return SimulationError(f"{error.filename or folder}: {(error.strerror or str(error)).lower()}")
 
 
-def _executor(options: argparse.Namespace) -> ExecutorRequest:
-    return ExecutorRequest(options.executor, options.workers, options.address)
-
-
-def _run(plan: ComparisonPlan, missing: Sequence[RunName], options: argparse.Namespace, held: int) -> None:
-    parallel = min(options.parallel or usable_cores(), len(missing))
-    workers = options.workers or max(1, usable_cores() // parallel)
-    arguments = ["--executor", options.executor, "--workers", str(workers), "--probes", str(options.probes)]
-    if options.address:
-        arguments += ["--address", options.address]
-    view = _view(missing, plan, options)
-    try:
-        run_all(plan, missing, ProcessOptions(tuple(arguments), parallel, workers, (held,)), view)
-    except KeyboardInterrupt:
-        done = len(plan.names) - len(plan.missing())
-        view.close()
-        print(f"stopped: {done} of {len(plan.names)} runs are finished; {resume_hint(plan)}", file=sys.stderr)
-        raise
-    finally:
-        view.close()
+def _run_options(options: argparse.Namespace) -> RunOptions:
+    request = ExecutorRequest(options.executor, options.workers, options.address)
+    return RunOptions(request, options.probes, trackers=tuple(options.track))
 
 
 def _view(missing: Sequence[RunName], plan: ComparisonPlan, options: argparse.Namespace) -> ProgressView:
     rounds = plan.scenario.task.rounds
+    if not missing:
+        return NoProgress()
     if options.format == "json":
         return ProgressLines(missing, rounds, sys.stderr)
     return (

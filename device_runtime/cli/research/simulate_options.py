@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,14 +16,8 @@ from device_runtime.aggregator.tasks.shared_settings import with_codec
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation import scenario
-from device_runtime.simulation.compare.plan import (
-    Comparison,
-    ComparisonPlan,
-    bundle_sha256,
-    comparison_in,
-    scenario_in,
-)
-from device_runtime.simulation.compare.run_folder import RunName, fingerprint
+from device_runtime.simulation.compare.plan import ComparisonPlan, WantedRuns, planned, scenario_in
+from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.compare.wording import asked_devices, duration
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.scenario import Scenario
@@ -74,20 +66,14 @@ def plan_of(options: argparse.Namespace) -> ComparisonPlan:
     else:
         mine = scenario.load(options.scenario or PRESET, over)
     mine = _trained(mine, options)
-    bundle = bundle_sha256(mine.task.bundle)
-    folder = options.run_dir or Path("runs") / f"{mine.name}-{_mark(mine, bundle)}"
-    known = comparison_in(folder) or Comparison(policies=_usual(options))
-    named = _policies(options.compare) if options.compare else known.policies
-    for policy in named:
-        scenario.under(policy, mine.task)
-    comparison = Comparison(
-        policies=named,
-        seeds=options.seeds or known.seeds,
-        target=known.target if options.target is None else options.target,
+    wanted = WantedRuns(
+        policies=_policies(options.compare) if options.compare else None,
+        seeds=options.seeds,
+        target=options.target,
         command=shlex.join(["device-runtime", *sys.argv[1:]]),
-        bundle=bundle or known.bundle,
+        usual=SCENARIO_POLICIES if options.scenario else PRESET_POLICIES,
     )
-    return ComparisonPlan(mine, comparison, folder)
+    return planned(mine, wanted, options.run_dir)
 
 
 def description(plan: ComparisonPlan, missing: Sequence[RunName]) -> str:
@@ -159,10 +145,6 @@ def _trained(mine: Scenario, options: argparse.Namespace) -> Scenario:
         raise ScenarioError(str(error)) from None
 
 
-def _usual(options: argparse.Namespace) -> tuple[str, ...]:
-    return SCENARIO_POLICIES if options.scenario else PRESET_POLICIES
-
-
 def _policies(text: str) -> tuple[str, ...]:
     """The policies in "kinds=choose,drop". Raises ScenarioError."""
     what, equals, names = text.partition("=")
@@ -172,8 +154,3 @@ def _policies(text: str) -> tuple[str, ...]:
     if not named:
         raise ScenarioError(f"--compare {text}: names no policy; there are {', '.join(scenario.names())}")
     return named
-
-
-def _mark(mine: Scenario, bundle: str) -> str:
-    """Six characters that differ between scenarios and bundles, for the name of a folder."""
-    return hashlib.sha256(f"{fingerprint(mine, 0)} {bundle}".encode()).hexdigest()[:6]

@@ -5,7 +5,6 @@ Options of the command line take precedence over what the enrolment says.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import platform
 import threading
@@ -52,7 +51,36 @@ class Connection:
         return self.enrolment.secret if self.enrolment else b""
 
 
-def enrol(token: str, options: argparse.Namespace) -> Enrolment:
+class DeviceChoice(Protocol):
+    """Which device of this machine: its name, or its folder; None: the only one there is."""
+
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def state(self) -> Path | None: ...
+
+
+class ConnectionOptions(DeviceChoice, Protocol):
+    """The options of `add_connection`: a device, its broker's URL (None: as enrolled), and TLS files."""
+
+    @property
+    def broker(self) -> str | None: ...
+
+    @property
+    def ca(self) -> Path | None: ...
+
+    @property
+    def cert(self) -> Path | None: ...
+
+    @property
+    def key(self) -> Path | None: ...
+
+    @property
+    def insecure(self) -> bool: ...
+
+
+def enrol(token: str, options: DeviceChoice) -> Enrolment:
     """Save the enrolment that a token holds, in place of an earlier one of the same device.
 
     Raises EnrolmentError.
@@ -75,7 +103,7 @@ def enrol(token: str, options: argparse.Namespace) -> Enrolment:
     return enrolment
 
 
-def connect(options: argparse.Namespace) -> Connection:
+def connect(options: ConnectionOptions) -> Connection:
     """The connection that the options of `add_connection` describe.
 
     Raises EnrolmentError, UrlError, TopicError.
@@ -141,7 +169,7 @@ def first_connection(
     return False
 
 
-def folder_of(options: argparse.Namespace) -> Path:
+def folder_of(options: DeviceChoice) -> Path:
     """The folder of the device that the options of `add_device_choice` name, or of the only one here.
 
     Raises NoDevice.
@@ -152,7 +180,7 @@ def folder_of(options: argparse.Namespace) -> Path:
             here = f"devices here: {', '.join(found)}" if found else f"no device is in {_root()}"
             raise NoDevice(f"{here}: say which with --name or --state")
         return _root() / found[0]
-    folder: Path = options.state or _root() / check_device(options.name)
+    folder = options.state or _root() / check_device(options.name or "")
     if not folder.is_dir():
         raise NoDevice(f"no device is in {folder}")
     return folder
@@ -197,7 +225,7 @@ def claim(folder: Path) -> None:
         )
 
 
-def is_enrolled(options: argparse.Namespace) -> bool:
+def is_enrolled(options: DeviceChoice) -> bool:
     """Whether there is an enrolment that `connect` would use, readable or not."""
     try:
         return _kept(options, None)[1] is not None
@@ -205,10 +233,10 @@ def is_enrolled(options: argparse.Namespace) -> bool:
         return True
 
 
-def _kept(options: argparse.Namespace, url: BrokerUrl | None) -> tuple[Path | None, Enrolment | None]:
+def _kept(options: DeviceChoice, url: BrokerUrl | None) -> tuple[Path | None, Enrolment | None]:
     """The device's folder, if known, with its enrolment; otherwise those of the only device enrolled here."""
     name = options.name or (url and (url.user or _host()))
-    folder: Path | None = options.state or (_root() / check_device(name) if name else None)
+    folder = options.state or (_root() / check_device(name) if name else None)
     if folder is not None:
         return folder, Enrolment.load(folder)
     found = _enrolled()

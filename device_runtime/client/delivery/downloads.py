@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -94,6 +95,12 @@ class Downloads:
         del self._wrong[pull.blob.sha]
         why = "the aggregator does not have it" if pull.refused else "what came as it had another hash twice"
         log.warning("blob %s: %s", pull.blob.hex[:12], why)
+
+
+def half_of_room(folder: Path) -> int:
+    """Half of the bytes that are free on the disk of a device's folder, or taken by its models."""
+    kept = [path for name in (BLOBS, BUNDLES) for path in (folder / name).rglob("*") if path.is_file()]
+    return (sum(path.stat().st_size for path in kept) + shutil.disk_usage(folder).free) // 2
 
 
 def store(folder: Path, disk_bytes: int | None) -> Blobs:

@@ -44,7 +44,8 @@ class Guess:
 class Prediction:
     """Guesses for one sample, the most probable first.
 
-    `number` counts the samples of a file, from 0. For a text without a file, `file` is its beginning.
+    `number` counts the samples of a file, from 0. For a text without a file, `file` is its beginning; for
+    an array it is "array".
     """
 
     file: str
@@ -88,12 +89,15 @@ class Personal:
         made: NDArray[np.float32] = np.exp(log_softmax(logits))
         return made
 
-    def predict(self, file: Path | str, top: int = 3) -> list[Prediction]:
-        """The `top` labels for each sample of a file.
+    def predict(self, file: Path | str | NDArray[Any], top: int = 3) -> list[Prediction]:
+        """The `top` labels for each sample of a file, or of an array of raw inputs (n, *input).
 
         A file is a picture, a sound, a text, a .npy or .npz file (x), a table (with or without labels) or
         `sqlite:FILE?QUERY`. Raises DataError for a file that is none of these, or does not fit this task.
         """
+        if isinstance(file, np.ndarray):
+            samples = file
+            return self._answer("array", lambda: samples, top)
         if os.path.isdir(file):  # noqa: PTH112 (Path's raises for a query that is too long for a name)
             raise DataError(f"{file} is a folder: name its files, as in photos/*.png")
         texts = self._kept.bundle.texts

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,8 +60,10 @@ def process(folder: Path) -> int | None:
 def pause_on_signals(folder: Path, also: Callable[[], None] = lambda: None) -> None:
     """From now on SIGUSR1 pauses the device, which it would otherwise end, and SIGUSR2 resumes it.
 
-    `also` is called then, in the signal handler.
+    `also` is called then, in the signal handler. Outside the main thread, signals stay as they are.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return
 
     def heard(number: int, _frame: object) -> None:
         try:
@@ -74,8 +77,10 @@ def pause_on_signals(folder: Path, also: Callable[[], None] = lambda: None) -> N
 
 
 @contextmanager
-def running_as_device(agent: Agent, link: Link, policy: Policy, manners: ProcessPriority) -> Iterator[None]:
-    """Lock the agent's folder, and apply its rules and priority inside.
+def running_as_device(
+    agent: Agent, link: Link, policy: Policy, manners: ProcessPriority | None
+) -> Iterator[None]:
+    """Lock the agent's folder, and apply its rules and priority, if any, inside.
 
     SIGUSR1 pauses it and SIGUSR2 resumes it. Raises InUse.
     """
@@ -89,7 +94,8 @@ def running_as_device(agent: Agent, link: Link, policy: Policy, manners: Process
     with folder_lock(folder):
         for made in (folder, folder.parent):
             sync_folder(made)  # files in it are durable only if the folder is
-        manners.apply()
+        if manners is not None:
+            manners.apply()
         work_gate.keep(policy, folder)
         agent.work_gate.judged = rules.judged
         pause_on_signals(folder, again)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -157,6 +157,13 @@ def find_bundle(name_or_path: str | Path) -> Path:
         return shipped_folder(str(name_or_path))
     known = ", ".join(shipped_names())
     raise BundleError(f"{name_or_path} is neither a bundle folder or zip nor a shipped bundle ({known})")
+
+
+def content_of(folder: Path) -> Literal["", "bundle", "other"]:
+    """The content of a folder that a bundle may be written to: nothing (or no folder), a bundle, or other."""
+    if (folder / MANIFEST).is_file():
+        return "bundle"
+    return "other" if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())) else ""
 
 
 def _shipped() -> Path:

@@ -24,14 +24,9 @@ def build(args: argparse.Namespace, given: Mapping[str, Any] | None = None) -> A
 
     `given`, if not None, replaces the settings of the arguments (`--set`).
     """
-    try:
-        import onnx
-        import onnxscript
-        import torch
-    except ImportError as error:
-        hint = "pip install 'device-runtime[torch]'"
-        raise ExportError(f"export needs {error.name}, which is not installed: {hint}") from error
-    del onnx, onnxscript
+    check_torch()
+    import torch
+
     from device_runtime.models.export.levels import find_head
     from device_runtime.models.export.weights import load_weights
 
@@ -47,6 +42,18 @@ def build(args: argparse.Namespace, given: Mapping[str, Any] | None = None) -> A
         head = find_head(module, args.head) if args.new_head else None
         load_weights(module, _weights_file(args.weights), skip_head=head)
     return module
+
+
+def check_torch() -> None:
+    """Imports what exports need. Raises ExportError, which says what to install, where it is missing."""
+    try:
+        import onnx
+        import onnxscript
+        import torch
+    except ImportError as error:
+        hint = "pip install 'device-runtime[torch]'"
+        raise ExportError(f"export needs {error.name}, which is not installed: {hint}") from error
+    del onnx, onnxscript, torch
 
 
 def _weights_file(weights: Path) -> Path:

@@ -164,6 +164,25 @@ class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         if not 0 <= self.begins_h <= 24:
             raise ProfileError(f"begins_h is {self.begins_h}, expected a number 0 or more, 24 at most")
 
+    @classmethod
+    def load(cls, path_or_preset: str | Path) -> FleetSpec:
+        """The fleet of a TOML file, or the preset of that name. Raises ProfileError.
+
+        >>> FleetSpec.load("phones").name
+        'phones'
+        """
+        return load(path_or_preset)
+
+    @classmethod
+    def of(cls, name: str, groups: Mapping[str, Any], begins_h: float = 0.0) -> FleetSpec:
+        """A fleet of groups, each as a table of docs/fleets.md. Raises ProfileError.
+
+        >>> one = {"profile": "pi-5", "share": 1.0, "speed": {"factor": 0.5}}
+        >>> FleetSpec.of("mine", {"slow": one}).groups["slow"].speed.factor
+        0.5
+        """
+        return read({"name": name, "groups": dict(groups), "begins_h": begins_h})
+
     def draw(self, devices: int, seed: int) -> Fleet:
         """Draws this many devices. The same seed (0 or more) gives the same devices, in any order of groups.
 

@@ -12,6 +12,7 @@ import msgspec
 
 from device_runtime.models.engines.available import open_model
 from device_runtime.simulation import scenario as policies
+from device_runtime.simulation.callbacks import Callback, CallbackWatch, EndedRun, StartedRun
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, TrainingJob
@@ -19,20 +20,26 @@ from device_runtime.simulation.metrics.probes import ProbedRounds, ProbeLine, Pr
 from device_runtime.simulation.records import AskRecord, RunObserver, SimulatedRound
 from device_runtime.simulation.run import PreparedRun, ResumeOptions, prepare, simulate
 from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.trackers import tracker_named
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-from .run_folder import PROBES, RunFiles, RunInfo, RunName, fingerprint
+from .run_folder import PROBES, RunFiles, RunInfo, RunName, fingerprint, rounds_of
 
 PACKAGES = ("device-runtime", "numpy", "onnxruntime", "torch", "ray")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The wanted executor, and the number of rounds in which local models are compared (0: none)."""
+    """The wanted executor, and the number of rounds in which local models are compared (0: none).
+
+    `callbacks` are called in this process, in this order; then `trackers`, by the names of `tracker_named`.
+    """
 
     executor: ExecutorRequest
     probed_rounds: int = 3
+    callbacks: tuple[Callback, ...] = ()
+    trackers: tuple[str, ...] = ()
 
 
 class CombinedWatch:
@@ -64,8 +71,10 @@ def perform(
 ) -> RunInfo:
     """Simulates one policy with one seed into `folder`, with an additional observer.
 
+    Callbacks see a round before it is written, so that a run that they stop does this round again.
     Raises SimulationError, ModelError.
     """
+    calls = CallbackWatch((*how.callbacks, *map(tracker_named, how.trackers)))
     mine = of_policy(scenario, name.policy)
     sha256 = fingerprint(mine, name.seed)
     prepared = prepare(mine, name.seed)
@@ -73,6 +82,7 @@ def perform(
     used: list[str] = []
     try:
         done = files.checkpoint.round if files.checkpoint else 0
+        calls.started(StartedRun(name.policy, name.seed, msgspec.to_builtins(mine), folder, done + 1))
         probes = _probes(prepared, folder / PROBES, how, done)
 
         def executor(inputs: ExecutorInputs) -> Executor:
@@ -80,7 +90,7 @@ def perform(
             used.append(made.name)
             return probes.over(made) if probes else made
 
-        watch = CombinedWatch(*([probes] if probes else []), files, observer)
+        watch = CombinedWatch(*([probes] if probes else []), calls, files, observer)
         served = simulate(prepared, executor, watch, ResumeOptions(files.checkpoint, files.keeper.take))
         info = RunInfo(
             policy=name.policy,
@@ -94,6 +104,11 @@ def perform(
             versions=versions(),
         )
         files.finish(served, info)
+        if how.callbacks or how.trackers:
+            calls.ended(EndedRun(name.policy, name.seed, rounds_of(folder), served, folder))
+    except BaseException as error:
+        calls.failed(error)
+        raise
     finally:
         files.close()
     return info

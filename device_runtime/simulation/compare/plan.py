@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.run import check_task, prepare
-from device_runtime.simulation.scenario import Scenario, decode
+from device_runtime.simulation.scenario import CHOOSE, Scenario, decode, under
 
 from .performing import of_policy
 from .run_folder import RunName, fingerprint, finished
@@ -39,6 +40,20 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     target: float | None = None
     command: str = ""
     bundle: str = ""
+
+
+@dataclass(frozen=True)
+class WantedRuns:
+    """The wanted runs of a comparison; None: as its folder says, or else one seed of the policies `usual`.
+
+    `target` and `command` are those of `Comparison`.
+    """
+
+    policies: tuple[str, ...] | None = None
+    seeds: int | None = None
+    target: float | None = None
+    command: str = ""
+    usual: tuple[str, ...] = (CHOOSE,)
 
 
 @dataclass(frozen=True)
@@ -104,6 +119,32 @@ class ComparisonPlan:
         (self.folder / COMPARISON).write_bytes(
             msgspec.json.format(msgspec.json.encode(self.comparison)) + b"\n"
         )
+
+
+def planned(scenario: Scenario, wanted: WantedRuns, folder: Path | None = None) -> ComparisonPlan:
+    """The plan of a comparison in `folder`, by default one below runs/ that no other scenario has.
+
+    Raises ScenarioError for a policy that the scenario's task cannot be run under.
+    """
+    bundle = bundle_sha256(scenario.task.bundle)
+    folder = folder or Path("runs") / f"{scenario.name}-{_mark(scenario, bundle)}"
+    known = comparison_in(folder) or Comparison(policies=wanted.usual)
+    policies = wanted.policies or known.policies
+    for policy in policies:
+        under(policy, scenario.task)
+    comparison = Comparison(
+        policies=policies,
+        seeds=wanted.seeds or known.seeds,
+        target=known.target if wanted.target is None else wanted.target,
+        command=wanted.command,
+        bundle=bundle or known.bundle,
+    )
+    return ComparisonPlan(scenario, comparison, folder)
+
+
+def _mark(scenario: Scenario, bundle: str) -> str:
+    """Six characters that differ between scenarios and bundles, for the name of a folder."""
+    return hashlib.sha256(f"{fingerprint(scenario, 0)} {bundle}".encode()).hexdigest()[:6]
 
 
 def scenario_in(folder: Path) -> Scenario | None:

@@ -140,10 +140,14 @@ class ProgressLines:
 
 
 class ProgressBars:
-    """Shows a bar for all runs, with the remaining time, and one for each run at work."""
+    """Shows a bar for all runs, with the remaining time, and one for each run at work.
 
-    def __init__(self, names: Sequence[RunName], rounds: Rounds) -> None:
+    `out` is a terminal; None: standard output.
+    """
+
+    def __init__(self, names: Sequence[RunName], rounds: Rounds, out: TextIO | None = None) -> None:
         from rich import progress
+        from rich.console import Console
         from rich.table import Column
 
         whole = Column(no_wrap=True, min_width=7)
@@ -156,6 +160,7 @@ class ProgressBars:
             progress.TextColumn("left"),
             progress.TimeRemainingColumn(table_column=whole),
             progress.TextColumn("{task.fields[doing]}", table_column=Column(no_wrap=True)),
+            console=None if out is None else Console(file=out),
         )
         self._all = self._progress.add_task("[bold]all runs", total=sum(self._rounds.values()), doing="")
         self._bars: dict[RunName, TaskID] = {}
@@ -202,14 +207,14 @@ def within_round_text(now: UpdatesTrained) -> str:
     return f"{now.trained} update{'s' if now.trained > 1 else ''} trained for round {now.round}"
 
 
-class ProgressWriter:
-    """A watch that writes a `RoundDone` for each round, for the process that started this one.
+class ProgressReporter:
+    """A watch that tells a `RoundDone` for each round.
 
-    Within a long round it writes `UpdatesTrained` every WORKING_EVERY_S seconds.
+    Within a long round it tells `UpdatesTrained` every WORKING_EVERY_S seconds.
     """
 
-    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._out, self._clock = out, clock
+    def __init__(self, tell: Callable[[Message], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._send, self._clock = tell, clock
         self._round, self._trained, self._reported = 1, 0, clock()
 
     def asked(self, ask: AskRecord) -> None:
@@ -226,10 +231,36 @@ class ProgressWriter:
         accuracy = None if isnan(line.eval_acc) else line.eval_acc
         self._tell(RoundDone(line.round, line.closed_s, accuracy, line.participants))
 
+    def _tell(self, message: Message) -> None:
+        self._reported = self._clock()
+        self._send(message)
+
+
+class ProgressWriter(ProgressReporter):
+    """A watch that writes its messages as JSON lines, for the process that started this one."""
+
+    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        def write(message: Message) -> None:
+            print(msgspec.json.encode(message).decode(), file=out, flush=True)
+
+        super().__init__(write, clock)
+
     def fail(self, why: str) -> None:
         """Writes the last message: why the run failed."""
         self._tell(RunFailed(why))
 
-    def _tell(self, message: Message) -> None:
-        self._reported = self._clock()
-        print(msgspec.json.encode(message).decode(), file=self._out, flush=True)
+
+class NoProgress:
+    """A view that shows nothing."""
+
+    def moved(self, name: RunName, tick: RoundDone) -> None:
+        pass
+
+    def working(self, name: RunName, now: UpdatesTrained) -> None:
+        pass
+
+    def ended(self, name: RunName, why: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -120,7 +120,7 @@ def _start(
             stdin=subprocess.PIPE,  # never written to: when this process ends it closes, and the child ends
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, **threads},
+            env={**os.environ, **threads, "PYTHONPATH": _python_path()},
             pass_fds=children.held,
             start_new_session=True,  # Ctrl-C reaches only this process, which then ends its children
         )
@@ -157,6 +157,17 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _python_path() -> str:
+    """Where a run's process finds modules: also beside the script that starts it, as that script does."""
+    given = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([*filter(None, (given,)), sys.path[0] or str(Path.cwd())])
+
+
+def has_command() -> bool:
+    """Whether the command that does runs in other processes is installed."""
+    return Path(_command()).exists()
 
 
 def _command() -> str:

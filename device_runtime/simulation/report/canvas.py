@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zlib import crc32
 
 from device_runtime.simulation.compare.equal import EqualTerms, equal
@@ -153,10 +153,10 @@ def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Any,
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def png(picture: Drawing, path: Path) -> None:
+def png(picture: Drawing, out: Path | BinaryIO) -> None:
     """Writes a PNG in light colours, with the title."""
     picture.figure.suptitle(picture.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    picture.figure.savefig(path, format="png", dpi=DPI)
+    picture.figure.savefig(out, format="png", dpi=DPI)
     picture.figure.suptitle("")
 
 
@@ -215,6 +215,18 @@ class Drawing:
     title: str
     caption: str
     figure: Any
+
+    def save(self, path: str | Path) -> None:
+        """Writes a PNG with the title. Raises OSError."""
+        with look():
+            png(self, Path(path))
+
+    def _repr_png_(self) -> bytes:
+        """The picture, as a notebook shows it."""
+        out = io.BytesIO()
+        with look():
+            png(self, out)
+        return out.getvalue()
 
 
 def read_comparison(plan: ComparisonPlan) -> ComparedRuns:

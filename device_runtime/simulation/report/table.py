@@ -89,10 +89,16 @@ def cost_rows() -> tuple[TableRow, ...]:
 def text(summary: Mapping[str, Summary], at: ComparisonTerms, wide: int | None = None) -> str:
     """The table as text: measures down, policies across; mean ± standard deviation over the seeds."""
     rows: list[Sequence[str]] = [("", *summary)]
+    return fitted_table(rows + rows_of(summary, at), wide)
+
+
+def rows_of(summary: Mapping[str, Summary], at: ComparisonTerms) -> list[Sequence[str]]:
+    """The cells of the table: a row for each measure, its title first, then a cell for each policy."""
+    rows: list[Sequence[str]] = []
     for measure in (*learning_rows(at), *cost_rows()):
         unit = _unit(measure, summary)
         rows.append((measure.title, *(figure_text(each[measure.field], unit) for each in summary.values())))
-    return fitted_table(rows, wide)
+    return rows
 
 
 def fitted_table(rows: Sequence[Sequence[str]], wide: int | None = None, left: int = 1) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -25,19 +26,19 @@ from . import accuracy, canvas, local_models, participation, table, time_line
 from .canvas import ComparedRuns, Drawing, read_comparison
 from .page import page
 
-PICTURES: tuple[Callable[[ComparedRuns], Drawing | None], ...] = (
-    accuracy.over_time,
-    accuracy.over_costs,
-    accuracy.of_groups,
-    participation.who_took_part,
-    time_line.one_round,
-    participation.busy_times,
-    accuracy.by_class,
-    local_models.drift,
-    local_models.similarity,
-    local_models.predictions,
-)
-"""The drawings, in the order of the page."""
+PICTURES: Mapping[str, Callable[[ComparedRuns], Drawing | None]] = {
+    "accuracy": accuracy.over_time,
+    "costs": accuracy.over_costs,
+    "groups": accuracy.of_groups,
+    "participation": participation.who_took_part,
+    "round": time_line.one_round,
+    "times": participation.busy_times,
+    "classes": accuracy.by_class,
+    "drift": local_models.drift,
+    "similarity": local_models.similarity,
+    "predictions": local_models.predictions,
+}
+"""The drawings by name, in the order of the page; a drawing is None where there is nothing to draw."""
 
 
 @dataclass(frozen=True)
@@ -50,51 +51,62 @@ class WrittenReport:
 
     def text(self, wide: int | None = None) -> str:
         """The tables, in parts if wider than `wide` characters, and the places of the page and plots."""
-        mine = self.compared
-        return (
-            f"\n{table.text(mine.summary, mine.terms, wide)}\n\n"
-            f"{table.equal_text(mine.equal, mine.terms, wide)}\n\n"
-            f"report {self.page}\nplots  {self.page.parent / 'plots'}/ ({len(self.plots)} PNG)"
-        )
+        plots = f"plots  {self.page.parent / 'plots'}/ ({len(self.plots)} PNG)"
+        return f"\n{tables(self.compared, wide)}\n\nreport {self.page}\n{plots}"
 
     def json(self) -> str:
         """The figures in plain units; null where unknown."""
-        mine = self.compared
-        whole = {
-            "report": str(self.page),
-            "plots": [str(path) for path in self.plots],
-            "terms": asdict(mine.terms),
-            "policies": {
-                policy: {name: asdict(each) for name, each in figures.items()}
-                for policy, figures in mine.summary.items()
-            },
-            "equal": mine.equal,
-        }
-        return msgspec.json.format(msgspec.json.encode(whole)).decode()
+        places = {"report": str(self.page), "plots": [str(path) for path in self.plots]}
+        return msgspec.json.format(msgspec.json.encode(places | all_figures(self.compared))).decode()
 
 
-def write(plan: ComparisonPlan) -> WrittenReport:
-    """Writes report.html, summary.csv, summary.json and plots/*.png into the plan's folder.
+class HasFigures(Protocol):
+    """Compared runs: the terms, the figures by policy, and accuracies at equal terms."""
+
+    @property
+    def terms(self) -> ComparisonTerms: ...
+
+    @property
+    def summary(self) -> Mapping[str, Summary]: ...
+
+    @property
+    def equal(self) -> EqualTerms: ...
+
+
+def tables(of: HasFigures, wide: int | None = None) -> str:
+    """The tables of a comparison as text, in parts if wider than `wide` characters."""
+    return f"{table.text(of.summary, of.terms, wide)}\n\n{table.equal_text(of.equal, of.terms, wide)}"
+
+
+def all_figures(of: HasFigures) -> dict[str, object]:
+    """The figures of a comparison in plain units, to be encoded; nan where unknown."""
+    policies = {
+        policy: {name: asdict(each) for name, each in figures.items()}
+        for policy, figures in of.summary.items()
+    }
+    return {"terms": asdict(of.terms), "policies": policies, "equal": of.equal}
+
+
+def write(plan: ComparisonPlan, folder: Path | None = None) -> WrittenReport:
+    """Writes report.html, summary.csv, summary.json and plots/*.png into `folder`, or the plan's.
 
     Raises SimulationError when a run is not finished.
     """
-    mine = read_comparison(plan)
-    plots = plan.folder / "plots"
-    plots.mkdir(exist_ok=True)
+    mine, folder = read_comparison(plan), folder or plan.folder
+    plots = folder / "plots"
+    plots.mkdir(parents=True, exist_ok=True)
     for old in plots.glob("*.png"):
         old.unlink()
     with canvas.look():
-        pictures = [picture for draw in PICTURES if (picture := draw(mine)) is not None]
+        pictures = [picture for draw in PICTURES.values() if (picture := draw(mine)) is not None]
         text = page(mine, pictures)
         for picture in pictures:
             canvas.png(picture, plots / f"{picture.name}.png")
     paths = tuple(plots / f"{picture.name}.png" for picture in pictures)
-    report = WrittenReport(mine, plan.folder / "report.html", paths)
+    report = WrittenReport(mine, folder / "report.html", paths)
     report.page.write_text(text, "utf-8")
-    (plan.folder / "summary.csv").write_text(
-        table.as_csv(mine.summary) + table.equal_csv(mine.equal), "utf-8"
-    )
-    (plan.folder / "summary.json").write_text(report.json() + "\n", "utf-8")
+    (folder / "summary.csv").write_text(table.as_csv(mine.summary) + table.equal_csv(mine.equal), "utf-8")
+    (folder / "summary.json").write_text(report.json() + "\n", "utf-8")
     return report
 
 
@@ -111,24 +123,12 @@ class SideBySide:
     unfinished: tuple[str, ...]
 
     def text(self, wide: int | None = None) -> str:
-        lines = [
-            table.text(self.summary, self.terms, wide),
-            "",
-            table.equal_text(self.equal, self.terms, wide),
-        ]
-        lines += [f"not finished: {name}" for name in self.unfinished]
-        return "\n".join(lines)
+        """The tables, in parts if wider than `wide` characters, and the policies that are not finished."""
+        return "\n".join([tables(self, wide), *(f"not finished: {name}" for name in self.unfinished)])
 
     def json(self) -> str:
-        whole = {
-            "terms": asdict(self.terms),
-            "policies": {
-                policy: {name: asdict(each) for name, each in figures.items()}
-                for policy, figures in self.summary.items()
-            },
-            "equal": self.equal,
-            "unfinished": self.unfinished,
-        }
+        """The figures in plain units; null where unknown."""
+        whole = {**all_figures(self), "unfinished": self.unfinished}
         return msgspec.json.format(msgspec.json.encode(whole)).decode()
 
 

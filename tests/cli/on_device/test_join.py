@@ -26,7 +26,7 @@ def joined(tmp_path, monkeypatch):
     def made(url, client_id, *_):
         raise Joined(url, client_id)
 
-    monkeypatch.setattr(join, "Link", made)
+    monkeypatch.setattr("device_runtime.client.joined.Link", made)
 
     def run(*arguments):
         parser = argparse.ArgumentParser()
@@ -107,21 +107,23 @@ def test_a_device_whose_samples_are_not_there_leaves_no_folder(devices, tmp_path
 
 
 def test_a_device_that_the_broker_refuses_leaves_no_folder(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr(join, "Link", Refuses)
+    monkeypatch.setattr("device_runtime.client.joined.Link", Refuses)
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process"]) == 2
     assert [path.name for path in devices.iterdir()] == ["board"]
 
 
 def test_a_device_that_never_found_its_broker_leaves_no_folder(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr(join, "first_connection", lambda *_, **__: False)  # stopped before one answered
+    monkeypatch.setattr(  # stopped before one answered
+        "device_runtime.client.joined.first_connection", lambda *_, **__: False
+    )
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process"]) == 0
     assert [path.name for path in devices.iterdir()] == ["board"]
 
 
 def test_a_refused_device_that_was_there_before_keeps_its_folder(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr(join, "Link", Refuses)
+    monkeypatch.setattr("device_runtime.client.joined.Link", Refuses)
     (devices / "a" / "outbox").mkdir(parents=True)
     (devices / "a" / "outbox" / "update").write_text("of yesterday")
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
@@ -130,7 +132,7 @@ def test_a_refused_device_that_was_there_before_keeps_its_folder(devices, tmp_pa
 
 
 def test_an_empty_folder_that_was_given_stays_and_is_empty_again(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr(join, "Link", Refuses)
+    monkeypatch.setattr("device_runtime.client.joined.Link", Refuses)
     (tmp_path / "mine").mkdir()
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process", "--state", str(tmp_path / "mine")]) == 2
@@ -138,9 +140,9 @@ def test_an_empty_folder_that_was_given_stays_and_is_empty_again(devices, tmp_pa
 
 
 def test_a_device_that_joined_keeps_its_folder(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr(join, "Link", Refuses)
-    monkeypatch.setattr(join, "first_connection", lambda *_, **__: True)
-    monkeypatch.setattr(join.Agent, "run", lambda *_, **__: None)
+    monkeypatch.setattr("device_runtime.client.joined.Link", Refuses)
+    monkeypatch.setattr("device_runtime.client.joined.first_connection", lambda *_, **__: True)
+    monkeypatch.setattr("device_runtime.client.agent.Agent.run", lambda *_, **__: None)
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process"]) == 0
     assert (devices / "a" / "outbox").is_dir()

@@ -135,3 +135,11 @@ def test_an_interruption_ends_the_processes(plan, stand_in, tmp_path):
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
+
+
+def test_runs_find_the_modules_that_lie_beside_the_script(plan, stand_in, tmp_path, monkeypatch):
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "own_kind_of_a_script.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "beside"), *sys.path])
+    stand_in("import own_kind_of_a_script")
+    run_all(plan, plan.names[:1], ProcessOptions((), parallel=1), Noted())

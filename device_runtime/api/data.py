@@ -1,0 +1,222 @@
+"""Data for simulations: `device_runtime.data.digits()`, `.npz(path)`, `.arrays(x, y)` and other sources.
+
+Each function names samples and says how they are divided among the devices of a simulated fleet. Nothing is
+read before a simulation begins. A device reads its own files: see `device_runtime.Device`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import msgspec
+import numpy as np
+
+from device_runtime.profiles.keys import explained
+from device_runtime.simulation.data import DataSpec, GroupData, files
+from device_runtime.simulation.errors import DataSetError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from typing_extensions import Unpack
+
+__all__ = [
+    "DataSpec",
+    "GroupData",
+    "arrays",
+    "cifar10",
+    "cifar100",
+    "digits",
+    "fashion_mnist",
+    "images",
+    "mnist",
+    "npz",
+    "of_source",
+    "speech_commands",
+    "sst2",
+    "text",
+]
+
+
+class Division(TypedDict, total=False):
+    """How samples are chosen and divided among devices; docs/data.md describes each setting.
+
+    partition: iid, dirichlet (the default), dirichlet-by-class, shards, classes or natural.
+    alpha: of dirichlet; the smaller, the more uneven (0.3).
+    groups: samples of the fleet's groups, by name; {"weak": {"classes": (7, 8)}}.
+    """
+
+    partition: str
+    alpha: float
+    classes_per_client: int
+    groups_per_client: int
+    quantity_sigma: float
+    quantity_alpha: float
+    samples_per_client: int | None
+    min_samples: int
+    reuse: bool
+    groups: Mapping[str, GroupData | Mapping[str, Any]]
+    test_share: float
+    classes: Sequence[int] | None
+    max_train: int | None
+    max_test: int | None
+    generic_samples: int
+    generic_classes: int
+
+
+def of_source(source: str, /, **settings: Any) -> DataSpec:
+    """The samples of a source by its name, with any settings of the table [data] of docs/data.md.
+
+    Raises DataSetError for an unknown source or setting, and for settings that exclude each other.
+
+    >>> of_source("digits", partition="shards", classes_per_client=2).partition
+    'shards'
+    """
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    try:
+        return msgspec.convert({"source": source, **msgspec.to_builtins(given)}, DataSpec)
+    except msgspec.ValidationError as error:
+        raise DataSetError(explained(error, DataSpec, "data")) from None
+
+
+def digits(**division: Unpack[Division]) -> DataSpec:
+    """1,437 + 360 handwritten digits, uint8 (1, 8, 8) of 0 to 16; they come with scikit-learn.
+
+    >>> digits(alpha=0.1).alpha
+    0.1
+    """
+    return of_source("digits", **division)
+
+
+def npz(path: str | Path, **division: Unpack[Division]) -> DataSpec:
+    """Arrays of a .npz file, or of a folder of .npy files, which are memory-mapped.
+
+    The arrays are x (n, ...) and y (n,) of class numbers, of which a part is held out (`test_share`), or
+    x_train, y_train, x_test and y_test; if wanted also groups (n,), the natural client of each sample, and
+    labels, the names of the classes.
+
+    >>> npz("mine.npz", partition="iid").path
+    'mine.npz'
+    """
+    return of_source("npz", path=path, **division)
+
+
+def arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    test: tuple[ArrayLike, ArrayLike] | None = None,
+    labels: Sequence[str] | None = None,
+    client: ArrayLike | None = None,
+    **division: Unpack[Division],
+) -> DataSpec:
+    """Samples in memory: x (n, ...) of any real dtype, as the bundle takes it, and class numbers y (n,).
+
+    test: the x and y to evaluate on; None: a random share of the samples is (`test_share`). labels: the
+    names of the classes. client: int (n,), the natural client of each sample, for partition="natural".
+
+    The arrays are kept once, by content, in the cache folder of this user, from where the processes of a
+    simulation map them into memory. Raises DataSetError for arrays that do not fit each other, and if the
+    cache cannot be written.
+
+    >>> arrays(np.zeros((4, 1, 8, 8)), [0, 1, 0, 1], partition="iid").source
+    'npz'
+    """
+    names = ("x_train", "y_train", "x_test", "y_test") if test is not None else ("x", "y")
+    kept = dict(zip(names, map(np.asarray, (x, y, *(test or ()))), strict=True))
+    kept |= {} if labels is None else {"labels": np.array(labels, np.str_)}
+    kept |= {} if client is None else {"groups": np.asarray(client)}
+    key = f"arrays-{_digest(kept)}"
+    files.cached(key, lambda: kept)
+    folder = files.folder() / key
+    if not folder.is_dir():
+        raise DataSetError(f"the arrays cannot be kept in {folder}: write them with numpy.savez, and use npz")
+    return of_source("npz", path=folder, **division)
+
+
+def mnist(path: str | Path, **division: Unpack[Division]) -> DataSpec:
+    """MNIST: the folder of its four IDX files, gzipped or not; uint8 (1, 28, 28).
+
+    >>> mnist("data/mnist").source
+    'mnist'
+    """
+    return of_source("mnist", path=path, **division)
+
+
+def fashion_mnist(path: str | Path, **division: Unpack[Division]) -> DataSpec:
+    """Fashion-MNIST: the folder of its four IDX files, gzipped or not; uint8 (1, 28, 28).
+
+    >>> fashion_mnist("data/fashion").source
+    'fashion-mnist'
+    """
+    return of_source("fashion-mnist", path=path, **division)
+
+
+def cifar10(path: str | Path, **division: Unpack[Division]) -> DataSpec:
+    """CIFAR-10: the folder of its binary version, data_batch_1.bin and so on; uint8 (3, 32, 32).
+
+    >>> cifar10("data/cifar-10-batches-bin", partition="shards").partition
+    'shards'
+    """
+    return of_source("cifar10", path=path, **division)
+
+
+def cifar100(path: str | Path, *, coarse: bool = False, **division: Unpack[Division]) -> DataSpec:
+    """CIFAR-100: the folder of train.bin and test.bin; with `coarse` the classes are the 20 superclasses.
+
+    >>> cifar100("data/cifar-100-binary", coarse=True).coarse
+    True
+    """
+    return of_source("cifar100", path=path, coarse=coarse, **division)
+
+
+def images(path: str | Path, *, size: int = 32, **division: Unpack[Division]) -> DataSpec:
+    """Pictures in folders named after their classes; uint8 (3, size, size), the largest square in the middle.
+
+    >>> images("photos", size=64).size
+    64
+    """
+    return of_source("images", path=path, size=size, **division)
+
+
+def text(
+    path: str | Path, *, text_column: str = "", label_column: str = "", **division: Unpack[Division]
+) -> DataSpec:
+    """Texts of a .csv or .tsv file, as token ids: those of the bundle's tokenizer, if it has one.
+
+    Columns by name or number; by default texts are in the first and labels in the last.
+
+    >>> text("reviews.tsv", label_column="stars").label_column
+    'stars'
+    """
+    return of_source("text", path=path, text_column=text_column, label_column=label_column, **division)
+
+
+def sst2(path: str | Path, **division: Unpack[Division]) -> DataSpec:
+    """SST-2, sentences with two sentiments: the folder of its .tsv files, as token ids.
+
+    >>> sst2("data/SST-2").source
+    'sst2'
+    """
+    return of_source("sst2", path=path, **division)
+
+
+def speech_commands(path: str | Path, *, words: Sequence[str] = (), **division: Unpack[Division]) -> DataSpec:
+    """Speech Commands: the folder of its clips, as log-mel features uint8 (1, 61, 40).
+
+    words: the classes; () are the usual ten, unknown and silence. The speakers are the natural clients.
+
+    >>> speech_commands("data/speech", partition="natural", words=("yes", "no")).words
+    ('yes', 'no')
+    """
+    return of_source("speech-commands", path=path, words=words, **division)
+
+
+def _digest(kept: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    digest = hashlib.sha256()
+    for name, values in kept.items():
+        digest.update(f"{name} {values.dtype} {values.shape};".encode())
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,101 @@
+"""Exports a torch module as a bundle, which devices and simulations train without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export.network_factory import check_torch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TUNABLE = ("all", "mid", "head")
+"""The tunable sets of a bundle for which none are given."""
+
+
+def export(
+    module: nn.Module,
+    folder: str | Path,
+    *,
+    input: Sequence[int] | InputSpec,  # noqa: A002
+    labels: Sequence[str],
+    scale: float = 1.0,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    head: str | None = None,
+    levels: Mapping[str, str] | None = None,
+    tunable: Sequence[str] | Mapping[str, Mapping[str, Any]] = TUNABLE,
+    objectives: Sequence[str] = ("train",),
+    features: Sequence[str] = (),
+    batchnorm: Literal["frozen", "training"] = "frozen",
+    precisions: Sequence[str] = (),
+    overwrite: bool = False,
+) -> Bundle:
+    """Writes a bundle into `folder` and opens it; every graph is compared with torch before.
+
+    module: float32, returns logits (n, labels) and ends with an nn.Linear. It is exported as in eval mode.
+    input: the shape of one sample, channels first, without the batch: (3, 32, 32); or an InputSpec, for token
+    ids. labels: the names of the classes, in the order of the logits.
+    scale, mean, std: raw samples become (raw * scale - mean) / std; one value, or one for each channel.
+    head: the name of the nn.Linear that gives the logits (default: the last).
+    levels: prefix of parameters' names -> low, mid, up or head (default: by their place in the module).
+    tunable: the sets of parameters that kinds of update train, with settings if wanted: all, mid, up, head,
+    bias, adapter, prompt, prefix, lora, sparse; {"lora": {"rank": 8}, "head": {}}.
+    objectives, features, batchnorm, precisions: as options of `device-runtime export` (docs/networks.md).
+
+    Raises ExportError without torch, for a folder that has other files, or a bundle and `overwrite` is false,
+    and for a module that cannot be traced; ParityError if a graph computes something else than torch.
+
+    >>> import torch
+    >>> module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    >>> export(module, "bundles/mine", input=(1, 8, 8), labels="0123456789", tunable=["all"]).manifest.name
+    'mine'
+    """
+    check_torch()
+    from device_runtime.models.export.export import ExportSpec
+    from device_runtime.models.export.export import export as write
+
+    folder = Path(folder)
+    _check_free(folder, overwrite)
+    spec = ExportSpec(
+        name=folder.resolve().name,
+        input=input if isinstance(input, InputSpec) else _input(input, scale, (tuple(mean), tuple(std))),
+        labels=tuple(labels),
+        head=head,
+        levels=levels,
+        sets={name: dict(settings) for name, settings in _sets(tunable).items()},
+        objectives=tuple(objectives),
+        features=tuple(features),
+        batchnorm=batchnorm,
+        precisions=tuple(precisions),
+    )
+    return write(module, spec, folder)
+
+
+def _input(
+    shape: Sequence[int], scale: float, statistics: tuple[tuple[float, ...], tuple[float, ...]]
+) -> InputSpec:
+    try:
+        return InputSpec(tuple(shape), scale, *statistics)
+    except ValueError as error:
+        raise ExportError(str(error)) from None
+
+
+def _sets(tunable: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    if isinstance(tunable, Mapping):
+        return tunable
+    return {name: {} for name in ((tunable,) if isinstance(tunable, str) else tunable)}
+
+
+def _check_free(folder: Path, overwrite: bool) -> None:
+    there = bundles.content_of(folder)
+    if there == "bundle" and not overwrite:
+        raise ExportError(f"{folder} is a bundle already: overwrite=True replaces it")
+    if there == "other":
+        raise ExportError(f"{folder} exists and is no bundle: give another folder")

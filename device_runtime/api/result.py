@@ -1,0 +1,247 @@
+"""The results of simulations: runs with their curves, tables, pictures, the report page."""
+
+from __future__ import annotations
+
+import shutil
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles import tensors
+from device_runtime.simulation.compare.figures import (
+    FinishedRun,
+    RunFigures,
+    Summary,
+    figures,
+)
+from device_runtime.simulation.compare.plan import ComparisonPlan, comparison_in, scenario_in
+from device_runtime.simulation.compare.run_folder import SERVED
+from device_runtime.simulation.errors import ScenarioError, SimulationError
+from device_runtime.simulation.records import SimulatedRound
+from device_runtime.simulation.report import canvas, table
+from device_runtime.simulation.report.canvas import ComparedRuns, Drawing, read_comparison
+from device_runtime.simulation.report.write import (
+    PICTURES,
+    HasFigures,
+    all_figures,
+    tables,
+    write,
+)
+from device_runtime.simulation.scenario import Scenario
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+PLAIN_NAMES = {"closed_s": "time_s", "eval_acc": "accuracy", "eval_loss": "loss"}
+"""Fields of `SimulatedRound` that have a plainer name as a column."""
+NUMBERS = ("int", "float")
+"""Types of the fields of `SimulatedRound` that become columns; the others have a value for each class."""
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """One finished run: a policy with a seed. `folder` has its files (docs/simulation.md).
+
+    rounds: all figures of each round.
+    figures: of the whole run, on the terms of its comparison: accuracies from 0 to 1, virtual seconds, bytes,
+    joules; nan where unknown.
+    """
+
+    policy: str
+    seed: int
+    folder: Path
+    rounds: tuple[SimulatedRound, ...]
+    figures: RunFigures
+
+    @property
+    def round(self) -> NDArray[np.int64]:
+        """The numbers of the rounds, from 1; (rounds,)."""
+        return np.array([line.round for line in self.rounds], np.int64)
+
+    @property
+    def time_s(self) -> NDArray[np.float64]:
+        """Virtual seconds from the start of the run to the end of each round; (rounds,)."""
+        return np.array([line.closed_s for line in self.rounds], np.float64)
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """Accuracy of the model that each round serves, 0 to 1; nan where not evaluated; (rounds,)."""
+        return np.array([line.eval_acc for line in self.rounds], np.float64)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Every figure of the rounds, each as an array (rounds,): round, time_s, accuracy, loss, ..
+
+        The other names are those of `SimulatedRound`.
+        """
+        names = [field.name for field in fields(SimulatedRound) if field.type in NUMBERS]
+        return {
+            PLAIN_NAMES.get(name, name): np.array([getattr(line, name) for line in self.rounds])
+            for name in names
+        }
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """The tensors of the model that the last round serves, by name. Raises SimulationError."""
+        try:
+            return tensors.decode((self.folder / SERVED).read_bytes())
+        except OSError as error:
+            raise SimulationError(f"cannot read {self.folder / SERVED}: {error.strerror}") from None
+
+
+class ComparedFolders:
+    """Finished comparisons in one table, as `device-runtime compare` shows them.
+
+    summary: the figures of each policy over its seeds, by policy, or by folder/policy for several folders.
+    """
+
+    def __init__(self, of: HasFigures, unfinished: Sequence[str] = ()) -> None:
+        self._of, self.unfinished = of, tuple(unfinished)
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The names of the policies, in the order of the tables."""
+        return tuple(self._of.summary)
+
+    @property
+    def summary(self) -> Mapping[str, Summary]:
+        """Mean and deviation over the seeds, by policy and by the names of `RunFigures`."""
+        return self._of.summary
+
+    def table(self, width: int | None = None) -> str:
+        """The tables as text; those wider than `width` characters are cut into several."""
+        return "\n".join([tables(self._of, width), *(f"not finished: {name}" for name in self.unfinished)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain values, for JSON: accuracies from 0 to 1, seconds, bytes, joules.
+
+        None where a figure is unknown.
+        """
+        whole: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self._figures()))
+        return whole
+
+    def _figures(self) -> dict[str, object]:
+        return {**all_figures(self._of), "unfinished": self.unfinished}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {', '.join(self.policies)}>"
+
+    def _repr_html_(self) -> str:
+        """The main table, as a notebook shows it."""
+        head = "".join(f"<th>{escape(policy)}</th>" for policy in self.summary)
+        body = "".join(
+            f"<tr><th>{escape(title)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+            for title, *cells in table.rows_of(self.summary, self._of.terms)
+        )
+        return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+class SimulationResult(ComparedFolders):
+    """The finished runs of `device_runtime.simulate`: every policy with every seed.
+
+    scenario: what was simulated. failed: the policies that are left out, and why. folder: where the runs are
+    kept; a temporary one is removed with this object.
+    """
+
+    def __init__(self, plan: ComparisonPlan, temporary: bool = False) -> None:
+        if temporary:
+            weakref.finalize(self, shutil.rmtree, plan.folder, ignore_errors=True)
+        self._compared: ComparedRuns = read_comparison(plan)
+        super().__init__(self._compared)
+        self.scenario: Scenario = plan.scenario
+        self.folder = plan.folder
+        self.failed: Mapping[str, str] = dict(plan.without)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> SimulationResult:
+        """The finished policies of a run folder, as `device-runtime simulate --run-dir` makes it.
+
+        Raises ScenarioError for another folder, and where nothing is finished.
+        """
+        folder = Path(folder)
+        scenario, comparison = scenario_in(folder), comparison_in(folder)
+        if scenario is None or comparison is None:
+            raise ScenarioError(f"{folder} is not the folder of a simulation")
+        plan = ComparisonPlan(scenario, comparison, folder).finished("it is not finished")
+        if not plan.comparison.policies:
+            raise ScenarioError(f"nothing is finished in {folder}")
+        return cls(plan)
+
+    @cached_property
+    def runs(self) -> tuple[SimulatedRun, ...]:
+        """Every run, seed by seed, with the policies in their order."""
+        return tuple(self._run(run) for run in self._compared.runs)
+
+    def run(self, policy: str, seed: int = 0) -> SimulatedRun:
+        """The run of a policy with a seed. Raises SimulationError if there is none."""
+        for run in self.runs:
+            if (run.policy, run.seed) == (policy, seed):
+                return run
+        there = ", ".join(f"{run.policy}-{run.seed}" for run in self.runs)
+        raise SimulationError(f"there is no run {policy}-{seed}; there are {there}")
+
+    def plot(self, name: str = "accuracy", path: str | Path | None = None) -> Drawing:
+        """Draws one of the report's pictures, which a notebook shows; `path` is a PNG to write it to.
+
+        Names: accuracy, costs, groups, participation, round, times, classes, drift, similarity, predictions.
+        The `figure` of what is returned is matplotlib's, without the title. Raises SimulationError for
+        another name and where there is nothing to draw, ModuleNotFoundError without matplotlib, and OSError.
+        """
+        if name not in PICTURES:
+            raise SimulationError(f"there is no picture {name!r}; there are {', '.join(PICTURES)}")
+        _needs_matplotlib()
+        with canvas.look():
+            drawing = PICTURES[name](self._compared)
+        if drawing is None:
+            raise SimulationError(f"there is nothing to draw in picture {name!r} of these runs")
+        if path is not None:
+            drawing.save(path)
+        return drawing
+
+    def report(self, folder: str | Path | None = None) -> Path:
+        """Writes the report into a folder, by default that of the runs: report.html, plots/, summary.csv.
+
+        Returns the path of the page. Raises ModuleNotFoundError without matplotlib, and OSError.
+        """
+        _needs_matplotlib()
+        return write(self._compared.plan, None if folder is None else Path(folder)).page
+
+    def to_pandas(self) -> DataFrame:
+        """A table with a row for each round of each run: policy, seed, and the columns of the runs.
+
+        Raises ModuleNotFoundError without pandas.
+        """
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "data frames need pandas: pip install pandas", name=error.name
+            ) from None
+        each = [{"policy": run.policy, "seed": run.seed, **run.columns()} for run in self.runs]
+        return pd.concat([pd.DataFrame(columns) for columns in each], ignore_index=True)
+
+    def _figures(self) -> dict[str, object]:
+        return {**all_figures(self._of), "failed": self.failed, "runs": list(self._plain_runs())}
+
+    def _plain_runs(self) -> Iterator[dict[str, object]]:
+        for run in self.runs:
+            rounds = {name: values.tolist() for name, values in run.columns().items()}
+            yield {"policy": run.policy, "seed": run.seed, "figures": run.figures, "rounds": rounds}
+
+    def _run(self, run: FinishedRun) -> SimulatedRun:
+        plan, at = self._compared.plan, self._compared.terms
+        name = run.name
+        return SimulatedRun(name.policy, name.seed, plan.of(name), run.rounds, figures(run, at))
+
+
+def _needs_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        why = "pictures need matplotlib: pip install 'device-runtime[simulation]'"
+        raise ModuleNotFoundError(why, name="matplotlib")

@@ -1,0 +1,244 @@
+"""Simulates a federated run of a fleet, under one policy or several: what `device-runtime simulate` does."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.profiles.fleets import fleet as fleets
+from device_runtime.profiles.fleets.fleet import FleetSpec
+from device_runtime.simulation import scenario as scenarios
+from device_runtime.simulation.callbacks import Callback
+from device_runtime.simulation.compare.completing import (
+    CompletionOptions,
+    check_runs,
+    complete,
+    may_run_elsewhere,
+    working_in,
+)
+from device_runtime.simulation.compare.performing import RunOptions
+from device_runtime.simulation.compare.plan import ComparisonPlan, WantedRuns, planned
+from device_runtime.simulation.data import DataSpec
+from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.executors.choice import ExecutorRequest
+from device_runtime.simulation.report.write import side_by_side
+from device_runtime.simulation.scenario import Scenario
+from device_runtime.strategies import registry
+from device_runtime.strategies.kind import AnyStrategy
+
+from .progress import view_of
+from .result import ComparedFolders, SimulationResult
+
+Kind = str | AnyStrategy | tuple[str, Mapping[str, Any]] | KindSettings
+"""A kind of update: its name, an instance of its class, a name with settings, or an entry of a task."""
+FLEET = "mixed"
+"""The fleet of a task that is given none."""
+
+
+def simulate(
+    task: Scenario | Task | Bundle | str | Path = "digits",
+    *,
+    fleet: FleetSpec | str | Path | None = None,
+    data: DataSpec | None = None,
+    policies: Sequence[str] | None = None,
+    kinds: Iterable[Kind] | None = None,
+    seeds: int | None = None,
+    devices: int | None = None,
+    rounds: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    run_dir: str | Path | None = None,
+    executor: ExecutorRequest | str = "auto",
+    parallel: int | None = None,
+    progress: bool | None = None,
+) -> SimulationResult:
+    """Simulates a fleet on virtual time, with real training; the same arguments give the same figures.
+
+    task: what is learnt: a Task; a bundle, its folder, or the name of one that is shipped; a Scenario, its
+    file, or the name of a preset. The arguments below stand over those of a scenario.
+    fleet: the devices: a Fleet, a TOML file or the name of a preset (default: mixed).
+    data: the samples, as `device_runtime.data` names them (default: digits).
+    policies: ways to run the task, to be compared: mixed (every device sends the richest update that it can
+    afford), fedavg, heterofl and other systems, or the name of a kind (default: mixed).
+    kinds: the kinds of update that the policy `mixed` offers, the preferred first (default: the task's).
+    seeds: run with seeds 0 to `seeds` - 1 (default: 1). devices: in the fleet (default: 100).
+    callbacks: are called in this process, where all runs are then done.
+    run_dir: keep the runs here, and go on with those that were stopped; None: they go with the result.
+    executor: how the devices' models are trained: auto, plain, batched, processes or ray.
+    parallel: runs at a time, each in a process of its own (default: as many as usable cores). One run alone
+    is done in this process, and so are kinds of update that only this process knows.
+    progress: None shows bars on a terminal and in a notebook; False shows nothing.
+
+    A policy that fails is left out with a warning (`failed` of the result). Raises ScenarioError for
+    arguments that contradict each other, DataSetError, ModelError, ProfileError, TaskError, SimulationError
+    where every policy fails, CallbackError, and OSError if a file cannot be written.
+
+    >>> result = simulate("digits", fleet="phones", policies=["mixed", "fedavg"], devices=10, rounds=2)
+    >>> [run.accuracy.shape for run in result.runs]
+    [(2,), (2,)]
+    """
+    scenario = scenario_of(task, fleet=fleet, data=data, devices=devices, rounds=rounds, kinds=kinds)
+    request = executor if isinstance(executor, ExecutorRequest) else ExecutorRequest(executor)
+    run = RunOptions(request, callbacks=tuple(callbacks))
+    named = None if policies is None else tuple(dict.fromkeys(_names(policies)))
+    wanted = WantedRuns(policies=named, seeds=_count("seeds", seeds), command="device_runtime.simulate(..)")
+    folder = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="device-runtime-"))
+    try:
+        done = _completed(planned(scenario, wanted, folder), run, _count("parallel", parallel), progress)
+        return SimulationResult(done, temporary=run_dir is None)
+    except BaseException:
+        if run_dir is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def scenario_of(
+    task: Scenario | Task | Bundle | str | Path,
+    *,
+    fleet: FleetSpec | str | Path | None = None,
+    data: DataSpec | None = None,
+    devices: int | None = None,
+    rounds: int | None = None,
+    kinds: Iterable[Kind] | None = None,
+) -> Scenario:
+    """The scenario of these arguments of `simulate`. Raises as `simulate` does.
+
+    >>> scenario_of("digits-wrn-10-1", fleet="phones", devices=20).devices
+    20
+    """
+    made = _scenario(task)
+    changes: dict[str, Any] = {}
+    if fleet is not None:
+        changes["fleet"] = fleet if isinstance(fleet, FleetSpec) else fleets.load(fleet)
+    if data is not None:
+        changes["data"] = data
+    if devices is not None:
+        changes["devices"] = devices
+    task_changes: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
+    if kinds is not None:
+        task_changes["kinds"] = offered(kinds)
+    if task_changes:
+        changes["task"] = msgspec.structs.replace(made.task, **task_changes)
+    return msgspec.structs.replace(made, **changes) if changes else made
+
+
+def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
+    """The kinds as entries of a task; one that is named has its settings in a round that offers all of these.
+
+    The class of an instance is registered, so that its name is known from then on. Raises TaskError for an
+    unknown name and for wrong settings.
+
+    >>> [kind.name for kind in offered(["full", ("few-shot", {"epochs": 2})])]
+    ['full', 'few-shot']
+    """
+    given = [_loaded(kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
+    for kind in given:
+        if not isinstance(kind, str | tuple | KindSettings):
+            _register(type(kind))
+    usual = dict(registry.default_settings([_name(kind) for kind in given]))
+    return tuple(_entry(kind, usual) for kind in given)
+
+
+def compare(*folders: str | Path) -> ComparedFolders:
+    """Compares the finished runs of several folders on common terms, such as the earliest end of all.
+
+    Raises ScenarioError for a folder that is not of a simulation, and where nothing is finished.
+
+    >>> for policy in ("few-shot", "class-means"):
+    ...     _ = simulate(policies=[policy], devices=10, rounds=1, run_dir=f"runs/{policy}")
+    >>> compare("runs/few-shot", "runs/class-means").policies
+    ('few-shot/few-shot', 'class-means/class-means')
+    """
+    found = side_by_side([Path(folder) for folder in folders])
+    return ComparedFolders(found, found.unfinished)
+
+
+def _completed(
+    plan: ComparisonPlan, run: RunOptions, parallel: int | None, progress: bool | None
+) -> ComparisonPlan:
+    """Does the missing runs, and returns the plan without policies that failed."""
+    check_runs(plan, run)
+    alone = len(plan.missing()) < 2
+    here = alone or bool(run.callbacks) or not may_run_elsewhere(plan)
+    options = CompletionOptions(run, parallel, here)
+    with working_in(plan.folder) as held:
+        rounds = plan.scenario.task.rounds
+        done, failed = complete(plan, options, lambda missing: view_of(progress, missing, rounds), held)
+    if failed is not None:
+        warnings.warn(f"left out: {', '.join(done.without)} ({failed})", RuntimeWarning, stacklevel=3)
+    return done
+
+
+def _scenario(task: Scenario | Task | Bundle | str | Path) -> Scenario:
+    if isinstance(task, Scenario):
+        return task
+    if isinstance(task, Task):
+        return Scenario(fleet=fleets.load(FLEET), task=task, name=task.name)
+    if isinstance(task, Bundle):
+        return _of_bundle(task.path)
+    known = (*scenarios.preset_names(), *fleets.preset_names())
+    if str(task) in known or Path(task).suffix == ".toml":
+        return scenarios.load(task)
+    return _of_bundle(task)
+
+
+def _of_bundle(bundle: str | Path) -> Scenario:
+    path = bundles.find_bundle(bundle)
+    name = path.stem if path.is_file() else path.resolve().name
+    return Scenario(fleet=fleets.load(FLEET), task=Task(bundle=str(bundle)), name=name)
+
+
+def _name(kind: Kind) -> str:
+    if isinstance(kind, str):
+        return kind
+    return kind[0] if isinstance(kind, tuple) else kind.name
+
+
+def _entry(kind: Kind, usual: Mapping[str, Mapping[str, Any]]) -> KindSettings:
+    if isinstance(kind, KindSettings):
+        return kind
+    if isinstance(kind, str):
+        return KindSettings(name=kind, settings=usual[kind])
+    if isinstance(kind, tuple):
+        return KindSettings(name=kind[0], settings=dict(kind[1]))
+    return KindSettings(name=kind.name, settings=registry.settings(kind))
+
+
+def _loaded(kind: Kind) -> Kind:
+    """The kind, by its name where it is named by its file or module: "mykinds.py:TopK"."""
+    load = getattr(registry, "load", None)
+    if load is None:
+        return kind
+    if isinstance(kind, str) and ":" in kind:
+        return str(load(kind).name)
+    if isinstance(kind, tuple) and ":" in kind[0]:
+        return str(load(kind[0]).name), kind[1]
+    return kind
+
+
+def _register(kind: type[AnyStrategy]) -> None:
+    register = getattr(registry, "register", None)
+    if register is not None and registry.KINDS.get(kind.name) is not kind:
+        register(kind)
+
+
+def _names(policies: Sequence[str]) -> Sequence[str]:
+    if isinstance(policies, str):
+        return (policies,)
+    if not policies:
+        raise ScenarioError(f"policies is empty: expected some of {', '.join(scenarios.names())}")
+    return policies
+
+
+def _count(name: str, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise ScenarioError(f"{name} is {value}, expected 1 or more")
+    return value

@@ -1,0 +1,151 @@
+"""Does the missing runs of a comparison, in other processes or in this one, and leaves out what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.models.errors import ModelError
+from device_runtime.profiles.machine import usable_cores
+from device_runtime.simulation.callbacks import CallbackError
+from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.trackers import tracker_named
+from device_runtime.strategies import registry
+from device_runtime.strategies.kind import AnyStrategy
+
+from .performing import RunOptions, of_policy, perform
+from .plan import ComparisonPlan, check
+from .progress import Message, ProgressReporter, ProgressView, RoundDone, UpdatesTrained
+from .run_folder import RunName
+from .running import ProcessOptions, folder_lock, has_command, interruptible, run_all
+
+Begin = Callable[[Sequence[RunName]], ProgressView]
+"""Gives the view of these runs, which are about to begin; there may be none."""
+
+
+@dataclass(frozen=True)
+class CompletionOptions:
+    """The way to do the missing runs.
+
+    parallel: the runs at a time, each a process; None: as many as usable cores.
+    here: do them in this process, one after another.
+    """
+
+    run: RunOptions
+    parallel: int | None = None
+    here: bool = False
+
+
+def check_runs(plan: ComparisonPlan, options: RunOptions) -> None:
+    """Checks the folder, and what every missing run needs. Raises as `check` does, TrackerError, OSError."""
+    plan.check_folder()
+    if missing := plan.missing():
+        check(plan.scenario, missing, options.executor)
+        for tracker in options.trackers:
+            tracker_named(tracker)
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[int]:
+    """Makes and locks the folder, for runs that signals interrupt; gives the lock's file descriptor.
+
+    Raises ScenarioError while another simulation works there, and OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with interruptible(), folder_lock(folder) as held:
+        yield held
+
+
+def complete(
+    plan: ComparisonPlan, options: CompletionOptions, begin: Begin, held: int
+) -> tuple[ComparisonPlan, SimulationError | None]:
+    """Does every missing run; `held` is that of `working_in`.
+
+    Returns the plan and None or, where runs failed, the plan without their policies and the first error.
+    Raises SimulationError if no policy is left, CallbackError, and KeyboardInterrupt: finished runs are kept.
+    """
+    plan.save()
+    missing = plan.missing()
+    view = begin(missing)
+    try:
+        if missing and options.here:
+            _run_here(plan, missing, options.run, view)
+        elif missing:
+            _run_elsewhere(plan, missing, options, (held, view))
+    except CallbackError:
+        raise
+    except SimulationError as error:
+        rest = plan.finished(str(error))
+        if not rest.comparison.policies:
+            raise
+        return rest, error
+    finally:
+        view.close()
+    return plan, None
+
+
+def may_run_elsewhere(plan: ComparisonPlan) -> bool:
+    """Whether other processes can do these runs: the command is installed and has every kind of update."""
+    tasks = [of_policy(plan.scenario, policy).task for policy in plan.comparison.policies]
+    kinds = {kind.name: kind.strategy for task in tasks for kind in task.kinds}
+    portable: Callable[[AnyStrategy], bool] = getattr(registry, "is_portable", _is_ours)
+    return has_command() and all(portable(strategy) for strategy in kinds.values())
+
+
+def _is_ours(strategy: AnyStrategy) -> bool:
+    return type(strategy).__module__.startswith(f"{__name__.partition('.')[0]}.")
+
+
+def _run_elsewhere(
+    plan: ComparisonPlan,
+    missing: Sequence[RunName],
+    options: CompletionOptions,
+    shared: tuple[int, ProgressView],
+) -> None:
+    held, view = shared
+    request = options.run.executor
+    parallel = min(options.parallel or usable_cores(), len(missing))
+    workers = request.workers or max(1, usable_cores() // parallel)
+    arguments = ["--executor", request.name, "--workers", str(workers)]
+    arguments += ["--probes", str(options.run.probed_rounds)]
+    if request.address:
+        arguments += ["--address", request.address]
+    for tracker in options.run.trackers:
+        arguments += ["--track", tracker]
+    run_all(plan, missing, ProcessOptions(tuple(arguments), parallel, workers, (held,)), view)
+
+
+def _run_here(
+    plan: ComparisonPlan, missing: Sequence[RunName], options: RunOptions, view: ProgressView
+) -> None:
+    """Does runs in this process. If one fails the others continue; then SimulationError is raised.
+
+    Raises CallbackError at once.
+    """
+    failed: list[SimulationError] = []
+    for name in missing:
+        why = ""
+        try:
+            perform(plan.scenario, name, plan.of(name), options, ProgressReporter(_told(view, name)))
+        except CallbackError:
+            raise
+        except (SimulationError, AggregatorError, ModelError) as error:
+            why = str(error)
+            failed.append(SimulationError(f"{name}: {why}"))
+            failed[-1].__cause__ = error
+        view.ended(name, why)
+    if failed:
+        raise failed[0]
+
+
+def _told(view: ProgressView, name: RunName) -> Callable[[Message], None]:
+    def tell(message: Message) -> None:
+        if isinstance(message, RoundDone):
+            view.moved(name, message)
+        elif isinstance(message, UpdatesTrained):
+            view.working(name, message)
+
+    return tell

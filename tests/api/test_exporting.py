@@ -1,0 +1,59 @@
+"""`device_runtime.export`: a torch module becomes a bundle."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import device_runtime as dr
+from device_runtime.models.errors import ExportError
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+
+def test_a_module_becomes_a_bundle_that_computes_the_same(network):
+    bundle = dr.export(
+        network, "bundles/mine", input=(1, 8, 8), labels="0123456789", scale=1 / 16, tunable=["all", "head"]
+    )
+    assert isinstance(bundle, dr.Bundle)
+    assert (bundle.manifest.name, tuple(bundle.manifest.sets)) == ("mine", ("all", "head"))
+    assert np.array_equal(bundle.weights()["1.weight"], network[1].weight.detach().numpy())
+    assert bundle.manifest.input.scale == 1 / 16
+
+
+def test_a_bundle_is_replaced_only_if_asked_for(network, tmp_path):
+    given = {"input": (1, 8, 8), "labels": "0123456789", "tunable": "all"}
+    dr.export(network, "mine", **given)
+    with pytest.raises(ExportError, match="mine is a bundle already: overwrite=True replaces it"):
+        dr.export(network, "mine", **given)
+    assert dr.export(network, "mine", overwrite=True, **given).manifest.name == "mine"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(ExportError, match="other exists and is no bundle"):
+        dr.export(network, "other", overwrite=True, **given)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"labels": "012"}, "gives 10 logits for 3 labels"),
+        ({"tunable": ["everything"]}, "everything"),
+        ({"mean": (0.0, 0.5)}, "2 values of mean"),
+    ],
+)
+def test_what_does_not_fit_is_said_and_nothing_is_written(network, wrong, message, tmp_path):
+    with pytest.raises(ExportError, match=message):
+        dr.export(network, "mine", **{"input": (1, 8, 8), "labels": "0123456789", **wrong})
+    assert not (tmp_path / "mine").exists()
+
+
+def test_without_torch_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ExportError, match=r"export needs torch, .*: pip install 'device-runtime\[torch\]'"):
+        dr.export(object(), "mine", input=(1, 8, 8), labels="01")

@@ -1,0 +1,104 @@
+"""The missing runs of a comparison, done in this process by a stand-in for training."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from device_runtime.simulation import scenario
+from device_runtime.simulation.callbacks import CallbackError
+from device_runtime.simulation.compare import completing
+from device_runtime.simulation.compare.completing import CompletionOptions, complete, working_in
+from device_runtime.simulation.compare.performing import RunOptions
+from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan
+from device_runtime.simulation.compare.progress import NoProgress
+from device_runtime.simulation.errors import ScenarioError, SimulationError
+from device_runtime.simulation.executors.choice import ExecutorRequest
+
+HERE = CompletionOptions(RunOptions(ExecutorRequest("plain")), here=True)
+
+
+class Noted(NoProgress):
+    def __init__(self):
+        self.told, self.closed = [], 0
+
+    def moved(self, name, tick):
+        self.told.append((str(name), tick.round))
+
+    def ended(self, name, why):
+        self.told.append((str(name), why))
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def plan(tmp_path):
+    comparison = Comparison(policies=("choose", "drop"), seeds=1)
+    return ComparisonPlan(scenario.load("digits"), comparison, tmp_path / "run")
+
+
+@pytest.fixture
+def performed(monkeypatch, round_line):
+    """Runs close one round; those of the policies in `wrong` then raise its error."""
+    wrong = {}
+
+    def perform(scenario, name, folder, how, observer):
+        observer.closed(round_line(round=1))
+        if name.policy in wrong:
+            raise wrong[name.policy]
+        finished.add(folder)
+
+    finished = set()
+    monkeypatch.setattr(completing, "perform", perform)
+    monkeypatch.setattr(
+        "device_runtime.simulation.compare.plan.finished", lambda folder, _: folder in finished
+    )
+    return wrong
+
+
+def completed(plan, view):
+    with working_in(plan.folder) as held:
+        return complete(plan, HERE, lambda missing: view, held)
+
+
+def test_runs_of_this_process_tell_the_view_of_rounds_and_ends(plan, performed):
+    view = Noted()
+    done, failed = completed(plan, view)
+    assert (done, failed, view.closed) == (plan, None, 1)
+    assert view.told == [("choose-0", 1), ("choose-0", ""), ("drop-0", 1), ("drop-0", "")]
+
+
+def test_a_policy_that_fails_is_left_out_and_the_others_go_on(plan, performed):
+    performed["choose"] = SimulationError("nobody can do it")
+    view = Noted()
+    done, failed = completed(plan, view)
+    assert (done.comparison.policies, str(failed)) == (("drop",), "choose-0: nobody can do it")
+    assert done.without == {"choose": "choose-0: nobody can do it"}
+    assert view.told[1] == ("choose-0", "nobody can do it")
+
+
+def test_nothing_is_left_where_every_policy_fails(plan, performed):
+    performed |= {"choose": SimulationError("no"), "drop": SimulationError("never")}
+    with pytest.raises(SimulationError, match=r"^choose-0: no$"):
+        completed(plan, Noted())
+
+
+def test_an_error_of_a_callback_stops_everything(plan, performed):
+    performed["choose"] = CallbackError("callback Mine.on_round: enough")
+    view = Noted()
+    with pytest.raises(CallbackError):
+        completed(plan, view)
+    assert (view.told, view.closed) == ([("choose-0", 1)], 1)
+
+
+def test_two_do_not_work_in_one_folder(tmp_path, monkeypatch):
+    @contextmanager
+    def impatient(folder):
+        with locked(folder, patience_s=0.0) as held:
+            yield held
+
+    locked = completing.folder_lock
+    monkeypatch.setattr(completing, "folder_lock", impatient)
+    busy = pytest.raises(ScenarioError, match="another simulation is at work")
+    with working_in(tmp_path / "run"), busy, working_in(tmp_path / "run"):
+        pass
