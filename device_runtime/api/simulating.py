@@ -142,7 +142,7 @@ def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
     given = [_loaded(kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
     for kind in given:
         if not isinstance(kind, str | tuple | KindSettings):
-            _register(type(kind))
+            registry.register(type(kind))
     usual = dict(registry.default_settings([_name(kind) for kind in given]))
     return tuple(_entry(kind, usual) for kind in given)
 
@@ -214,20 +214,11 @@ def _entry(kind: Kind, usual: Mapping[str, Mapping[str, Any]]) -> KindSettings:
 
 def _loaded(kind: Kind) -> Kind:
     """The kind, by its name where it is named by its file or module: "mykinds.py:TopK"."""
-    load = getattr(registry, "load", None)
-    if load is None:
-        return kind
     if isinstance(kind, str) and ":" in kind:
-        return str(load(kind).name)
+        return str(registry.load(kind).name)
     if isinstance(kind, tuple) and ":" in kind[0]:
-        return str(load(kind[0]).name), kind[1]
+        return str(registry.load(kind[0]).name), kind[1]
     return kind
-
-
-def _register(kind: type[AnyStrategy]) -> None:
-    register = getattr(registry, "register", None)
-    if register is not None and registry.KINDS.get(kind.name) is not kind:
-        register(kind)
 
 
 def _names(policies: Sequence[str]) -> Sequence[str]:

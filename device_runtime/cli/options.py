@@ -197,3 +197,36 @@ def share(text: str) -> float:
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to less than 1")
     return value
+
+
+def add_plugins(parser: argparse.ArgumentParser) -> None:
+    """Add the option by which a user's own parts are loaded."""
+    parser.add_argument(
+        "--kind",
+        "--plugin",
+        dest="plugins",
+        action="append",
+        default=[],
+        metavar="SOURCE",
+        help="Load an own kind of update, term, merge rule or policy: FILE.py:CLASS or MODULE:CLASS; may be "
+        "repeated.",
+    )
+
+
+def load_plugins(options: argparse.Namespace) -> None:
+    """Load the parts that the option names. Raises KindError."""
+    from device_runtime.strategies import registry
+
+    for source in options.plugins:
+        registry.load(source)
+
+
+def share_plugins(options: argparse.Namespace) -> None:
+    """Let the process that trains load the parts that the option names; this one stays small.
+
+    Raises KindError for a file that does not exist.
+    """
+    from device_runtime.strategies import plugins
+
+    for source in options.plugins:
+        plugins.share(plugins.absolute(source))

@@ -28,7 +28,8 @@ class Settings:
     the task to join, if the aggregator has several; empty: any one, and then the next.
 
     `meter` measures the energy of training; without one, or on an emulated device, energy is modelled.
-    `personal` has the settings of the device's own model.
+    `personal` has the settings of the device's own model. `choose` names the policy by which the device
+    chooses among updates; empty: the first that fits.
     """
 
     name: str
@@ -45,3 +46,4 @@ class Settings:
     disk_bytes: int | None = None
     secret: bytes = field(default=b"", repr=False)
     allowed: AllowList = ANYTHING
+    choose: str = ""

@@ -13,7 +13,7 @@ from device_runtime.aggregator.merging.merge_round import open_family, samples
 from device_runtime.aggregator.rounds.run import first_base
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.client.selection.choose import MAIN
+from device_runtime.client.selection.choose import MAIN, policy_named
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
@@ -130,7 +130,9 @@ def simulate(
         tools = LearningTools(server, trains, evaluate, ledger, watch, keeping.keep)
         learning = ModelState(task, bases, carried, tools, resume)
         bundled = sum(len(bundle.packed()) for bundle in models.values())
-        asking = DeviceSampler(task, SampledFleet(devices, bases, bundled), seed)
+        asking = DeviceSampler(
+            task, SampledFleet(devices, bases, bundled, policy_named(scenario.choose)), seed
+        )
         SimulationLoop(task, devices.names(), SimulationParts(asking, learning, ledger)).run()
     finally:
         trains.close()

@@ -16,6 +16,7 @@ import msgspec
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.task import Task
+from device_runtime.client.selection.choose import RICHEST, ChoicePolicy
 from device_runtime.content import content
 from device_runtime.models.engines.available import AUTO, ENGINES
 from device_runtime.models.errors import ModelError
@@ -23,6 +24,7 @@ from device_runtime.profiles import ProfileError
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.keys import explained
+from device_runtime.strategies import registry
 
 from .data import DataSpec, GroupData
 from .errors import ScenarioError
@@ -51,6 +53,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     eval_every: rounds between evaluations on the test samples; the last is evaluated too; 0: never.
     engine: the engine that trains (see `models.engines.available`).
     place: with engine torch, it may be cuda.
+    choose: the policy by which devices choose among updates; empty: the first that fits.
     Raises ScenarioError for settings that are out of range or contradict each other.
     """
 
@@ -62,6 +65,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     eval_every: int = 1
     engine: str = AUTO
     place: str = "cpu"
+    choose: str = ""
     data: DataSpec = msgspec.field(default_factory=DataSpec)
 
     def __post_init__(self) -> None:
@@ -95,6 +99,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         }
         if not self.data.groups:
             del whole["data"]["groups"]
+        if not self.choose:
+            del whole["choose"]
         return _encoder.encode(whole)
 
 
@@ -110,6 +116,7 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 def decode(data: bytes) -> Scenario:
     """A scenario from its JSON. Raises ScenarioError."""
+    registry.load_plugins()
     return _decoded(lambda: msgspec.json.decode(data, type=Scenario), "scenario")
 
 
@@ -224,12 +231,21 @@ COMPUTER = "uniform-server"
 
 def names() -> tuple[str, ...]:
     """All policies; modifiers, as in +dp, may follow the names of systems."""
-    return (*POLICIES, "mixed", *systems.names())
+    own = (name for name in _own_policies() if name != RICHEST.name)
+    return (*POLICIES, "mixed", *own, *systems.names())
+
+
+def _own_policies() -> Mapping[str, Any]:
+    """Policies of choosing by name, those of plugins included."""
+    registry.load_plugins()
+    return ChoicePolicy.known
 
 
 def describe(policy: str) -> str:
     """The policy in one line. Raises ScenarioError."""
     try:
+        if policy in _own_policies():
+            return str(_own_policies()[policy].about)
         name, plus, rest = _canonical(policy).partition("+")
         if name == CHOOSE:
             modifiers = systems.modifiers_of(policy, plus + rest)
@@ -256,6 +272,8 @@ def under(policy: str, task: Task) -> Task:
 def of(policy: str, scenario: Scenario) -> Scenario:
     """The scenario as this policy runs it. Raises ScenarioError."""
     made = msgspec.structs.replace(scenario, task=under(policy, scenario.task))
+    if (name := policy.partition("+")[0]) in _own_policies():
+        made = msgspec.structs.replace(made, choose=name)
     if policy != CENTRALISED:
         return made
     data = msgspec.structs.replace(scenario.data, partition="iid", samples_per_client=None, groups={})
@@ -264,6 +282,6 @@ def of(policy: str, scenario: Scenario) -> Scenario:
 
 
 def _canonical(policy: str) -> str:
-    """The policy with `mixed` replaced by its other name, `choose`."""
+    """The policy with `mixed`, and the name of a policy of choosing, replaced by `choose`."""
     name, plus, rest = policy.partition("+")
-    return f"{CHOOSE}{plus}{rest}" if name == "mixed" else policy
+    return f"{CHOOSE}{plus}{rest}" if name == "mixed" or name in _own_policies() else policy

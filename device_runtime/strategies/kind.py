@@ -19,6 +19,7 @@ from device_runtime.profiles import Cost, DeviceProfile, Workload
 from . import settings as ranges
 from .errors import KindError
 from .merging.aggregator_half import KindResult, RoundModel
+from .plugins import Part
 from .settings import MOST, Setting, SmallestCount
 from .statistics.class_sums import Projection, projection
 from .training.device_half import LocalData, Run, TrainedUpdate
@@ -128,7 +129,7 @@ ComparedAs = Literal["change", "scalars", "class-means"]
 
 
 @dataclass(frozen=True)
-class Strategy(ABC, Generic[S]):
+class Strategy(Part, ABC, Generic[S]):
     """Both halves of one kind of update: no I/O, no clock, no global randomness.
 
     A kind is a frozen dataclass. Its fields are its hyperparameters: they travel in the offer, and each has a
@@ -145,8 +146,7 @@ class Strategy(ABC, Generic[S]):
         ),
     ] = field(default=None, kw_only=True)
 
-    name: ClassVar[str]
-    """The name on the wire and in tasks, unique among kinds."""
+    known: ClassVar[dict[str, Any]] = {}
     about: ClassVar[KindInfo] = KindInfo("as its code says", "as its code says", "own kind")
     mixed_round_settings: ClassVar[Settings] = {}
     """Default settings in rounds that offer several kinds, in place of the paper's."""
@@ -219,7 +219,8 @@ class Strategy(ABC, Generic[S]):
         found = next((one for one in self.variants() if one.variant == name), None)
         if found is None:
             known = ", ".join(repr(one.variant) for one in self.variants())
-            raise KindError(f"{self.name} has no variant {name!r}, expected one of {known}")
+            shown = name if len(name) <= 40 else f"{name[:40]}..."
+            raise KindError(f"{self.name} has no variant {shown!r}, expected one of {known}")
         return found
 
     def stopped(self: K, share: float) -> K | None:

@@ -1,7 +1,7 @@
-"""Own kinds of update and local terms: from a file, an installed package, or a script.
+"""Own kinds of update, local terms, merge rules and policies: from a file, an installed package, or a script.
 
-A source is "mykinds.py:TopK" or "package.module:TopK". Installed packages name theirs in the entry points
-`device_runtime.kinds` and `device_runtime.terms`. Sources reach the processes that this one starts by an
+A source is "mykinds.py:TopK" or "package.module:TopK". Installed packages name theirs in the entry points of
+GROUPS. Sources reach the processes that this one starts by an
 environment variable.
 """
 
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from .errors import KindError
 
@@ -28,13 +28,22 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "DEVICE_RUNTIME_PLUGINS"
 """Names the environment variable: a JSON list of sources."""
-GROUPS = ("device_runtime.kinds", "device_runtime.terms")
+GROUPS = tuple(f"device_runtime.{sort}" for sort in ("kinds", "terms", "merge_rules", "policies"))
 _loading: list[str] = []
+
+
+class Part:
+    """Base of what users can add by a class of their own: kinds, local terms, merge rules, policies."""
+
+    name: ClassVar[str]
+    """Its name in tasks and offers."""
+    known: ClassVar[dict[str, Any]]
+    """The classes of this sort by name, own and shipped ones, as far as they are loaded."""
 
 
 def load(source: str) -> Any:
     """The object that a source names; its file is run once. Raises KindError, which says what is wrong."""
-    where, _, name = source.rpartition(":")
+    where, _, name = absolute(source).rpartition(":")
     if not where or not name:
         raise KindError(f"{source!r} names no class, expected FILE.py:CLASS or PACKAGE.MODULE:CLASS")
     try:
@@ -50,8 +59,15 @@ def load(source: str) -> Any:
 
 
 def absolute(source: str) -> str:
-    """The source with the whole path of its file, which means the same in every folder."""
+    """The source with the whole path of its file, which means the same in every folder.
+
+    Raises KindError if there is no such file.
+    """
     where, _, name = source.rpartition(":")
+    if not where.endswith(".py"):
+        return source
+    if not Path(where).is_file():
+        raise KindError(f"there is no file {where}")
     return f"{Path(where).resolve()}:{name}"
 
 
@@ -103,10 +119,7 @@ def installed() -> Iterator[Any]:
 
 
 def _file(path: Path) -> ModuleType:
-    """The module of a file, which is run only once. Raises KindError if there is none."""
-    path = path.resolve()
-    if not path.is_file():
-        raise KindError(f"there is no file {path}")
+    """The module of a file, which is run only once. Raises KindError."""
     name = f"own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -54,9 +54,11 @@ SHIPPED: tuple[type[AnyStrategy], ...] = (
     LocalZerothOrder,
     ZerothOrder,
 )
-KINDS: dict[str, type[AnyStrategy]] = {kind.name: kind for kind in SHIPPED}
+KINDS: dict[str, type[AnyStrategy]] = Strategy.known
+KINDS.update({kind.name: kind for kind in SHIPPED})
 """The kinds that are known so far by name, the richest first; `kinds` knows also those of plugins."""
-TERMS: dict[str, type[LocalTerm]] = {term.name: term for term in (FedProx, FscProx, Moon, DpSgd)}
+TERMS: dict[str, type[LocalTerm]] = LocalTerm.known
+TERMS.update({term.name: term for term in (FedProx, FscProx, Moon, DpSgd)})
 """The local terms that are known so far by name; `terms` knows also those of plugins."""
 
 STATISTICS, TERMS_SETTING = "statistics", "terms"
@@ -72,18 +74,19 @@ _INSTALLED = "installed"
 
 
 def register(part: P, source: str = "") -> P:
-    """Make a kind or a term of one's own known by its name; may be used as a decorator of its class.
+    """Make a kind, term, merge rule or policy of one's own known by its name; may decorate its class.
 
     `source`, found by itself if empty, is where other processes load it. Defining a class again, as in a
-    notebook, replaces it. Raises KindError for a class that is neither, or the name of a shipped one.
+    notebook, replaces it. Raises KindError for a class that is none of these, or has the name of a shipped
+    one.
     """
-    known: dict[str, Any] = TERMS if issubclass(part, LocalTerm) else KINDS
     name = getattr(part, "name", "")
-    if not issubclass(part, (LocalTerm, Strategy)) or not isinstance(name, str) or not name:
-        raise KindError(f"{part.__qualname__} is no Strategy and no LocalTerm with a name")
+    if not issubclass(part, plugins.Part) or not isinstance(name, str) or not name:
+        raise KindError(f"{part.__qualname__} is no kind, term, merge rule or policy with a name")
     if not dataclasses.is_dataclass(part) or getattr(part, "__abstractmethods__", None):
         lacking = ", ".join(sorted(getattr(part, "__abstractmethods__", ()))) or "@dataclass(frozen=True)"
         raise KindError(f"{part.__qualname__} lacks {lacking}")
+    known = part.known
     there = known.get(name)
     if there is part:
         return part
@@ -97,9 +100,8 @@ def register(part: P, source: str = "") -> P:
 
 
 def load(source: str) -> type[Any]:
-    """Load and register a kind or a term: "mykinds.py:TopK", "package.module:TopK". Raises KindError."""
-    if source.partition(":")[0].endswith(".py"):
-        source = plugins.absolute(source)
+    """Load and register a part: "mykinds.py:TopK" or "package.module:TopK". Raises KindError."""
+    source = plugins.absolute(source)
     part = plugins.load(source)
     if not isinstance(part, type):
         raise KindError(f"{source} is no class")
@@ -114,18 +116,18 @@ def is_portable(strategy: AnyStrategy) -> bool:
 
 def kinds() -> Mapping[str, type[AnyStrategy]]:
     """All kinds by name, those of plugins included."""
-    _load_plugins()
+    load_plugins()
     return KINDS
 
 
 def terms() -> Mapping[str, type[LocalTerm]]:
     """All local terms by name, those of plugins included."""
-    _load_plugins()
+    load_plugins()
     return TERMS
 
 
-def _load_plugins() -> None:
-    """Register the parts of shared sources and installed packages that are not known yet."""
+def load_plugins() -> None:
+    """Register the parts of shared sources and installed packages that are new. Raises KindError."""
     for source in plugins.sources():
         if source not in _known:
             _known.add(source)

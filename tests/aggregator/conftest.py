@@ -38,6 +38,7 @@ from device_runtime.broker.wire.transfer import answer_get
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
+from device_runtime.strategies import registry
 
 BUNDLE = "digits-wrn-10-1"
 METRICS = Metrics(train_loss=0.5, train_time_ms=1500, energy_mj=2000, peak_memory_kib=1024)
@@ -181,6 +182,7 @@ class Bench:
             "kind": name,
             "num_examples": examples,
             "metrics": METRICS,
+            "form": registry.KINDS[name]().variants()[0].variant if name in registry.KINDS else "",
         }
         where = {"body": body} if len(body) <= INLINE_LIMIT else {"blob": self.blobs.put(body)}
         return Contribution(**{**fields, **where, **changes})

@@ -7,7 +7,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_runtime.cli.options import add_emulation, add_engine, count, positive
+from device_runtime.cli.options import (
+    add_emulation,
+    add_engine,
+    add_plugins,
+    count,
+    load_plugins,
+    positive,
+)
 
 if TYPE_CHECKING:
     from device_runtime.client.selection.choose import Candidate, UpdateChoice
@@ -30,6 +37,7 @@ class ExplainRow:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_plugins(parser)
     parser.add_argument("--bundle", default="digits-wrn-10-1", help="Plan for the task of this bundle.")
     parser.add_argument(
         "--deadline", type=positive, default=60.0, metavar="S", help="Plan for a round of this many seconds."
@@ -78,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
     import platformdirs
     from tabulate import tabulate
 
+    load_plugins(options)
     from device_runtime.client.doctor.installation import rules
     from device_runtime.client.policy import work_gate
     from device_runtime.client.selection.choose import MAIN, choose

@@ -18,6 +18,7 @@ from device_runtime.cli.options import (
     add_engine,
     add_meter,
     add_personal,
+    add_plugins,
     emulation,
     engine_settings,
     memory_bytes,
@@ -26,6 +27,7 @@ from device_runtime.cli.options import (
     personal_settings,
     place,
     positive,
+    share_plugins,
 )
 from device_runtime.client.connection.connecting import Connection, connect, enrol, no_trace
 from device_runtime.client.joined import JoinedDevice, WorkRules, backend_for
@@ -47,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="PATH", help=DATA_HELP)
     add_data(parser)
     add_personal(parser)
+    add_plugins(parser)
+    parser.add_argument(
+        "--choose",
+        default="",
+        metavar="POLICY",
+        help="Choose among updates by this policy (default: richest).",
+    )
     parser.add_argument(
         "--task",
         metavar="NAME",
@@ -86,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
             return 0
     if options.data is None:
         raise DataError("no samples: give --data, a folder or a file of them (docs/data-on-device.md)")
+    share_plugins(options)
     connection = connect(options)
     with no_trace(connection.folder) as joined:
         return _join(options, connection, joined)
@@ -132,6 +142,7 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
         policy_options.disk_bytes(options, connection.folder),
         connection.secret,
         policy_options.allowed(options),
+        options.choose,
     )
 
 

@@ -18,7 +18,7 @@ from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.cli.options import add_connection, count
+from device_runtime.cli.options import add_connection, add_plugins, count, load_plugins
 from device_runtime.client.connection.connecting import Connection, connect, first_connection
 from device_runtime.client.settings import Settings
 
@@ -30,6 +30,7 @@ ERRORS = (AggregatorError,)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add options as of `join` for the connection to the aggregator above, and those of the site."""
     add_connection(parser, "broker")
+    add_plugins(parser)
     add = parser.add_argument
     add("--until-done", action="store_true", help="Leave when the task is done.")
     add(
@@ -76,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Work until stopped or done. Raises AggregatorError, BrokerError, ModelError."""
+    load_plugins(options)
     above = connect(options)
     if options.insecure and not above.url.secure:
         logging.warning("--insecure: passwords and updates cross the network in the clear")

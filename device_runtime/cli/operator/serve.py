@@ -18,6 +18,7 @@ from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.shared_settings import with_codec
 from device_runtime.aggregator.tasks.task import Task
+from device_runtime.cli.options import add_plugins, load_plugins
 from device_runtime.strategies.robust.settings import RULES
 
 __all__ = [
@@ -71,6 +72,7 @@ _FLAGS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command; those of the task override the task file."""
     add = parser.add_argument
+    add_plugins(parser)
     add(
         "task",
         nargs="*",
@@ -292,6 +294,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until done or a signal. Raises the errors to which `exit_code` gives numbers."""
     from device_runtime.aggregator.serving.process import Process
 
+    load_plugins(args)
     server = server_config(args)
     logs.configure(server.log)
     if args.database and urlsplit(args.database).password:

@@ -6,6 +6,8 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from device_runtime.cli.options import add_plugins, load_plugins
+
 if TYPE_CHECKING:
     from device_runtime.strategies.kind import AnyStrategy
     from device_runtime.strategies.settings import SettingText
@@ -15,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="Show this kind, with its settings (default: list all kinds)."
     )
+    add_plugins(parser)
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
     )
@@ -22,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises KindError for an unknown name."""
+    load_plugins(options)
     from device_runtime.strategies import registry
 
     if options.name is None:

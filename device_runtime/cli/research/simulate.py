@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.tasks import shared_settings as training
-from device_runtime.cli.options import count, positive
+from device_runtime.cli.options import add_plugins, count, load_plugins, positive
 from device_runtime.models.engines.available import AUTO, ENGINES
 from device_runtime.simulation.compare.completing import CompletionOptions, check_runs, complete, working_in
 from device_runtime.simulation.compare.performing import RunOptions, perform
@@ -162,11 +162,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--run-dir", type=Path, help="Keep the runs in this folder; what is finished there is not run again.")
     add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
+    add_plugins(parser)
     add("--only", help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Do every missing run, then report, without policies that failed. Raises SimulationError."""
+    load_plugins(options)
     if options.list:
         print(presets())
         return 0

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any, ClassVar
 
 from device_runtime.profiles import Cost, DeviceProfile, StragglerVerdict, Workload, classify
 from device_runtime.profiles.cost import MissingGraph, misfit_reasons, speed_on_bundle, with_measured_memory
+from device_runtime.strategies import registry
+from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.plugins import Part
 from device_runtime.strategies.statistics import kind_statistics
 
 MARGIN = 0.9
@@ -87,6 +92,46 @@ class UpdateChoice:
         return tuple(passed)
 
 
+class ChoicePolicy(Part, ABC):
+    """How a device chooses among the updates that fit it; a frozen dataclass."""
+
+    known: ClassVar[dict[str, Any]] = {}
+    about: ClassVar[str] = "own policy of choosing"
+
+    @abstractmethod
+    def pick(self, fitting: Sequence[Candidate], profile: DeviceProfile) -> Candidate | None:
+        """One of the candidates that fit, which are in the offer's order of preference; None: sit out.
+
+        Called only if there are some. Each has its predicted `cost`: seconds, energy_j, bytes_up, ...
+        """
+
+
+@dataclass(frozen=True)
+class Richest(ChoicePolicy):
+    """The first candidate in the offer's order of preference: what devices do by default."""
+
+    name: ClassVar[str] = "richest"
+    about: ClassVar[str] = "the first kind, in the order of the task, that fits"
+
+    def pick(self, fitting: Sequence[Candidate], profile: DeviceProfile) -> Candidate | None:
+        return fitting[0]
+
+
+RICHEST = Richest()
+ChoicePolicy.known[Richest.name] = Richest
+
+
+def policy_named(name: str) -> ChoicePolicy:
+    """The policy of this name; the default for "". Raises KindError, which names those that there are."""
+    if name and name not in ChoicePolicy.known:
+        registry.load_plugins()
+    if name and name not in ChoicePolicy.known:
+        known = ", ".join(ChoicePolicy.known)
+        raise KindError(f"no policy of choosing is called {name!r}; there are {known}")
+    policy: ChoicePolicy = ChoicePolicy.known[name]() if name else RICHEST
+    return policy
+
+
 def choose(
     profile: DeviceProfile,
     kinds: Sequence[AnyStrategy],
@@ -94,8 +139,11 @@ def choose(
     remaining_s: float,
     forbidden_reason: ForbiddenReason = lambda _: "",
     unfetched_loads: Loads = NO_LOADS,
+    policy: ChoicePolicy = RICHEST,
 ) -> UpdateChoice:
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
+
+    Another `policy` picks another of those that fit.
 
     Of a kind with several forms, the richest that fits. Class statistics are reduced if a form does not fit
     with them: first without second moments, then of as many classes as fit, and without any if nothing fits
@@ -109,11 +157,12 @@ def choose(
     forms = [form for kind in kinds for form in kind.variants()]
     judge = partial(_judged, profile, (loads, unfetched_loads), usable_s, forbidden_reason)
     candidates = tuple(_candidate(form, judge) for form in forms)
-    chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
-    if chosen is None and any(kind.statistics is not None for kind in kinds):
+    fitting = [candidate for candidate in candidates if not candidate.misfits]
+    chosen = policy.pick(fitting, profile) if fitting else None
+    if not fitting and any(kind.statistics is not None for kind in kinds):
         plain = tuple(kind_statistics.without_class_statistics(kind) for kind in kinds)
         if plain != tuple(kinds):
-            return choose(profile, plain, loads, remaining_s, forbidden_reason, unfetched_loads)
+            return choose(profile, plain, loads, remaining_s, forbidden_reason, unfetched_loads, policy)
     return UpdateChoice(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
 
 

@@ -21,7 +21,7 @@ from device_runtime.client.personal.kept import PersonalModelStore
 from device_runtime.client.policy.privacy_budget import PrivacyGuard
 from device_runtime.client.policy.rules import AllowList
 from device_runtime.client.selection.calibration import Corrections, Measurements
-from device_runtime.client.selection.choose import MAIN, choose
+from device_runtime.client.selection.choose import MAIN, choose, policy_named
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.selection.profiling import cache_key, clocks, measured, profile, ready
 from device_runtime.client.settings import Settings
@@ -112,6 +112,7 @@ class DeviceTask(OneTask):
         Raises DataError, ModelError, OutOfMemory.
         """
         self.settings = settings
+        self._policy = policy_named(settings.choose)
         bundle = bundles[MAIN]
         self.manifest = bundle.manifest
         self._bundles = bundles
@@ -177,7 +178,14 @@ class DeviceTask(OneTask):
         if len(self._bundles) == 1 or not offer.kinds:
             return MAIN
         kinds, worker = self._kinds(offer), self._worker
-        plan = choose(self._profile_now(), kinds, worker.loads, remaining_s, worker.forbidden_reason)
+        plan = choose(
+            self._profile_now(),
+            kinds,
+            worker.loads,
+            remaining_s,
+            worker.forbidden_reason,
+            policy=self._policy,
+        )
         return MAIN if plan.chosen is None else plan.chosen.strategy.member
 
     def _kinds(self, offer: Offer) -> tuple[AnyStrategy, ...]:
@@ -244,7 +252,14 @@ class DeviceTask(OneTask):
             rare=offer.rare,
         )
         assignment = Assignment(
-            self._kinds(offer), offer.seed, deadline, listener.decided, unfetched, listener.lost, given.deaths
+            self._kinds(offer),
+            offer.seed,
+            deadline,
+            listener.decided,
+            unfetched,
+            listener.lost,
+            given.deaths,
+            self._policy,
         )
         try:
             outcome = perform(worker, self.profile, assignment)

@@ -14,7 +14,9 @@ from device_runtime.client.policy.privacy_budget import PrivacyGuard
 from device_runtime.client.selection.choose import (
     MARGIN,
     NO_LOADS,
+    RICHEST,
     Candidate,
+    ChoicePolicy,
     Loads,
     UpdateChoice,
     choose,
@@ -95,6 +97,7 @@ class Assignment:
     unfetched_loads: Loads = field(default_factory=lambda: NO_LOADS)
     lost: Callable[[], float] = lambda: 0.0
     deaths: tuple[WorkerDeath, ...] = ()
+    policy: ChoicePolicy = RICHEST
 
 
 class AssignmentWorker(Protocol):
@@ -188,7 +191,9 @@ def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assign
     while True:
         attempt = worker.clock()
         left_s = assignment.deadline - assignment.lost() - attempt
-        plan = choose(profile, kinds, worker.loads, left_s, worker.forbidden_reason, unfetched)
+        plan = choose(
+            profile, kinds, worker.loads, left_s, worker.forbidden_reason, unfetched, assignment.policy
+        )
         chosen = plan.chosen
         assignment.decided(Decision(plan, gave_up, _room_bytes(chosen, profile, left_s)))
         contribution = None

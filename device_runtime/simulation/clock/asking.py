@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.client.selection.choose import MAIN
+from device_runtime.client.selection.choose import MAIN, RICHEST, ChoicePolicy
 from device_runtime.simulation.bases import BaseHistory
 from device_runtime.strategies.kind import AnyStrategy
 
@@ -59,6 +59,7 @@ class SampledFleet:
     devices: FleetState
     bases: BaseHistory
     bundle_bytes: int
+    policy: ChoicePolicy = RICHEST
 
 
 class DeviceSampler:
@@ -68,6 +69,7 @@ class DeviceSampler:
         self._task, self._seed = task, seed
         self._devices, self._bases, self._bundle_bytes = stock.devices, stock.bases, stock.bundle_bytes
         self._kinds: tuple[int, tuple[AnyStrategy, ...]] = (0, ())
+        self._policy = stock.policy
         self._draws = 0
         self._serials = np.zeros(len(stock.devices), np.int64)
 
@@ -138,6 +140,7 @@ class DeviceSampler:
             until=partial(fleet.until, device),
             back=partial(fleet.next, device),
             lobby_bytes=lobby_bytes,
+            policy=self._policy,
         )
         line = self._devices.ask(device, asked)
         if line.fetched:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 
-from device_runtime.client.selection.choose import MAIN, Loads, choose
+from device_runtime.client.selection.choose import MAIN, RICHEST, ChoicePolicy, Loads, choose
 from device_runtime.client.training.work import Assignment, WorkOutcome, perform
 from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.simulation.records import LostReason
@@ -128,6 +128,7 @@ class AskConditions:
     lobby_bytes: bytes fetched while it waited to be asked: they cost energy, but no time of the round.
     ledger: the privacy spent so far by its samples.
     like: the form of the contribution that was accepted last, if the aggregator still knows it.
+    policy: how the device chooses among the updates that fit.
     """
 
     now: float
@@ -143,6 +144,7 @@ class AskConditions:
     lobby_bytes: int = 0
     ledger: PrivacyLedger = UNSPENT
     like: AnyStrategy | None = None
+    policy: ChoicePolicy = RICHEST
 
 
 @dataclass(frozen=True)
@@ -190,13 +192,14 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Time
             loads,
             asked.closes_s - asked.now,
             lambda form: privacy_refusal(asked.ledger, form, samples),
+            policy=asked.policy,
         )
     member = plan.chosen.strategy.member if plan and plan.chosen else MAIN
     down_bytes, load = asked.down_bytes(member), loads[member]
     here = {member: replace(load, download_bytes=0) if load.download_bytes else load}
     download_s = asked.latency_s + down_bytes / (profile.bandwidth.down * luck.downlink)
     worker = VirtualWorker(profile, here, asked.now + download_s, luck.slowdown, asked.ledger)
-    outcome = perform(worker, profile, Assignment(asked.kinds, 0, asked.closes_s))
+    outcome = perform(worker, profile, Assignment(asked.kinds, 0, asked.closes_s, policy=asked.policy))
     chosen, bytes_up, upload_s = outcome.plan.chosen, 0, 0.0
     if chosen is not None and chosen.cost is not None:
         first, strategy = chosen.cost.bytes_up, chosen.strategy

@@ -14,7 +14,6 @@ from device_runtime.simulation.callbacks import CallbackError
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.trackers import tracker_named
 from device_runtime.strategies import registry
-from device_runtime.strategies.kind import AnyStrategy
 
 from .performing import RunOptions, of_policy, perform
 from .plan import ComparisonPlan, check
@@ -91,12 +90,7 @@ def may_run_elsewhere(plan: ComparisonPlan) -> bool:
     """Whether other processes can do these runs: the command is installed and has every kind of update."""
     tasks = [of_policy(plan.scenario, policy).task for policy in plan.comparison.policies]
     kinds = {kind.name: kind.strategy for task in tasks for kind in task.kinds}
-    portable: Callable[[AnyStrategy], bool] = getattr(registry, "is_portable", _is_ours)
-    return has_command() and all(portable(strategy) for strategy in kinds.values())
-
-
-def _is_ours(strategy: AnyStrategy) -> bool:
-    return type(strategy).__module__.startswith(f"{__name__.partition('.')[0]}.")
+    return has_command() and all(registry.is_portable(strategy) for strategy in kinds.values())
 
 
 def _run_elsewhere(

@@ -6,8 +6,8 @@ Reddi et al. 2021 (Adaptive Federated Optimization), algorithm 2; Hsu et al. 201
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from device_runtime.models.bundles.tensors import Tensors, Vector
 from device_runtime.models.engines.blocks import BLOCK, blocks
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.settings import Setting
+
+from .merge_rule import MergeRule
 
 STATISTICS = (".running_mean", ".running_var")
 """Name endings of tensors that are running statistics of a normalisation, not parameters."""
@@ -48,7 +50,9 @@ class ServerOptimizer:
     4.3. Raises ValueError for lr or tau of 0 or less, betas and momentum outside [0, 1), another name.
     """
 
-    name: Annotated[Name, Setting("Server optimiser; fedavg takes the mean itself.", "fedadam")] = "fedavg"
+    name: Annotated[
+        str, Setting("Server optimiser, or an own merge rule; fedavg takes the mean itself.", "fedadam")
+    ] = "fedavg"
     lr: Annotated[
         float | None,
         Setting(
@@ -61,17 +65,34 @@ class ServerOptimizer:
     beta2: Annotated[float, Setting("Decay of the second moment.", 0.999, at_least=0, less_than=1)] = 0.99
     tau: Annotated[float, Setting("Added to the root of the second moment.", 1e-4, more_than=0)] = 1e-3
     momentum: Annotated[float, Setting("Momentum of fedavgm.", 0.5, at_least=0, less_than=1)] = 0.9
+    settings: Annotated[
+        Mapping[str, Any], Setting("Settings of an own merge rule.", {}, beside={"name": "fedavg"})
+    ] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if self.name not in DEFAULT_LR:
-            known = ", ".join(get_args(Name))
+        if self.name not in DEFAULT_LR and self.name not in MergeRule.known:
+            known = ", ".join((*get_args(Name), *MergeRule.known))
             raise ValueError(f"no server optimiser is called {self.name!r}; there are {known}")
+        if self.settings and self.name in DEFAULT_LR:
+            raise ValueError(f"settings are for an own merge rule, and {self.name} is none")
         ranges.check(self)
+        _ = self._own
+
+    @property
+    def _own(self) -> MergeRule | None:
+        """The own merge rule; None for a shipped optimiser. Raises ValueError for wrong settings."""
+        if self.name in DEFAULT_LR:
+            return None
+        try:
+            made: MergeRule = MergeRule.known[self.name](**self.settings)
+        except TypeError as error:
+            raise ValueError(f"settings of {self.name}: {error}") from None
+        return made
 
     @property
     def rate(self) -> float:
         """The learning rate that applies."""
-        return DEFAULT_LR[self.name] if self.lr is None else self.lr
+        return DEFAULT_LR[cast(Name, self.name)] if self.lr is None else self.lr
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -87,6 +108,9 @@ class ServerOptimizer:
         Running statistics, integers and tensors that the base does not have are set to the mean. Arguments
         are not changed. Raises ValueError if shapes differ.
         """
+        if (own := self._own) is not None:
+            stepped, remembered = own.step(base, mean, memory)
+            return dict(stepped), dict(remembered)
         after, kept = dict(mean), dict(memory)
         if self.name == "fedavg" and self.rate == 1:
             return after, kept

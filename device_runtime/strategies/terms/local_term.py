@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Workload
+from device_runtime.strategies.plugins import Part
 from device_runtime.strategies.training.device_half import LocalData, Run
 from device_runtime.strategies.training.local_training import TrainingPlan
 from device_runtime.strategies.training.workload import Training
 
 
-class LocalTerm(ABC):
+class LocalTerm(Part, ABC):
     """A term of the local objective; a frozen dataclass whose fields are its settings.
+
+    `name` is its key in the table `terms` of a kind's settings.
 
     A kind applies its terms in order, each to the plan that the one before it made.
     """
 
-    name: ClassVar[str]
-    """Its key in the table `terms` of a kind's settings, unique among terms."""
+    known: ClassVar[dict[str, Any]] = {}
     about: ClassVar[str] = "own term"
     """What it does and its source, in a few words."""
     keeps_model: ClassVar[bool] = False

@@ -8,6 +8,7 @@ from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.broker.wire.blobs import blob_of as blob_of
 from device_runtime.broker.wire.messages import Blob, Contribution, Metrics
 from device_runtime.models.bundles import tensors
+from device_runtime.strategies import registry
 
 METRICS = Metrics(0.5, 1, 1, 1)
 
@@ -57,6 +58,15 @@ def test_counts_must_be_counts_and_sum_to_num_examples(manifest, update_of):
     assert refusal(check_content, *sent, against) == (
         f"counts sum to {examples}, num_examples is {examples + 1}"
     )
+
+
+def test_a_variant_that_the_kind_does_not_have_is_refused_and_not_taken_for_another(manifest, update_of):
+    content, examples = update_of("entropy-subset")
+    against = offered(manifest, "entropy-subset")
+    check_content(*message("entropy-subset", content, examples, form="25%"), against)
+    for form in ("", "30%", "25% epochs=1"):
+        said = refusal(check_content, *message("entropy-subset", content, examples, form=form), against)
+        assert said == f"entropy-subset has no variant {form!r}, expected one of '50%', '25%', '10%'"
 
 
 def test_a_negative_variance_is_refused(manifest, update_of):
@@ -151,5 +161,6 @@ def test_a_kind_that_is_offered_later_is_not_accepted_now(manifest, update_of):
 def test_every_kinds_own_update_fits_in_the_bytes_that_are_allowed(manifest, update_of, kind):
     content, examples = update_of(kind)
     body = tensors.encode(content)
-    sent, _ = message(kind, content, examples, body=b"", blob=blob_of(body))
+    form = registry.make(kind).variants()[0].variant
+    sent, _ = message(kind, content, examples, body=b"", blob=blob_of(body), form=form)
     check_message(sent, offered(manifest, kind))

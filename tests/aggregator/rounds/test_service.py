@@ -438,16 +438,19 @@ def test_a_life_that_no_database_can_hold_is_no_message(bench, make_task):
 
 
 @pytest.mark.parametrize("form", ["\0", "x" * 100_000], ids=["not a text of a database", "long"])
-def test_a_form_that_is_none_is_kept_as_the_one_that_it_is_taken_for(bench, make_task, update_of, form):
-    """Also not at the cost of those that come with it."""
+def test_an_update_of_a_variant_that_is_none_is_refused_and_those_that_come_with_it_count(
+    bench, make_task, update_of, form
+):
     b = bench(make_task("few-shot", min_contributions=3))
     b.join("pi-01", "pi-02", "pi-03")
     message = b.contribution("few-shot", update_of("few-shot", 1))
     for device, sent in (("pi-01", message), ("pi-02", msgspec.structs.replace(message, form=form))):
         b.service.handle(Received(topics.up(device, "contribution"), messages.encode(sent)))
     b.service.tick()
-    assert [[r.status for r in b.receipts(device)] for device in ("pi-01", "pi-02")] == [["accepted"]] * 2
-    assert [stored.form for stored in b.store.contributions.of_round(1)] == ["", ""]
+    [accepted], [refused] = b.receipts("pi-01"), b.receipts("pi-02")
+    assert (accepted.status, refused.status) == ("accepted", "refused")
+    assert "few-shot has no variant" in refused.reason and len(refused.reason) < 120
+    assert [stored.form for stored in b.store.contributions.of_round(1)] == [""]
 
 
 def test_presence_of_devices_that_are_gone_is_cleared_from_the_broker(bench, make_task):

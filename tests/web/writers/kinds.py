@@ -27,7 +27,7 @@ WORK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("full", {"epochs": 2, "batch": 16, "lr": 0.01, "terms": {"fedprox": {"mu": 0.1}}, "clip_norm": 1.0}),
     ("full", {"epochs": 3, "reduced_epochs": 1, "batch": 36, "lr": 0.01}),
     ("peft", {"epochs": 2, "batch": 16, "tunable": "head"}),
-    ("peft", {"epochs": 2, "batch": 16, "tunables": ("bias", "head"), "reduced_epochs": 1}),
+    ("peft", {"epochs": 2, "batch": 16, "tunables": ("head",), "reduced_epochs": 1}),
     ("entropy-subset", {"epochs": 2, "batch": 8, "lr": 0.01, "shares": (0.1, 0.3)}),
     ("entropy-subset", {"epochs": 2, "batch": 8, "lr": 0.01, "select": "random"}),
     ("few-shot", {"shots": 2, "epochs": 3}),

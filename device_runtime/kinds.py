@@ -1,0 +1,67 @@
+"""What kinds of update, local terms, merge rules and policies of one's own are written with.
+
+docs/own-kind.md, docs/own-term.md and docs/own-policy.md explain it by an example each.
+"""
+
+from device_runtime.client.selection.choose import Candidate, ChoicePolicy
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Flat, Tensors, TensorSpec
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.training.optimizer import Adam, Sgd
+from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Work, Workload, predict
+from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.kind import ClassStatistics, KindInfo, Strategy, TakesCodec
+from device_runtime.strategies.merging.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.merging.merge_rule import MergeRule
+from device_runtime.strategies.merging.tensor_mean import TensorMean
+from device_runtime.strategies.registry import load, make, register
+from device_runtime.strategies.settings import Setting
+from device_runtime.strategies.terms.local_term import LocalTerm
+from device_runtime.strategies.training.device_half import LocalData, OutOfTime, Run, TrainedUpdate
+from device_runtime.strategies.training.local_training import GradientTerm, StartedTerm, TrainingPlan, train
+from device_runtime.strategies.training.partial_epochs import PartialEpochs
+from device_runtime.strategies.training.workload import Training, upload_bytes, work_of_training
+
+__all__ = [
+    "Adam",
+    "Candidate",
+    "ChoicePolicy",
+    "ClassStatistics",
+    "Cost",
+    "DeviceModel",
+    "DeviceProfile",
+    "FedAvg",
+    "Flat",
+    "GradientTerm",
+    "GraphPass",
+    "KindInfo",
+    "KindResult",
+    "LocalData",
+    "LocalTerm",
+    "Manifest",
+    "MergeRule",
+    "OutOfTime",
+    "PartialEpochs",
+    "RoundModel",
+    "Run",
+    "Setting",
+    "Sgd",
+    "StartedTerm",
+    "Strategy",
+    "TakesCodec",
+    "TensorMean",
+    "TensorSpec",
+    "Tensors",
+    "TrainedUpdate",
+    "Training",
+    "TrainingPlan",
+    "Work",
+    "Workload",
+    "load",
+    "make",
+    "predict",
+    "register",
+    "train",
+    "upload_bytes",
+    "work_of_training",
+]
