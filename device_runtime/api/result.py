@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from html import escape
 from importlib.util import find_spec
@@ -61,6 +61,7 @@ class SimulatedRun:
     folder: Path
     rounds: tuple[SimulatedRound, ...]
     figures: RunFigures
+    result: SimulationResult = field(repr=False, compare=False)
 
     @property
     def round(self) -> NDArray[np.int64]:
@@ -238,7 +239,7 @@ class SimulationResult(ComparedFolders):
     def _run(self, run: FinishedRun) -> SimulatedRun:
         plan, at = self._compared.plan, self._compared.terms
         name = run.name
-        return SimulatedRun(name.policy, name.seed, plan.of(name), run.rounds, figures(run, at))
+        return SimulatedRun(name.policy, name.seed, plan.of(name), run.rounds, figures(run, at), self)
 
 
 def _needs_matplotlib() -> None:

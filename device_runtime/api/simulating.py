@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.client.selection.choose import ChoicePolicy
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.profiles.fleets import fleet as fleets
@@ -40,6 +41,8 @@ from .result import ComparedFolders, SimulationResult
 
 Kind = str | AnyStrategy | tuple[str, Mapping[str, Any]] | KindSettings
 """A kind of update: its name, an instance of its class, a name with settings, or an entry of a task."""
+Policy = str | type[ChoicePolicy]
+"""A policy: its name, or a class of one's own by which devices choose among updates."""
 FLEET = "mixed"
 """The fleet of a task that is given none."""
 
@@ -49,7 +52,7 @@ def simulate(
     *,
     fleet: FleetSpec | str | Path | None = None,
     data: DataSpec | None = None,
-    policies: Sequence[str] | None = None,
+    policies: Sequence[Policy] | None = None,
     kinds: Iterable[Kind] | None = None,
     seeds: int | None = None,
     devices: int | None = None,
@@ -67,7 +70,8 @@ def simulate(
     fleet: the devices: a Fleet, a TOML file or the name of a preset (default: mixed).
     data: the samples, as `device_runtime.data` names them (default: digits).
     policies: ways to run the task, to be compared: mixed (every device sends the richest update that it can
-    afford), fedavg, heterofl and other systems, or the name of a kind (default: mixed).
+    afford), fedavg, heterofl and other systems, the name of a kind, or the class of an own policy of choosing
+    (default: mixed).
     kinds: the kinds of update that the policy `mixed` offers, the preferred first (default: the task's).
     seeds: run with seeds 0 to `seeds` - 1 (default: 1). devices: in the fleet (default: 100).
     callbacks: are called in this process, where all runs are then done.
@@ -221,12 +225,13 @@ def _loaded(kind: Kind) -> Kind:
     return kind
 
 
-def _names(policies: Sequence[str]) -> Sequence[str]:
+def _names(policies: Sequence[Policy]) -> Sequence[str]:
+    """The names of the policies; a class of one's own is registered, so that its name is known."""
     if isinstance(policies, str):
         return (policies,)
     if not policies:
         raise ScenarioError(f"policies is empty: expected some of {', '.join(scenarios.names())}")
-    return policies
+    return [one if isinstance(one, str) else str(registry.register(one).name) for one in policies]
 
 
 def _count(name: str, value: int | None) -> int | None:

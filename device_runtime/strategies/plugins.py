@@ -30,6 +30,8 @@ VARIABLE = "DEVICE_RUNTIME_PLUGINS"
 """Names the environment variable: a JSON list of sources."""
 GROUPS = tuple(f"device_runtime.{sort}" for sort in ("kinds", "terms", "merge_rules", "policies"))
 _loading: list[str] = []
+_files: dict[str, Path] = {}
+"""The files of loaded modules, by the name of the module."""
 
 
 class Part:
@@ -99,6 +101,8 @@ def source_of(part: type) -> str:
     """
     if "." in part.__qualname__:
         return ""
+    if part.__module__ in _files:
+        return f"{_files[part.__module__]}:{part.__qualname__}"
     if part.__module__ != "__main__" and importlib.util.find_spec(part.__module__.partition(".")[0]):
         return f"{part.__module__}:{part.__qualname__}"
     try:
@@ -128,6 +132,7 @@ def _file(path: Path) -> ModuleType:
         raise KindError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their own module up
+    _files[name] = path
     try:
         spec.loader.exec_module(module)
     except BaseException:

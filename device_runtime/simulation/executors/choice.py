@@ -12,6 +12,7 @@ from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Spe
 from device_runtime.profiles.cost import MissingGraph
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.errors import ExecutorError
+from device_runtime.strategies import registry
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.local_training import takes_features
 from device_runtime.strategies.training.workload import workload
@@ -110,7 +111,8 @@ def _fastest(inputs: ExecutorInputs, cores: int, kinds: Sequence[AnyStrategy]) -
     together = [kind for kind in kinds if _on_features(kind, manifest)]
     others = [kind for kind in kinds if kind not in together]
     heaviest = max((job_flops(inputs, kind) for kind in others), default=0.0)
-    heavy = heaviest >= HEAVY_FLOPS and cores > 1 and inputs.engine.device == "cpu"
+    here = [kind.name for kind in others if not registry.is_portable(kind)]
+    heavy = heaviest >= HEAVY_FLOPS and cores > 1 and inputs.engine.device == "cpu" and not here
     networks = bool(others) and _small(inputs) and not (heavy and cores > FEW_CORES)
     why = [f"{kind.name} of many devices is one matrix product" for kind in together]
     why += ["steps of so small a network are batched"] if networks else []
@@ -120,6 +122,8 @@ def _fastest(inputs: ExecutorInputs, cores: int, kinds: Sequence[AnyStrategy]) -
         return ExecutorChoice("plain", batched, False, "; ".join(why) or "there is nothing to train")
     if heavy:
         why.append(f"{work}, {cores} cores")
+    elif here:
+        why.append(f"only this process knows {', '.join(here)}")
     elif inputs.engine.device != "cpu":
         why.append(f"all jobs share {inputs.engine.device}")
     elif cores < 2:
