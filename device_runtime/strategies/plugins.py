@@ -103,7 +103,7 @@ def source_of(part: type) -> str:
         return ""
     if part.__module__ in _files:
         return f"{_files[part.__module__]}:{part.__qualname__}"
-    if part.__module__ != "__main__" and importlib.util.find_spec(part.__module__.partition(".")[0]):
+    if "." in part.__module__:
         return f"{part.__module__}:{part.__qualname__}"
     try:
         file = Path(inspect.getfile(part)).resolve()

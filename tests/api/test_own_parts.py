@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -63,14 +64,15 @@ def test_other_processes_make_the_same_of_the_own_kind():
 
 @pytest.mark.slow
 def test_runs_of_the_own_kind_go_to_processes_of_their_own():
-    result = simulated(policies=("top-k", "fedavg"))
-    assert result.policies == ("top-k", "fedavg")
+    result = simulated(policies=("top-k", "class-means"))
+    assert result.policies == ("top-k", "class-means")
     assert kinds_sent(result.run("top-k", 0)) == {"top-k"}
 
 
 @pytest.mark.parametrize("robust", ["none", "median"])
 def test_the_own_kind_takes_part_in_mixed_rounds_and_is_compared_by_robust_rules(robust):
-    scenario = scenarios.load("straggler-heavy", {"task": {"robust": robust, "rounds": 2}})
+    over = {"slow": 60.0, "task": {"robust": robust, "rounds": 2, "round_deadline_s": 2.0}}
+    scenario = scenarios.load("straggler-heavy", over)
     result = dr.simulate(scenario, kinds=[(TOP_K, SETTINGS), "class-means"], devices=20, progress=False)
     assert kinds_sent(result.runs[0]) == {"top-k", "class-means"}
     assert result.runs[0].accuracy[-1] > 0.2
@@ -258,3 +260,21 @@ def test_installed_packages_offer_kinds_by_their_entry_points(tmp_path):
         check=False,
     )
     assert (done.stdout, done.returncode) == ("0.5\n", 0), done.stderr
+
+
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["own-kind.md", "own-term.md", "own-policy.md"])
+def test_the_pages_are_short_and_their_blocks_are_python(page):
+    text = (EXAMPLES.parent / "docs" / page).read_text("utf-8")
+    assert len(text.splitlines()) < 100
+    assert [compile(block, page, "exec") for block in PYTHON.findall(text)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["own-kind.md", "own-term.md", "own-policy.md"])
+def test_the_blocks_of_the_pages_run(page, monkeypatch):
+    monkeypatch.chdir(EXAMPLES.parent)
+    for block in PYTHON.findall((EXAMPLES.parent / "docs" / page).read_text("utf-8")):
+        exec(block, {"__name__": page})  # noqa: S102
