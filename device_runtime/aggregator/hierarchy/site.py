@@ -40,7 +40,7 @@ from device_runtime.client.one_task import RoundInputs
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ModelError
-from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies import registry
 from device_runtime.strategies.directions.directions import UnknownGenerator
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.merging.merge import Merged
@@ -317,7 +317,7 @@ class SiteResult:
     peak_memory_bytes: int
     epsilon: float
     means_alone: bool
-    """Whether all contributions were class means."""
+    """Whether all contributions were class statistics alone."""
     summary: str
 
 
@@ -345,6 +345,6 @@ def site_result(
         energy=together(_energy(one) for one in sent),
         peak_memory_bytes=max(one.peak_memory_bytes for one in sent),
         epsilon=max((one.epsilon for one in sent if isfinite(one.epsilon)), default=nan),
-        means_alone=all(one.kind == ClassMeans.name for one in sent),
+        means_alone=all(registry.kind(one.kind).statistics_alone for one in sent),
         summary=f"of {devices} device{'' if devices == 1 else 's'}: {kinds}",
     )

@@ -34,7 +34,6 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import derived_bases
 from device_runtime.strategies.statistics import closed_form
-from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import pace
 from .given_rounds import SITE_ROLLBACK_TEXT, GivenRound, GivenRoundStore
@@ -151,12 +150,13 @@ class OpenRun:
         rules = Rules.of(self.task)
         if self.outside is None:
             return rules
-        latest, names = self.outside.latest, {kind.name for kind in self.task.kinds}
+        latest, kinds = self.outside.latest, self.task.kinds
+        scalars = {kind.name for kind in kinds} if all(kind.strategy.scalars for kind in kinds) else set()
         return replace(
             rules,
             given=True,
             round_deadline_s=latest.deadline_s if latest else rules.round_deadline_s,
-            bound=rules.bound | (names if names == {ZerothOrder.name} else frozenset()),
+            bound=rules.bound | scalars,
         )
 
     def given(self, number: int) -> GivenRound | None:
