@@ -33,7 +33,7 @@ from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.report.write import side_by_side
 from device_runtime.simulation.scenario import Scenario
-from device_runtime.strategies import registry
+from device_runtime.strategies import plugins, registry
 from device_runtime.strategies.kind import AnyStrategy
 
 from .progress import view_of
@@ -89,6 +89,11 @@ def simulate(
     >>> [run.accuracy.shape for run in result.runs]
     [(2,), (2,)]
     """
+    if plugins.is_loading():
+        raise ScenarioError(
+            "simulate was called while another process loaded this file for its classes: "
+            'put the call below `if __name__ == "__main__":`'
+        )
     scenario = scenario_of(task, fleet=fleet, data=data, devices=devices, rounds=rounds, kinds=kinds)
     request = executor if isinstance(executor, ExecutorRequest) else ExecutorRequest(executor)
     run = RunOptions(request, callbacks=tuple(callbacks))

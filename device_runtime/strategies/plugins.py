@@ -1,8 +1,7 @@
 """Own kinds of update, local terms, merge rules and policies: from a file, an installed package, or a script.
 
 A source is "mykinds.py:TopK" or "package.module:TopK". Installed packages name theirs in the entry points of
-GROUPS. Sources reach the processes that this one starts by an
-environment variable.
+GROUPS. Sources reach the processes that this one starts by an environment variable.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -114,6 +112,8 @@ def source_of(part: type) -> str:
 
 def installed() -> Iterator[Any]:
     """The parts that installed packages offer; one that cannot be loaded is skipped with a warning."""
+    from importlib import metadata  # 2 MB that a device needs only for a kind that it does not know
+
     for group in GROUPS:
         for point in metadata.entry_points(group=group):
             try:

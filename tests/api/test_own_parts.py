@@ -239,6 +239,13 @@ def test_defining_a_class_again_replaces_it():
     assert registry.make("again").lr == 0.2
 
 
+def test_a_script_that_simulates_when_it_is_loaded_for_its_kind_is_stopped_with_the_remedy(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text("import device_runtime as dr\ndr.simulate('digits')\n")
+    with pytest.raises(KindError, match="put the call below `if __name__"):
+        registry.load(f"{script}:Mine")
+
+
 def test_installed_packages_offer_kinds_by_their_entry_points(tmp_path):
     """In a process of its own, with a package as pip installs it."""
     package, info = tmp_path / "fast_kinds", tmp_path / "fast_kinds-1.0.dist-info"
