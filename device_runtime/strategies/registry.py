@@ -90,7 +90,7 @@ def register(part: P, source: str = "") -> P:
     there = known.get(name)
     if there is part:
         return part
-    if there is not None and there.__module__.startswith("device_runtime."):
+    if there is not None and is_shipped(there):
         raise KindError(f"{part.__qualname__} has the name of a shipped one, {name!r}: give it another")
     known[name] = part
     if source := source or plugins.source_of(part):
@@ -111,7 +111,12 @@ def load(source: str) -> type[Any]:
 def is_portable(strategy: AnyStrategy) -> bool:
     """Whether another process can load the kind and its terms."""
     parts = [type(strategy), *(type(term) for term in getattr(strategy, TERMS_SETTING, ()))]
-    return all(part.__module__.startswith("device_runtime.") or plugins.source_of(part) for part in parts)
+    return all(is_shipped(part) or plugins.source_of(part) for part in parts)
+
+
+def is_shipped(part: type[Any]) -> bool:
+    """Whether a class is of this package, and none of a user's own."""
+    return part.__module__.startswith("device_runtime.")
 
 
 def kinds() -> Mapping[str, type[AnyStrategy]]:

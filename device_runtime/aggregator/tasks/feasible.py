@@ -16,7 +16,8 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import shipped
 from device_runtime.profiles.cost import MissingGraph
-from device_runtime.strategies.kind import AnyStrategy, NeedsModels
+from device_runtime.strategies import registry
+from device_runtime.strategies.kind import AnyStrategy, NeedsModels, Strategy
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.training.workload import workload
 
@@ -36,10 +37,8 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
     lacks a generic set, narrower models, or graphs on the aggregator.
     """
     for kind in task.kinds:
-        if task.robust != "none" and kind.strategy.compared_as is None:
-            raise TaskError(
-                f"robust is {task.robust}, and {kind.name} does not say how its updates are compared"
-            )
+        if task.robust != "none" and (why := _incomparable(kind.strategy, manifest)):
+            raise TaskError(f"robust is {task.robust}, and {kind.name} {why}")
         if kind.strategy.generic and task.generic is None:
             raise TaskError(
                 f"{kind.name} needs a generic data set: give the task generic = FILE.npz (serve --generic)"
@@ -67,6 +66,17 @@ def with_possible_head(task: Task, manifest: Manifest) -> Task:
     level = logging.INFO if task.head == "auto" else logging.WARNING
     log.log(level, "bundle %s is served with its trained head: %s", manifest.name, why)
     return msgspec.structs.replace(task, head="trained")
+
+
+def _incomparable(strategy: AnyStrategy, manifest: Manifest) -> str:
+    """Why robust rules cannot compare the updates of a kind; empty if they can."""
+    if strategy.compared_as is None:
+        return "does not say how its updates are compared"
+    if registry.is_shipped(type(strategy)) or type(strategy).comparable is not Strategy.comparable:
+        return ""
+    stored = {spec.name for spec in manifest.stored()}
+    other = next((spec.name for spec in strategy.expected(manifest) if spec.name not in stored), "")
+    return f"sends {other!r}, which is no tensor of the base, and has no `comparable`" if other else ""
 
 
 def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
