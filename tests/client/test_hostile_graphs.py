@@ -130,7 +130,11 @@ def test_offer_of_moon_with_privacy_is_refused_in_one_line_and_an_honest_round_f
     settings = {"terms": {"moon": {"mu": 1.0}, "dp-sgd": {"epsilon": 5.0}}}
     stage.link.announce(stage.offer(kinds=(Kind("full", encode_settings(settings)),)))
     assert stage.go().contributions == []
-    (said,) = [one.getMessage() for one in caplog.records if "moon is 1 and dp is set" in one.getMessage()]
+    (said,) = [
+        one.getMessage()
+        for one in caplog.records
+        if "term moon: its features come from runs" in one.getMessage()
+    ]
     assert said.startswith("round 1 left out: ")
     stage.link.announce(stage.offer(number=2))
     assert [sent.round for sent in stage.go().contributions] == [2]

@@ -26,7 +26,7 @@ from device_runtime.client.training.work import Assignment, perform
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.profiles.machine import available_memory
 from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.fedavg import Full
+from device_runtime.strategies.fedavg import FedAvg
 
 folder, wrong, leave = Path(sys.argv[1]), sys.argv[3] == "wrong", int(sys.argv[4])
 if wrong:
@@ -39,7 +39,7 @@ total = available_memory().total
 hoard = np.ones(max(0, available_memory().free - leave) if leave else 0, np.uint8)
 profile = task._as_it_is_now()
 task.watcher.limit_bytes = profile.memory.limit_bytes
-kinds = (Full(epochs=1), ClassMeans())
+kinds = (FedAvg(epochs=1), ClassMeans())
 with guarded(task.watcher, lambda: None):
     outcome = perform(task._worker, profile, Assignment(kinds, 1, time.monotonic() + 600))
 chosen = outcome.plan.chosen

@@ -111,7 +111,7 @@ def check(site: Site, work: Work, theirs: TrainedUpdate) -> None:
 
     base = RoundModel(model.manifest, site.bundle.weights(), 1, SEED)
     effect = strategy.finish(
-        strategy.fold(strategy.start(base), replace(theirs, tensors=update), strategy.counted(theirs)), base
+        strategy.fold(strategy.start(base), replace(theirs, tensors=update), strategy.weight(theirs)), base
     )
     if update:
         assert effect.mean or effect.steps or effect.assigned or effect.served_mean

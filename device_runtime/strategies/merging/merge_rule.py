@@ -10,7 +10,7 @@ from device_runtime.strategies.plugins import Part
 
 
 class MergeRule(Part, ABC):
-    """A frozen dataclass whose fields are its settings, given in a task as `server.settings`."""
+    """A frozen dataclass whose fields are its settings, given in the `settings` of a task's `server`."""
 
     known: ClassVar[dict[str, Any]] = {}
     about: ClassVar[str] = "own merge rule"

@@ -6,6 +6,7 @@ from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.cli.operator.serve import add_arguments, task_of
 from device_runtime.strategies.terms.dp_sgd import DpSgd, dp_settings
+from device_runtime.strategies.terms.moon import Moon
 from device_runtime.strategies.terms.proximal import FedProx
 
 TASK = Task(bundle="digits-wrn-10-1", rounds=10)
@@ -60,7 +61,7 @@ def test_modifiers_compose():
     made = systems.task_as_system("fedncm+ft+fedprox+fedadam", TASK)
     assert (made.server.name, made.kinds[1].strategy.terms) == ("fedadam", (FedProx(0.01),))
     [kind] = systems.task_as_system("fedpeft-bias+moon+fedprox", TASK).kinds
-    assert (kind.strategy.tunable, kind.strategy.moon, kind.strategy.mu) == ("bias", 1.0, 0.01)
+    assert (kind.strategy.tunable, kind.strategy.terms) == ("bias", (Moon(1.0), FedProx(0.01)))
 
 
 def test_moon_does_not_compose_with_privacy():

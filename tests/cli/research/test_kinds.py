@@ -21,7 +21,7 @@ def test_settings_have_default_range_unit_and_meaning(capsys):
     assert main(["kinds", "full"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^epochs +10 +1 to 1000000 +epochs +Passes over the local samples", shown, re.M)
-    assert re.search(r"^dp\.epsilon +5\.0 +more than 0 +- +Privacy budget", shown, re.M)
+    assert re.search(r"^terms\.dp-sgd\.epsilon +5\.0 +more than 0 +- +Privacy budget", shown, re.M)
 
 
 def test_all_kinds_are_listed_with_whose_method_they_are(capsys):

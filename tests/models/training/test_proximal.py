@@ -5,7 +5,7 @@ from device_runtime.models.bundles.tensors import Flat, TensorSpec
 from device_runtime.models.engines.blocks import BLOCK
 from device_runtime.models.errors import TensorError
 from device_runtime.models.training.optimizer import Adam, Sgd
-from device_runtime.strategies.terms.proximal import Proximal, fscprox
+from device_runtime.strategies.terms.proximal import Proximal
 
 SPECS = [TensorSpec("body", (2, 2)), TensorSpec("head", (3,))]
 
@@ -27,7 +27,7 @@ def test_fedprox_adds_mu_times_the_way_from_the_anchor_everywhere():
 def test_fscprox_pulls_the_classifier_alone_and_by_twice_its_weight():
     """The gradient of 0.25 * ||theta - theta_fs||^2 is 0.5 * (5 - 1) = 2."""
     params, grads = flat(body=3, head=5), flat()
-    fscprox(0.25, {"head": np.ones(3, np.float32)}).start(params).add(params, grads)
+    Proximal(2 * 0.25, {"head": np.ones(3, np.float32)}).start(params).add(params, grads)
     np.testing.assert_allclose(grads.vector, [0, 0, 0, 0, 2, 2, 2])
 
 
@@ -43,7 +43,7 @@ def test_any_optimizer_ends_where_torch_ends_with_the_term_in_its_loss(optimizer
         reference = torch.optim.SGD(theirs, lr=0.1, momentum=0.9, weight_decay=0.01)
     else:
         reference = torch.optim.Adam(theirs, lr=0.05)
-    pull, run = fscprox(0.7, anchor).start(params), optimizer.start(params.vector)
+    pull, run = Proximal(2 * 0.7, anchor).start(params), optimizer.start(params.vector)
     for _ in range(5):
         slopes = rng.standard_normal(7).astype(np.float32)
         grads.vector[:] = slopes

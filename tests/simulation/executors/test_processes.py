@@ -38,12 +38,12 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.job import TrainingJob, ExecutorInputs
 from device_runtime.simulation.executors.processes import Processes
-from device_runtime.strategies.fedavg import Full
+from device_runtime.strategies.fedavg import FedAvg
 
 bundle = Bundle.open(sys.argv[1])
 executor = Processes(ExecutorInputs(bundle, Clients.open(Path(sys.argv[2]))), 2)
 print(*executor.pids, flush=True)
-job = TrainingJob(0, "pi-0", Full(epochs=int(sys.argv[3])), 7, "1")
+job = TrainingJob(0, "pi-0", FedAvg(epochs=int(sys.argv[3])), 7, "1")
 results = executor.run({"1": bundle.weights()}, [job] * 2)
 next(results)
 """
