@@ -18,7 +18,7 @@ from device_runtime.strategies.training.workload import upload_bytes
 
 
 @dataclass(frozen=True)
-class Echo(Strategy):
+class Echo(Strategy[TensorMean]):
     """No computation; one upload of all tensors."""
 
     name: ClassVar[str] = "echo"
@@ -51,4 +51,4 @@ class Echo(Strategy):
 
 def register() -> None:
     """Makes the kind known to tasks and devices of this process."""
-    registry.KINDS[Echo.name] = Echo
+    registry.register(Echo)
