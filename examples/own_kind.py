@@ -83,7 +83,7 @@ class TopK(FedAvg):
     # The aggregator's half
 
     def rejection_reason(self, update: Tensors, num_examples: int) -> str:
-        """Reject indices that are not ascending; `fold` ignores those beyond the model."""
+        """Reject indices that are not ascending. At those beyond the model `comparable` fails."""
         ascending = update["indices"][0] >= 0 and (np.diff(update["indices"]) > 0).all()
         return "" if ascending else "its indices are not ascending from 0"
 
@@ -103,8 +103,7 @@ class TopK(FedAvg):
             return contribution
         share = contribution.late.share if contribution.late else 1.0
         dense, sent = flat(base), contribution.tensors
-        known = sent["indices"] < dense.size
-        dense[sent["indices"][known]] += np.float32(share) * sent["values"][known]
+        dense[sent["indices"]] += np.float32(share) * sent["values"]
         return replace(contribution, tensors=unflat(dense, base))
 
 

@@ -81,6 +81,8 @@ def register(part: P, source: str = "") -> P:
     one.
     """
     name = getattr(part, "name", "")
+    if issubclass(part, plugins.Part) and "name" not in vars(part):
+        raise KindError(f"{part.__qualname__} has no name of its own: give it name: ClassVar[str] = ..")
     if not issubclass(part, plugins.Part) or not isinstance(name, str) or not name:
         raise KindError(f"{part.__qualname__} is no kind, term, merge rule or policy with a name")
     if not dataclasses.is_dataclass(part) or getattr(part, "__abstractmethods__", None):
@@ -247,7 +249,8 @@ def _named(name: str, known: Mapping[str, Any], what: str) -> Any:
         return known[name]
     near = get_close_matches(name, known, 1)
     meant = f"; did you mean {near[0]}?" if near else ""
-    raise KindError(f"no {what} is called {name!r}{meant}; there are {', '.join(known)}")
+    own = "; --kind FILE.py:CLASS loads one of your own"
+    raise KindError(f"no {what} is called {name!r}{meant}; there are {', '.join(known)}{own}")
 
 
 def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:

@@ -102,7 +102,7 @@ def test_a_variant_that_there_is_not_is_refused(bench, make_task, twin, bundle, 
     b.join("a")
     [receipt] = b.contribute("a", b.contribution("width-slice", moved(bundle, 1.0), form=form))
     assert receipt.status == "refused"
-    assert receipt.reason.startswith("width-slice has no variant ") and len(receipt.reason) < 120
+    assert "width-slice has no variant " in receipt.reason and len(receipt.reason) < 150
 
 
 def test_nothing_comes_unasked_where_devices_may_train_another_model(bench, make_task, twin, bundle):

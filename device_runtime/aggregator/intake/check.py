@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isnan, sqrt
+from math import isnan, nan, sqrt
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from device_runtime.strategies.codecs.chain import Chain
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
-from device_runtime.strategies.training.device_half import MOST_LOSS
+from device_runtime.strategies.training.device_half import MOST_LOSS, TrainedUpdate
 
 MOST_METRICS = {
     "train_time_ms": 30 * 86_400_000,  # a month
@@ -166,7 +166,11 @@ def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
     if why := kind.strategy.rejection_reason(update, num_examples):
         return why
     if kind.max_norm is not None:
-        distance = norm(update, base)
+        made = TrainedUpdate(kind.name, update, num_examples, nan, of.variant.variant)
+        try:
+            distance = norm(kind.strategy.comparable(made, base).tensors, base)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            return f"it cannot be compared with the base: {type(error).__name__}: {error}"
         if not distance <= kind.max_norm:
             return f"it is {distance:.4g} away from the base, at most {kind.max_norm:g} is accepted"
     return ""

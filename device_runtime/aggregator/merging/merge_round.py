@@ -7,6 +7,7 @@ for an earlier round counts with its change of that round's base.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import nan
@@ -30,6 +31,7 @@ from device_runtime.models.data import open_samples
 from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError, TensorError
+from device_runtime.strategies import registry
 from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
@@ -40,6 +42,8 @@ from device_runtime.strategies.training.device_half import Late, LocalData, Trai
 BASES_HELD = 4
 """Bases of each model that stay in memory while late contributions are merged."""
 
+
+log = logging.getLogger(__name__)
 
 Seeds = Callable[[int], int]
 """From a round's number to the seed that all its devices share."""
@@ -56,8 +60,7 @@ def merge_round(store: Store, task: Task, tools: MergeTools, number: int, seed: 
     with Screen(folding, task.screening, store.folder) as screen:
         lost = _fold(_Earlier(store, task, model, seed), screen)
         merged, odd = screen.merged()
-    notes = [f"content of {name} was damaged on disk and is left out" for name in lost]
-    note = "; ".join([*notes, odd] if odd else notes)
+    note = "; ".join([*lost, odd] if odd else lost)
     served = store.models.put(tensors.encode(merged.served))
     base = next_base(store, number, merged, StepLine(manifest, task.seed))
     carried = store_carried(merged.carried, store, tools)
@@ -88,7 +91,11 @@ def _carried(store: Store, number: int, tools: MergeTools) -> CarriedState:
 
 
 def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
-    """Folds all contributions that count in the round; returns those whose content could not be read."""
+    """Folds all contributions that count in the round; returns a note for each that is left out.
+
+    That is where its content could not be read, or where an own kind of update fails at it: one device must
+    not end the run.
+    """
     lost, task, number = [], earlier.task, earlier.model.round
     first = max(1, number - task.max_staleness - 1)
     since = earlier.store.contributions.since(number, first) if task.waits_for_fast else {}
@@ -97,9 +104,17 @@ def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
         try:
             update = earlier.rebased(earlier.read(stored), stored.round, times)
         except (BlobError, TensorError):
-            lost.append(f"{stored.device} ({stored.kind})")
+            lost.append(f"content of {stored.device} ({stored.kind}) was damaged on disk and is left out")
             continue
-        screen.add(update, times * earlier.kinds[stored.kind].weight_of(update), stored.device)
+        kind = earlier.kinds[stored.kind]
+        try:
+            screen.add(update, times * kind.weight_of(update), stored.device)
+        except Exception as error:
+            if registry.is_shipped(type(kind.strategy)):
+                raise
+            why = f"{type(error).__name__}: {error}"
+            log.warning("%s fails at the update of %s", stored.kind, stored.device, exc_info=True)
+            lost.append(f"{stored.device} ({stored.kind}) is left out: {why}")
     return lost
 
 

@@ -284,6 +284,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ] = 10
 
     def __post_init__(self) -> None:
+        for kind in self.kinds:
+            if not isinstance(kind, KindSettings):
+                raise TaskError(f"kinds has {kind!r}, expected KindSettings(name=.., settings=..)")
         try:
             topics.check_task(self.name)
             ranges.check(self)

@@ -184,7 +184,9 @@ read_reply = msgspec.msgpack.Decoder(Reply).decode
 
 def worker_error(job: int, error: Exception) -> WorkerException:
     """The reply for an exception in a worker; job -1: it was raised before any job."""
-    return WorkerException(job, type(error).__name__, one_line(error), traceback.format_exc())
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    at = "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)
+    return WorkerException(job, type(error).__name__, f"{one_line(error)}{at}", traceback.format_exc())
 
 
 def reply_of(job: int, result: Result) -> TrainedReply | DivergedReply:

@@ -15,7 +15,7 @@ from device_runtime.strategies.statistics.class_statistics import Statistics, is
 from device_runtime.strategies.statistics.kind_statistics import samples_per_measured
 from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
-from .aggregator_half import CarriedState, RoundModel
+from .aggregator_half import CarriedState, KindResult, RoundModel
 from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
 from .server_optimizer import ServerOptimizer
 
@@ -103,13 +103,17 @@ class Folding:
 
     def _merged(self) -> tuple[Merged, str]:
         """As `merged`, but raises TensorError."""
-        effects = {
-            name: kind.finish(self._states[name], self._models[name]) for name, kind in self._kinds.items()
-        }
+        effects = {name: self._finished(name) for name in self._kinds}
         merged, odd = self._pooled(merge(self._model, effects, self._optimizer, self._carried, self._mixed))
         if not all(all_finite(weights) for weights in (merged.base, merged.served, *merged.carried.all())):
             raise TensorError("the merged model is not finite")
         return self._derived(merged), odd
+
+    def _finished(self, name: str) -> KindResult:
+        result = self._kinds[name].finish(self._states[name], self._models[name])
+        if not isinstance(result, KindResult):
+            raise TypeError(f"finish of {name} returned {result!r}, expected a KindResult")
+        return result
 
     def _pooled(self, merged: Merged) -> tuple[Merged, str]:
         """Serve the closed-form head if the round's kinds send class statistics; a note, as `merged`.

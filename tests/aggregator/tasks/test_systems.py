@@ -61,7 +61,7 @@ def test_modifiers_compose():
     made = systems.task_as_system("fedncm+ft+fedprox+fedadam", TASK)
     assert (made.server.name, made.kinds[1].strategy.terms) == ("fedadam", (FedProx(0.01),))
     [kind] = systems.task_as_system("fedpeft-bias+moon+fedprox", TASK).kinds
-    assert (kind.strategy.tunable, kind.strategy.terms) == ("bias", (Moon(1.0), FedProx(0.01)))
+    assert (kind.strategy.tunable, kind.strategy.terms) == ("bias", (FedProx(0.01), Moon(1.0)))
 
 
 def test_moon_does_not_compose_with_privacy():
