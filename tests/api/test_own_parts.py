@@ -63,6 +63,13 @@ def test_other_processes_make_the_same_of_the_own_kind():
 
 
 @pytest.mark.slow
+def test_ray_makes_the_same_of_the_own_kind():
+    pytest.importorskip("ray")
+    plain, others = (simulated(executor=executor).runs[0].weights() for executor in ("plain", "ray"))
+    assert all(plain[name].tobytes() == value.tobytes() for name, value in others.items())
+
+
+@pytest.mark.slow
 def test_runs_of_the_own_kind_go_to_processes_of_their_own():
     result = simulated(policies=("top-k", "class-means"))
     assert result.policies == ("top-k", "class-means")

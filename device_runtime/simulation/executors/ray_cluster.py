@@ -6,6 +6,7 @@ the actors.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from contextlib import suppress
@@ -26,7 +27,7 @@ from device_runtime.models.errors import one_line
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.strategies import registry
+from device_runtime.strategies import plugins, registry
 from device_runtime.strategies.kind import AnyStrategy
 
 from . import packing
@@ -185,6 +186,8 @@ class Cluster:
         """Asks for a worker; it answers with ticket -1 when a core is free and it has started."""
         self._numbers += 1
         placed = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        if own := plugins.sources():
+            placed["runtime_env"] = {"env_vars": {plugins.VARIABLE: json.dumps(own)}}
         actor = self._actors[self._numbers] = self.ray.remote(RayWorker).options(**placed).remote()
         self._flying[actor.open.remote(*self._given)] = self._numbers, -1
         return self._numbers
