@@ -110,6 +110,11 @@ def source_of(part: type) -> str:
     return f"{file}:{part.__qualname__}" if file.suffix == ".py" and file.is_file() else ""
 
 
+def is_own_file(name: str) -> bool:
+    """Whether a file was loaded for a part of a user's own."""
+    return any(name == str(path) for path in _files.values())
+
+
 def installed() -> Iterator[Any]:
     """The parts that installed packages offer; one that cannot be loaded is skipped with a warning."""
     from importlib import metadata  # 2 MB that a device needs only for a kind that it does not know

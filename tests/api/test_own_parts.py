@@ -292,3 +292,15 @@ def test_the_blocks_of_the_pages_run(page, monkeypatch):
     monkeypatch.chdir(EXAMPLES.parent)
     for block in PYTHON.findall((EXAMPLES.parent / "docs" / page).read_text("utf-8")):
         exec(block, {"__name__": page})  # noqa: S102
+
+
+@pytest.mark.slow
+def test_a_bug_of_an_own_kind_in_another_process_is_told_with_its_file_and_line(tmp_path):
+    file = tmp_path / "buggy.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom device_runtime.kinds import FedAvg\n"
+        "@dataclass(frozen=True)\nclass Buggy(FedAvg):\n    name = 'buggy'\n"
+        "    def train(self, model, data, run):\n        raise RuntimeError('my bug')\n"
+    )
+    with pytest.raises(Exception, match=r"RuntimeError: my bug \(.*buggy\.py:7\)"):
+        simulated(kinds=[(f"{file}:Buggy", {"epochs": 1})], rounds=1, executor="processes")

@@ -16,7 +16,7 @@ from device_runtime.models import errors as model_errors
 from device_runtime.models.bundles.tensors import ALIGNMENT, Tensors, TensorSpec
 from device_runtime.models.errors import ModelError, one_line
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.strategies import registry
+from device_runtime.strategies import plugins, registry
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.device_half import TrainedUpdate
@@ -184,8 +184,8 @@ read_reply = msgspec.msgpack.Decoder(Reply).decode
 
 def worker_error(job: int, error: Exception) -> WorkerException:
     """The reply for an exception in a worker; job -1: it was raised before any job."""
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    at = "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)
+    own = [one for one in traceback.extract_tb(error.__traceback__) if plugins.is_own_file(one.filename)]
+    at = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
     return WorkerException(job, type(error).__name__, f"{one_line(error)}{at}", traceback.format_exc())
 
 
