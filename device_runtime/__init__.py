@@ -77,7 +77,14 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, colon, other = _HOMES[name].partition(":")
-    home = import_module(f".{module}", __name__)
+    try:
+        home = import_module(f".{module}", __name__)
+    except ModuleNotFoundError as error:
+        if (error.name or __name__).partition(".")[0] == __name__:
+            raise
+        extra = "aggregator" if name in ("Aggregator", "KindSettings", "Task") else "simulation"
+        why = f"{name} needs {error.name}: pip install 'device-runtime[{extra}]'"
+        raise ModuleNotFoundError(why, name=error.name) from error
     found = home if colon and not other else getattr(home, other or name)
     globals()[name] = found
     return found

@@ -57,3 +57,11 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_signatures_have_types():
     hints = typing.get_type_hints(dr.simulate)
     assert hints["return"] is dr.SimulationResult
+
+
+@pytest.mark.parametrize(("name", "extra"), [("simulate", "simulation"), ("Aggregator", "aggregator")])
+def test_a_name_that_needs_an_extra_says_which(name, extra):
+    code = f"import sys; sys.modules['rpds'] = None\nimport device_runtime as dr\ndr.{name}"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    why = f"ModuleNotFoundError: {name} needs rpds: pip install 'device-runtime[{extra}]'"
+    assert said.stderr.splitlines()[-1] == why
