@@ -1,4 +1,4 @@
-"""What kinds of update, local terms, merge rules and policies of one's own are written with.
+"""Imports for own kinds of update, local terms, merge rules and choice policies.
 
 docs/own-kind.md, docs/own-term.md and docs/own-policy.md explain it by an example each.
 """

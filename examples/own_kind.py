@@ -1,4 +1,4 @@
-"""A kind of update of one's own: devices send only the largest changes of the model (top-k sparsification).
+"""An own kind of update: devices send only the largest changes of the model (top-k sparsification).
 
     device-runtime simulate digits --kind examples/own_kind.py:TopK --compare kinds=top-k,fedavg --rounds 10
 

@@ -1,4 +1,4 @@
-"""A policy of choosing of one's own: a device on a small battery sends the update that costs least energy.
+"""An own choice policy: a device on a small battery sends the update that costs least energy.
 
     device-runtime simulate phones --plugin examples/own_policy.py:Frugal --compare kinds=mixed,frugal
 

@@ -1,4 +1,4 @@
-"""A local term of one's own: decays the weights towards zero by their sign, as in L1 regularisation.
+"""An own local term: decays the weights towards zero by their sign, as in L1 regularisation.
 
     device-runtime simulate my-scenario.toml --plugin examples/own_term.py:Sparse
 

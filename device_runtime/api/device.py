@@ -17,7 +17,7 @@ from device_runtime.client.personal.personal_settings import PersonalModelSettin
 from device_runtime.client.policy.process_priority import ProcessPriority
 from device_runtime.client.policy.rules import Policy
 from device_runtime.client.service.instance_lock import pause_on_signals
-from device_runtime.client.settings import Settings
+from device_runtime.client.settings import Settings, check_policy
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import SampleSource
@@ -35,7 +35,7 @@ class DeviceOptions:
     memory_bytes: the most that work may take; None: what is free. disk_bytes: the most that models may take;
     None: half of the room. priority: None leaves this process as it is. privacy: the most that all tasks
     together may spend. meter: the name of an energy meter. in_process: work in this process, not in one that
-    ends when idle.
+    ends when idle. choose: the name of the choice policy; empty: the first update that fits.
     """
 
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -47,6 +47,7 @@ class DeviceOptions:
     disk_bytes: int | None = None
     meter: str = AUTO
     in_process: bool = False
+    choose: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ class Device:
         self._task = check_task(task) if task else ""
         self._emulation = Emulation.of(emulate) if isinstance(emulate, str) else emulate
         self._options = options or DeviceOptions()
+        if self._options.choose:
+            check_policy(self._options.choose)
         self._joined: JoinedDevice | None = None
         self._stopped = False
         self._background: BackgroundRun | None = None
@@ -165,6 +168,7 @@ class Device:
                 room,
                 connection.secret,
                 options.policy.allowed,
+                options.choose,
             )
             rules = WorkRules(backend_for(meter, options.in_process), options.policy, options.priority)
             self._joined = JoinedDevice(connection, settings, rules)

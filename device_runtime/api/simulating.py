@@ -70,7 +70,7 @@ def simulate(
     fleet: the devices: a Fleet, a TOML file or the name of a preset (default: mixed).
     data: the samples, as `device_runtime.data` names them (default: digits).
     policies: ways to run the task, to be compared: mixed (every device sends the richest update that it can
-    afford), fedavg, heterofl and other systems, the name of a kind, or the class of an own policy of choosing
+    afford), fedavg, heterofl and other systems, the name of a kind, or the class of an own choice policy
     (default: mixed).
     kinds: the kinds of update that the policy `mixed` offers, the preferred first (default: the task's).
     seeds: run with seeds 0 to `seeds` - 1 (default: 1). devices: in the fleet (default: 100).
@@ -140,7 +140,7 @@ def scenario_of(
 
 
 def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
-    """The kinds as entries of a task; one that is named has its settings in a round that offers all of these.
+    """The kinds as entries of a task; a kind that is given by its name gets its default settings.
 
     The class of an instance is registered, so that its name is known from then on. Raises TaskError for an
     unknown name and for wrong settings.

@@ -228,5 +228,6 @@ def share_plugins(options: argparse.Namespace) -> None:
     """
     from device_runtime.strategies import plugins
 
+    options.plugins = [plugins.absolute(source) for source in options.plugins]  # a service is told these
     for source in options.plugins:
-        plugins.share(plugins.absolute(source))
+        plugins.share(source)

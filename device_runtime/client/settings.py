@@ -47,3 +47,10 @@ class Settings:
     secret: bytes = field(default=b"", repr=False)
     allowed: AllowList = ANYTHING
     choose: str = ""
+
+
+def check_policy(name: str) -> None:
+    """Raises KindError unless there is a choice policy of this name. Loads what a device at work needs."""
+    from .selection.choose import policy_named
+
+    policy_named(name)

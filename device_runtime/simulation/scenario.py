@@ -236,7 +236,7 @@ def names() -> tuple[str, ...]:
 
 
 def _own_policies() -> Mapping[str, Any]:
-    """Policies of choosing by name, those of plugins included."""
+    """Choice policies by name, those of plugins included."""
     registry.load_plugins()
     return ChoicePolicy.known
 
@@ -282,6 +282,6 @@ def of(policy: str, scenario: Scenario) -> Scenario:
 
 
 def _canonical(policy: str) -> str:
-    """The policy with `mixed`, and the name of a policy of choosing, replaced by `choose`."""
+    """The policy with `mixed`, and the name of a choice policy, replaced by `choose`."""
     name, plus, rest = policy.partition("+")
     return f"{CHOOSE}{plus}{rest}" if name == "mixed" or name in _own_policies() else policy

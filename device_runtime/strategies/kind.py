@@ -19,7 +19,7 @@ from device_runtime.profiles import Cost, DeviceProfile, Workload
 from . import settings as ranges
 from .errors import KindError
 from .merging.aggregator_half import KindResult, RoundModel
-from .plugins import Part
+from .plugins import Plugin
 from .settings import MOST, Setting, SmallestCount
 from .statistics.class_sums import Projection, projection
 from .training.device_half import LocalData, Run, TrainedUpdate
@@ -129,7 +129,7 @@ ComparedAs = Literal["change", "scalars", "class-means"]
 
 
 @dataclass(frozen=True)
-class Strategy(Part, ABC, Generic[S]):
+class Strategy(Plugin, ABC, Generic[S]):
     """Both halves of one kind of update: no I/O, no clock, no global randomness.
 
     A kind is a frozen dataclass. Its fields are its hyperparameters: they travel in the offer, and each has a

@@ -1,4 +1,4 @@
-"""Own kinds of update, local terms, merge rules and policies: from a file, an installed package, or a script.
+"""Loads own kinds of update, terms, merge rules and policies from files, packages and scripts.
 
 A source is "mykinds.py:TopK" or "package.module:TopK". Installed packages name theirs in the entry points of
 GROUPS. Sources reach the processes that this one starts by an environment variable.
@@ -32,7 +32,7 @@ _files: dict[str, Path] = {}
 """The files of loaded modules, by the name of the module."""
 
 
-class Part:
+class Plugin:
     """Base of what users can add by a class of their own: kinds, local terms, merge rules, policies."""
 
     name: ClassVar[str]

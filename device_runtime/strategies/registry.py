@@ -81,9 +81,9 @@ def register(part: P, source: str = "") -> P:
     one.
     """
     name = getattr(part, "name", "")
-    if issubclass(part, plugins.Part) and "name" not in vars(part):
+    if issubclass(part, plugins.Plugin) and "name" not in vars(part):
         raise KindError(f"{part.__qualname__} has no name of its own: give it name: ClassVar[str] = ..")
-    if not issubclass(part, plugins.Part) or not isinstance(name, str) or not name:
+    if not issubclass(part, plugins.Plugin) or not isinstance(name, str) or not name:
         raise KindError(f"{part.__qualname__} is no kind, term, merge rule or policy with a name")
     if not dataclasses.is_dataclass(part) or getattr(part, "__abstractmethods__", None):
         lacking = ", ".join(sorted(getattr(part, "__abstractmethods__", ()))) or "@dataclass(frozen=True)"

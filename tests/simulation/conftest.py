@@ -7,8 +7,14 @@ from math import nan
 import numpy as np
 import pytest
 
+from device_runtime.simulation import scenario
 from device_runtime.simulation.records import AskRecord, SimulatedRound
 
+SMALL = scenario.load("uniform", {
+    "devices": 3, "slow": 20.0, "data": {"max_train": 90, "max_test": 40},
+    "task": {"rounds": 3, "round_deadline_s": 6.0},
+})  # fmt: skip
+"""A scenario of three devices that takes a second or two."""
 ROUND = SimulatedRound(
     round=1,
     opened_s=0.0,

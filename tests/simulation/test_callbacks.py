@@ -20,11 +20,9 @@ from device_runtime.simulation.compare.run_folder import (
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.records import AskRecord, NullWatch
 
+from .conftest import SMALL
+
 NAME = RunName("choose", 3)
-SMALL = scenario.load("uniform", {
-    "devices": 3, "slow": 20.0, "data": {"max_train": 90, "max_test": 40},
-    "task": {"rounds": 3, "round_deadline_s": 6.0},
-})  # fmt: skip
 
 
 class Notebook(Callback):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from device_runtime.cli import main
-from device_runtime.simulation import scenario
 from device_runtime.simulation.callbacks import Callback, CallbackError, ClosedRound, EndedRun
 from device_runtime.simulation.compare import run_folder
 from device_runtime.simulation.compare.performing import RunOptions, perform
@@ -29,13 +28,9 @@ from device_runtime.simulation.trackers import (
     tracker_named,
 )
 
-from .conftest import ROUND
+from .conftest import ROUND, SMALL
 
 NAME = RunName("choose", 0)
-SMALL = scenario.load("uniform", {
-    "devices": 3, "slow": 20.0, "data": {"max_train": 90, "max_test": 40},
-    "task": {"rounds": 3, "round_deadline_s": 6.0},
-})  # fmt: skip
 
 
 COMMAND = Path(sys.executable).with_name("device-runtime")

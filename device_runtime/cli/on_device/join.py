@@ -32,7 +32,7 @@ from device_runtime.cli.options import (
 from device_runtime.client.connection.connecting import Connection, connect, enrol, no_trace
 from device_runtime.client.joined import JoinedDevice, WorkRules, backend_for
 from device_runtime.client.service.instance_lock import pause_on_signals
-from device_runtime.client.settings import Settings
+from device_runtime.client.settings import Settings, check_policy
 from device_runtime.models.errors import DataError
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
@@ -96,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
     if options.data is None:
         raise DataError("no samples: give --data, a folder or a file of them (docs/data-on-device.md)")
     share_plugins(options)
+    if options.choose:
+        check_policy(options.choose)
     connection = connect(options)
     with no_trace(connection.folder) as joined:
         return _join(options, connection, joined)

@@ -15,7 +15,7 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.plugins import Part
+from device_runtime.strategies.plugins import Plugin
 from device_runtime.strategies.statistics import kind_statistics
 
 MARGIN = 0.9
@@ -92,11 +92,11 @@ class UpdateChoice:
         return tuple(passed)
 
 
-class ChoicePolicy(Part, ABC):
+class ChoicePolicy(Plugin, ABC):
     """How a device chooses among the updates that fit it; a frozen dataclass."""
 
     known: ClassVar[dict[str, Any]] = {}
-    about: ClassVar[str] = "own policy of choosing"
+    about: ClassVar[str] = "own choice policy"
 
     @abstractmethod
     def pick(self, fitting: Sequence[Candidate], profile: DeviceProfile) -> Candidate | None:
@@ -127,7 +127,7 @@ def policy_named(name: str) -> ChoicePolicy:
         registry.load_plugins()
     if name and name not in ChoicePolicy.known:
         known = ", ".join(ChoicePolicy.known)
-        raise KindError(f"no policy of choosing is called {name!r}; there are {known}")
+        raise KindError(f"no choice policy is called {name!r}; there are {known}")
     policy: ChoicePolicy = ChoicePolicy.known[name]() if name else RICHEST
     return policy
 

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.strategies.plugins import Part
+from device_runtime.strategies.plugins import Plugin
 
 
-class MergeRule(Part, ABC):
+class MergeRule(Plugin, ABC):
     """A frozen dataclass whose fields are its settings, given in the `settings` of a task's `server`."""
 
     known: ClassVar[dict[str, Any]] = {}

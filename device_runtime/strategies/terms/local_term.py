@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Protocol
 
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Workload
-from device_runtime.strategies.plugins import Part
+from device_runtime.strategies.plugins import Plugin
 from device_runtime.strategies.training.device_half import LocalData, Run
 from device_runtime.strategies.training.local_training import TrainingPlan
 from device_runtime.strategies.training.workload import Training
 
 
-class LocalTerm(Part, ABC):
+class LocalTerm(Plugin, ABC):
     """A term of the local objective; a frozen dataclass whose fields are its settings.
 
     `name` is its key in the table `terms` of a kind's settings.
