@@ -192,7 +192,7 @@ def _forward(model: DeviceModel) -> str:
 def _step(model: DeviceModel, tunable: str) -> str:
     """Checks that a small step against the gradient lowers the loss by its length times the slope."""
     x, y = random_samples(model.manifest, BATCH)
-    trainer = model.trainer(tunable)
+    trainer = model.trainer(tunable, batch=BATCH)
     before = trainer.loss_and_grads(x, y)
     slope = float(np.square(trainer.grads.vector, dtype=np.float64).sum())
     if not (np.isfinite(before) and np.isfinite(slope) and slope > 0):

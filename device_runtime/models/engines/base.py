@@ -104,10 +104,11 @@ class DeviceModel(Protocol):
     def probe(self, tunable: str = "all") -> LossProbe:
         """The loss as a function of the parameters of a tunable set, starting at `weights`."""
 
-    def trainer(self, tunable: str = "all", objective: str = "train") -> Gradients:
+    def trainer(self, tunable: str = "all", objective: str = "train", batch: int = 0) -> Gradients:
         """The gradients of the parameters of a tunable set, starting at `weights`.
 
-        `objective` is one of manifest.TRAINING; `train` is cross-entropy in nats.
+        `objective` is one of manifest.TRAINING; `train` is cross-entropy in nats. batch: samples of most
+        calls, if there will be enough of them that preparing for this number pays; it takes about 0.1 s.
         """
 
 

@@ -28,7 +28,7 @@ class Rows:
         graphs = {"train.all": SimpleNamespace(extras=()), "moon.head": SimpleNamespace(extras=extras)}
         self.manifest = SimpleNamespace(graphs=graphs)
 
-    def trainer(self, tunable, objective):
+    def trainer(self, tunable, objective, batch=0):
         self.asked = (tunable, objective)
         self.params, self.grads = (Flat([TensorSpec("w", (self.width,))]) for _ in range(2))
         return self
