@@ -169,13 +169,13 @@ class _Rewriting:
         """Whether so many channels fill blocks well enough."""
         return 0 < self.ops.wide(channels) <= WIDEST * channels
 
-    def number(self, name: str) -> float | None:
-        """The value of a constant float32 scalar of the graph; None if it is none."""
+    def constant(self, name: str) -> float | int | None:
+        """The value of a constant of the graph that has one value, float32 or int64; None if it is none."""
         parts = {part.number: part for part in fields(self._initialisers.get(name, b""))}
-        if TENSOR_BYTES not in parts or number(parts[TENSOR_TYPE]) != TYPES["float32"]:
-            return None
-        found = np.frombuffer(parts[TENSOR_BYTES].content, "<f4")
-        return float(found[0]) if found.size == 1 else None
+        kinds = {TYPES["float32"]: "<f4", TYPES["int64"]: "<i8"}
+        kind = kinds.get(number(parts[TENSOR_TYPE])) if TENSOR_BYTES in parts else None
+        found = np.frombuffer(parts[TENSOR_BYTES].content, kind) if kind else np.empty(0)
+        return found[0].item() if found.size == 1 else None
 
 
 def _text(message: bytes, number: int) -> str:
@@ -450,7 +450,7 @@ def _relu(on: _Rewriting, node: Node) -> Maps | None:
 
 def _clip(on: _Rewriting, node: Node) -> Maps | None:
     x = on.maps.get(node.inputs[0])
-    bounds = [on.number(name) for name in node.inputs[1:]]
+    bounds = [on.constant(name) for name in node.inputs[1:]]
     if (
         x is None
         or len(bounds) != 2
@@ -494,6 +494,29 @@ def _add(on: _Rewriting, node: Node) -> Maps | None:
     return made or first.with_values(on.ops.emit("Add", first.name, second.name))
 
 
+def _concat(on: _Rewriting, node: Node) -> Maps | None:
+    """Maps side by side as channels; whole blocks lie one after another in both layouts."""
+    parts = [on.maps.get(name) for name in node.inputs]
+    if node.attributes.get("axis") != 1 or not all(part and part.channels == part.padded for part in parts):
+        return None
+    known = [part for part in parts if part is not None]
+    channels = sum(part.channels for part in known)
+    value = on.ops.emit("Concat", *(part.name for part in known), axis=1)
+    return Maps(value, channels, channels, known[0].height, known[0].width)
+
+
+def _slice(on: _Rewriting, node: Node) -> Maps | None:
+    """Some of the channels, if they are whole blocks."""
+    x, numbers = on.maps.get(node.inputs[0]), [on.constant(name) for name in node.inputs[1:]]
+    shape = on.shape(node.outputs[0])
+    if x is None or len(numbers) != 4 or numbers[2:] != [1, 1] or len(shape) != 4:
+        return None
+    if shape[1] % on.ops.block or not isinstance(numbers[0], int) or numbers[0] % on.ops.block:
+        return None
+    value = on.ops.emit("Slice", x.name, *node.inputs[1:])
+    return Maps(value, shape[1], shape[1], x.height, x.width)
+
+
 def _elementwise(on: _Rewriting, node: Node) -> Maps | None:
     pair = on.both(*node.inputs)
     return None if pair is None else pair[0].with_values(on.ops.emit(node.kind, pair[0].name, pair[1].name))
@@ -519,6 +542,8 @@ OPERATORS: Mapping[str, Callable[[_Rewriting, Node], Maps | str | None]] = {
     "Relu": _relu,
     "Clip": _clip,
     "Add": _add,
+    "Concat": _concat,
+    "Slice": _slice,
     "Mul": _elementwise,
     "Sub": _elementwise,
 }
