@@ -48,7 +48,7 @@ def load_blocked(
     if blocked is None:
         return None
     kept = {key: value for key, value in initialisers.items() if key in blocked.initialisers}
-    return load_session(name, graph, blocked.onnx, kept, replace(settings, optimised=True, in_order=True))
+    return load_session(name, graph, blocked.onnx, kept, replace(settings, rewritten=True))
 
 
 @cache
@@ -100,5 +100,5 @@ def _probe() -> Any:
     model += b"".join(delimited_field(MODEL_OPSET, opset) for opset in opsets)
     named = Graph("", "", 0, (), 0, 0, 0)
     return load_session(
-        "the blocked layout's probe", named, model, {}, SessionSettings(optimised=True)
+        "the blocked layout's probe", named, model, {}, SessionSettings(rewritten=True)
     ).session

@@ -5,7 +5,8 @@ Field numbers are those of onnx.proto: https://github.com/onnx/onnx/blob/main/on
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from device_runtime.models.bundles.graph_check import (
     FIXED32,
@@ -29,14 +30,19 @@ Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 @dataclass(frozen=True)
 class Node:
-    """An operator; `attributes` are those that are numbers. doc: its free text. encoded: its bytes."""
+    """An operator. doc: its free text. encoded: its bytes."""
 
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, Attribute] = field(default_factory=dict)
     doc: str = ""
     encoded: bytes = b""
+
+    @cached_property
+    def attributes(self) -> Mapping[str, Attribute]:
+        """Those that are numbers."""
+        parts = (part for part in fields(self.encoded) if part.number == NODE_ATTRIBUTE)
+        return dict(entry for part in parts for entry in _attribute(part.content).items())
 
 
 def graph_fields(model: bytes) -> Iterator[Field]:
@@ -54,14 +60,11 @@ def nodes(model: bytes) -> list[Node]:
 def read_node(content: bytes) -> Node:
     """One operator. Raises BundleError if it is none."""
     texts: dict[int, list[str]] = {NODE_INPUT: [], NODE_OUTPUT: [], NODE_TYPE: [], NODE_DOC: []}
-    attributes: dict[str, Attribute] = {}
     for part in fields(content):
         if part.number in texts:
             texts[part.number].append(bytes(part.content).decode())
-        elif part.number == NODE_ATTRIBUTE:
-            attributes.update(_attribute(part.content))
     kind, doc = (texts[which][0] if texts[which] else "" for which in (NODE_TYPE, NODE_DOC))
-    return Node(kind, tuple(texts[NODE_INPUT]), tuple(texts[NODE_OUTPUT]), attributes, doc, content)
+    return Node(kind, tuple(texts[NODE_INPUT]), tuple(texts[NODE_OUTPUT]), doc, content)
 
 
 def _attribute(content: bytes) -> dict[str, Attribute]:

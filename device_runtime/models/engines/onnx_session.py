@@ -57,7 +57,8 @@ class SessionSettings:
     quick: use only the optimisers that pay off in a session of few runs, as every session of a training graph
     does.
     optimised: the graph has been optimised already, here, from one that passed the check.
-    in_order: operators run in the order of the file, which keeps few values at a time.
+    rewritten: the graph was made here from one that passed the check; it is not checked again. Its operators
+    are the final ones, and run in the order of the file, which keeps few values at a time.
     save_to: a file to write the optimised graph to, which fits this processor and this version of ONNX
     Runtime only.
     """
@@ -66,7 +67,7 @@ class SessionSettings:
     watch: EngineWatch | None = None
     quick: bool = False
     optimised: bool = False
-    in_order: bool = False
+    rewritten: bool = False
     save_to: str = ""
 
 
@@ -79,7 +80,8 @@ def load_session(
     anything that is not allowed, EngineError if ONNX Runtime is missing or refuses it, and what the watch
     raises.
     """
-    _check(name, onnx, frozen, settings)
+    if not settings.rewritten:
+        _check(name, onnx, frozen, settings)
     if settings.watch is not None:
         settings.watch.will_load(name, graph)
     ort = onnxruntime()
@@ -98,9 +100,9 @@ def load_session(
         unwanted = ["ConstantFolding"]
     if settings.quick or name.partition(".")[0] in TRAINING:
         unwanted += disabled_optimisers(frozen)
-    if settings.optimised:
+    if settings.optimised or settings.rewritten:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if settings.in_order:
+    if settings.rewritten:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     with engine_errors(f"graph {name}"):
         if settings.save_to:

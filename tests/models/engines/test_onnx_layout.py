@@ -4,13 +4,17 @@ import pytest
 from device_runtime.models.engines.onnx_layout import (
     CandidateValue,
     Initialiser,
-    Node,
     float_initialisers,
-    nodes,
     values,
 )
+from device_runtime.models.engines.onnx_nodes import Node, nodes, write_node
 
-NORM = Node("BatchNormalization", ("c", "gain", "offset", "mean", "variance"), ("n",), {"epsilon": 0.25})
+NORM = Node(
+    "BatchNormalization",
+    ("c", "gain", "offset", "mean", "variance"),
+    ("n",),
+    encoded=write_node("", (), (), {"epsilon": 0.25}),
+)
 CONV = Node("Conv", ("x", "kernel", "bias"), ("c",))
 GRAPH = [CONV, NORM]
 NAMES = ("kernel", "bias", "gain", "offset", "mean", "variance", "head")
