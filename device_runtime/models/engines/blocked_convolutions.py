@@ -12,6 +12,9 @@ from math import prod
 
 from .blocked_operators import DOMAIN, Maps, Operators, Pair, Window
 
+FEWEST_ROWS = 4
+"""Least height of the parts of maps in a kernel's gradient."""
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -187,12 +190,16 @@ def _by_remainder(ops: Operators, go: Maps, kernel: Kernel, size: Pair) -> Maps 
     value = ops.reshape(value, count * ins, outs, *common)
     back = Window(common, before=(rows.before, columns.before), after=(rows.after, columns.after))
     maps = ops.convolution(go, value, "", count * ins, back, (rows.count, columns.count))
-    return _interleaved(ops, maps, (len(rows.indices), len(columns.indices)), kernel, size)
+    remainders = (len(rows.indices), len(columns.indices))
+    return interleaved(ops, maps, remainders, window.stride, Maps("", kernel.ins, ins, *size))
 
 
-def _interleaved(ops: Operators, maps: Maps, remainders: Pair, kernel: Kernel, size: Pair) -> Maps:
-    """(n, remainders * in, rows, columns) -> (n, in, height, width); remainders that are missing are 0."""
-    b, wide, stride, value = ops.block, ops.wide(kernel.ins), kernel.window.stride, maps.name
+def interleaved(ops: Operators, maps: Maps, remainders: Pair, stride: Pair, wanted: Maps) -> Maps:
+    """(n, remainders * channels, rows, columns) -> (n, channels, height, width) in the shape that is wanted.
+
+    Remainders modulo the stride that are missing are 0.
+    """
+    b, wide, size, value = ops.block, wanted.padded, (wanted.height, wanted.width), maps.name
     shape = (ops.rows, *remainders, wide // b, maps.height, maps.width, b)
     value = ops.transpose(value, shape, (0, 3, 4, 1, 5, 2, 6))
     outer = ops.rows * wide // b
@@ -202,7 +209,7 @@ def _interleaved(ops: Operators, maps: Maps, remainders: Pair, kernel: Kernel, s
     value = ops.reshape(value, outer, height, width, b)
     if (height, width) != size:
         value = ops.cut(ops.cut(value, 1, size[0]), 2, size[1])
-    return Maps(ops.reshape(value, ops.rows, wide, *size), kernel.ins, wide, *size)
+    return wanted.with_values(ops.reshape(value, ops.rows, wide, *size))
 
 
 # Gradient of the kernel
@@ -216,27 +223,23 @@ def kernel_gradient(ops: Operators, x: Maps | str, go: Maps, kernel: Kernel, siz
         return _depthwise_gradient(ops, x, go, kernel) if isinstance(x, Maps) else None
     if kernel.group > 1 or isinstance(x, str) == (kernel.ins >= ops.block):
         return None
-    b, n, places = ops.block, ops.wide(ops.rows), kernel.places
-    value = ops.pad_after(go.name, (ops.rows, go.padded * go.area), (n, go.padded * go.area))
-    # go as kernel: (out / B, n / B, rows, columns, B of n, B of out)
-    value = ops.transpose(value, (n // b, b, go.padded // b, go.area, b), (2, 0, 3, 1, 4))
-    as_kernel = ops.reshape(value, go.padded, n, go.height, go.width)
+    b, places = ops.block, kernel.places
     images, inner = (kernel.ins, 1) if isinstance(x, str) else (x.padded // b, b)
     value, size, window = _reached(
         ops, x if isinstance(x, str) else x.name, (images, *size, inner), go, kernel
     )
+    parts = _parts(ops, go.height)
+    n, height = ops.wide(ops.rows * parts), go.height // parts
+    as_kernel = _as_kernel(ops, go, parts)
     # x: images of n channels, with B columns for each of its own
-    flat = (ops.rows, images * size[0], size[1] * inner)
-    before, after = window.before[1] * inner, window.after[1] * inner
-    value = ops.pad(value, flat, (0, 0, before), (n - ops.rows, 0, after))
-    columns = flat[2] + before + after
-    value = ops.emit("ReorderInput", ops.reshape(value, 1, n, flat[1], columns), domain=DOMAIN)
-    value = ops.transpose(value, (n // b, images, size[0] * columns * b), (1, 0, 2))
-    over = Window(
-        (go.height, go.width), before=(window.before[0], 0), after=(window.after[0], 0),
-        dilation=(window.stride[0], window.stride[1] * inner),
-    )  # fmt: skip
-    value = ops.reshape(value, images, n, size[0], columns)
+    value, rows, columns = _split(ops, value, (images, *size, inner), window, (parts, height))
+    value = ops.pad_after(value, (ops.rows * parts, images * rows * columns), (n, images * rows * columns))
+    value = ops.emit("ReorderInput", ops.reshape(value, 1, n, images * rows, columns), domain=DOMAIN)
+    value = ops.transpose(value, (n // b, images, rows * columns * b), (1, 0, 2))
+    over = Window((height, go.width), dilation=(window.stride[0], window.stride[1] * inner))
+    if parts == 1:
+        over = replace(over, before=(window.before[0], 0), after=(window.after[0], 0))
+    value = ops.reshape(value, images, n, rows, columns)
     value = ops.emit("Conv", value, as_kernel, domain=DOMAIN, group=1, **over.attributes)
     ins = images * inner
     if inner == 1:  # (in, out / B, places, B of out)
@@ -247,6 +250,56 @@ def kernel_gradient(ops: Operators, x: Maps | str, go: Maps, kernel: Kernel, siz
     value = ops.reshape(value, go.padded, ins, *kernel.window.kernel)
     value = value if go.padded == kernel.outs else ops.cut(value, 0, kernel.outs)
     return value if ins == kernel.ins else ops.cut(value, 1, kernel.ins)
+
+
+def _parts(ops: Operators, height: int) -> int:
+    """The number of parts of equal height that maps are cut into; each part counts as a sample.
+
+    Samples are the channels of the gradient's convolution, and fill whole blocks. With more parts, less of a
+    block is empty, but more rows of x are in two parts.
+    """
+    counts = [
+        count for count in range(1, height + 1) if height % count == 0 and height // count >= FEWEST_ROWS
+    ]
+    return min(counts or [1], key=lambda count: (ops.wide(ops.rows * count) * (height // count), count))
+
+
+def _as_kernel(ops: Operators, go: Maps, parts: int) -> str:
+    """go as kernel: (out / B, n / B, rows, columns, B of n, B of out); n are the parts of all samples."""
+    b, outs, n = ops.block, go.padded // ops.block, ops.rows * parts
+    wide, area = ops.wide(n), go.area // parts
+    value = ops.transpose(go.name, (ops.rows, outs, parts, area * b), (0, 2, 1, 3))
+    value = ops.pad_after(value, (n, go.padded * area), (wide, go.padded * area))
+    value = ops.transpose(value, (wide // b, b, outs, area, b), (2, 0, 3, 1, 4))
+    return ops.reshape(value, go.padded, wide, go.height // parts, go.width)
+
+
+def _split(
+    ops: Operators, x: str, shape: tuple[int, int, int, int], window: Window, split: Pair
+) -> tuple[str, int, int]:
+    """x with its padding, cut into parts of rows that overlap: (n * parts, images, rows, columns).
+
+    shape: images, height, width and inner size of x. split: parts, and rows of go in each. Also returns the
+    numbers of rows and columns.
+    """
+    images, height, width, inner = shape
+    parts, rows = split[0], (split[1] - 1) * window.stride[0] + window.kernel[0]
+    (top, left), (bottom, right) = window.before, window.after
+    if parts == 1:  # the convolution adds the rows
+        top = bottom = 0
+    before, after = (0, top, left * inner), (0, bottom, right * inner)
+    value = ops.pad(x, (ops.rows * images, height, width * inner), before, after)
+    height, columns = height + top + bottom, (width + left + right) * inner
+    if parts == 1:
+        return value, height, columns
+    chosen = [
+        image * height + part * split[1] * window.stride[0] + row
+        for part in range(parts)
+        for image in range(images)
+        for row in range(rows)
+    ]
+    value = ops.reshape(value, ops.rows, images * height, columns)
+    return ops.emit("Gather", value, ops.integers(*chosen), axis=1), rows, columns
 
 
 def _reached(
@@ -260,7 +313,8 @@ def _reached(
     window = kernel.window
     if kernel.places == 1 and window.stride != (1, 1) and window.before == (0, 0):  # every stride-th place
         value = ops.reshape(x, ops.rows * images, height, width, inner)
-        value = ops.cut(ops.cut(value, 1, height, window.stride[0]), 2, width, window.stride[1])
+        value = ops.cut(value, 1, height, step=window.stride[0])
+        value = ops.cut(value, 2, width, step=window.stride[1])
         return value, (go.height, go.width), Window((1, 1))
     sizes, value = [height, width], x
     after = []

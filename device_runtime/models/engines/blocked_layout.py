@@ -22,6 +22,7 @@ from device_runtime.models.errors import BundleError
 
 from .blocked_convolutions import Kernel, convolution, input_gradient, kernel_gradient
 from .blocked_operators import DOMAIN, Maps, Operators, Step, Window
+from .blocked_pooling import max_pool, max_pool_gradient
 from .onnx_nodes import (
     GRAPH_INITIALISER,
     GRAPH_NODE,
@@ -33,6 +34,7 @@ from .onnx_nodes import (
 )
 from .onnx_whole import TENSOR_BYTES, TENSOR_NAME, TENSOR_TYPE, TYPES, encoded_tensor
 
+MICROSOFT = "com.microsoft"
 WIDEST = 1.5
 """Most channels with padding, over channels: wider ones cost more than the layout saves."""
 
@@ -93,12 +95,17 @@ class _Rewriting:
         }
         self._shapes: dict[str, Shape] = {**shapes, "x": (0, *shapes["x"])}
         self._hidden: set[str] = set()  # values that exist as blocked maps only
+        self.pooled: dict[str, tuple[str, Window]] = {}  # maps -> the same after maximum pooling
+        self.transposed: dict[str, str] = {}  # transposed matrix -> the matrix
 
     def result(self) -> BlockedGraph | None:
         """The whole graph; None if no convolution was rewritten."""
-        for part in self._graph:
-            if part.number == GRAPH_NODE:
-                self._rewrite(read_node(part.content))
+        nodes = [read_node(part.content) for part in self._graph if part.number == GRAPH_NODE]
+        said = [msgspec.json.decode(n.doc, type=Described) if n.doc else Described() for n in nodes]
+        self._taken = {name for node in nodes for name in node.inputs}
+        self._unpooled = {one.inputs[1] for one in said if one.layer == "max_pool_backward"}
+        for node, one in zip(nodes, said, strict=True):
+            self._rewrite(node, one)
         if not self.maps:
             return None
         outputs = [_text(part.content, 1) for part in self._graph if part.number == GRAPH_OUTPUT]
@@ -112,13 +119,14 @@ class _Rewriting:
         made = {name: value for name, value in self.ops.constants.items() if name in used}
         constants = (*kept.values(), *(encoded_tensor(name, value) for name, value in made.items()))
         parts += [delimited_field(GRAPH_INITIALISER, content) for content in constants]
-        opset = delimited_field(1, DOMAIN.encode()) + number_field(2, 1)
         model = [field.encoded for field in self._model if field.number != MODEL_GRAPH]
-        model += [delimited_field(MODEL_GRAPH, b"".join(parts)), delimited_field(MODEL_OPSET, opset)]
+        model.append(delimited_field(MODEL_GRAPH, b"".join(parts)))
+        for domain in (DOMAIN, MICROSOFT):
+            opset = delimited_field(1, domain.encode()) + number_field(2, 1)
+            model.append(delimited_field(MODEL_OPSET, opset))
         return BlockedGraph(b"".join(model), frozenset(kept))
 
-    def _rewrite(self, node: Node) -> None:
-        said = msgspec.json.decode(node.doc, type=Described) if node.doc else Described()
+    def _rewrite(self, node: Node, said: Described) -> None:
         output = node.outputs[0]
         if said.shape is not None:
             self._shapes[output] = said.shape
@@ -164,6 +172,10 @@ class _Rewriting:
             self._hidden.discard(name)
             self.ops.name(self.ops.plain(self.maps[name]), name)
         return name
+
+    def takes_places(self, pool: Node) -> bool:
+        """Whether anything but the described gradient takes the places of the maxima."""
+        return any(name in self._taken for name in pool.outputs[1:]) and pool.inputs[0] not in self._unpooled
 
     def is_wide(self, channels: int) -> bool:
         """Whether so many channels fill blocks well enough."""
@@ -238,16 +250,22 @@ def _input(on: _Rewriting, name: str, kernel: Kernel) -> Maps | str | None:
     return on.plain(name) if kernel.group == 1 and kernel.ins < on.ops.block else on.blocked(name)
 
 
+def _window(node: Node, kernel: tuple[int, int]) -> Window:
+    """How a convolution, or pooling, moves over maps."""
+    given: Mapping[str, Any] = {
+        "kernel_shape": kernel,
+        "strides": (1, 1),
+        "dilations": (1, 1),
+        **node.attributes,
+    }
+    pads = given.get("pads", (0, 0, 0, 0))
+    return Window(given["kernel_shape"], given["strides"], pads[:2], pads[2:], given["dilations"])
+
+
 def _convolution(on: _Rewriting, node: Node) -> Maps | None:
     x, w, *bias = node.inputs
-    given: Mapping[str, Any] = node.attributes
-    pads = given.get("pads", (0, 0, 0, 0))
-
-    def window(kernel: tuple[int, int]) -> Window:
-        stride, dilation = given.get("strides", (1, 1)), given.get("dilations", (1, 1))
-        return Window(kernel, stride, pads[:2], pads[2:], dilation)
-
-    kernel = _kernel(on, w, window, given.get("group", 1))
+    group: Any = node.attributes.get("group", 1)
+    kernel = _kernel(on, w, lambda size: _window(node, size), group)
     maps = None if kernel is None else _input(on, x, kernel)
     if kernel is None or maps is None:
         return None
@@ -283,6 +301,26 @@ def _kernel_gradient(on: _Rewriting, layer: Described) -> str | None:
 def _bias_gradient(on: _Rewriting, layer: Described) -> str | None:
     go = on.maps.get(layer.inputs[0])
     return None if go is None else on.ops.sums(go)
+
+
+def _max_pool(on: _Rewriting, node: Node) -> Maps | None:
+    x, size = on.maps.get(node.inputs[0]), on.shape(node.outputs[0])[2:]
+    window = _window(node, (1, 1))
+    if x is None or len(window.kernel) != 2 or window.dilation != (1, 1) or min(window.stride) < 1:
+        return None
+    if window.size(x.height, x.width) != size or node.inputs[0] in on.pooled or on.takes_places(node):
+        return None
+    on.pooled[node.inputs[0]] = node.outputs[0], window
+    return max_pool(on.ops, x, window)
+
+
+def _max_pool_gradient(on: _Rewriting, layer: Described) -> Maps | None:
+    go_name, x_name = layer.inputs
+    if x_name not in on.pooled:
+        return None
+    y_name, window = on.pooled[x_name]
+    pair = on.both(go_name, y_name)
+    return None if pair is None else max_pool_gradient(on.ops, on.maps[x_name], pair[1], pair[0], window)
 
 
 # Normalisation
@@ -517,6 +555,23 @@ def _slice(on: _Rewriting, node: Node) -> Maps | None:
     return Maps(value, shape[1], shape[1], x.height, x.width)
 
 
+def _transpose(on: _Rewriting, node: Node) -> str | None:
+    """Leaves a transposed matrix to the product that takes it; transposed twice it is the matrix itself."""
+    if node.attributes.get("perm") != (1, 0):
+        return None
+    source = node.inputs[0]
+    on.transposed[node.outputs[0]] = source
+    return on.transposed.get(source)
+
+
+def _product(on: _Rewriting, node: Node) -> str | None:
+    if not any(name in on.transposed for name in node.inputs):
+        return None
+    inputs = (on.plain(on.transposed.get(name, name)) for name in node.inputs)
+    of_a, of_b = (int(name in on.transposed) for name in node.inputs)
+    return on.ops.emit("FusedMatMul", *inputs, domain=MICROSOFT, transA=of_a, transB=of_b)
+
+
 def _elementwise(on: _Rewriting, node: Node) -> Maps | None:
     pair = on.both(*node.inputs)
     return None if pair is None else pair[0].with_values(on.ops.emit(node.kind, pair[0].name, pair[1].name))
@@ -531,6 +586,7 @@ LAYERS: Mapping[tuple[str, int], Callable[[_Rewriting, Described], Maps | str | 
     **{("batch_norm_backward", output): _batch_norm_backward for output in range(3)},
     **{("batch_norm", output): _batch_statistics for output in range(3)},
     **{("batch_statistics_backward", output): _batch_statistics_backward for output in range(3)},
+    ("max_pool_backward", 0): _max_pool_gradient,
     ("threshold_backward", 0): _threshold_backward,
     ("hardtanh_backward", 0): _hardtanh_backward,
 }
@@ -538,10 +594,13 @@ LAYERS: Mapping[tuple[str, int], Callable[[_Rewriting, Described], Maps | str | 
 
 OPERATORS: Mapping[str, Callable[[_Rewriting, Node], Maps | str | None]] = {
     "Conv": _convolution,
+    "MaxPool": _max_pool,
     "BatchNormalization": _batch_norm,
     "Relu": _relu,
     "Clip": _clip,
     "Add": _add,
+    "Transpose": _transpose,
+    "MatMul": _product,
     "Concat": _concat,
     "Slice": _slice,
     "Mul": _elementwise,

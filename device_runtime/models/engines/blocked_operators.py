@@ -187,20 +187,23 @@ class Operators:
             return value
         return self.emit("Transpose", self.reshape(value, *shape), perm=tuple(order))
 
-    def pad(self, value: str, shape: Sequence[int], before: Sequence[int], after: Sequence[int]) -> str:
-        """Zeros around the value, taken as an array of this shape."""
+    def pad(
+        self, value: str, shape: Sequence[int], before: Sequence[int], after: Sequence[int], fill: float = 0.0
+    ) -> str:
+        """Zeros, or `fill`, around the value, taken as an array of this shape."""
         if not any((*before, *after)):
             return value
-        return self.emit("Pad", self.reshape(value, *shape), self.integers(*before, *after))
+        filling = (self.constant(fill),) if fill else ()
+        return self.emit("Pad", self.reshape(value, *shape), self.integers(*before, *after), *filling)
 
     def pad_after(self, value: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
         """Zeros after the value, taken as an array of this shape, up to the shape that is wanted."""
         after = [size - had for had, size in zip(shape, wanted, strict=True)]
         return self.pad(value, shape, [0] * len(after), after)
 
-    def cut(self, value: str, axis: int, stop: int, step: int = 1) -> str:
-        """The first part of the value along one axis, or every `step`-th place of it."""
-        ends = (self.integers(number) for number in (0, stop, axis, step))
+    def cut(self, value: str, axis: int, stop: int, *, start: int = 0, step: int = 1) -> str:
+        """Every `step`-th place of the value from `start` on, along one axis."""
+        ends = (self.integers(number) for number in (start, stop, axis, step))
         return self.emit("Slice", value, *ends)
 
     def reverse(self, value: str, shape: Sequence[int], axis: int) -> str:

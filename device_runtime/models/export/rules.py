@@ -143,7 +143,9 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: describing(
         "convolution_backward", convolution_backward, tensors=(0, 1, 2), numbers=(4, 5, 6, 9)
     ),
-    aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+    aten.max_pool2d_with_indices_backward.default: describing(
+        "max_pool_backward", max_pool_backward, tensors=(0, 1), numbers=()
+    ),
     aten.avg_pool2d_backward.default: avg_pool_backward,
     aten.nll_loss_forward.default: nll_loss,
     aten.nll_loss_backward.default: nll_loss_backward,

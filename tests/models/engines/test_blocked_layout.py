@@ -29,21 +29,24 @@ class Everything(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), nn.GroupNorm(4, 16), nn.ReLU())
+        self.pools = nn.ModuleList([nn.MaxPool2d(3, 1, 1), nn.MaxPool2d(3, 2, 1)])
         self.wide = nn.Sequential(nn.Conv2d(16, 24, 3, 2, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU6())
         self.short = nn.Conv2d(16, 24, 1, 2)
         self.each = nn.Sequential(nn.Conv2d(24, 24, 3, 1, 1, groups=24), nn.BatchNorm2d(24), nn.ReLU6())
         self.fewer = nn.Sequential(
-            nn.Conv2d(24, 24, 3, 2, 1, groups=24), nn.Conv2d(24, 32, 5, 3, 2), nn.Tanh()
+            nn.Conv2d(24, 24, 3, 2, 1, groups=24), nn.Conv2d(48, 32, 5, 3, 2), nn.Tanh()
         )
         self.other = nn.Conv2d(32, 36, (3, 2), (2, 1), (1, 0))  # too wide with padding for blocks of 16
         self.spaced = nn.Conv2d(36, 32, 3, padding=2, dilation=2)
+        self.dense = nn.Linear(32, 32)
         self.head = nn.Linear(32, CLASSES)
 
     def forward(self, x):
-        x = self.stem(x)
+        x = self.pools[0](self.stem(x))
         x = self.wide(x) + self.short(x)
-        x = self.spaced(self.other(self.fewer(self.each(x) * x)))
-        return self.head(x.mean((2, 3)))
+        x = torch.cat((self.fewer[0](self.each(x) * x), self.pools[1](x)), 1)
+        x = self.spaced(self.other(self.fewer[1:](x)))
+        return self.head(self.dense(x.flatten(1)))
 
 
 @pytest.fixture(scope="module", params=["frozen", "training"])
