@@ -15,7 +15,7 @@ SCALE = "scale"
 
 AUTO = "auto"
 ENGINES = ("onnxruntime", "onnxruntime-training", "torch")
-RUN_BYTES = 64 << 20
+RUN_BYTES = 128 << 20
 """Bytes of live activations of one run, about; a batch with more is cut into several runs."""
 
 

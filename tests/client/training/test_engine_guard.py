@@ -95,8 +95,9 @@ def test_what_an_engine_took_as_it_was_loaded_is_not_a_graph_s(bundle):
 
 def test_runs_are_of_fewer_samples_where_there_is_less_memory(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert [run_bytes(free << 20) >> 20 for free in (10_000, 384, 383, 96, 95, 6, 0)] == [
-        64,
+    assert [run_bytes(free << 20) >> 20 for free in (10_000, 768, 767, 383, 96, 95, 6, 0)] == [
+        128,
+        128,
         64,
         32,
         16,

@@ -68,11 +68,11 @@ def test_activation_memory_grows_with_the_batch():
 
 
 def test_one_run_takes_as_many_samples_as_its_activations_allow():
-    graph = Graph("f", "", 0, (), 0, fixed_bytes=4 << 20, bytes_per_sample=6 << 20)
-    assert RUN_BYTES == 64 << 20
-    assert (graph.rows(32), graph.rows(8)) == (10, 8)  # 4 + 10 * 6 = 64
-    assert graph.rows(32, 16 << 20) == 2
-    assert replace(graph, bytes_per_sample=100 << 20).rows(32) == 1
+    graph = Graph("f", "", 0, (), 0, fixed_bytes=8 << 20, bytes_per_sample=12 << 20)
+    assert RUN_BYTES == 128 << 20
+    assert (graph.rows(32), graph.rows(8)) == (10, 8)  # 8 + 10 * 12 = 128
+    assert graph.rows(32, 32 << 20) == 2
+    assert replace(graph, bytes_per_sample=200 << 20).rows(32) == 1
     assert replace(graph, bytes_per_sample=0).rows(32) == 32
     assert replace(graph, statistics=("mean",)).rows(32) == 32
 
