@@ -228,6 +228,8 @@ def kernel_gradient(ops: Operators, x: Maps | str, go: Maps, kernel: Kernel, siz
     value, size, window = _reached(
         ops, x if isinstance(x, str) else x.name, (images, *size, inner), go, kernel
     )
+    if any(zeros >= side for zeros, side in zip(window.after, window.kernel, strict=True)):
+        return None  # x is smaller than go says
     parts = _parts(ops, go.height)
     n, height = ops.wide(ops.rows * parts), go.height // parts
     as_kernel = _as_kernel(ops, go, parts)

@@ -39,9 +39,9 @@ WIDEST = 1.5
 """Most channels with padding, over channels: wider ones cost more than the layout saves."""
 
 Shape = tuple[int, ...]
-Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
-MOST_PLACES = 1 << 12
-"""Most places of a kernel: their indices become a constant of the graph."""
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 13)]
+LARGEST_WINDOW = 64
+"""Largest size, stride, padding and dilation of a kernel: a constant of the graph lists its places."""
 
 
 @dataclass(frozen=True)
@@ -237,9 +237,12 @@ def _kernel(
     on: _Rewriting, name: str, window: Callable[[tuple[int, int]], Window], group: int
 ) -> Kernel | None:
     shape = on.shape(name)
-    if len(shape) != 4 or shape[2] * shape[3] > MOST_PLACES or group < 1 or not on.is_wide(shape[0]):
+    if len(shape) != 4 or group < 1 or not on.is_wide(shape[0]):
         return None
-    return Kernel(on.plain(name), shape[0], shape[1], window((shape[2], shape[3])), group)
+    moves = window((shape[2], shape[3]))
+    return (
+        Kernel(on.plain(name), shape[0], shape[1], moves, group) if moves.is_within(LARGEST_WINDOW) else None
+    )
 
 
 def _input(on: _Rewriting, name: str, kernel: Kernel) -> Maps | str | None:
@@ -306,7 +309,7 @@ def _bias_gradient(on: _Rewriting, layer: Described) -> str | None:
 def _max_pool(on: _Rewriting, node: Node) -> Maps | None:
     x, size = on.maps.get(node.inputs[0]), on.shape(node.outputs[0])[2:]
     window = _window(node, (1, 1))
-    if x is None or len(window.kernel) != 2 or window.dilation != (1, 1) or min(window.stride) < 1:
+    if x is None or window.dilation != (1, 1) or not window.is_within(LARGEST_WINDOW):
         return None
     if window.size(x.height, x.width) != size or node.inputs[0] in on.pooled or on.takes_places(node):
         return None

@@ -183,10 +183,10 @@ def changed(bundle: Bundle, old: str, new: str) -> bytes:
         ('"output":1', '"output":7'),
         ('"inputs":["', '"inputs":["x","'),
         ('"numbers":[', '"numbers":["a",'),
-        ('"numbers":[2.0,2.0', '"numbers":[0.0,0.0'),
         ("{", "[["),
         ("[0,", "[0,1,"),
         ("[0,16,", "[0,99999999,"),
+        ('"numbers":[2.0', '"numbers":[1e400'),
     ],
 )
 def test_a_wrong_description_is_an_error(bundle, old, new):
@@ -205,6 +205,19 @@ class Offering:
 
     def graph(self, name: str) -> bytes:
         return self._onnx if name == "train.all" else self._bundle.graph(name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"numbers":[2.0,2.0', '"numbers":[0.0,0.0'),
+        ('"numbers":[2.0', '"numbers":[1e9'),
+        ("[0,24,8,7]", "[0,24,8000,7]"),
+    ],
+)
+def test_impossible_layers_are_left_as_they_are(bundle, old, new):
+    blocked = blocked_graph(changed(bundle, old, new), shapes(bundle), 16, 16)
+    assert len(blocked.onnx) < 4 * len(bundle.graph("train.all"))
 
 
 @needs_blocks
