@@ -31,7 +31,7 @@ def main() -> None:
     torch.manual_seed(0)
     bundle = Bundle.open(asked.bundle)
     spec = DataSpec(source="sst2", path=DATA, max_train=asked.samples, max_test=asked.tests)
-    data = load(spec, 0, bundle.texts)
+    data = load(spec, 0, bundle)
     x, test_x = (torch.from_numpy(part.astype(np.int64)) for part in (data.train_x, data.test_x))
     y, test_y = torch.from_numpy(data.train_y), torch.from_numpy(data.test_y)
     source, weights = bundle.manifest.source, bundle.weights()

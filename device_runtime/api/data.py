@@ -34,6 +34,7 @@ __all__ = [
     "mnist",
     "npz",
     "of_source",
+    "recordings",
     "speech_commands",
     "sst2",
     "text",
@@ -212,6 +213,18 @@ def speech_commands(path: str | Path, *, words: Sequence[str] = (), **division: 
     ('yes', 'no')
     """
     return of_source("speech-commands", path=path, words=words, **division)
+
+
+def recordings(path: str | Path, *, label_column: str = "", **division: Unpack[Division]) -> DataSpec:
+    """Recordings of sensors, a folder for each person, cut into windows as the task's bundle says.
+
+    A person's folder is what a device reads: LABEL/*.csv, or tables with a column of labels. The persons are
+    the natural clients, and none is in both parts of the split.
+
+    >>> recordings("people", partition="natural").source
+    'recordings'
+    """
+    return of_source("recordings", path=path, label_column=label_column, **division)
 
 
 def _digest(kept: Mapping[str, np.ndarray[Any, Any]]) -> str:

@@ -72,7 +72,7 @@ def prepare(scenario: Scenario, seed: int) -> PreparedRun:
         family = open_family(scenario.task.family, bundle.manifest)
     except TaskError as error:
         raise ScenarioError(str(error)) from None
-    data = data_sets.load(scenario.data, seed, bundle.texts)
+    data = data_sets.load(scenario.data, seed, bundle)
     labels = len(bundle.manifest.labels)
     if (top := int(data.train_y.max(initial=0))) >= labels:
         raise ScenarioError(f"the data has label {top}, bundle {bundle.manifest.name} has {labels}")

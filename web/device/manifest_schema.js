@@ -56,6 +56,7 @@ const TEXT = record({
   template: [text, "{text}"],
   words: [names, []],
 });
+const WINDOW = record({ step: size, columns: [names, []] });
 const INPUT = record({
   shape: listOf(size, 1),
   scale: [number, 1],
@@ -64,6 +65,7 @@ const INPUT = record({
   dtype: [oneOf("float32", "int64"), "float32"],
   vocabulary: [nullable(size), null],
   text: [TEXT, undefined],
+  window: [WINDOW, undefined],
 });
 const EXTRA = record({ name: text, shape, per_sample: truth });
 const DERIVED = record({

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from device_runtime.models import networks
 from device_runtime.models.bundles.bundle import content_of
-from device_runtime.models.bundles.inputs import LARGEST, InputSpec
+from device_runtime.models.bundles.inputs import LARGEST, InputSpec, WindowInput
 from device_runtime.models.bundles.manifest import TRAINING, Source
 from device_runtime.models.bundles.names import LEVELS, PRECISIONS, TUNABLE_SETS
 from device_runtime.models.data.reading import inputs
@@ -104,6 +104,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Name the submodule at the end of a level; may be repeated.",
     )
     add("--vocabulary", type=int, metavar="N", help="Take token ids from 0 to N - 1 as input.")
+    add(
+        "--window-step",
+        type=int,
+        metavar="N",
+        help="Cut recordings into windows, one every N time steps; --input is then CHANNELS,LENGTH.",
+    )
+    add(
+        "--columns",
+        default="",
+        metavar="A,B,..",
+        help="Take these columns of recordings as the channels, by name (default: all but the labels).",
+    )
     add_text_arguments(parser)
     add_graph_arguments(parser)
 
@@ -213,8 +225,9 @@ def spec(
         kind: Any = "float32" if vocabulary is None else "int64"
         means, deviations = _numbers(args.mean), _numbers(args.std)
         taken = InputSpec(
-            shape, args.scale, means, deviations, kind, vocabulary, texts.text if texts else msgspec.UNSET
-        )
+            shape, args.scale, means, deviations, kind, vocabulary,
+            texts.text if texts else msgspec.UNSET, _window(args),
+        )  # fmt: skip
         if args.standardise:
             taken = standardised(taken, args.standardise, args.labels.split(","))
     except ValueError as error:
@@ -241,6 +254,17 @@ def spec(
         source=_source(args, settings(args.set) if given is None else given),
         tokenizer=texts.tokenizer if texts else None,
     )
+
+
+def _window(args: argparse.Namespace) -> WindowInput | msgspec.UnsetType:
+    columns = tuple(args.columns.split(",")) if args.columns else ()
+    if args.window_step is None:
+        if columns:
+            raise ExportError("--columns are those of recordings: give --window-step, too")
+        return msgspec.UNSET
+    if args.window_step < 1:
+        raise ExportError(f"--window-step is {args.window_step}, expected 1 or more")
+    return WindowInput(args.window_step, columns)
 
 
 def standardised(given: InputSpec, place: Path, labels: Sequence[str]) -> InputSpec:

@@ -7,7 +7,7 @@ import msgspec
 from tabulate import tabulate
 
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
-from device_runtime.models.bundles.inputs import TextInput
+from device_runtime.models.bundles.inputs import TextInput, WindowInput
 from device_runtime.models.bundles.manifest import Manifest, Setting, Tunable
 from device_runtime.models.bundles.names import LEVELS
 
@@ -46,16 +46,18 @@ def _text(figures: BundleFigures) -> str:
     trained = ", ".join(f"{_with_settings(s, manifest.sets[s])} {counts[s]}" for s in manifest.sets)
     lines = [
         f"{manifest.name}: {figures.bytes / 1000:.0f} KB, sha256 {figures.sha256}",
-        f"input {shape}{_ids(manifest)}, {manifest.head.features} features, {len(manifest.labels)} labels",
+        f"input {shape}{_kind(manifest)}, {manifest.head.features} features, {len(manifest.labels)} labels",
         f"made with {manifest.producer}{_source(manifest)}, weights stored as {manifest.stored_as}",
         f"trainable parameters: {trained}",
     ]
     return "\n\n".join(["\n".join(lines), _parameter_table(manifest), _graph_table(manifest)])
 
 
-def _ids(manifest: Manifest) -> str:
+def _kind(manifest: Manifest) -> str:
     vocabulary = manifest.input.vocabulary
-    text = manifest.input.text
+    text, window = manifest.input.text, manifest.input.window
+    if isinstance(window, WindowInput):
+        return f" {window.said(manifest.input.shape[1])}"
     said = f", {text.said(manifest.input.shape[0])}" if isinstance(text, TextInput) else ""
     return "" if vocabulary is None else f" token ids from 0 to {vocabulary - 1}{said}"
 

@@ -11,12 +11,13 @@ import numpy as np
 from tabulate import tabulate
 
 from device_runtime.cli.options import count, positive
+from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.export.network_factory import settings
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.keys import explained
 from device_runtime.simulation import scenario
 from device_runtime.simulation.data import DataSet, DataSpec, divide, divide_fleet, load
-from device_runtime.simulation.data.spec import PARTITIONS, SOURCES
+from device_runtime.simulation.data.spec import OF_WINDOWS, PARTITIONS, SOURCES
 from device_runtime.simulation.errors import DataSetError, SimulationError
 from device_runtime.simulation.partition.figures import PartitionShape, by_group, shape, table
 from device_runtime.simulation.partition.plot import draw
@@ -74,9 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the table and writes the picture. Raises DataSetError, ScenarioError."""
-    spec, devices, fleet = asked(options)
+    spec, devices, fleet, bundle = asked(options)
     _check_picture(options.out)
-    data = load(spec, options.seed)
+    cut_by = Bundle.open(find_bundle(bundle)) if bundle and spec.source in OF_WINDOWS else None
+    data = load(spec, options.seed, cut_by)
     drawn = fleet.draw(devices, options.seed) if fleet is not None and spec.groups else None
     parts = divide(data, spec, devices, options.seed) if drawn is None else divide_fleet(data, spec, drawn)
     groups = [] if drawn is None else [drawn.group(device) for device in range(devices)]
@@ -95,8 +97,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def asked(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None]:
-    """The scenario's data, devices and fleet, overridden by the command line.
+def asked(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None, str]:
+    """The scenario's data, devices, fleet and bundle, overridden by the command line.
 
     Raises DataSetError, ScenarioError, ExportError.
     """
@@ -104,9 +106,9 @@ def asked(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None]
     fields = {field: value for field, value in given.items() if value is not None} | settings(options.set)
     if options.scenario is not None:
         found = scenario.load(options.scenario, {"data": fields})
-        return found.data, options.devices or found.devices, found.fleet
+        return found.data, options.devices or found.devices, found.fleet, found.task.bundle
     try:
-        return msgspec.convert(fields, DataSpec), options.devices or DEVICES, None
+        return msgspec.convert(fields, DataSpec), options.devices or DEVICES, None, ""
     except msgspec.ValidationError as error:
         raise DataSetError(explained(error, DataSpec, "data")) from None
 
@@ -138,7 +140,7 @@ def description(data: DataSet, about: PartitionShape) -> str:
         f"{len(data.labels)} classes"
     ]
     if data.groups is not None:
-        lines.append(f"{len(np.unique(data.groups[data.groups >= 0])):,} groups (writers, speakers)")
+        lines.append(f"{len(np.unique(data.groups[data.groups >= 0])):,} groups (writers, speakers, persons)")
     if data.vocabulary:
         lines.append(f"{len(data.vocabulary):,} token ids")
     given = int(about.sizes.sum())

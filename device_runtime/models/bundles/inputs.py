@@ -1,4 +1,4 @@
-"""The input of a model: values of a shape and scale, token ids, or texts that become token ids."""
+"""The input of a model: values of a shape and scale, windows of recordings, token ids, or texts."""
 
 from math import isfinite
 from typing import Annotated, Any, Literal
@@ -51,12 +51,29 @@ class TextInput(ManifestRecord, frozen=True):
         return f"texts as {length} tokens ({self.form}){asked}{answered}"
 
 
+class WindowInput(ManifestRecord, frozen=True):
+    """How a recording, a table with a row for each time step, is cut into windows of the input's length.
+
+    step: time steps from the beginning of a window to that of the next. columns: names of the table's columns
+    that are the channels, in this order; empty: all columns but that of the labels.
+    """
+
+    step: Size
+    columns: tuple[str, ...] = ()
+
+    def said(self, length: int) -> str:
+        """A description for people, for windows of `length` time steps."""
+        of = f" of the columns {', '.join(self.columns)}" if self.columns else ""
+        return f"windows of {length} time steps{of}, one every {self.step}"
+
+
 class InputSpec(ManifestRecord, frozen=True):
     """The input of the graphs: (n, *shape), channels first, after `prepare`.
 
     float32 values, or int64 token ids from 0 to vocabulary - 1. Raises ValueError unless mean and std have
     one value or one per channel; scale, mean and std are finite in float32, scale and std not 0; only ids
-    have a vocabulary; and the fixed ids of texts are in the vocabulary and leave room for a text.
+    have a vocabulary; the fixed ids of texts are in the vocabulary and leave room for a text; and windows are
+    float32 (channels, length), with as many columns as channels.
     """
 
     shape: Annotated[Shape, msgspec.Meta(min_length=1)]  # without the batch
@@ -66,6 +83,7 @@ class InputSpec(ManifestRecord, frozen=True):
     dtype: Literal["float32", "int64"] = "float32"
     vocabulary: Size | None = None
     text: TextInput | msgspec.UnsetType = msgspec.UNSET  # where the ids are those of a text
+    window: WindowInput | msgspec.UnsetType = msgspec.UNSET  # where samples are cut from recordings
 
     def __post_init__(self) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):
@@ -83,6 +101,8 @@ class InputSpec(ManifestRecord, frozen=True):
             raise ValueError(f"input of {self.dtype} has vocabulary {self.vocabulary}: int64 alone has one")
         if isinstance(self.text, TextInput):
             self._check_text(self.text)
+        if isinstance(self.window, WindowInput):
+            self._check_window(self.window)
 
     def _check_text(self, text: TextInput) -> None:
         fixed = (*text.before, *text.after, text.padding)
@@ -92,6 +112,13 @@ class InputSpec(ManifestRecord, frozen=True):
             raise ValueError(
                 f"input {self.shape} has no room for a text in addition to {len(fixed) - 1} fixed tokens"
             )
+
+    def _check_window(self, window: WindowInput) -> None:
+        if len(self.shape) != 2 or self.vocabulary is not None:
+            raise ValueError(f"input is {self.dtype} {self.shape}, expected windows (channels, length)")
+        count, names = self.shape[0], window.columns
+        if names and (len(names) != count or len(set(names)) != count):
+            raise ValueError(f"columns are {', '.join(names)}, expected {count} different ones")
 
     @property
     def usual_range(self) -> tuple[float, float] | None:

@@ -53,7 +53,7 @@ def label_column(
         return LabelColumn(-1, "it has none")
     if wanted:
         return LabelColumn(_asked(names, called, width, wanted), "asked for")
-    usual = next((number for number, name in enumerate(called) if name in LABEL_COLUMNS), None)
+    usual = next((called.index(name) for name in LABEL_COLUMNS if name in called), None)
     if usual is not None:
         return LabelColumn(usual, "by its name")
     columns = list(zip(*[map(folded, row) for row in rows if len(row) == width], strict=True))

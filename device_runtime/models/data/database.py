@@ -1,7 +1,8 @@
 """Reads samples from an SQLite database by a query, read-only.
 
 Each row of the result is a sample with a label: numbers, one blob or a text. A blob is a file of a kind that
-is read (PNG, WAVE, .npy, ..), or the values of the input, as bytes or little-endian float32.
+is read (PNG, WAVE, .npy, ..), or the values of the input, as bytes or little-endian float32. For a task of
+windows, a row is a time step; see `recording`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 
 from .cells import label_column, text_cell, text_column
+from .recording import Step, WindowCutter
 from .sample_source import SampleSource
 from .single import decode_unnamed, raw
 from .table import values_of
@@ -58,6 +60,9 @@ def stamp(path: Path) -> tuple[int, int]:
 
 def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
     with _rows(unit.path, wanted.source.query) as (names, rows):
+        if cutter := WindowCutter.of(wanted.input):
+            yield from cutter.cut(_steps(names, rows, cutter, wanted.source), "rows as steps", unit.name)
+            return
         label = _label(names, wanted.source)
         text = _text_column(names, label, wanted)
         for number, row in enumerate(rows, 1):
@@ -68,6 +73,21 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
                 yield Skip.of(error, f"row {number}")
                 continue
             yield RawSamples(x, [_label_name(row[label])] * len(x), form)
+
+
+def _steps(
+    names: Sequence[str], rows: sqlite3.Cursor, cutter: WindowCutter, source: SampleSource
+) -> Iterator[Step | Skip]:
+    """The rows as time steps. Raises Refused."""
+    label = _label(names if source.label_column else cutter.other_names(names), source)
+    columns, of_step = cutter.columns(names, len(names), label), cutter.one_step
+    for number, row in enumerate(rows, 1):
+        try:
+            values = values_of([row[column] for column in columns], of_step)
+        except Refused as error:
+            yield Skip.of(error, f"row {number}")
+            continue
+        yield Step(_label_name(row[label]), values)
 
 
 def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:

@@ -99,6 +99,8 @@ def _class_folder(folder: Path, source: SampleSource, found: Listing) -> None:
     for path in sorted(_files(folder)):
         if path.suffix.lower() in DECODERS:
             found.add(_unit(path, source, SINGLE, folder.name))
+        elif path.suffix.lower() in table.ENDINGS:
+            found.add(_unit(path, source, TABLE, folder.name))
         else:
             found.add(_unread(path, source))
 

@@ -217,6 +217,7 @@ class LocalSamples:
         """Prepares and keeps the samples of the task's classes, block by block. Raises Refused."""
         y = self._numbers(batch, unit, known)
         self._reserve(len(y))
+        together = False
         for start in range(0, len(y), BLOCK):
             part = slice(start, start + BLOCK)
             there = y[part] >= 0
@@ -228,6 +229,8 @@ class LocalSamples:
                 known.values = min(low, float(x.min())), max(high, float(x.max()))
             share = SHARE if self._keep.held_out is None else self._keep.held_out
             held = is_held_out(prepared, share, self._keep.seed)
+            if batch.together and len(held):  # the first sample decides, also when a recording grows
+                held[:] = together = bool(held[0]) if start == 0 else together
             for rows, chosen in zip(self._rows, (~held, held), strict=True):
                 if chosen.all():
                     rows.append(prepared, y[part][there])

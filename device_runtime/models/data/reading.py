@@ -22,8 +22,9 @@ from .labels import LabelMap
 from .listing import listing
 from .local_data import LocalData
 from .local_samples import LocalSamples, Selection
+from .recording import WindowCutter
 from .sample_source import SampleSource
-from .units import Refused, Skip, WantedSamples, read_file
+from .units import Refused, Skip, SkippedTally, WantedSamples, read_file
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def open_samples(
 def inputs(
     source: SampleSource | Path | str, given: InputSpec, labels: Sequence[str], texts: Texts | None = None
 ) -> NDArray[Any]:
-    """The raw samples of a source without their labels, if any: (n, *input).
+    """The raw samples of a source without their labels, if any: (n, *input); of a recording, its windows.
 
     labels: the task's labels, used to detect the label column. Raises DataError for anything unreadable.
     """
@@ -78,7 +79,7 @@ def inputs(
             return arrays.inputs(source.path, given)
         if ending in single.DECODERS:
             return single.raw(single.decode_file(read_file(source.path), source.path.name), given, texts)
-        if ending in table.ENDINGS:
+        if ending in table.ENDINGS and WindowCutter.of(given) is None:
             source = table.labelled(source, 1 if texts else prod(given.shape))
         source = replace(source, task_labels=LabelMap(labels).names)
         parts = list(_samples(source, WantedSamples(given, source, texts=texts)))
@@ -90,15 +91,27 @@ def inputs(
 
 
 def _samples(source: SampleSource, wanted: WantedSamples) -> Iterator[NDArray[Any]]:
-    """All samples, part by part. Raises Refused for the first file or sample that is not read."""
-    found = listing(source)
+    """All samples, part by part. Raises Refused for the first file or sample that is not read.
+
+    Only a recording may have rows that are not read, and stretches without a window, if it has other windows.
+    """
+    found, recorded = listing(source), WindowCutter.of(wanted.input) is not None
     for stray in found.strays:
         raise Refused(stray.reason, stray.named)
     for unit in found.units.values():
+        skipped, windows = SkippedTally(), 0
         for part in unit.sample_format.read(unit, wanted):
-            if isinstance(part, Skip):
+            if not isinstance(part, Skip):
+                windows += len(part.x)
+                yield part.x
+            elif recorded:
+                skipped.add(part)
+            else:
                 raise Refused(part.reason, part.where)
-            yield part.x
+        for one in skipped:
+            if not windows:
+                raise Refused(one.reason, one.named)
+            log.warning("skipped %s", one)
 
 
 def raw(source: SampleSource | Path | str) -> Iterator[NDArray[Any]]:

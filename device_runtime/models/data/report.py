@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from device_runtime.models.bundles.inputs import InputSpec, TextInput
+from device_runtime.models.bundles.inputs import InputSpec, TextInput, WindowInput
 
 from .local_samples import LocalSamples
 from .picture import is_picture, white
@@ -85,16 +85,18 @@ def _most(forms: Counter[str]) -> dict[str, int]:
 
 
 def describe_input(given: InputSpec) -> str:
-    """How a picture, a sound or a text becomes the input of a task."""
+    """How a picture, a sound, a text or a recording becomes the input of a task."""
     if isinstance(given.text, TextInput):
         return given.text.said(given.shape[0])
+    if isinstance(given.window, WindowInput):
+        return given.window.said(given.shape[1])
     if is_sound(given):
         return f"sound as log-mel of {given.shape[-2]} frames and {given.shape[-1]} bands"
     if is_picture(given):
         channels, height, width = given.shape
         colours = "grey" if channels == 1 else "RGB"
         return f"pictures as {width}x{height} {colours}, black 0 and white {white(given):g}"
-    return "neither pictures, sound nor texts"
+    return "neither pictures, sound, texts nor recordings"
 
 
 def lines(told: SamplesReport) -> list[str]:

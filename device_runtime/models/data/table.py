@@ -1,4 +1,7 @@
-"""Reads `.csv` and `.tsv`: each row has a sample (numbers, a text or a file's name) and a label."""
+"""Reads `.csv` and `.tsv`: each row has a sample (numbers, a text or a file's name) and a label.
+
+For a task of windows, a row is a time step; see `recording`.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ from .cells import (
     text_cell,
     text_column,
 )
+from .recording import Step, WindowCutter
 from .sample_source import SampleSource
 from .single import DECODERS, ending_of
 from .units import RawSamples, Refused, SampleFormat, Skip, Unit, WantedSamples, one_stored
@@ -64,21 +68,25 @@ class TableLayout:
         return f"{name} ({why})"
 
 
-def layout(path: Path, source: SampleSource) -> TableLayout:
-    """Finds the columns from the first rows, the source's settings and the task's labels. Raises Refused."""
+def layout(path: Path, source: SampleSource, cutter: WindowCutter | None = None) -> TableLayout:
+    """Finds the columns from the first rows, the source's settings and the task's labels.
+
+    cutter: of a recording, whose channels are no labels. Raises Refused.
+    """
     separator = "\t" if path.suffix.lower() == ".tsv" else _separator(path)
     with _rows(path, separator) as rows:
         first = next(rows, [])
-        others = [row for row in islice(rows, ROWS) if row]
+        more = [row for row in islice(rows, ROWS) if row]
     if not first:
         raise Refused("an empty table")
     wanted = source.label_column
     asked = (folded(name) for name in (wanted, source.text_column) if not name.isdecimal())
     usual = {*LABEL_COLUMNS, *FILE_COLUMNS, *TEXT_COLUMNS, *asked} - {""}
     named = any(folded(cell) in usual for cell in first)
-    header = named or (bool(others) and _count_numbers(first) < _count_numbers(others[0]))
-    names, samples = (tuple(first), others) if header else (None, [first, *others])
-    label = label_column(names, samples, wanted, source.task_labels)
+    header = named or (bool(more) and _count_numbers(first) < _count_numbers(more[0]))
+    names, samples = (tuple(first), more) if header else (None, [first, *more])
+    others = cutter.other_names(names) if cutter and names and not wanted else names
+    label = label_column(others, samples, wanted, source.task_labels)
     sample = samples[0] if samples else ()
     files = (i for i, cell in enumerate(sample) if i != label.number and ending_of(cell) in DECODERS)
     file = None if source.text_column else next(files, None)
@@ -87,8 +95,12 @@ def layout(path: Path, source: SampleSource) -> TableLayout:
 
 def labelled(source: SampleSource, features: int) -> SampleSource:
     """The source, marked as without labels if the table's rows hold only features. Raises Refused."""
-    without = replace(source, label_column=NO_LABEL_COLUMN)
+    without = _unlabelled(source)
     return without if not source.label_column and layout(source.path, without).width == features else source
+
+
+def _unlabelled(source: SampleSource) -> SampleSource:
+    return replace(source, label_column=NO_LABEL_COLUMN)
 
 
 def listed(path: Path, form: TableLayout) -> Iterator[tuple[Path, str] | Skip]:
@@ -108,6 +120,11 @@ def listed(path: Path, form: TableLayout) -> Iterator[tuple[Path, str] | Skip]:
 
 
 def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
+    if cutter := WindowCutter.of(wanted.input):
+        yield from _windows(unit, wanted, cutter)
+        return
+    if unit.label is not None:
+        raise Refused("a table in a class folder is a recording, and the task takes no windows")
     form = layout(unit.path, wanted.source)
     take = _row_reader(form, wanted)
     features: list[NDArray[Any]] = []
@@ -133,8 +150,46 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
         yield RawSamples(np.stack(features), labels, said)
 
 
+def _windows(unit: Unit, wanted: WantedSamples, cutter: WindowCutter) -> Iterator[RawSamples | Skip]:
+    """The windows of a recording.
+
+    Its label is that of its folder; else of its rows; without a column of labels, the file's name. Raises
+    Refused.
+    """
+    form, columns = _recording_layout(unit, wanted.source, cutter)
+    label, of_step = form.label.number, cutter.one_step
+    whole = unit.path.stem if unit.label is None else unit.label
+
+    def steps() -> Iterator[Step | Skip]:
+        for number, row in _samples(unit.path, form):
+            try:
+                if len(row) != form.width:
+                    raise Refused("a row of another length", f"{len(row)} cells, expected {form.width}")
+                values = values_of([row[column] for column in columns], of_step)
+            except Refused as error:
+                yield Skip.of(error, f"{unit.name} row {number}")
+                continue
+            yield Step(row[label] if label >= 0 else whole, values)
+
+    said = f", labels in {form.labelled}" if label >= 0 else "" if unit.label else f", all {whole!r}"
+    return cutter.cut(steps(), f"recording{said}", unit.name)
+
+
+def _recording_layout(
+    unit: Unit, source: SampleSource, cutter: WindowCutter
+) -> tuple[TableLayout, tuple[int, ...]]:
+    """The layout of a recording, without labels if it has no such column, and the columns of its channels."""
+    path = unit.path
+    without = layout(path, _unlabelled(source))
+    if unit.label is not None or (without.width == cutter.channels and not source.label_column):
+        return without, cutter.columns(without.names, without.width, -1)
+    form = layout(path, source, cutter)
+    columns = cutter.columns(form.names, form.width, form.label.number)
+    return without if form.label.number in columns else form, columns
+
+
 def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:
-    form = layout(unit.path, source)
+    form = layout(unit.path, source if unit.label is None else _unlabelled(source))
     for _, row in _samples(unit.path, form):
         cells = [cell for column, cell in enumerate(row) if column != form.label.number]
         yield one_stored("\x1f".join(cells).encode())

@@ -101,11 +101,13 @@ class RawSamples(NamedTuple):
     x: (n, *input) raw, before `InputSpec.prepare`.
     labels: names, or class numbers int (n,), or None if the unit has one label for all.
     form: how they were stored.
+    together: all are for training, or all are held out, because they overlap or are of one recording.
     """
 
     x: NDArray[Any]
     labels: Sequence[str] | NDArray[np.integer[Any]] | None
     form: str
+    together: bool = False
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,10 @@ def candidates(subject: FunctionalModule, wanted: WantedGraphs) -> Iterator[Grap
         yield GraphCandidate(f"features.{level}", onnx)
     yield from _losses(subject, wanted)
     for objective in wanted.objectives:
-        for norms, sets in _by_trained_norms(subject, _with_reached_sets(subject, wanted, objective)).items():
+        for norms, sets in _traced_together(subject, _with_reached_sets(subject, wanted, objective)):
             yield from _training(with_batch_statistics(subject, norms), objective, norms, sets)
     if wanted.ort_training:
-        for norms, sets in _by_trained_norms(subject, wanted).items():
+        for norms, sets in _traced_together(subject, wanted):
             for tunable, names in sets.items():
                 onnx = training_graph(with_batch_statistics(subject, norms), names)
                 yield GraphCandidate(f"{ORT_TRAINING}.{tunable}", onnx, names, norms=norms)
@@ -115,15 +115,19 @@ def _training(
         yield GraphCandidate(f"{objective}.{tunable}", onnx, names, traced.outputs.extras, norms)
 
 
-def _by_trained_norms(
+def _traced_together(
     subject: FunctionalModule, wanted: WantedGraphs
-) -> dict[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Groups the tunable sets by the layers that use batch statistics while the set is trained."""
-    alike: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
+) -> list[tuple[tuple[str, ...], dict[str, tuple[str, ...]]]]:
+    """Groups the tunable sets by the layers that use batch statistics while the set is trained; gives both.
+
+    A network whose forward pass depends on what is trained divides the groups by its method `traced_with`.
+    """
+    alike: dict[tuple[Any, ...], dict[str, tuple[str, ...]]] = {}
+    divide = getattr(subject.module, "traced_with", lambda names: ())
     for tunable, names in wanted.sets.items():
         norms = _trained_norms(subject.module, names) if wanted.batch_statistics else ()
-        alike.setdefault(norms, {})[tunable] = names
-    return alike
+        alike.setdefault((norms, divide(names)), {})[tunable] = names
+    return [(norms, sets) for (norms, _), sets in alike.items()]
 
 
 def _trained_norms(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:

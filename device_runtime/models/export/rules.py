@@ -45,14 +45,39 @@ def avg_pool_backward(
     divisor: int | None,
 ) -> Tensor:
     """Spreads each gradient evenly over its window: a transposed convolution with equal weights."""
-    if ceil_mode or divisor is not None or (max(padding) > 0 and not count_include_pad):
+    if ceil_mode or divisor is not None:
         raise NotImplementedError(
-            "only average pooling without ceil_mode and divisor_override that counts padding can be trained"
+            "only average pooling without ceil_mode and divisor_override can be trained"
         )
     stride, channels = stride or kernel, x.shape[1]
+    if max(padding) > 0 and not count_include_pad:  # the mean of ones is the share that is no padding
+        go = go / aten.avg_pool2d(torch.ones(1, 1, *x.shape[2:]), kernel, stride, padding)
     weight = torch.full((channels, 1, *kernel), 1 / (kernel[0] * kernel[1]))
     rest = [x.shape[2 + i] - (go.shape[2 + i] - 1) * stride[i] + 2 * padding[i] - kernel[i] for i in (0, 1)]
     return aten.convolution(go, weight, None, stride, padding, [1, 1], True, rest, channels)
+
+
+def adaptive_avg_pool_backward(go: Tensor, x: Tensor) -> Tensor:
+    """As average pooling over windows of one size."""
+    window = _equal_windows(x, go.shape[2:])
+    return avg_pool_backward(go, x, window, window, [0, 0], False, True, None)
+
+
+def adaptive_max_pool(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """As max pooling over windows of one size; its backward is that of max pooling."""
+    window = _equal_windows(x, sizes)
+    maps, places = aten.max_pool2d_with_indices(x, window, window)
+    return maps, places
+
+
+def _equal_windows(x: Tensor, sizes: Sequence[int]) -> list[int]:
+    """The windows of adaptive pooling to `sizes`. Raises NotImplementedError if their sizes differ."""
+    if any(whole % size for whole, size in zip(x.shape[2:], sizes, strict=True)):
+        maps, wanted = ("x".join(str(n) for n in shape) for shape in (x.shape[2:], sizes))
+        raise NotImplementedError(
+            f"adaptive pooling of {maps} to {wanted} cannot be trained, only to sizes that divide these"
+        )
+    return [whole // size for whole, size in zip(x.shape[2:], sizes, strict=True)]
 
 
 def nll_loss(x: Tensor, y: Tensor, weight: Any, reduction: int, ignore: int) -> tuple[Tensor, Tensor]:
@@ -147,6 +172,9 @@ RULES: dict[Any, Callable[..., Any]] = {
         "max_pool_backward", max_pool_backward, tensors=(0, 1), numbers=()
     ),
     aten.avg_pool2d_backward.default: avg_pool_backward,
+    aten._adaptive_avg_pool2d_backward.default: adaptive_avg_pool_backward,
+    aten.adaptive_max_pool2d.default: adaptive_max_pool,
+    aten.adaptive_max_pool2d_backward.default: max_pool_backward,
     aten.nll_loss_forward.default: nll_loss,
     aten.nll_loss_backward.default: nll_loss_backward,
     aten.native_group_norm.default: describing("group_norm", group_norm, tensors=(0, 1, 2), numbers=(6, 7)),

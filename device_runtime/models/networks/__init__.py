@@ -30,6 +30,8 @@ NETWORKS: dict[str, str] = {
     "lstm": "text:lstm",
     "gru": "text:gru",
     "keywords": "small:keywords",
+    "cnn1d": "series:cnn1d",
+    "dscnn1d": "series:dscnn1d",
     "distilbert": "transformers:distilbert",
     "roberta": "transformers:roberta",
     "opt": "transformers:opt",

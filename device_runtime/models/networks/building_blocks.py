@@ -11,8 +11,8 @@ MakeNorm = Callable[[int], nn.Module]
 """A function from a number of channels to a normalisation layer."""
 
 
-def norm_of(kind: str, group_size: int = GROUP_SIZE) -> MakeNorm:
-    """The normalisation `group`, with groups of `group_size` channels, or `batch`.
+def norm_of(kind: str, group_size: int = GROUP_SIZE, batch: MakeNorm = nn.BatchNorm2d) -> MakeNorm:
+    """The normalisation `group`, with groups of `group_size` channels, or `batch`, by the function given.
 
     Raises ValueError for another kind; so does the returned function for channels that do not fill groups.
     """
@@ -24,7 +24,7 @@ def norm_of(kind: str, group_size: int = GROUP_SIZE) -> MakeNorm:
             raise ValueError(f"{channels} channels are no multiple of group_size {group_size}")
         return nn.GroupNorm(channels // group_size, channels)
 
-    norms: dict[str, MakeNorm] = {"group": group, "batch": nn.BatchNorm2d}
+    norms: dict[str, MakeNorm] = {"group": group, "batch": batch}
     if kind not in norms:
         raise ValueError(f"norm is {kind!r}, expected one of {', '.join(norms)}")
     return norms[kind]

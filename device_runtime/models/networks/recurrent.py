@@ -1,12 +1,17 @@
 """LSTM and GRU layers with small training graphs.
 
-Unrolled by autograd, a layer of 32 steps is some 800 nodes. Here the forward pass is one node, ONNX's own
-operator. It gives the hidden states alone, so the backward pass first computes the gates of all steps again,
-in two matrix products, and from them every factor that does not depend on the gradient. Only one product with
-the recurrent weights remains for each step; weight gradients are products over all steps at once.
+Unrolled by autograd, a layer of 32 steps is some 800 nodes. Here a forward pass without gradients is one
+node, ONNX's own operator. It gives the hidden states alone, while the backward pass needs the gates of all
+steps. A GRU computes them again, in two matrix products. An LSTM whose gradients are needed is written step
+by step instead: that saves a quarter of all products.
 
-Shapes: T steps, n samples, E inputs, H hidden; x (T, n, E), y (T, n, H). Weights and gates are laid out as in
-torch: w_ih (G H, E), w_hh (G H, H), b_ih and b_hh (G H,); GRU r, z, n; LSTM i, f, g, o.
+The backward pass first computes every factor that does not depend on the gradient, for all steps at once.
+Only one product with the recurrent weights remains for each step; weight gradients are products over all
+steps at once. Products are Gemm nodes, which add what follows a product at no cost.
+
+Shapes: T steps, n samples, E inputs, H hidden; x (T, n, E), y (T, n, H). The backward pass has the steps one
+below the other, (T n, width). Weights and gates are laid out as in torch: w_ih (G H, E), w_hh (G H, H), b_ih
+and b_hh (G H,); GRU r, z, n; LSTM i, f, g, o.
 """
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any, allow-untyped-decorators
 
@@ -22,7 +27,7 @@ Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 """w_ih, w_hh, b_ih, b_hh."""
 
 OPERATOR_VERSION = 14  # of GRU and LSTM in ONNX
-MATMUL_VERSION = 13
+PLAIN_VERSION = 13  # of Gemm and Gather
 SPLIT_VERSION = 18
 GRU_ORDER = (1, 0, 2)  # ONNX has z, r, n
 LSTM_ORDER = (0, 3, 1, 2)  # ONNX has i, o, f, g
@@ -60,9 +65,9 @@ class _Gru(torch.autograd.Function):
         The factors a_ follow from h = (1 - z) n + z h', n = tanh(x_n + r q), q = w_hn h' + b_hn.
         """
         x, y, w_ih, w_hh, b_ih, b_hh = ctx.saved_tensors
-        before = _before(y)
-        from_x = (_product(x, w_ih.t()) + b_ih).chunk(3, 2)
-        from_h = (_product(before, w_hh.t()) + b_hh).chunk(3, 2)
+        steps, before = len(x), _before(y)
+        from_x = _gemm(x.flatten(0, 1), w_ih, b_ih, transposed=True).chunk(3, 1)
+        from_h = _gemm(before, w_hh, b_hh, transposed=True).chunk(3, 1)
         r, z = torch.sigmoid(from_x[0] + from_h[0]), torch.sigmoid(from_x[1] + from_h[1])
         q = from_h[2]
         n = torch.tanh(from_x[2] + r * q)
@@ -70,17 +75,17 @@ class _Gru(torch.autograd.Function):
         a_q = a_n * r
         a_r = a_q * q * (1 - r)
         a_z = (before - n) * z * (1 - z)
-        factors = _split(torch.cat([a_r, a_z, a_q, z], 2))
-        given = _split(grad[0])
+        factors = _split(torch.cat([a_r, a_z, a_q, z], 1), steps)
+        given = _split(grad[0].flatten(0, 1), steps)
         recurrent = torch.cat([w_hh, torch.eye(w_hh.shape[1])])
         deltas = [given[-1]]
-        for t in range(len(given) - 1, 0, -1):
-            flow = torch.cat([deltas[0]] * 4, 2) * factors[t]
-            deltas.insert(0, given[t - 1] + _product(flow, recurrent))
+        for t in range(steps - 1, 0, -1):
+            flow = torch.cat([deltas[0]] * 4, 1) * factors[t]
+            deltas.insert(0, _gemm(flow, recurrent, given[t - 1]))
         delta = torch.cat(deltas)
         to_r, to_z = a_r * delta, a_z * delta
-        to_x = torch.cat([to_r, to_z, a_n * delta], 2)
-        return _gradients(ctx, to_x, torch.cat([to_r, to_z, a_q * delta], 2), before)
+        to_x = torch.cat([to_r, to_z, a_n * delta], 1)
+        return _gradients(ctx, to_x, torch.cat([to_r, to_z, a_q * delta], 1), before)
 
 
 class _Lstm(torch.autograd.Function):
@@ -88,34 +93,41 @@ class _Lstm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        y = _operator("LSTM", x, weights, LSTM_ORDER, {})
+        """ONNX's operator, or step by step where gradients are needed: they need all gates and cells."""
+        if not any(ctx.needs_input_grad):
+            return _operator("LSTM", x, weights, LSTM_ORDER, {})
+        w_ih, w_hh, b_ih, b_hh = weights
+        hidden, turned = w_hh.shape[1], w_hh.t().contiguous()
+        gates = list(_split(_gemm(x.flatten(0, 1), w_ih, b_ih + b_hh, transposed=True), len(x)))
+        states: list[Tensor] = []
+        cells: list[Tensor] = []
+        for t in range(len(x)):
+            if t:
+                gates[t] = _gemm(states[-1], turned, gates[t])
+            i, f, _, o = torch.sigmoid(gates[t]).chunk(4, 1)
+            added = i * torch.tanh(gates[t].narrow(1, 2 * hidden, hidden))
+            cells.append(f * cells[-1] + added if t else added)
+            states.append(o * torch.tanh(cells[-1]))
+        y = torch.cat(states).reshape(*x.shape[:2], hidden)
+        ctx.gates, ctx.cells = torch.cat(gates), cells
         ctx.save_for_backward(x, y, *weights)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, ...]:
         """Computes d_h and d_c, the gradients of h_t and c_t, back in time: c = f c' + i g, h = o tanh(c)."""
-        x, y, w_ih, w_hh, b_ih, b_hh = ctx.saved_tensors
-        before = _before(y)
-        gates = _product(x, w_ih.t()) + _product(before, w_hh.t()) + (b_ih + b_hh)
-        i, f, g, o = gates.chunk(4, 2)
+        x, y, _, w_hh, *_ = ctx.saved_tensors
+        steps, h = len(x), y.flatten(0, 1)
+        i, f, g, o = ctx.gates.chunk(4, 1)
         i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
-        forgets = _split(f)
-        c = _cells(forgets, _split(i * g))
-        active = torch.tanh(c)
-        a_c = o * (1 - active * active)
-        c_before = torch.cat([torch.zeros_like(forgets[0]), c[:-1]])
-        i_open = i * (1 - i)
-        factors = torch.cat([g * i_open, c_before * f * (1 - f), i * (1 - g * g), active * o * (1 - o)], 2)
-        to_gates = torch.cat(_flows(_split(grad[0]), _split(factors), forgets, _split(a_c), w_hh))
-        return _gradients(ctx, to_gates, to_gates, before)
-
-
-def _cells(forgets: Sequence[Tensor], added: Sequence[Tensor]) -> Tensor:
-    cells = [added[0]]
-    for f, new in zip(forgets[1:], added[1:], strict=True):
-        cells.append(f * cells[-1] + new)
-    return torch.cat(cells)
+        added = i * g
+        a_c = o - h * torch.tanh(torch.cat(ctx.cells))
+        c_before = torch.cat([torch.zeros_like(ctx.cells[0]), *ctx.cells[:-1]])
+        factors = torch.cat([added * (1 - i), c_before * f * (1 - f), i - added * g, h * (1 - o)], 1)
+        given, forgets = _split(grad[0].flatten(0, 1), steps), _split(f, steps)
+        flows = _flows(given, _split(factors, steps), forgets, _split(a_c, steps), w_hh)
+        to_gates = torch.cat(flows)
+        return _gradients(ctx, to_gates, to_gates, _before(y))
 
 
 def _flows(
@@ -125,58 +137,51 @@ def _flows(
     a_c: Sequence[Tensor],
     w_hh: Tensor,
 ) -> list[Tensor]:
-    """The gradient of the four gates before their activations, (1, n, 4 H) for each step."""
+    """The gradient of the four gates before their activations, (n, 4 H) for each step."""
     d_h = given[-1]
     d_c = d_h * a_c[-1]
-    flows = [torch.cat([d_c, d_c, d_c, d_h], 2) * factors[-1]]
+    flows = [torch.cat([d_c, d_c, d_c, d_h], 1) * factors[-1]]
     for t in range(len(given) - 1, 0, -1):
-        d_h = given[t - 1] + _product(flows[0], w_hh)
+        d_h = _gemm(flows[0], w_hh, given[t - 1])
         d_c = d_c * forgets[t] + d_h * a_c[t - 1]
-        flows.insert(0, torch.cat([d_c, d_c, d_c, d_h], 2) * factors[t - 1])
+        flows.insert(0, torch.cat([d_c, d_c, d_c, d_h], 1) * factors[t - 1])
     return flows
 
 
 def _gradients(ctx: Any, to_x: Tensor, to_h: Tensor, before: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of x, w_ih, w_hh, b_ih, b_hh; to_x and to_h (T, n, G H) are those of the two products."""
+    """Gradients of x, w_ih, w_hh, b_ih, b_hh; to_x and to_h (T n, G H) are those of the two products."""
     x, _, w_ih, *_ = ctx.saved_tensors
     needed = ctx.needs_input_grad
-    rows_x, rows_h = to_x.flatten(0, 1), to_h.flatten(0, 1)
+    of_bias = to_x.sum(0)
     return (
-        _product(to_x, w_ih) if needed[0] else None,
-        torch.mm(rows_x.t(), x.flatten(0, 1)) if needed[1] else None,
-        torch.mm(rows_h.t(), before.flatten(0, 1)) if needed[2] else None,
-        rows_x.sum(0) if needed[3] else None,
-        rows_h.sum(0) if needed[4] else None,
+        torch.mm(to_x, w_ih).reshape(x.shape) if needed[0] else None,
+        torch.mm(to_x.t(), x.flatten(0, 1)) if needed[1] else None,
+        torch.mm(to_h.t(), before) if needed[2] else None,
+        of_bias if needed[3] else None,
+        (of_bias if to_h is to_x else to_h.sum(0)) if needed[4] else None,
     )
 
 
 def _before(y: Tensor) -> Tensor:
-    """The hidden states one step earlier."""
-    return torch.cat([torch.zeros_like(y[:1]), y[:-1]])
+    """The hidden states one step earlier, (T n, H)."""
+    return torch.cat([torch.zeros_like(y[:1]), y[:-1]]).flatten(0, 1)
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """x (T, n, A) @ weight (A, B) in one node.
-
-    torch would put its product between two reshapes. ONNX Runtime does not see that the batch size stays the
-    same through these, and searches for seconds for fitting memory at the start of a session.
-    """
-    shape = (*x.shape[:2], weight.shape[1])
-    return ops.symbolic("MatMul", [x, weight], dtype=x.dtype, shape=shape, version=MATMUL_VERSION)
+def _gemm(x: Tensor, weight: Tensor, added: Tensor, transposed: bool = False) -> Tensor:
+    """x (m, A) @ weight (A, B), or weight (B, A) if it is transposed, + added (m, B) or (B,), in one node."""
+    shape = (x.shape[0], weight.shape[0 if transposed else 1])
+    given, settings = [x, weight, added], {"transB": int(transposed)}
+    return ops.symbolic("Gemm", given, settings, dtype=x.dtype, shape=shape, version=PLAIN_VERSION)
 
 
 def _operator(
     kind: str, x: Tensor, weights: Sequence[Tensor], order: Sequence[int], settings: dict[str, int]
 ) -> Tensor:
     """ONNX's operator, with another order of gates, both biases in one tensor, and an axis of directions."""
-    w_ih, w_hh, b_ih, b_hh = ([w.chunk(len(order))[k] for k in order] for w in weights)
-    hidden = w_hh[0].shape[1]
-    given = [
-        x,
-        torch.cat(w_ih).unsqueeze(0),
-        torch.cat(w_hh).unsqueeze(0),
-        torch.cat(b_ih + b_hh).unsqueeze(0),
-    ]
+    gates, hidden = len(order), weights[1].shape[1]
+    w_ih, w_hh, b_ih, b_hh = (_reordered(w.reshape(gates, hidden, -1), order) for w in weights)
+    biases = torch.cat([b_ih, b_hh]).reshape(1, -1)
+    given = [x, *(w.reshape(1, gates * hidden, -1) for w in (w_ih, w_hh)), biases]
     shape = (x.shape[0], 1, x.shape[1], hidden)
     attributes = {"hidden_size": hidden, **settings}
     return ops.symbolic(
@@ -184,10 +189,15 @@ def _operator(
     ).squeeze(1)
 
 
-def _split(x: Tensor) -> Sequence[Tensor]:
-    """(T, n, width) as T tensors of (1, n, width), in one node."""
-    steps = x.shape[0]
-    shapes = [(1, *x.shape[1:])] * steps
+def _reordered(w: Tensor, order: Sequence[int]) -> Tensor:
+    """w (gates, H, ..) with the gates in another order, in one node, which copies whole gates."""
+    given = [w, torch.tensor(order)]
+    return ops.symbolic("Gather", given, {"axis": 0}, dtype=w.dtype, shape=w.shape, version=PLAIN_VERSION)
+
+
+def _split(x: Tensor, steps: int) -> Sequence[Tensor]:
+    """(T n, width) as T tensors of (n, width), in one node."""
+    shapes = [(x.shape[0] // steps, *x.shape[1:])] * steps
     parts: Sequence[Tensor] = ops.symbolic_multi_out(
         "Split", [x], {"axis": 0, "num_outputs": steps}, dtypes=[x.dtype] * steps, shapes=shapes,
         version=SPLIT_VERSION,

@@ -1,7 +1,7 @@
 """Text classifiers of two LSTM or GRU layers over frozen word vectors."""
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +77,16 @@ class TextClassifier(nn.Module):
         self.rnn = rnn
         self.pool = Average()
         self.head = nn.Linear(rnn.get_parameter("weight_hh_l1").shape[1], classes)
+
+    def traced_with(self, trained: Sequence[str]) -> tuple[str, ...]:
+        """The layers that are written step by step if these tensors are trained, "l0" and "l1".
+
+        Tunable sets with the same layers share a trace.
+        """
+        if self.rnn.layer is not recurrent.lstm:
+            return ()
+        last = {name.rpartition("_")[2] for name in trained if name.startswith("rnn.")}
+        return tuple(sorted(last))
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, length) int64 -> (n, classes)."""

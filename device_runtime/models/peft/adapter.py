@@ -1,9 +1,10 @@
 """Adapters: a residual bottleneck after each feed-forward block.
 
 Houlsby et al. 2019; FedPEFT, section 4. An adapter computes h + up(GELU(down(h))) on the block's result h,
-before its shortcut is added, as in FedPEFT's algorithm 3. Convolutional networks have adapters of 1x1
-convolutions after each residual block. The bottleneck is width // reduction wide. FedPEFT states a reduction
-of 8, but its 0.23 million parameters for ViT-B are those of bottlenecks that are 8 wide: reduction 96.
+before its shortcut is added, as in FedPEFT's algorithm 3. Convolutional networks have adapters of
+convolutions with a kernel of 1 after each residual block. The bottleneck is width // reduction wide. FedPEFT
+states a reduction of 8, but its 0.23 million parameters for ViT-B are those of bottlenecks that are 8 wide:
+reduction 96.
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
@@ -35,7 +36,7 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
 
 
 def _add(place: PeftPlace, inner: int, generator: torch.Generator) -> None:
-    area = (1, 1) if place.is_map else ()
+    area = (1,) * place.axes
     bound = place.width**-0.5
     down = torch.empty(inner, place.width, *area).uniform_(-bound, bound, generator=generator)
     values = (down, torch.zeros(inner), torch.zeros(place.width, inner, *area), torch.zeros(place.width))
@@ -45,6 +46,6 @@ def _add(place: PeftPlace, inner: int, generator: torch.Generator) -> None:
 
 
 def _adapt(block: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-    apply = functional.conv2d if output.dim() == block.adapter_down.dim() == 4 else functional.linear
+    apply = (functional.linear, functional.conv1d, functional.conv2d)[block.adapter_down.dim() - 2]
     inner = functional.gelu(apply(output, block.adapter_down, block.adapter_down_bias))
     return output + apply(inner, block.adapter_up, block.adapter_up_bias)

@@ -1,7 +1,7 @@
 """LoRA: a layer's weight W becomes W + alpha / rank * B A with small A and B.
 
 Hu et al. 2022, equation 3. For a convolution, A is a convolution with the same kernel and `rank` channels,
-and B one with a 1x1 kernel.
+and B one with a kernel of 1.
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .places import no_place_error, weighted_layers
+from .places import CONVOLUTIONS, no_place_error, weighted_layers
 from .settings import Value
 
 TRAINED = ("lora_a", "lora_b")
@@ -27,7 +27,7 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
     if settings["targets"] == "attention":
         layers = {n: m for n, m in layers.items() if n.rpartition(".")[2] in ATTENTION} or layers
     if not layers:
-        raise no_place_error(module, "lora", "an nn.Linear or ungrouped nn.Conv2d besides its head")
+        raise no_place_error(module, "lora", "a linear layer or ungrouped convolution besides its head")
     generator = torch.Generator().manual_seed(int(settings["seed"]))
     rank = int(settings["rank"])
     for layer in layers.values():
@@ -52,7 +52,7 @@ def _layers(module: nn.Module, head: str) -> dict[str, nn.Module]:
     return {
         name: layer
         for name, layer in weighted_layers(module, head).items()
-        if type(layer).forward in (nn.Linear.forward, nn.Conv2d.forward)
+        if type(layer).forward in (nn.Linear.forward, *(kind.forward for kind in CONVOLUTIONS))
         and getattr(layer, "groups", 1) == 1
         and name not in read_by_others
         and "patch_embed" not in name.split(".")
@@ -60,8 +60,9 @@ def _layers(module: nn.Module, head: str) -> dict[str, nn.Module]:
 
 
 def _add_low_rank(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    if isinstance(layer, nn.Conv2d):
+    if isinstance(layer, CONVOLUTIONS):
         inner = layer._conv_forward(inputs[0], layer.lora_a, None)
-        return output + functional.conv2d(inner * layer.lora_scale, layer.lora_b)
+        convolve = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
+        return output + convolve(inner * layer.lora_scale, layer.lora_b)
     inner = functional.linear(inputs[0], layer.lora_a)
     return output + functional.linear(inner * layer.lora_scale, layer.lora_b)

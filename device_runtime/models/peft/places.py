@@ -14,25 +14,29 @@ from torch import Tensor, nn
 
 from device_runtime.models.errors import ExportError
 
-PROBES = (32, 64, 224)  # image sizes that a convolutional network is tried with
+PROBES = (32, 64, 224)  # sizes of images and windows that a convolutional network is tried with
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 
 
 @dataclass(frozen=True)
 class PeftPlace:
-    """A module whose output is changed, the width of that output, and whether it is a feature map."""
+    """A module whose output is changed, and the width of that output.
+
+    axes: of a feature map besides its channels, 1 or 2; 0 if the width is the last axis.
+    """
 
     name: str
     module: nn.Module
     width: int
-    is_map: bool
+    axes: int = 0
 
 
 def weighted_layers(module: nn.Module, head: str) -> dict[str, nn.Module]:
-    """Every nn.Linear and nn.Conv2d but the head, by name."""
+    """Every nn.Linear, nn.Conv1d and nn.Conv2d but the head, by name."""
     return {
         name: layer
         for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear | nn.Conv2d) and name != head
+        if isinstance(layer, (nn.Linear, *CONVOLUTIONS)) and name != head
     }
 
 
@@ -65,7 +69,7 @@ def feed_forward_blocks(module: nn.Module, head: str) -> list[PeftPlace]:
     for name, block in module.named_modules():
         linear = [layer for layer in block.modules() if isinstance(layer, nn.Linear)]
         if linear and _is_feed_forward(module, name) and not f"{head}.".startswith(f"{name}."):
-            places.append(PeftPlace(name, block, linear[-1].out_features, is_map=False))
+            places.append(PeftPlace(name, block, linear[-1].out_features))
     return places
 
 
@@ -92,27 +96,30 @@ def convolutional_blocks(module: nn.Module, head: str) -> list[PeftPlace]:
             names.append(name)
     if not names:
         names = list(getattr(module, "level_outputs", {}).values())
-    channels = _channels(module, names) if names else {}
-    return [PeftPlace(name, module.get_submodule(name), channels[name], is_map=True) for name in channels]
+    maps = _maps(module, names) if names else {}
+    return [
+        PeftPlace(name, module.get_submodule(name), shape[1], len(shape) - 2) for name, shape in maps.items()
+    ]
 
 
 def _is_block(block: nn.Module) -> bool:
-    convolutions = [layer for layer in block.modules() if isinstance(layer, nn.Conv2d)]
+    convolutions = [layer for layer in block.modules() if isinstance(layer, CONVOLUTIONS)]
     return len(convolutions) > 1 and not isinstance(block, nn.Sequential | nn.ModuleList)
 
 
-def _channels(module: nn.Module, names: list[str]) -> dict[str, int]:
-    """Channels of each module that gives (n, channels, height, width), by the first image size that fits."""
-    first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
+def _maps(module: nn.Module, names: list[str]) -> dict[str, torch.Size]:
+    """Shapes of the feature maps that these modules give, by the first size of image or window that fits."""
+    first = next((layer for layer in module.modules() if isinstance(layer, CONVOLUTIONS)), None)
     if first is None:
         return {}
-    seen: dict[str, int] = {}
+    axes = len(first.kernel_size)
+    seen: dict[str, torch.Size] = {}
     probed = copy.deepcopy(module).eval()
 
     def keep(name: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            if isinstance(output, Tensor) and output.dim() == 4:
-                seen[name] = output.shape[1]
+            if isinstance(output, Tensor) and output.dim() == 2 + axes:
+                seen[name] = output.shape
 
         return hook
 
@@ -121,13 +128,14 @@ def _channels(module: nn.Module, names: list[str]) -> dict[str, int]:
     for size in PROBES:
         try:
             with torch.no_grad():
-                probed(first.weight.new_zeros(1, first.in_channels, size, size))
+                probed(first.weight.new_zeros(1, first.in_channels, *[size] * axes))
         except (RuntimeError, ValueError, AssertionError):
             continue
         return {name: seen[name] for name in names if name in seen}
-    sizes = ", ".join(f"{size}x{size}" for size in PROBES)
+    what = "image" if axes == 2 else "window"
+    sizes = ", ".join("x".join([str(size)] * axes) for size in PROBES)
     raise ExportError(
-        f"{type(module).__name__} takes no image of {sizes}, so the widths of its blocks are unknown"
+        f"{type(module).__name__} takes no {what} of {sizes}, so the widths of its blocks are unknown"
     )
 
 

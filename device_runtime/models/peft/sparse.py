@@ -39,7 +39,7 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
     chosen = [(layer, indices(layer.weight.numel(), density, (seed, i))) for i, layer in enumerate(layers)]
     chosen = [(layer, places) for layer, places in chosen if places.size]
     if not chosen:
-        needed = f"an nn.Linear or nn.Conv2d besides its head with a place at density {density:g}"
+        needed = f"an nn.Linear, nn.Conv1d or nn.Conv2d besides its head with a place at density {density:g}"
         raise no_place_error(module, "sparse", needed)
     for layer, places in chosen:
         layer.register_buffer("sparse_indices", torch.from_numpy(places))

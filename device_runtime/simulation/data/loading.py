@@ -10,14 +10,14 @@ from importlib import import_module
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.text.texts import Texts
+from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.profiles.fleets.fleet import Fleet
 from device_runtime.simulation import partition
 from device_runtime.simulation.errors import DataSetError
 from device_runtime.simulation.partition.methods import NOBODY, Ints, Parts, cap
 
 from .dataset import DataSet, check, held_out, limited, of_classes
-from .spec import OF_TEXTS, SHARES_OFF, SOURCES, DataSpec
+from .spec import OF_TEXTS, OF_WINDOWS, SHARES_OFF, SOURCES, DataSpec
 
 DIVISION, GROUPS = 13, 15  # purposes of draws from a run's seed
 
@@ -174,15 +174,19 @@ def _unit(spec: DataSpec) -> str:
     return "speaker" if spec.by_speaker else "class"
 
 
-def load(spec: DataSpec, seed: int, texts: Texts | None = None) -> DataSet:
+def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     """Loads the samples that `spec` names, of its classes.
 
     `seed` draws the split where the source has none, the samples that max_train and max_test keep, and the
-    generic samples. `texts` of the bundle makes the token ids of sources of text. Raises DataSetError, which
-    says what is wrong, where, and what was expected.
+    generic samples. The bundle makes the token ids of sources of text, and cuts recordings. Raises
+    DataSetError, which says what is wrong, where, and what was expected.
     """
     module = import_module(f".{SOURCES[spec.source]}", __package__)
-    written = (texts,) if spec.source in OF_TEXTS else ()
-    data: DataSet = module.load(spec, seed, *written)
+    needed: tuple[object, ...] = ()
+    if spec.source in OF_TEXTS:
+        needed = (bundle and bundle.texts,)
+    elif spec.source in OF_WINDOWS:
+        needed = (bundle,)
+    data: DataSet = module.load(spec, seed, *needed)
     where = spec.path or spec.source
     return held_out(limited(of_classes(check(data, where), spec, where), spec, seed), spec, seed)

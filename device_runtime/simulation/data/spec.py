@@ -31,6 +31,7 @@ SOURCES = {
     "text": "text",
     "sst2": "sst2",
     "images": "images",
+    "recordings": "recordings",
 }
 """The module of this package that reads each source, with `load(spec: DataSpec, seed: int) -> DataSet`.
 
@@ -38,6 +39,8 @@ It is imported when it is needed. A new source is a module with `load`, its test
 """
 OF_TEXTS = ("text", "sst2")
 """Sources of text: their `load` also takes the bundle's `Texts`, which makes token ids, or None."""
+OF_WINDOWS = ("recordings",)
+"""Sources that a bundle cuts into windows: their `load` also takes the bundle, or None."""
 
 
 class GroupData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -97,7 +100,7 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     length: Count = 32  # text: tokens of a sample
     vectors: str = ""  # text: a GloVe file; only its words enter the vocabulary
     text_column: str = ""  # text: name or number of the column; "" is the first
-    label_column: str = ""  # "" is the last
+    label_column: str = ""  # text: "" is the last; recordings: "" is found as on a device
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:

@@ -7,6 +7,7 @@ import pytest
 from device_runtime.cli.research import export
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import WindowInput
 from device_runtime.models.bundles.manifest import Source
 from device_runtime.models.errors import ExportError
 
@@ -213,6 +214,36 @@ def test_mean_and_std_may_be_those_of_the_training_samples(tmp_path):
     assert prepared.mean(0) == pytest.approx([0, 0], abs=1e-6)
     with pytest.raises(ExportError, match="give neither"):
         export.spec(parsed(WRN, *words, "--mean", "1", "--standardise", str(tmp_path / "train.csv")))
+
+
+def test_channels_of_recordings_are_standardised_over_all_windows(tmp_path):
+    """Windows of rows 0 to 1 and 1 to 2: x is 1, 3, 3, 5 with mean 3 and variance 2; t is not a channel."""
+    pytest.importorskip("torch")
+    (tmp_path / "p1" / "sit").mkdir(parents=True)
+    (tmp_path / "p1" / "sit" / "1.csv").write_text("t,x,y\n0,1,7\n1,3,7\n2,5,7\n")
+    words = ("--input", "2,2", "--labels", "sit,run", "--out", "o", "--window-step", "1", "--columns", "x,y")
+    spec = export.spec(parsed("cnn1d", *words, "--standardise", str(tmp_path)))
+    assert spec.input.window == WindowInput(1, ("x", "y"))
+    assert spec.input.mean == (3.0, 7.0)
+    assert spec.input.std == pytest.approx((2**0.5, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (("--columns", "x"), "--columns are those of recordings: give --window-step, too"),
+        (("--window-step", "0"), "--window-step is 0, expected 1 or more"),
+        (("--window-step", "4"), r"input is float32 \(1, 8, 8\), expected windows \(channels, length\)"),
+        (
+            ("--input", "2,8", "--window-step", "4", "--columns", "x"),
+            "columns are x, expected 2 different ones",
+        ),
+    ],
+)
+def test_windows_that_do_not_fit_are_refused(words, refused):
+    pytest.importorskip("torch")
+    with pytest.raises(ExportError, match=refused):
+        export.spec(parsed(WRN, *PLACE, *words))
 
 
 @pytest.mark.parametrize(

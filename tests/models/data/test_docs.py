@@ -1,6 +1,7 @@
 """The examples of docs/data-on-device.md, run on the files that they speak of."""
 
 import re
+import runpy
 import shlex
 import shutil
 import sqlite3
@@ -15,6 +16,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from device_runtime.cli import main
+from device_runtime.models.bundles.inputs import InputSpec, WindowInput
 
 DOCS = (Path(__file__).parents[3] / "docs" / "data-on-device.md").read_text("utf-8")
 EXAMPLES = dict(re.findall(r"^\$ device-runtime (data check .*)\n((?:(?!\$ |```).*\n)+)", DOCS, re.M))
@@ -56,7 +58,7 @@ def record(path, rate, channels, seconds):
         file.writeframes(np.random.default_rng(0).bytes(2 * channels * int(rate * seconds)))
 
 
-@pytest.mark.parametrize("line", [li for li in EXAMPLES if "recorded" not in li and "reviews" not in li])
+@pytest.mark.parametrize("line", [li for li in EXAMPLES if "pictures" in li or "digits" in li])
 def test_data_check_prints_what_the_page_shows(place, capsys, line):
     assert main(shlex.split(line)) == 0
     assert capsys.readouterr().out.rstrip() == EXAMPLES[line].rstrip()
@@ -77,6 +79,35 @@ def test_the_label_map_of_the_page_does_what_the_page_shows(place, speech, monke
         lambda path: SimpleNamespace(manifest=manifest, texts=None),
     )
     [line] = [line for line in EXAMPLES if "recorded" in line]
+    assert main(shlex.split(line)) == 0
+    assert capsys.readouterr().out.rstrip() == EXAMPLES[line].rstrip()
+
+
+def test_the_recordings_of_the_page_become_what_it_shows(tmp_path, bundle, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    activities = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "activities.py"))
+    activities["write"](tmp_path, 1, 40, 0)
+    phone = tmp_path / "phone"
+    phone.mkdir()
+    (tmp_path / "p01" / "walking").rename(phone / "walking")
+    (tmp_path / "p01" / "sitting" / "1.csv").rename(phone / "sitting.csv")
+    lines = ["time,x,y,z,activity"]
+    parts = (
+        ("p01/running/1", "running", 900),
+        ("phone/walking/1", "walking", 60),
+        ("p01/stairs/2", "stairs", 1200),
+    )
+    for file, label, end in parts:
+        lines += [f"{row},{label}" for row in Path(f"{file}.csv").read_text().splitlines()[1:end]]
+    lines[499] = "9.96,,,,running"
+    (phone / "monday.csv").write_text("\n".join(lines))
+    given = InputSpec((3, 100), window=WindowInput(50, ("x", "y", "z")))
+    labels = ("sitting", "stairs", "walking", "running")
+    manifest = msgspec.structs.replace(bundle.manifest, name="activities", input=given, labels=labels)
+    opened = SimpleNamespace(manifest=manifest, texts=None)
+    monkeypatch.setattr("device_runtime.cli.on_device.data.find_bundle", lambda name: name)
+    monkeypatch.setattr("device_runtime.cli.on_device.data.Bundle.open", lambda path: opened)
+    [line] = [line for line in EXAMPLES if "phone" in line]
     assert main(shlex.split(line)) == 0
     assert capsys.readouterr().out.rstrip() == EXAMPLES[line].rstrip()
 

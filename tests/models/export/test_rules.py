@@ -30,10 +30,30 @@ def test_avg_pool_backward(kernel, stride, padding):
     y = functional.avg_pool2d(x, kernel, stride, padding)
     go = torch.randn_like(y)
     (expected,) = torch.autograd.grad(y, x, go)
-    pairs = ([size, size] for size in (kernel, stride, padding))
+    pairs = [[size, size] for size in (kernel, stride, padding)]
     close(rules.avg_pool_backward(go, x, *pairs, False, True, None), expected)
+    y = functional.avg_pool2d(x, kernel, stride, padding, count_include_pad=False)
+    (expected,) = torch.autograd.grad(y, x, go)
+    close(rules.avg_pool_backward(go, x, *pairs, False, False, None), expected)
     with pytest.raises(NotImplementedError, match="only average pooling without ceil_mode"):
-        rules.avg_pool_backward(go, x, [2, 2], [2, 2], [1, 1], False, False, None)
+        rules.avg_pool_backward(go, x, [2, 2], [2, 2], [0, 0], True, True, None)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (4, 3), (2, 6)])
+def test_adaptive_pooling(sizes):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 6, requires_grad=True)
+    y = functional.adaptive_avg_pool2d(x, sizes)
+    go = torch.randn_like(y)
+    (expected,) = torch.autograd.grad(y, x, go)
+    close(rules.adaptive_avg_pool_backward(go, x), expected)
+    y, places = functional.adaptive_max_pool2d(x, sizes, return_indices=True)
+    (expected,) = torch.autograd.grad(y, x, go)
+    for found, wanted in zip(rules.adaptive_max_pool(x, sizes), (y, places), strict=True):
+        close(found, wanted)
+    close(rules.max_pool_backward(go, x, places), expected)
+    with pytest.raises(NotImplementedError, match="adaptive pooling of 8x6 to 3x6 cannot be trained"):
+        rules.adaptive_max_pool(x, (3, 6))
 
 
 def test_nll_loss_and_its_backward():

@@ -35,6 +35,7 @@ class Case:
 
 
 SMALL, IMAGE = InputSpec((3, 16, 16)), InputSpec((3, 64, 64))
+WINDOW = InputSpec((3, 40))
 TEXT = InputSpec((6,), dtype="int64", vocabulary=50)
 LAYERS = {"dim": 16, "depth": 3, "heads": 2}
 CASES = {
@@ -56,6 +57,9 @@ CASES = {
     "lstm": Case("lstm", TEXT, {"vocabulary": 50, "dim": 8, "hidden": 16}),
     "gru": Case("gru", TEXT, {"vocabulary": 50, "dim": 8, "hidden": 16}),
     "keywords": Case("keywords", InputSpec((1, 31, 20)), {"channels": 16}),
+    "cnn1d": Case("cnn1d", WINDOW, {"width": 0.5}),
+    "dscnn1d": Case("dscnn1d", WINDOW, {"width": 0.5}),
+    "dscnn1d in training": Case("dscnn1d", WINDOW, {"width": 0.5, "norm": "batch"}, "training"),
     "distilbert": Case("distilbert", TEXT, {"vocabulary": 50, "length": 6, **LAYERS}),
     "roberta": Case("roberta", TEXT, {"vocabulary": 50, "length": 6, **LAYERS}),
     "opt": Case("opt", TEXT, {"vocabulary": 50, "length": 6, **LAYERS}),
@@ -78,7 +82,7 @@ def network(case: Case) -> "torch.nn.Module":
         module = build(case.build, {**case.settings, "classes": CLASSES})
     except ExportError as error:
         pytest.skip(str(error))
-    if any(isinstance(part, torch.nn.BatchNorm2d) for part in module.modules()):
+    if any(isinstance(part, (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)) for part in module.modules()):
         with torch.no_grad():
             for _ in range(30):
                 module.train()(torch.randn(SAMPLES, *case.input.shape))

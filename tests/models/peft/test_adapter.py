@@ -36,6 +36,15 @@ def test_convolutional_network_has_one_after_each_block(make):
     assert network.group3[0].adapter_down.shape == (64 // 8, 64, 1, 1)
 
 
+def test_network_along_time_has_one_after_each_block():
+    from device_runtime.models.networks.series import dscnn1d
+
+    network = dscnn1d()
+    torch_peft.inject(network, "adapter", {})
+    assert [tuple(block.adapter_down.shape) for block in network.blocks] == [(8, 64, 1)] * 4
+    assert network(torch.randn(2, 3, 40)).shape == (2, 6)
+
+
 def test_width_is_that_of_what_a_block_gives_not_of_its_last_convolution():
     """A fire module joins two convolutions of 64."""
     from device_runtime.models.networks.squeezenet import Fire

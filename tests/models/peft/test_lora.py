@@ -36,6 +36,16 @@ def test_convolution_computes_with_the_changed_kernel(padding_mode):
     torch.testing.assert_close(layer(x), layer._conv_forward(x, layer.weight + change, layer.bias))
 
 
+def test_convolution_along_time_computes_with_the_changed_kernel():
+    layer = nn.Conv1d(3, 5, 3, stride=2, padding=1)
+    network = nn.Sequential(layer, nn.Flatten(), nn.Linear(10, 2))
+    torch_peft.inject(network, "lora", {"rank": 2})
+    nn.init.normal_(layer.lora_b)
+    x = torch.randn(2, 3, 4)
+    change = torch.einsum("or,rit->oit", layer.lora_b[:, :, 0], layer.lora_a)
+    torch.testing.assert_close(layer(x), layer._conv_forward(x, layer.weight + change, layer.bias))
+
+
 def test_factors_of_a_change_fit_a_layer():
     """Stage 2 of SLoRA: with the factors of a change of rank 2 the layer computes with that change."""
     layer = nn.Conv2d(3, 5, 3)

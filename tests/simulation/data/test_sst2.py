@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ PIECES = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "good": 4, "film": 5}
 
 
 @pytest.fixture
-def texts():
+def bundle():
+    """A bundle with a tokenizer, as far as a source of text looks at it."""
     spec = TextInput("word-pieces/1", File("tokenizer.json", "", 0), (2,), (3,), 0)
-    return Texts(spec, WordPieces(PIECES, 1, Cleaning(True, True, True)), 6)
+    return SimpleNamespace(texts=Texts(spec, WordPieces(PIECES, 1, Cleaning(True, True, True)), 6))
 
 
 @pytest.fixture
@@ -28,17 +30,17 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_sentences_become_ids_by_the_bundles_tokenizer(folder, texts):
-    data = load(DataSpec(source="sst2", path=str(folder)), 0, texts)
+def test_sentences_become_ids_by_the_bundles_tokenizer(folder, bundle):
+    data = load(DataSpec(source="sst2", path=str(folder)), 0, bundle)
     assert data.train_x.tolist() == [[2, 4, 5, 3, 0, 0], [2, 1, 1, 1, 5, 3]]
     assert (data.train_x.dtype, data.labels) == (np.int32, ("negative", "positive"))
     assert data.train_y.tolist() == [1, 0]
 
 
-def test_a_test_file_without_labels_is_not_evaluated_on(folder, texts):
-    assert load(DataSpec(source="sst2", path=str(folder)), 0, texts).test_x.tolist() == [[2, 4, 3, 0, 0, 0]]
+def test_a_test_file_without_labels_is_not_evaluated_on(folder, bundle):
+    assert load(DataSpec(source="sst2", path=str(folder)), 0, bundle).test_x.tolist() == [[2, 4, 3, 0, 0, 0]]
     (folder / "test.tsv").write_text("film film\t0\n")
-    assert load(DataSpec(source="sst2", path=str(folder)), 0, texts).test_x.tolist() == [[2, 5, 5, 3, 0, 0]]
+    assert load(DataSpec(source="sst2", path=str(folder)), 0, bundle).test_x.tolist() == [[2, 5, 5, 3, 0, 0]]
 
 
 def test_without_a_tokenizer_words_are_numbered_as_of_any_text(folder):

@@ -1,0 +1,97 @@
+"""Cuts recordings of sensors into windows; the rows of a recording are its time steps.
+
+Windows lie within a stretch of consecutive rows with the same label. A row that cannot be read ends a
+stretch, so that no window spans a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.inputs import InputSpec, WindowInput
+
+from .cells import folded
+from .units import RawSamples, Refused, Skip
+
+AXES = ("y",)
+"""Names of channels that would be names of a column of labels in other tables."""
+
+
+class Step(NamedTuple):
+    """One time step: its label, and the values of all channels, float32 (channels,)."""
+
+    label: str
+    values: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class WindowCutter:
+    """Finds the channels of a recording, and cuts its steps into windows (channels, length)."""
+
+    channels: int
+    length: int
+    window: WindowInput
+
+    @classmethod
+    def of(cls, given: InputSpec) -> WindowCutter | None:
+        """The cutter for this input; None if its samples are not windows of recordings."""
+        if not isinstance(given.window, WindowInput):
+            return None
+        channels, length = given.shape
+        return cls(channels, length, given.window)
+
+    @property
+    def one_step(self) -> InputSpec:
+        """The input of a single time step, (channels,)."""
+        return InputSpec((self.channels,))
+
+    def other_names(self, names: Sequence[str]) -> list[str]:
+        """The names of columns, empty for those of channels, among which the labels are looked for."""
+        channels = {*map(folded, self.window.columns or AXES)}
+        return ["" if folded(name) in channels else name for name in names]
+
+    def columns(self, names: Sequence[str] | None, width: int, label: int) -> tuple[int, ...]:
+        """The numbers of the columns that are the channels, in their order.
+
+        names: of the columns, None without a header. width: number of columns. label: the column of labels,
+        or -1. Raises Refused if a named column is missing, or if there are more or fewer columns than
+        channels.
+        """
+        wanted = self.window.columns
+        if wanted and names is not None:
+            called = {folded(name): number for number, name in enumerate(names)}
+            if missing := [name for name in wanted if folded(name) not in called]:
+                raise Refused(f"no column {missing[0]!r}", f"there are {', '.join(names[:8])}")
+            return tuple(called[folded(name)] for name in wanted)
+        others = tuple(column for column in range(width) if column != label)
+        if len(others) != self.channels:
+            raise Refused(
+                "another number of columns than the task's channels",
+                f"{len(others)} besides the labels, expected {self.channels}",
+            )
+        return others
+
+    def cut(self, steps: Iterable[Step | Skip], form: str, name: str) -> Iterator[RawSamples | Skip]:
+        """The windows of each stretch, (n, channels, length), as views; those of one stretch stay together.
+
+        form: how the steps are stored. name: of the recording. A stretch that is shorter than a window is
+        skipped.
+        """
+        for label, stretch in groupby(steps, lambda one: None if isinstance(one, Skip) else one.label):
+            if label is None:
+                yield from (one for one in stretch if isinstance(one, Skip))
+                continue
+            values = np.stack([step.values for step in stretch if isinstance(step, Step)])
+            if len(values) < self.length:
+                short = f"{name}: {len(values)} rows, expected {self.length}"
+                yield Skip("a stretch shorter than a window", short)
+                continue
+            windows = np.lib.stride_tricks.sliding_window_view(values, self.length, axis=0)
+            windows = windows[:: self.window.step]
+            yield RawSamples(windows, [label] * len(windows), form, together=True)

@@ -1,0 +1,170 @@
+"""Recordings become windows: which rows, which columns, which label, and which side of the hold-out."""
+
+import sqlite3
+from contextlib import closing
+
+import msgspec
+import numpy as np
+import pytest
+
+from device_runtime.models import data
+from device_runtime.models.bundles.inputs import InputSpec, WindowInput
+from device_runtime.models.data import SampleSource, Selection, open_samples
+from device_runtime.models.data.reading import inputs
+from device_runtime.models.data.report import describe_input
+from device_runtime.models.errors import DataError
+
+
+@pytest.fixture
+def task(bundle):
+    """The manifest of a task: windows of 4 steps of 2 channels, one every 2 steps, sitting or walking."""
+    given = InputSpec((2, 4), window=WindowInput(2))
+    return msgspec.structs.replace(bundle.manifest, input=given, labels=("sit", "walk"))
+
+
+def with_columns(task, *names):
+    given = msgspec.structs.replace(task.input, window=WindowInput(2, names))
+    return msgspec.structs.replace(task, input=given)
+
+
+def rows(*numbers, label=None):
+    """Time steps: channel 0 is the number, channel 1 ten times it."""
+    end = "" if label is None else f",{label}"
+    return [f"{n},{10 * n}{end}" for n in numbers]
+
+
+def write(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def reasons(samples):
+    return {skipped.reason: skipped.examples for skipped in samples.skipped}
+
+
+def test_windows_are_cut_at_every_step_within_the_recording(tmp_path, task):
+    """7 rows: windows from rows 0 and 2; one from row 4 would end beyond the last."""
+    loaded = data.load(write(tmp_path / "a.csv", ["x,y,label", *rows(*range(7), label="walk")]), task)
+    assert loaded.x.tolist() == [
+        [[0, 1, 2, 3], [0, 10, 20, 30]],
+        [[2, 3, 4, 5], [20, 30, 40, 50]],
+    ]
+    assert loaded.y.tolist() == [1, 1]
+
+
+def test_no_window_spans_a_change_of_label_or_a_row_that_cannot_be_read(tmp_path, task):
+    lines = ["x,y,label", *rows(0, 1, 2, 3, 4, label="sit"), *rows(5, 6, 7, 8, label="walk")]
+    lines += ["9,-,walk", *rows(10, 11, 12, 13, label="walk"), *rows(14, label="sit")]
+    samples = open_samples(write(tmp_path / "a.csv", lines), task)
+    assert samples.training.x[:, 0, 0].tolist() == [0, 5, 10]
+    assert samples.training.y.tolist() == [0, 1, 1]
+    assert reasons(samples) == {
+        "a feature that is no number": ("a.csv row 11: could not convert string to float: '-'",),
+        "a stretch shorter than a window": ("a.csv: 1 rows, expected 4",),
+    }
+
+
+def test_label_is_that_of_the_folder_or_the_name_of_a_file_without_labels(tmp_path, task):
+    write(tmp_path / "walk" / "monday" / "a.csv", ["x,y", *rows(*range(4))])
+    write(tmp_path / "sit.csv", rows(*range(10, 14)))
+    samples = open_samples(tmp_path, task)
+    assert dict(zip(samples.training.x[:, 0, 0].tolist(), samples.training.y.tolist(), strict=True)) == {
+        0: 1,
+        10: 0,
+    }
+    assert samples.forms == {"recording": 1, "recording, all 'sit'": 1}
+
+
+def test_channels_are_found_by_their_names(tmp_path, task):
+    """Time stamps and other columns are left out; a table without labels has no column that is taken."""
+    lines = ["time,Y,who,X", "0.0,0,ann,0", "0.1,10,ann,1", "0.2,20,ann,2", "0.3,30,ann,3"]
+    loaded = data.load(write(tmp_path / "walk.csv", lines), with_columns(task, "x", "y"))
+    assert loaded.x.tolist() == [[[0, 1, 2, 3], [0, 10, 20, 30]]]
+    assert loaded.y.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (
+            (),
+            r"columns than the task's channels: 1 \(a.csv: 3 besides the labels, expected 2\)",
+        ),
+        (("x", "z"), r"no column 'z': 1 \(a.csv: there are time, x, y, label\)"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_with_what_there_is(tmp_path, task, names, refused):
+    lines = ["time,x,y,label", *(f"{n},{n},{n},sit" for n in range(4))]
+    with pytest.raises(DataError, match=refused):
+        data.load(write(tmp_path / "a.csv", lines), with_columns(task, *names))
+
+
+def test_windows_of_a_stretch_are_held_out_together_also_when_it_grows(tmp_path, task):
+    for number in range(40):
+        start = 100 * number
+        write(tmp_path / "walk" / f"{number}.csv", rows(*range(start, start + 12)))
+    samples = open_samples(tmp_path, task, Selection(held_out=0.3))
+
+    def recordings(side):
+        return (side.x[:, 0, 0] // 100).astype(int).tolist()
+
+    held = set(recordings(samples.held))
+    assert 0 < len(held) < 40 and not held & set(recordings(samples.training))
+    one = min(held)
+    write(tmp_path / "walk" / f"{one}.csv", rows(*range(100 * one, 100 * one + 30)))
+    samples.refresh()
+    assert set(recordings(samples.held)) == held
+    assert recordings(samples.held).count(one) == 14
+
+
+def test_recording_without_labels_is_taken_for_predictions(tmp_path, task):
+    file = write(tmp_path / "new.csv", ["x,y", *rows(*range(6))])
+    assert inputs(file, task.input, task.labels).shape == (2, 2, 4)
+    broken = write(tmp_path / "broken.csv", ["x,y", *rows(*range(4)), "-,-", *rows(*range(6, 8))])
+    assert inputs(broken, task.input, task.labels)[:, 0, 0].tolist() == [0]
+    with pytest.raises(DataError, match="a stretch shorter than a window: .*3 rows, expected 4"):
+        inputs(write(tmp_path / "short.csv", rows(0, 1, 2)), task.input, task.labels)
+
+
+def test_rows_of_a_query_are_time_steps(tmp_path, task):
+    with closing(sqlite3.connect(tmp_path / "a.db")) as database:
+        database.execute("CREATE TABLE seen (t, x, y, what)")
+        seen = [(n, n, 10 * n, "sit" if n < 5 else "walk") for n in range(9)]
+        database.executemany("INSERT INTO seen VALUES (?, ?, ?, ?)", seen)
+        database.commit()
+    query = "SELECT x, y, what FROM seen ORDER BY t"
+    loaded = data.load(SampleSource(tmp_path / "a.db", query), task)
+    assert (loaded.x[:, 0, 0].tolist(), loaded.y.tolist()) == ([0, 5], [0, 1])
+
+
+def test_table_in_a_class_folder_is_refused_where_the_task_takes_no_windows(tmp_path, bundle):
+    write(tmp_path / "7" / "a.csv", rows(1))
+    with pytest.raises(DataError, match="a recording, and the task takes no windows"):
+        data.load(tmp_path, bundle.manifest)
+
+
+def test_windows_that_were_cut_before_are_taken_as_any_arrays(tmp_path, task):
+    x = np.arange(24.0).reshape(3, 2, 4)
+    np.savez(tmp_path / "a.npz", x=x, y=np.array(["sit", "walk", "walk"]))
+    assert np.array_equal(data.load(tmp_path / "a.npz", task).x, x)
+
+
+def test_input_is_described():
+    given = InputSpec((3, 100), window=WindowInput(50, ("ax", "ay", "az")))
+    assert describe_input(given) == "windows of 100 time steps of the columns ax, ay, az, one every 50"
+    given = InputSpec((2, 40), window=WindowInput(40))
+    assert describe_input(given) == "windows of 40 time steps, one every 40"
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns", "refused"),
+    [
+        ((2, 4, 4), (), r"input is float32 \(2, 4, 4\), expected windows \(channels, length\)"),
+        ((2, 4), ("x",), "columns are x, expected 2 different ones"),
+        ((2, 4), ("x", "x"), "columns are x, x, expected 2 different ones"),
+    ],
+)
+def test_windows_that_do_not_fit_the_input_are_refused(shape, columns, refused):
+    with pytest.raises(ValueError, match=refused):
+        InputSpec(shape, window=WindowInput(2, columns))
