@@ -70,7 +70,7 @@ def blocked_graph(onnx: bytes, shapes: Mapping[str, Shape], rows: int, block: in
 class Described(msgspec.Struct, frozen=True):
     """A node's description. shape: of its output, 0 for samples. layer: the one whose output it is."""
 
-    shape: tuple[Size, Size, Size, Size] | None = None
+    shape: Annotated[tuple[Size, ...], msgspec.Meta(min_length=3, max_length=4)] | None = None
     layer: str = ""
     output: Literal[0, 1, 2] = 0
     inputs: tuple[str, ...] = ()
@@ -147,8 +147,24 @@ class _Rewriting:
             self.ops.name(found, output)
 
     def shape(self, name: str) -> Shape:
-        """The shape of maps (0 for samples), of a kernel or a parameter; () if it is not known."""
-        return self._shapes.get(name, ())
+        """The shape of maps (0 for samples), or of a kernel; () if it is not known.
+
+        Those along one dimension are taken as of one row.
+        """
+        shape = self._shapes.get(name, ())
+        return (*shape[:2], 1, *shape[2:]) if len(shape) == 3 else shape
+
+    def in_own_shape(self, value: str, name: str) -> str:
+        """The value in the shape that `name` has in the given graph."""
+        shape = self._shapes.get(name, ())
+        return self.ops.reshape(value, shape[0] or self.ops.rows, *shape[1:]) if len(shape) == 3 else value
+
+    def with_rows(self, name: str) -> str:
+        """The value in its usual layout; maps along one dimension as of one row."""
+        shape = self.shape(name)
+        value = self.plain(name)
+        one_row = len(self._shapes.get(name, ())) == 3
+        return self.ops.reshape(value, shape[0] or self.ops.rows, *shape[1:]) if one_row else value
 
     def blocked(self, name: str) -> Maps | None:
         """The value as blocked maps; None if it is no batch of maps, or of too few channels."""
@@ -156,7 +172,7 @@ class _Rewriting:
             shape = self.shape(name)
             if len(shape) != 4 or shape[0] != 0 or not self.is_wide(shape[1]):
                 return None
-            self.maps[name] = self.ops.maps(name, *shape[1:])
+            self.maps[name] = self.ops.maps(self.with_rows(name), *shape[1:])
         return self.maps[name]
 
     def both(self, *names: str) -> tuple[Maps, Maps] | None:
@@ -170,7 +186,7 @@ class _Rewriting:
         """The value in its usual layout."""
         if name in self._hidden:
             self._hidden.discard(name)
-            self.ops.name(self.ops.plain(self.maps[name]), name)
+            self.ops.name(self.in_own_shape(self.ops.plain(self.maps[name]), name), name)
         return name
 
     def takes_places(self, pool: Node) -> bool:
@@ -250,19 +266,17 @@ def _input(on: _Rewriting, name: str, kernel: Kernel) -> Maps | str | None:
     shape = on.shape(name)
     if len(shape) != 4 or shape[0] != 0 or shape[1] != kernel.ins * kernel.group:
         return None
-    return on.plain(name) if kernel.group == 1 and kernel.ins < on.ops.block else on.blocked(name)
+    return on.with_rows(name) if kernel.group == 1 and kernel.ins < on.ops.block else on.blocked(name)
 
 
 def _window(node: Node, kernel: tuple[int, int]) -> Window:
-    """How a convolution, or pooling, moves over maps."""
-    given: Mapping[str, Any] = {
-        "kernel_shape": kernel,
-        "strides": (1, 1),
-        "dilations": (1, 1),
-        **node.attributes,
-    }
+    """How a convolution, or pooling, moves over maps; along one dimension, as over maps of one row."""
+    given: Mapping[str, Any] = node.attributes
     pads = given.get("pads", (0, 0, 0, 0))
-    return Window(given["kernel_shape"], given["strides"], pads[:2], pads[2:], given["dilations"])
+    sizes = (given.get("kernel_shape", kernel), given.get("strides", (1, 1)), given.get("dilations", (1, 1)))
+    pairs = [tuple(size) if len(size) == 2 else (1, *size) for size in sizes]
+    before, after = (pads[:2], pads[2:]) if len(pads) == 4 else ((0, *pads[:1]), (0, *pads[1:]))
+    return Window(pairs[0], pairs[1], before, after, pairs[2])
 
 
 def _convolution(on: _Rewriting, node: Node) -> Maps | None:
@@ -279,6 +293,8 @@ def _convolution(on: _Rewriting, node: Node) -> Maps | None:
 def _described_kernel(on: _Rewriting, layer: Described) -> Kernel | None:
     """The kernel of a convolution whose gradient is described: stride, padding, dilation, groups."""
     numbers = [int(value) for value in layer.numbers]
+    if len(numbers) == 4:  # along one dimension
+        numbers = [1, numbers[0], 0, numbers[1], 1, *numbers[2:]]
     stride, padding, dilation = ((numbers[at], numbers[at + 1]) for at in (0, 2, 4))
     return _kernel(
         on, layer.inputs[2], lambda size: Window(size, stride, padding, padding, dilation), numbers[6]
@@ -298,7 +314,8 @@ def _kernel_gradient(on: _Rewriting, layer: Described) -> str | None:
     if kernel is None or go is None or x is None:
         return None
     _, _, height, width = on.shape(layer.inputs[1])
-    return kernel_gradient(on.ops, x, go, kernel, (height, width))
+    gradient = kernel_gradient(on.ops, x, go, kernel, (height, width))
+    return None if gradient is None else on.in_own_shape(gradient, layer.inputs[2])
 
 
 def _bias_gradient(on: _Rewriting, layer: Described) -> str | None:
@@ -558,6 +575,12 @@ def _slice(on: _Rewriting, node: Node) -> Maps | None:
     return Maps(value, shape[1], shape[1], x.height, x.width)
 
 
+def _one_row(on: _Rewriting, node: Node) -> Maps | None:
+    """Maps along one dimension as of one row, or the other way round: the same in blocks."""
+    x = on.maps.get(node.inputs[0])
+    return x if x is not None and x.height == 1 and on.constant(node.inputs[1]) == 2 else None
+
+
 def _transpose(on: _Rewriting, node: Node) -> str | None:
     """Leaves a transposed matrix to the product that takes it; transposed twice it is the matrix itself."""
     if node.attributes.get("perm") != (1, 0):
@@ -605,6 +628,8 @@ OPERATORS: Mapping[str, Callable[[_Rewriting, Node], Maps | str | None]] = {
     "Transpose": _transpose,
     "MatMul": _product,
     "Concat": _concat,
+    "Squeeze": _one_row,
+    "Unsqueeze": _one_row,
     "Slice": _slice,
     "Mul": _elementwise,
     "Sub": _elementwise,

@@ -15,6 +15,12 @@ import torch
 from torch import Tensor, fx
 
 LAYER = "device_runtime::layer"
+MAPS = (3, 4)
+"""Dimensions of feature maps: (n, channels, length) or (n, channels, height, width)."""
+MAPS = (3, 4)
+"""Dimensions of feature maps: (n, channels, length) or (n, channels, height, width)."""
+MAPS = (3, 4)
+"""Dimensions of feature maps: (n, channels, length) or (n, channels, height, width)."""
 
 
 @torch.library.custom_op(LAYER, mutates_args=())
@@ -35,13 +41,13 @@ def describing(
 ) -> Callable[..., Any]:
     """`function` with its outputs described: `tensors` and `numbers` are the places of arguments to keep.
 
-    Nothing is described if an argument of `tensors` is None or not (n, channels, height, width).
+    Nothing is described if an argument of `tensors` is None, or the first of them is no batch of maps.
     """
 
     def described(*arguments: Any) -> Any:
         found = function(*arguments)
         inputs = [arguments[index] for index in tensors]
-        if any(value is None for value in inputs) or inputs[0].dim() != 4:
+        if any(value is None for value in inputs) or inputs[0].dim() not in MAPS:
             return found
         settings = [
             float(number)

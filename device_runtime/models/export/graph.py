@@ -13,7 +13,7 @@ import torch
 from onnx import helper
 from torch import Tensor
 
-from .described import description, is_description, renamed, without_descriptions
+from .described import MAPS, description, is_description, renamed, without_descriptions
 from .operators import OPERATORS
 from .trace import Traced
 from .writer import BATCH, DTYPES, Unwritable, Writer, fresh_names
@@ -243,7 +243,7 @@ def write(traced: Traced, opset: int) -> Any:
             if node.target not in OPERATORS:
                 raise Unwritable(f"operator {node.target}")
             writer.values[node] = OPERATORS[node.target](writer, node)
-    if traced.outputs.gradients:
+    if writer.layers:
         _describe(writer)
     named = [writer.emit("Identity", writer.values[node]) for node in results]
     described = [_value_info(name, node.meta["val"]) for name, node in zip(named, results, strict=True)]
@@ -260,7 +260,7 @@ def _describe(writer: Writer) -> None:
     shapes = {}
     for node, name in writer.values.items():
         value = node.meta.get("val")
-        if isinstance(name, str) and isinstance(value, Tensor) and value.dim() == 4:
+        if isinstance(name, str) and isinstance(value, Tensor) and value.dim() in MAPS:
             shapes[name] = [0 if isinstance(size, torch.SymInt) else int(size) for size in value.shape]
     for node in writer.nodes:
         node.doc_string = description(shapes.get(node.output[0]), writer.layers.get(node.output[0]))

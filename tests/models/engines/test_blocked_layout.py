@@ -105,6 +105,27 @@ def test_gradients_are_those_of_the_usual_layout(bundle, tunable, n, objective):
 
 
 @needs_blocks
+def test_layers_along_one_dimension_are_in_blocks_too(tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv1d(3, 16, 5, 2, 2), nn.GroupNorm(4, 16), nn.Tanh(), nn.MaxPool1d(2),
+        nn.Conv1d(16, 16, 3, 2, 1, groups=16), nn.BatchNorm1d(16), nn.Conv1d(16, 32, 3), nn.Tanh(),
+        nn.Flatten(), nn.Linear(32 * 4, CLASSES),
+    )  # fmt: skip
+    labels = tuple(map(str, range(CLASSES)))
+    spec = ExportSpec("along", InputSpec((3, 45)), labels, sets={"all": {}})
+    model = OnnxModel(export(network, spec, tmp_path / "b"))
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((10, 3, 45), np.float32), rng.integers(0, CLASSES, 10)
+    usual, blocked = (model.trainer("all", batch=batch) for batch in (0, 10))
+    loaded = model.blocked_session("train.all", 10)
+    assert loaded is not None
+    assert usual.loss_and_grads(x, y) == pytest.approx(blocked.loss_and_grads(x, y), rel=1e-5)
+    for name, expected in usual.grads.views.items():
+        np.testing.assert_allclose(blocked.grads.views[name], expected, atol=1e-4 * np.abs(expected).max())
+
+
+@needs_blocks
 def test_other_numbers_of_samples_run_in_the_usual_layout(bundle):
     model = OnnxModel(bundle)
     x, y = samples(21)
