@@ -38,6 +38,9 @@ MICROSOFT = "com.microsoft"
 WIDEST = 1.5
 """Most channels with padding, over channels: wider ones cost more than the layout saves."""
 
+MOST_PRODUCTS = 4
+"""Products of matrices for each convolution in blocks from which on the usual layout is faster."""
+
 Shape = tuple[int, ...]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 13)]
 LARGEST_WINDOW = 64
@@ -112,6 +115,8 @@ class _Rewriting:
         for name in outputs:
             self.plain(name)
         steps, names = _without_copies(_needed(self.ops.steps, outputs), outputs)
+        if not _pays(steps):
+            return None
         used = {name for step in steps for name in step.inputs}
         parts = [delimited_field(GRAPH_NODE, step.encoded(names)) for step in steps]
         parts += [p.encoded for p in self._graph if p.number not in (GRAPH_NODE, GRAPH_INITIALISER)]
@@ -219,6 +224,16 @@ def _needed(steps: Sequence[Step], outputs: Sequence[str]) -> list[Step]:
             needed.update(step.inputs)
             kept.append(step)
     return kept[::-1]
+
+
+def _pays(steps: Sequence[Step]) -> bool:
+    """Whether convolutions in blocks outweigh the products of matrices.
+
+    ONNX Runtime does not optimise a rewritten graph, so that its products are slower than in the given one.
+    """
+    convolutions = sum(step.kind == "Conv" and step.domain == DOMAIN for step in steps)
+    products = sum(step.kind in ("MatMul", "FusedMatMul") for step in steps)
+    return MOST_PRODUCTS * convolutions > products
 
 
 def _without_copies(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[list[Step], dict[str, str]]:

@@ -13,7 +13,7 @@ import torch
 from onnx import helper
 from torch import Tensor
 
-from .described import MAPS, description, is_description, renamed, without_descriptions
+from .described import description, is_description, renamed, without_descriptions
 from .operators import OPERATORS
 from .trace import Traced
 from .writer import BATCH, DTYPES, Unwritable, Writer, fresh_names
@@ -258,9 +258,10 @@ def write(traced: Traced, opset: int) -> Any:
 def _describe(writer: Writer) -> None:
     """Describes nodes by the shapes of feature maps and kernels, and by the layers that they complete."""
     shapes = {}
+    ranks = {inputs[0].meta["val"].dim() for inputs in writer.described}
     for node, name in writer.values.items():
         value = node.meta.get("val")
-        if isinstance(name, str) and isinstance(value, Tensor) and value.dim() in MAPS:
+        if isinstance(name, str) and isinstance(value, Tensor) and value.dim() in ranks:
             shapes[name] = [0 if isinstance(size, torch.SymInt) else int(size) for size in value.shape]
     for node in writer.nodes:
         node.doc_string = description(shapes.get(node.output[0]), writer.layers.get(node.output[0]))

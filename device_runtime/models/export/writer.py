@@ -50,6 +50,7 @@ class Writer:
         self.values: dict[fx.Node, Any] = {}
         # value -> description of the layer that it is an output of (`described.describing`)
         self.layers: dict[str, dict[str, Any]] = {}
+        self.described: list[Sequence[fx.Node]] = []  # inputs of these layers
         # matrix -> name and shape of the same values as a tensor, before its rows were folded together
         self.unfolded: dict[fx.Node, tuple[str, tuple[Any, ...]]] = {}
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -80,6 +81,7 @@ class Writer:
         """Keeps the description; its value is that which it describes."""
         result, layer, output, inputs, numbers = node.args
         self.values[node] = self.values[result]
+        self.described.append(inputs)
         self.layers[self.values[node]] = {
             "layer": layer,
             "output": output,

@@ -187,6 +187,24 @@ def test_the_graph_is_a_right_one_in_blocks_of_every_size(bundle, block):
     assert kinds.count("Conv") > 20
 
 
+def test_a_network_mostly_of_products_stays_as_it_is(tmp_path):
+    """Such as a vision transformer, whose only convolution makes the tokens."""
+    layers = [layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.Tanh())]
+    network = nn.Sequential(
+        nn.Conv2d(3, 16, 4, 4),
+        nn.Flatten(2),
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+        *layers,
+        nn.Linear(16, 2),
+    )
+    bundle = export(
+        network, ExportSpec("n", InputSpec((3, 8, 8)), ("a", "b"), sets={"all": {}}), tmp_path / "b"
+    )
+    assert b'"layer":"convolution_backward"' in bundle.graph("train.all")
+    assert OnnxModel(bundle).blocked_session("train.all", 16) is None
+
+
 def test_a_graph_without_descriptions_stays_as_it_is(bundle):
     assert blocked_graph(bundle.graph("forward"), shapes(bundle), 16, 16) is None
 
