@@ -23,7 +23,7 @@ from device_runtime.strategies.training.device_half import LocalData
 from . import data as data_sets
 from .bases import BaseHistory, ShippedModel
 from .checkpoint import Checkpoint
-from .clients import Clients
+from .clients import Clients, prepared_targets
 from .clock.asking import DeviceSampler, SampledFleet
 from .clock.devices import FleetState
 from .clock.director import SimulationLoop, SimulationParts
@@ -73,11 +73,11 @@ def prepare(scenario: Scenario, seed: int) -> PreparedRun:
     except TaskError as error:
         raise ScenarioError(str(error)) from None
     data = data_sets.load(scenario.data, seed, bundle.texts)
-    labels = len(bundle.manifest.labels)
-    if (top := int(data.train_y.max(initial=0))) >= labels:
-        raise ScenarioError(f"the data has label {top}, bundle {bundle.manifest.name} has {labels}")
     parts = data_sets.divide_fleet(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
-    clients = Clients.of(data.train_x, data.train_y, parts)
+    y = prepared_targets(data, bundle.manifest, data.train_y)
+    if bundle.manifest.target.compared == "input":  # anomalies are evaluated, not trained on
+        parts = [part[y[part] == 0] for part in parts]
+    clients = Clients.of(data.train_x, y, parts)
     inputs = ExecutorInputs(
         bundle, clients, EngineSettings(engine=scenario.engine, device=scenario.place), family
     )

@@ -45,7 +45,8 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
             )
     manifests = {"": manifest, **family}
     for kind in task.kinds:
-        if isinstance(kind.strategy, NeedsModels):
+        unfit = kind.strategy.by_class and manifest.target.why_not_by_class
+        if isinstance(kind.strategy, NeedsModels) and not unfit:
             try:
                 kind.strategy.check_bundles(manifests)
             except (ModelError, KeyError) as error:
@@ -87,8 +88,11 @@ def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
         if manifest is None:
             missing = f"needs a model {form.member!r} in the task's family"
             continue
+        load = workload(manifest, (1,) * len(manifest.labels))
+        if form.by_class and load.no_classes:
+            return load.no_classes
         try:
-            form.cost(workload(manifest, (1,) * len(manifest.labels)), shipped(ANY_DEVICE))
+            form.cost(load, shipped(ANY_DEVICE))
         except MissingGraph as error:
             missing = f"{error}: export it with {error.options}"
             continue

@@ -99,12 +99,13 @@ class RawSamples(NamedTuple):
     """Some samples as they were read.
 
     x: (n, *input) raw, before `InputSpec.prepare`.
-    labels: names, or class numbers int (n,), or None if the unit has one label for all.
+    labels: names, or class numbers int (n,), or None if the unit has one label for all. Where targets have
+    columns: their numbers, joined by commas, or as an array (n, columns).
     form: how they were stored.
     """
 
     x: NDArray[Any]
-    labels: Sequence[str] | NDArray[np.integer[Any]] | None
+    labels: Sequence[str] | NDArray[Any] | None
     form: str
 
 

@@ -72,7 +72,7 @@ class OnnxModel:
         self._sessions: dict[str, LoadedGraph] = {}
         self._laid_out: dict[str, OptimisedProbe | None] = {}
         self._probed: dict[str, bytes] = {}
-        self._outputs = {"logits": (len(self.manifest.labels),), "features": (self.manifest.head.features,)}
+        self._outputs = {"logits": (self.manifest.outputs,), "features": (self.manifest.head.features,)}
         self._adopt(bundle.weights())
         if weights:
             self.load(weights)

@@ -31,8 +31,8 @@ class OnnxProbe(BoundSession):
     """Loss by one session that reads the parameters in place; see `engines.base.LossProbe`."""
 
     def loss(self, x: Inputs, y: Labels) -> float:
-        """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
-        losses = np.empty(y.shape, np.float32)
+        """The mean of the bundle's loss: of each sample in float32, summed in float64 in the given order."""
+        losses = np.empty(len(y), np.float32)
         for part in self._batches_of(x, y):
             self._bind_output("losses", losses[part])
             self._loaded.run_bound(self._binding, part.stop - part.start)

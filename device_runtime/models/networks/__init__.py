@@ -19,6 +19,7 @@ NETWORKS: dict[str, str] = {
     "linear": "small:linear",
     "mlp": "small:mlp",
     "cnn": "small:cnn",
+    "autoencoder": "small:autoencoder",
     "wrn": "wide_resnet:wrn",
     "squeezenet": "squeezenet:squeezenet",
     "mobilenet_v2": "mobilenet_v2:mobilenet_v2",

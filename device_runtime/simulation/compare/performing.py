@@ -92,6 +92,7 @@ def perform(
 
         watch = CombinedWatch(*([probes] if probes else []), calls, files, observer)
         served = simulate(prepared, executor, watch, ResumeOptions(files.checkpoint, files.keeper.take))
+        classes = prepared.inputs.bundle.manifest.target.compared == "classes"
         info = RunInfo(
             policy=name.policy,
             seed=name.seed,
@@ -99,7 +100,7 @@ def perform(
             executor=used[0],
             finished=True,
             seconds=files.keeper.seconds,
-            labels=prepared.data.labels,
+            labels=prepared.data.labels if classes else (),
             params_sent=params_sent(mine, prepared.inputs),
             versions=versions(),
         )
