@@ -63,9 +63,10 @@ def anomaly_threshold(model: DeviceModel, *parts: tuple[Inputs, NDArray[Any]]) -
     parts: prepared samples x and their labels y. NaN without normal samples.
     """
     target = model.manifest.target
-    errors = [reconstruction_errors(target, model.logits(x[y == 0]), x[y == 0]) for x, y in parts]
-    every = np.concatenate(errors)
-    return float(np.quantile(every, target.quantile)) if len(every) else float("nan")
+    x = np.concatenate([x[y == 0] for x, y in parts])
+    if not len(x):
+        return float("nan")
+    return float(np.quantile(reconstruction_errors(target, model.logits(x), x), target.quantile))
 
 
 def predicted_values(target: TargetSpec, outputs: Matrix) -> Matrix:
