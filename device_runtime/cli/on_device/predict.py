@@ -72,12 +72,12 @@ def _row(one: Prediction, found: list[Prediction]) -> list[str]:
     several = sum(other.file == one.file for other in found) > 1
     name = f"{one.file} [{one.number}]" if several else one.file
     if one.error is not None:
-        verdict = (
-            ""
-            if one.threshold is None
-            else f"{'anomaly' if one.is_anomaly else 'normal'} ({one.threshold:.4g})"
-        )
-        return [name, f"error {one.error:.4g}", verdict]
+        said = "anomaly, above" if one.is_anomaly else "normal, up to"
+        return [
+            name,
+            f"error {one.error:.4g}",
+            "" if one.threshold is None else f"{said} {one.threshold:.4g}",
+        ]
     values = [f"{column} {value:.6g}" for column, value in one.values.items()]
     return [name, *values, *(f"{guess.label} {guess.probability:.1%}" for guess in one.guesses)]
 

@@ -78,9 +78,11 @@ class TaskSamples:
 
     @property
     def held_text(self) -> str:
-        """The number of classes among the samples, or the columns of their targets."""
-        target, y = self._bundles[MAIN].manifest.target, self.training.y
-        return ", ".join(target.columns) if target.has_columns else f"{len(np.unique(y))} classes"
+        """The number of classes among the samples, or the loss that they are for."""
+        target = self._bundles[MAIN].manifest.target
+        if target.compared == "classes":
+            return f"of {len(np.unique(self.training.y))} classes"
+        return f"for {target.said}"
 
     @property
     def loads(self) -> dict[str, Workload]:
@@ -159,7 +161,7 @@ class DeviceTask(OneTask):
             account=account,
         )
         log.info(
-            "%d samples of %s; %.2f ms a forward pass (%s)",
+            "%d samples %s; %.2f ms a forward pass (%s)",
             len(samples.training),
             samples.held_text,
             1e3 * speed.of("forward", bundle.manifest.graphs["forward"].flops),

@@ -87,7 +87,7 @@ class SoftmaxHead:
     def __init__(self, manifest: Manifest, weights: Tensors) -> None:
         """Copies the head's parameters out of `weights`. Raises TensorError if they do not fit."""
         self._weight, self._bias = manifest.head.weight, manifest.head.bias
-        classes, width = len(manifest.labels), manifest.head.features
+        classes, width = manifest.outputs, manifest.head.features
         specs = [TensorSpec(self._weight, (classes, width))]
         if self._bias is not None:
             specs.append(TensorSpec(self._bias, (classes,)))
