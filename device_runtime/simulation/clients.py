@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +77,23 @@ class Clients:
         return cls(x, y, order, offsets)
 
 
+def _numbers_of(labels: Sequence[str]) -> NDArray[np.float64] | None:
+    """The labels as numbers; None if any is none."""
+    try:
+        return np.array([float(label) for label in labels])
+    except ValueError:
+        return None
+
+
 def prepared_targets(data: DataSet, manifest: Manifest, y: NDArray[Any]) -> NDArray[Any]:
     """Targets `y` of the data as the bundle's graphs take them. Raises ScenarioError where they do not fit.
 
-    Of a bundle that reconstructs its input, classes of data that has others are all taken as normal.
+    Classes that are numbers may be values. Of a bundle that reconstructs its input, classes of data that has
+    others are all taken as normal.
     """
     target, labels = manifest.target, len(manifest.labels)
+    if target.has_columns and not data.has_columns and (values := _numbers_of(data.labels)) is not None:
+        y, data = values[y][:, None], replace(data, train_y=values[data.train_y][:, None])
     if target.has_columns != data.has_columns:
         has = f"{len(data.labels)} columns of targets" if data.has_columns else f"{len(data.labels)} classes"
         takes = f"{target.loss} of columns" if target.has_columns else target.said

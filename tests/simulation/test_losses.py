@@ -31,6 +31,13 @@ def test_a_regression_is_judged_by_r2_and_errors_in_original_units(exported):
     assert "accuracy" not in table
 
 
+def test_a_table_has_the_columns_that_the_bundle_names(exported, tmp_path):
+    rows = [",".join(f"{value:.4f}" for value in row) for row in np.hstack([HOUSES, X])]
+    (tmp_path / "houses.csv").write_text("\n".join(["price,area,a,b,c,d", *rows]))
+    result = simulated(exported.of_loss("mse"), dr.data.table(tmp_path / "houses.csv"), ["fedavg"])
+    assert set(result.run("fedavg", seed=0).rounds[-1].eval_metrics) >= {"RMSE price", "RMSE area"}
+
+
 def test_flags_are_judged_by_label_accuracy_and_f1(exported):
     flags = np.stack([X[:, 0] > 0, X[:, 1] > 0, X[:, 2] > 1], 1).astype(np.int64)
     result = simulated(exported.of_loss("bce"), dr.data.arrays(X, flags), ["fedavg"])

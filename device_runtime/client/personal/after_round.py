@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, nan
 
 from device_runtime.broker.wire.messages import Offer
@@ -108,8 +108,11 @@ def judged(
     if not model.manifest.target.is_cross_entropy:
         parts = [(side.x, side.y) for side in (training, held)]
         reconstructs = model.manifest.target.compared == "input"
-        threshold = anomaly_threshold(model, *parts) if reconstructs else nan
-        return PersonalEvaluation(evaluate(model, held.x, held.y), threshold=threshold)
+        found, threshold = evaluate(model, held.x, held.y), nan
+        if reconstructs:  # the threshold is by all samples, not by those held out
+            threshold = anomaly_threshold(model, *parts)
+            found = replace(found, metrics={**found.metrics, "threshold": threshold})
+        return PersonalEvaluation(found, threshold=threshold)
     passed = model.forward(held.x)
     served = accuracy_and_loss(passed.logits, held.y)
     if own is None or not len(held) or len(set(training.y.tolist())) < 2:
