@@ -297,7 +297,7 @@ class RoundEvaluator:
     def _of(self, weights: Tensors) -> tuple[Evaluation, tuple[float, ...]]:
         """The metrics and loss with these weights, and the recall of each class, if there are classes."""
         self._model.load(weights)
-        if not self._target.is_cross_entropy:
+        if self._target.compared != "classes":
             return evaluate(self._model, self._x, self._y), ()
         logits = self._model.logits(self._x)
         right = logits.argmax(axis=1) == self._y
@@ -305,4 +305,6 @@ class RoundEvaluator:
             by_class = np.bincount(self._y, right, self._classes) / np.bincount(
                 self._y, minlength=self._classes
             )
-        return accuracy_and_loss(logits, self._y), tuple(by_class.tolist())
+        own = self._target.own
+        found = evaluate(self._model, self._x, self._y) if own else accuracy_and_loss(logits, self._y)
+        return found, tuple(by_class.tolist())
