@@ -98,7 +98,7 @@ def samples(row: Row) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 def onnx_step(row: Row, folder: Path) -> Callable[[], object]:
     """A step of the bundle on ONNX Runtime."""
-    trainer = OnnxModel(Bundle.open(folder), threads=row.threads).trainer(row.tunable)
+    trainer = OnnxModel(Bundle.open(folder), threads=row.threads).trainer(row.tunable, batch=row.batch)
     steps = Sgd(**SGD).start(trainer.params.vector)
     x, y = samples(row)
 
@@ -212,7 +212,7 @@ def peak_here(engine: str, row: Row, folder: Path) -> dict[str, float]:
 def _start_ms(row: Row, folder: Path) -> float:
     model = OnnxModel(Bundle.open(folder), threads=row.threads)
     began = time.perf_counter()
-    model.trainer(row.tunable)
+    model.trainer(row.tunable, batch=row.batch)
     return 1e3 * (time.perf_counter() - began)
 
 

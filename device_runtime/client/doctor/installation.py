@@ -26,6 +26,7 @@ from device_runtime.client.training.engine_guard import limit_bytes, run_bytes
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.available import engine_choices, open_model
 from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.engines.blocked_session import block_size
 from device_runtime.models.errors import DataError, EngineError, ModelError
 from device_runtime.profiles.cost import session_bytes
 from device_runtime.profiles.measure import UNKNOWN_POWER
@@ -88,6 +89,12 @@ def engines(bundle: Bundle) -> Iterator[Finding]:
             yield Finding(what, "ok", taken + choice.reason)
         else:
             yield Finding(what, "missing", choice.reason)
+        if choice.usable and choice.name == "onnxruntime":
+            block = block_size()
+            layout = (
+                f"in blocks of {block} channels" if block else "without the blocked layout, which is faster"
+            )
+            yield Finding("convolutions", "ok", f"{choice.name} trains them {layout}")
     if not any(choice.chosen for choice in choices):
         yield Finding("engine", "problem", "none can run this bundle", "pip install onnxruntime")
 
@@ -192,7 +199,7 @@ def _forward(model: DeviceModel) -> str:
 def _step(model: DeviceModel, tunable: str) -> str:
     """Checks that a small step against the gradient lowers the loss by its length times the slope."""
     x, y = random_samples(model.manifest, BATCH)
-    trainer = model.trainer(tunable)
+    trainer = model.trainer(tunable, batch=BATCH)
     before = trainer.loss_and_grads(x, y)
     slope = float(np.square(trainer.grads.vector, dtype=np.float64).sum())
     if not (np.isfinite(before) and np.isfinite(slope) and slope > 0):

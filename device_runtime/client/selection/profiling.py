@@ -153,7 +153,7 @@ def runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[Any]) -> Calla
         return partial(model.forward, x)
     what, tunable = name.split(".")
     if what == "train":
-        return _training(model.trainer(tunable), x, y)
+        return _training(model.trainer(tunable, batch=len(x)), x, y)
     return partial(model.probe(tunable).loss, x, y)
 
 

@@ -79,12 +79,17 @@ def delimited_field(number: int, content: bytes) -> bytes:
 
 def varint(value: int) -> bytes:
     """Encodes a number with seven bits a byte, the lowest first."""
+    if 0 <= value <= 0x7F:
+        return _SMALL[value]
     made = bytearray()
     while value > 0x7F:
         made.append(value & 0x7F | 0x80)
         value >>= 7
     made.append(value)
     return bytes(made)
+
+
+_SMALL = [bytes([value]) for value in range(0x80)]
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:

@@ -16,9 +16,7 @@ from device_runtime.models.bundles.tensors import Flat, Tensors, check
 from device_runtime.models.errors import EngineError, TensorError
 
 Inputs = NDArray[Any]  # (n, *manifest.input.shape), prepared: float32, or int64 token ids
-Labels = NDArray[
-    Any
-]  # class numbers int (n,) below len(manifest.labels), or as manifest.target.prepare gives
+Labels = NDArray[Any]  # class numbers int (n,), or float32 (n, columns) as target.prepare gives them
 Matrix = NDArray[np.float32]
 NO_EXTRAS: Tensors = MappingProxyType({})
 
@@ -106,10 +104,12 @@ class DeviceModel(Protocol):
     def probe(self, tunable: str = "all") -> LossProbe:
         """The loss as a function of the parameters of a tunable set, starting at `weights`."""
 
-    def trainer(self, tunable: str = "all", objective: str = "train") -> Gradients:
+    def trainer(self, tunable: str = "all", objective: str = "train", batch: int = 0) -> Gradients:
         """The gradients of the parameters of a tunable set, starting at `weights`.
 
-        `objective` is one of manifest.TRAINING; `train` is the bundle's loss (cross-entropy in nats).
+        `objective` is one of manifest.TRAINING; `train` is the bundle's loss (cross-entropy in nats). batch:
+        samples of most calls, if there will be enough of them that preparing for this number pays; it takes
+        about 0.1 s.
         """
 
 

@@ -1,5 +1,6 @@
 """The default engine: runs a bundle's graphs, back-propagation included, on ordinary ONNX Runtime."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -24,13 +25,20 @@ from .base import (
     check_sizes,
     checked_extras,
     checked_inputs,
+    checked_labels,
     copied_weights,
 )
+from .blocked_session import load_blocked
 from .blocks import blocks
 from .onnx_constant_probe import ConstantProbe
 from .onnx_layout import OptimisedProbe, optimise_layout
 from .onnx_probe import OnnxProbe, ProbeGraph, rows_beside
 from .onnx_session import BoundSession, LoadedGraph, SessionSettings, load_session
+
+logger = logging.getLogger(__name__)
+
+FEWEST = 8
+"""Least number of samples of a run in the blocked layout: fewer fill too little of a block."""
 
 
 class OnnxModel:
@@ -70,6 +78,7 @@ class OnnxModel:
         self._settings = SessionSettings(threads, watch)
         self._weights: Tensors = {}
         self._sessions: dict[str, LoadedGraph] = {}
+        self._blocked: dict[str, tuple[int, LoadedGraph | None]] = {}  # by name, for a number of samples
         self._laid_out: dict[str, OptimisedProbe | None] = {}
         self._probed: dict[str, bytes] = {}
         self._outputs = {"logits": (self.manifest.outputs,), "features": (self.manifest.head.features,)}
@@ -97,6 +106,7 @@ class OnnxModel:
     def unload(self) -> None:
         """Drops the sessions and with them their memory; the next use makes them again."""
         self._sessions.clear()
+        self._blocked.clear()
         self._laid_out.clear()
 
     def forward(self, x: Inputs) -> Forward:
@@ -126,12 +136,13 @@ class OnnxModel:
         if source.suits_constants(self.manifest):
             rows = rows_beside(4 * params.vector.size, graph, self.rows(graph))
             return ConstantProbe(self.manifest, rows, source, params, self._settings, self._optimised_layout)
-        return OnnxProbe(self.manifest, self.rows(graph), self._session(name), params)
+        return OnnxProbe(self.manifest, self.rows(graph), self.session(name), params)
 
-    def trainer(self, tunable: str = "all", objective: str = "train") -> "OnnxGradients":
+    def trainer(self, tunable: str = "all", objective: str = "train", batch: int = 0) -> "OnnxGradients":
         """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError."""
-        params = self._params(tunable)
-        return OnnxGradients(self, self._session(f"{objective}.{tunable}"), params)
+        name = f"{objective}.{tunable}"
+        self._bundle.entry(name)
+        return OnnxGradients(self, name, self._params(tunable), batch)
 
     def _params(self, tunable: str) -> Flat:
         params = Flat(self.manifest.specs(tunable))
@@ -141,7 +152,7 @@ class OnnxModel:
     def _run(self, name: str, x: Inputs, outputs: Mapping[str, tuple[int, ...]]) -> list[Matrix]:
         """Runs graph `name` batch by batch; `outputs` has the shape of each output without the batch."""
         x = checked_inputs(self.manifest, x)
-        loaded = self._session(name)
+        loaded = self.session(name)
         results: list[Matrix] = []
         for part in batches(len(x), self.rows(loaded.graph)):
             values = loaded.run(list(outputs), {"x": x[part]})
@@ -155,13 +166,37 @@ class OnnxModel:
                 result[part] = value
         return results or [np.empty((0, *shape), np.float32) for shape in outputs.values()]
 
-    def _session(self, name: str) -> LoadedGraph:
+    def session(self, name: str) -> LoadedGraph:
+        """The session of a graph. Raises BundleError, EngineError."""
         if name not in self._sessions:
             onnx = self._bundle.graph(name)
             graph = self.manifest.graphs[name]
             given = initialisers(graph, self._weights)
             self._sessions[name] = load_session(name, graph, onnx, given, self._settings)
         return self._sessions[name]
+
+    def blocked_session(self, name: str, samples: int) -> LoadedGraph | None:
+        """A session of a training graph in the blocked layout, for this many samples; None if it pays not.
+
+        Only the last one is kept of each graph. Raises what the watch raises.
+        """
+        if samples < FEWEST:
+            return None
+        if name not in self._blocked or self._blocked[name][0] != samples:
+            self._blocked.pop(name, None)
+            self._blocked[name] = samples, self._made_blocked(name, samples)
+        return self._blocked[name][1]
+
+    def _made_blocked(self, name: str, samples: int) -> LoadedGraph | None:
+        graph = self.manifest.graphs[name]
+        shapes = {spec.name: spec.shape for spec in self.manifest.stored()}
+        shapes["x"] = self.manifest.input.shape
+        given = initialisers(graph, self._weights), shapes
+        try:
+            return load_blocked(name, graph, self._bundle.graph(name), given, samples, self._settings)
+        except (BundleError, EngineError) as error:
+            logger.warning("graph %s cannot be used in the blocked layout: %s", name, error)
+            return None
 
     def _optimised_layout(
         self, name: str, constant: Callable[[], ProbeGraph], rows: int
@@ -183,37 +218,38 @@ class OnnxModel:
         old = self._weights
         changed = {n for n, value in weights.items() if n not in old or not np.array_equal(value, old[n])}
         self._weights = {**old, **{name: weights[name] for name in changed}}
-        stale = [name for name, loaded in self._sessions.items() if changed & loaded.graph.parameters]
-        for name in stale:
-            del self._sessions[name]
+        graphs = self.manifest.graphs
+        for held in (self._sessions, self._blocked):
+            for name in [name for name in held if changed & graphs[name].parameters]:
+                del held[name]
 
 
-class OnnxGradients(BoundSession):
+class OnnxGradients:
     """Gradients by ONNX Runtime; see `engines.base.Gradients`.
 
     More samples than one run takes are cut into micro-batches, whose gradients are summed. Batch statistics
-    are those of a micro-batch.
+    are those of a micro-batch. Runs of as many samples as expected use a graph in the blocked layout, if the
+    bundle and this machine have one.
     """
 
-    def __init__(self, model: OnnxModel, loaded: LoadedGraph, params: Flat) -> None:
-        super().__init__(model.manifest, model.rows(loaded.graph), loaded, params)
-        self.grads = Flat(params.specs)
-        moved = set(loaded.graph.statistics)
-        self.statistics = Flat([spec for spec in self._manifest.stored() if spec.name in moved])
+    def __init__(self, model: OnnxModel, name: str, params: Flat, batch: int) -> None:
+        """batch: samples of most calls, for which the blocked layout is prepared; 0: none."""
+        self.params, self.grads = params, Flat(params.specs)
+        self._model, self._name, self._graph = model, name, model.manifest.graphs[name]
+        moved = set(self._graph.statistics)
+        self.statistics = Flat([spec for spec in model.manifest.stored() if spec.name in moved])
         self.statistics.load(model.weights)
         self._next = Flat(self.statistics.specs)  # no buffer may be bound as input and as output
-        for name, view in self.statistics.views.items():
-            self._bind_input(name, view)
-            self._bind_output(f"next.{name}", self._next.views[name])
         self._loss = np.zeros((), np.float32)
         self._sum: np.ndarray[Any, np.dtype[np.float32]] | None = None
-        self._bind_output("loss", self._loss)
-        for name, view in self.grads.views.items():
-            self._bind_output(f"grad.{name}", view)
+        self._rows = even_share(batch or model.batch, model.rows(self._graph))
+        self._prepared = self._rows if batch else 0
+        self._runs: dict[bool, BoundSession] = {}
+        self._run(self._prepared)
 
     def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
         """The mean loss of the objective; leaves its gradient in `grads`."""
-        given = checked_extras(self._loaded.graph, len(x), extras)
+        given = checked_extras(self._graph, len(x), extras)
         if len(x) <= self._rows:
             return sum(loss for _, loss in self._losses(x, y, given))
         if self._sum is None:
@@ -230,11 +266,36 @@ class OnnxGradients(BoundSession):
 
     def _losses(self, x: Inputs, y: Labels, extras: Tensors) -> Iterator[tuple[float, float]]:
         """Runs batch by batch; yields each batch's share of the samples, and its mean loss."""
-        rows = {extra.name for extra in self._loaded.graph.extras if extra.per_sample}
-        for part in self._batches_of(x, y):
-            for name, value in extras.items():
-                self._bind_input(name, value[part] if name in rows else value)
+        x = checked_inputs(self._model.manifest, x)
+        labels = checked_labels(self._model.manifest, x, y)
+        rows = {extra.name for extra in self._graph.extras if extra.per_sample}
+        for part in batches(len(x), self._rows):
             samples = part.stop - part.start
-            self._loaded.run_bound(self._binding, samples)
+            run = self._run(samples)
+            for name, value in {"x": x[part], "y": labels[part], **extras}.items():
+                run.bind_input(name, value[part] if name in rows else value)
+            run.run(samples)
             np.copyto(self.statistics.vector, self._next.vector)
             yield samples / len(x), float(self._loss)
+
+    def _run(self, samples: int) -> BoundSession:
+        """The session for this many samples, with all that does not change bound to it."""
+        prepared = samples == self._prepared > 0
+        if prepared not in self._runs:
+            loaded = self._model.blocked_session(self._name, samples) if prepared else None
+            run = BoundSession(loaded or self._model.session(self._name), self.params)
+            for name, view in self.statistics.views.items():
+                run.bind_input(name, view)
+                run.bind_output(f"next.{name}", self._next.views[name])
+            run.bind_output("loss", self._loss)
+            for name, view in self.grads.views.items():
+                run.bind_output(f"grad.{name}", view)
+            self._runs[prepared] = run
+        return self._runs[prepared]
+
+
+def even_share(samples: int, most: int) -> int:
+    """The size of micro-batches of at most `most` samples: equal ones, unless these are smaller than half."""
+    if samples <= most:
+        return samples
+    return next((size for size in range(most, most // 2, -1) if samples % size == 0), most)

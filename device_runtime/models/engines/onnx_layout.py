@@ -19,42 +19,22 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.bundles.graph_check import Field, fields, number
+from device_runtime.models.bundles.graph_check import fields, number
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Flat, Tensors, TensorSpec, Vector
 
 from .base import Inputs, Labels
 from .freed_memory import trim_heap
+from .onnx_nodes import GRAPH_INITIALISER, Node, graph_fields, nodes
 from .onnx_probe import OnnxProbe, ProbeGraph, with_inputs
 from .onnx_session import SessionSettings, load_session
-from .onnx_whole import (
-    GRAPH_INITIALISER,
-    MODEL_GRAPH,
-    TENSOR_BYTES,
-    TENSOR_NAME,
-    TENSOR_SHAPE,
-    TENSOR_TYPE,
-    TYPES,
-)
+from .onnx_whole import TENSOR_BYTES, TENSOR_NAME, TENSOR_SHAPE, TENSOR_TYPE, TYPES
 
-GRAPH_NODE = 1
-NODE_INPUT, NODE_OUTPUT, NODE_TYPE, NODE_ATTRIBUTE = 1, 2, 4, 5
-ATTRIBUTE_FLOAT = 2
 Made = Callable[[Tensors], NDArray[np.float32]]
 Write = Callable[[NDArray[np.float32], Vector], None]
 Initialiser = tuple[tuple[int, ...], Vector]
 BLOCKS = (16, 8, 4)
 """Channels of a block in ONNX Runtime's blocked layout, by the width of the processor's registers."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """An operator with the names of its inputs and outputs."""
-
-    kind: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    epsilon: float
 
 
 @dataclass(frozen=True)
@@ -79,15 +59,10 @@ class PlacedValue:
         return np.allclose(tried, content, rtol=1e-4, atol=1e-5)
 
 
-def nodes(model: bytes) -> list[Node]:
-    """The nodes of the model's graph, in order. Raises BundleError if it is no model."""
-    return [_node(field.content) for field in _graph(model) if field.number == GRAPH_NODE]
-
-
 def float_initialisers(model: bytes) -> dict[str, Initialiser]:
     """Shape and flat values of every float32 initialiser that has its data inside."""
     found = {}
-    for field in _graph(cast(bytes, memoryview(model))):  # parts of a view are not copied
+    for field in graph_fields(cast(bytes, memoryview(model))):  # parts of a view are not copied
         if field.number == GRAPH_INITIALISER:
             parts = list(fields(field.content))
             kept = {part.number: part for part in parts}
@@ -187,7 +162,7 @@ def _gains(norm: Node) -> tuple[str, str]:
 
 def _scale(norm: Node) -> Made:
     gain, variance = _gains(norm)
-    epsilon = np.float32(norm.epsilon)
+    epsilon = np.float32(cast(float, norm.attributes.get("epsilon", 1e-5)))
     return lambda t: t[gain] / np.sqrt(t[variance] + epsilon)
 
 
@@ -205,28 +180,6 @@ def _transposed(name: str) -> Made:
 
 def _folded(kernel: str, scale: Made) -> Made:
     return lambda t: t[kernel] * scale(t)[:, None, None, None]
-
-
-def _node(content: bytes) -> Node:
-    parts = list(fields(content))
-    inputs, outputs, kinds = (
-        tuple(part.content.decode() for part in parts if part.number == which)
-        for which in (NODE_INPUT, NODE_OUTPUT, NODE_TYPE)
-    )
-    attributes = [list(fields(part.content)) for part in parts if part.number == NODE_ATTRIBUTE]
-    epsilons = [_float(one) for one in attributes if any(part.content == b"epsilon" for part in one)]
-    return Node(kinds[0], inputs, outputs, epsilons[0] if epsilons else 1e-5)
-
-
-def _float(attribute: Sequence[Field]) -> float:
-    encoded = next(part.encoded for part in attribute if part.number == ATTRIBUTE_FLOAT)
-    return float(np.frombuffer(encoded[-4:], "<f4")[0])
-
-
-def _graph(model: bytes) -> Iterator[Field]:
-    for field in fields(model):
-        if field.number == MODEL_GRAPH:
-            yield from fields(field.content)
 
 
 MOST_BYTES = 16 << 20

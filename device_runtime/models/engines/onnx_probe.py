@@ -13,13 +13,12 @@ from device_runtime.models.bundles.graph_check import delimited_field, fields, n
 from device_runtime.models.bundles.manifest import Graph, Manifest
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
 
-from .base import Inputs, Labels
+from .base import Inputs, Labels, batches, checked_inputs, checked_labels
+from .onnx_nodes import GRAPH_INITIALISER, GRAPH_INPUT, GRAPH_NODE, MODEL_GRAPH, NODE_TYPE
 from .onnx_session import BoundSession, LoadedGraph, SessionSettings, load_session
 from .onnx_whole import (
     ENTRY_KEY,
     ENTRY_VALUE,
-    GRAPH_INITIALISER,
-    MODEL_GRAPH,
     TENSOR_NAME,
     TENSOR_SHAPE,
     TENSOR_TYPE,
@@ -27,15 +26,26 @@ from .onnx_whole import (
 )
 
 
-class OnnxProbe(BoundSession):
-    """Loss by one session that reads the parameters in place; see `engines.base.LossProbe`."""
+class OnnxProbe:
+    """Loss by one session that reads the parameters in place; see `engines.base.LossProbe`.
+
+    rows: the most samples of a run.
+    """
+
+    def __init__(self, manifest: Manifest, rows: int, loaded: LoadedGraph, params: Flat) -> None:
+        self.params = params
+        self._manifest, self._rows, self._bound = manifest, rows, BoundSession(loaded, params)
 
     def loss(self, x: Inputs, y: Labels) -> float:
         """The mean of the bundle's loss: of each sample in float32, summed in float64 in the given order."""
+        x = checked_inputs(self._manifest, x)
+        labels = checked_labels(self._manifest, x, y)
         losses = np.empty(len(y), np.float32)
-        for part in self._batches_of(x, y):
-            self._bind_output("losses", losses[part])
-            self._loaded.run_bound(self._binding, part.stop - part.start)
+        for part in batches(len(x), self._rows):
+            self._bound.bind_input("x", x[part])
+            self._bound.bind_input("y", labels[part])
+            self._bound.bind_output("losses", losses[part])
+            self._bound.run(part.stop - part.start)
         return float(losses.mean(dtype=np.float64))
 
 
@@ -77,8 +87,7 @@ def rows_beside(held_bytes: int, graph: Graph, rows: int) -> int:
 
 # Turns inputs of a graph into constants, which ONNX Runtime folds and lays out for the processor, and back.
 
-GRAPH_NODE, GRAPH_INPUT = 1, 11
-NODE_TYPE, INPUT_NAME = 4, 1
+INPUT_NAME = 1
 TENSOR_EXTERNAL, TENSOR_LOCATION = 13, 14
 EXTERNAL = 1
 
@@ -123,12 +132,12 @@ def with_inputs(onnx: bytes, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
             for part in fields(field.content)
             if part.number != GRAPH_INITIALISER or _name(part.content, TENSOR_NAME) not in names
         ]
-        inputs = (delimited_field(GRAPH_INPUT, _input(name, shape)) for name, shape in shapes.items())
+        inputs = (delimited_field(GRAPH_INPUT, encoded_input(name, shape)) for name, shape in shapes.items())
         parts.append(delimited_field(MODEL_GRAPH, b"".join((*kept, *inputs))))
     return b"".join(parts)
 
 
-def _input(name: str, shape: tuple[int, ...]) -> bytes:
+def encoded_input(name: str, shape: tuple[int, ...]) -> bytes:
     """An encoded ValueInfoProto of float32."""
     sizes = b"".join(delimited_field(1, number_field(1, size)) for size in shape)
     tensor = number_field(1, TYPES["float32"]) + delimited_field(2, sizes)

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.graph_check import check_graph
-from device_runtime.models.bundles.manifest import TRAINING, Graph, Manifest
+from device_runtime.models.bundles.manifest import TRAINING, Graph
 from device_runtime.models.bundles.quantised import has_exact_int8, holds_float16
 from device_runtime.models.bundles.tensors import Flat, Tensors
 from device_runtime.models.errors import BundleError, EngineError, one_line
 
-from .base import EngineWatch, Inputs, Labels, batches, checked_inputs, checked_labels
+from .base import EngineWatch
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ class SessionSettings:
     watch: notified of loads and runs.
     quick: use only the optimisers that pay off in a session of few runs, as every session of a training graph
     does.
-    optimised: the graph has been optimised already.
+    optimised: the graph has been optimised already, here, from one that passed the check.
+    rewritten: the graph was made here from one that passed the check; it is not checked again. Its operators
+    are the final ones, and run in the order of the file, which keeps few values at a time.
     save_to: a file to write the optimised graph to, which fits this processor and this version of ONNX
     Runtime only.
     """
@@ -65,6 +67,7 @@ class SessionSettings:
     watch: EngineWatch | None = None
     quick: bool = False
     optimised: bool = False
+    rewritten: bool = False
     save_to: str = ""
 
 
@@ -77,7 +80,8 @@ def load_session(
     anything that is not allowed, EngineError if ONNX Runtime is missing or refuses it, and what the watch
     raises.
     """
-    _check(name, onnx, frozen, settings)
+    if not settings.rewritten:
+        _check(name, onnx, frozen, settings)
     if settings.watch is not None:
         settings.watch.will_load(name, graph)
     ort = onnxruntime()
@@ -96,8 +100,10 @@ def load_session(
         unwanted = ["ConstantFolding"]
     if settings.quick or name.partition(".")[0] in TRAINING:
         unwanted += disabled_optimisers(frozen)
-    if settings.optimised:
+    if settings.optimised or settings.rewritten:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if settings.rewritten:
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     with engine_errors(f"graph {name}"):
         if settings.save_to:
             options.optimized_model_filepath = settings.save_to
@@ -147,33 +153,29 @@ def engine_errors(what: str) -> Iterator[None]:
 class BoundSession:
     """A session that reads and writes the caller's arrays in place.
 
-    Its trainable inputs are slices of the flat buffer `params`, bound once. rows: the most samples of a run.
+    Its trainable inputs are slices of the flat buffer `params`, bound once.
     """
 
-    def __init__(self, manifest: Manifest, rows: int, loaded: LoadedGraph, params: Flat) -> None:
-        self.params = params
-        self._manifest, self._rows, self._loaded = manifest, rows, loaded
+    def __init__(self, loaded: LoadedGraph, params: Flat) -> None:
+        self._loaded = loaded
         with engine_errors(f"graph {loaded.name}"):
             self._binding: Any = loaded.session.io_binding()
         for name in loaded.graph.trainable:
-            self._bind_input(name, params.views[name])
+            self.bind_input(name, params.views[name])
 
-    def _bind_input(self, name: str, buffer: np.ndarray[Any, Any]) -> None:
+    def bind_input(self, name: str, buffer: np.ndarray[Any, Any]) -> None:
+        """Reads an input from this buffer, which must not be moved."""
         with engine_errors(f"graph {self._loaded.name}"):
             self._binding.bind_ortvalue_input(name, _ortvalue(buffer))
 
-    def _bind_output(self, name: str, buffer: np.ndarray[Any, Any]) -> None:
+    def bind_output(self, name: str, buffer: np.ndarray[Any, Any]) -> None:
+        """Writes an output to this buffer, which must not be moved."""
         with engine_errors(f"graph {self._loaded.name}"):
             self._binding.bind_ortvalue_output(name, _ortvalue(buffer))
 
-    def _batches_of(self, x: Inputs, y: Labels) -> Iterator[slice]:
-        """Binds the samples batch by batch; the caller runs each batch before it takes the next."""
-        x = checked_inputs(self._manifest, x)
-        labels = checked_labels(self._manifest, x, y)
-        for part in batches(len(x), self._rows):
-            self._bind_input("x", x[part])
-            self._bind_input("y", labels[part])
-            yield part
+    def run(self, samples: int) -> None:
+        """Runs on what is bound. Raises EngineError."""
+        self._loaded.run_bound(self._binding, samples)
 
 
 def _ortvalue(array: np.ndarray[Any, Any]) -> Any:

@@ -19,8 +19,9 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.data.report import describe_input
 from device_runtime.models.errors import BundleError
 
-MODEL_GRAPH, MODEL_METADATA = 7, 14
-GRAPH_INITIALISER = 5
+from .onnx_nodes import GRAPH_INITIALISER, MODEL_GRAPH
+
+MODEL_METADATA = 14
 TENSOR_SHAPE, TENSOR_TYPE, TENSOR_NAME, TENSOR_BYTES = 1, 2, 8, 9
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "float16": 10, "float64": 11}
@@ -80,7 +81,7 @@ def _graph(graph: bytes, values: Mapping[str, NDArray[Any]]) -> Iterator[bytes]:
     for field in fields(graph):
         name = _name(field.content) if field.number == GRAPH_INITIALISER else ""
         if name in left:
-            yield delimited_field(GRAPH_INITIALISER, _tensor(name, left.pop(name)))
+            yield delimited_field(GRAPH_INITIALISER, encoded_tensor(name, left.pop(name)))
         else:
             yield field.encoded
     if left:
@@ -91,7 +92,7 @@ def _name(tensor: bytes) -> str:
     return next((f.content.decode("utf-8", "replace") for f in fields(tensor) if f.number == TENSOR_NAME), "")
 
 
-def _tensor(name: str, value: NDArray[Any]) -> bytes:
+def encoded_tensor(name: str, value: NDArray[Any]) -> bytes:
     if value.dtype.name not in TYPES:
         raise BundleError(f"{name} is {value.dtype}, an ONNX file holds {', '.join(TYPES)}")
     shape = b"".join(number_field(TENSOR_SHAPE, size) for size in value.shape)

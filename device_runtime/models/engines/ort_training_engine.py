@@ -44,7 +44,7 @@ def available(manifest: Manifest | None = None) -> str:
 class OrtTrainingModel(OnnxModel):
     """A bundle on onnxruntime-training; trains with graphs ort-training.SET. See `base.DeviceModel`."""
 
-    def trainer(self, tunable: str = "all", objective: str = "train") -> OnnxGradients:
+    def trainer(self, tunable: str = "all", objective: str = "train", batch: int = 0) -> OnnxGradients:
         """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError.
 
         A set without an ort-training graph uses the ordinary training graph.
@@ -57,7 +57,7 @@ class OrtTrainingModel(OnnxModel):
         params = self._params(tunable)
         name = f"{ORT_TRAINING}.{tunable}"
         kind = name if name in self.manifest.graphs else f"train.{tunable}"
-        return OnnxGradients(self, self._session(kind), params)
+        return OnnxGradients(self, kind, params, batch)
 
 
 def installed_builds() -> dict[str, str]:

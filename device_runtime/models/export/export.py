@@ -4,7 +4,7 @@
 import copy
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Literal, cast
@@ -29,14 +29,15 @@ from device_runtime.models.bundles.manifest import (
 from device_runtime.models.bundles.names import LEVELS, PRECISIONS
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.errors import ExportError, one_line
+from device_runtime.models.errors import ExportError, ParityError, one_line
 from device_runtime.models.export.graph_cost import graph_cost
 from device_runtime.models.torch_engine.losses import OwnLoss, loss_of
 from device_runtime.models.torch_engine.objectives import OutputSizes, sizes_of
 
 from .candidates import WantedGraphs, candidates
+from .described import undescribed
 from .levels import assign_levels, find_head, level_outputs
-from .parity import GraphCandidate, check_parity
+from .parity import GraphCandidate, check_blocked, check_parity
 from .subject import FunctionalModule, HeadUnused, run, stored_tensors
 from .trace import TRACED_BATCH
 from .tunable_sets import Sets, change_warning, inject, parameter_table, scale_features
@@ -130,7 +131,8 @@ def export(
     passed = PassedGraphs(report)
     for candidate in candidates(subject, wanted):
         worst = check_parity(subject, candidate)
-        passed.add(candidate.name, _manifest_graph(candidate, passed.graphs), candidate.onnx, worst)
+        right = _described_if_right(subject, candidate)
+        passed.add(right.name, _manifest_graph(right, passed.graphs), right.onnx, worst)
     if spec.batchnorm == "training" and not any(graph.statistics for graph in passed.graphs.values()):
         logger.warning("no graph uses batch statistics: no batch normalisation is in a set that is trained")
     weights = {name: tensor.contiguous().numpy() for name, tensor in stored_tensors(module).items()}
@@ -151,6 +153,16 @@ def export(
         loss=msgspec.UNSET if spec.loss == CROSS_ENTROPY else spec.loss,
     )
     return bundles.write(folder, manifest, weights, passed.files, spec.tokenizer)
+
+
+def _described_if_right(subject: FunctionalModule, candidate: GraphCandidate) -> GraphCandidate:
+    """The graph without descriptions of its layers if it is wrong in the layout that they are for."""
+    try:
+        check_blocked(subject, candidate)
+    except ParityError as error:
+        logger.warning("its convolutions will be slower than they could be: %s", error)
+        return replace(candidate, onnx=undescribed(candidate.onnx))
+    return candidate
 
 
 def _check_spec(spec: ExportSpec) -> None:

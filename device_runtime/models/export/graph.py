@@ -11,8 +11,9 @@ from typing import Any
 import onnx
 import torch
 from onnx import helper
-from torch import Tensor, fx
+from torch import Tensor
 
+from .described import description, is_description, renamed, without_descriptions
 from .operators import OPERATORS
 from .trace import Traced
 from .writer import BATCH, DTYPES, Unwritable, Writer, fresh_names
@@ -32,7 +33,7 @@ def to_onnx(traced: Traced) -> bytes:
 def convert(traced: Traced) -> Any:
     """The whole graph as an onnx.ModelProto, with all tensors as inputs."""
     try:
-        return write(traced.graph, traced.inputs, traced.outputs.names, OPSET)
+        return write(traced, OPSET)
     except Unwritable as error:
         logger.info("written by torch's exporter, which takes longer: %s", error)
         return exported(traced)
@@ -48,13 +49,15 @@ def exported(traced: Traced) -> Any:
     shapes.append([None] * len(traced.example[-1]))
     with _quiet():
         program = torch.onnx.export(
-            traced.graph,
+            without_descriptions(traced.graph),
             traced.example,
             dynamo=True,
             opset_version=OPSET,
             dynamic_shapes=tuple(shapes),
             verbose=False,
         )
+    for node in program.model_proto.graph.node:
+        node.doc_string = ""
     return program.model_proto
 
 
@@ -150,6 +153,7 @@ def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         node.name = f"n{index}"
         node.input[:] = [names[name] for name in node.input]
         node.output[:] = [names[name] for name in node.output]
+        node.doc_string = renamed(node.doc_string, names)
 
 
 def _values(graph: Any) -> Iterable[str]:
@@ -206,19 +210,21 @@ def canonical_bytes(model: Any) -> bytes:
     for field in ("value_info", "metadata_props", "quantization_annotation"):
         bare.graph.ClearField(field)
     for item in (*bare.graph.node, *bare.graph.input, *bare.graph.output, *bare.graph.initializer):
-        item.doc_string = ""
         item.ClearField("metadata_props")
+    for item in (*bare.graph.input, *bare.graph.output, *bare.graph.initializer):
+        item.doc_string = ""
     onnx_file: bytes = bare.SerializeToString(deterministic=True)
     return onnx_file
 
 
-def write(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], opset: int) -> Any:
-    """The graph as an onnx.ModelProto with these names of inputs, of which "x" is the first, and outputs.
+def write(traced: Traced, opset: int) -> Any:
+    """The graph as an onnx.ModelProto whose first input is "x"; describes the layers of a training graph.
 
     Raises Unwritable.
     """
-    writer = Writer(inputs)
-    taken = iter(inputs)
+    graph, outputs = traced.graph, traced.outputs.names
+    writer = Writer(traced.inputs)
+    taken = iter(traced.inputs)
     given: list[Any] = []
     results: list[Any] = []
     for node in graph.graph.nodes:
@@ -231,18 +237,33 @@ def write(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], 
             results = list(node.args[0])
         elif isinstance(node.meta.get("val"), (int, torch.SymInt)):
             continue  # sizes are taken from the shapes
+        elif is_description(node):
+            writer.describe(node)
         else:
             if node.target not in OPERATORS:
                 raise Unwritable(f"operator {node.target}")
             writer.values[node] = OPERATORS[node.target](writer, node)
+    if traced.outputs.gradients:
+        _describe(writer)
     named = [writer.emit("Identity", writer.values[node]) for node in results]
     described = [_value_info(name, node.meta["val"]) for name, node in zip(named, results, strict=True)]
-    renamed = dict(zip(named, outputs, strict=True))
+    final = dict(zip(named, outputs, strict=True))
     for node, name in zip(writer.nodes[-len(named) :], described, strict=True):
-        node.output[0] = name.name = renamed[name.name]
+        node.output[0] = name.name = final[name.name]
     constants = list(writer.constants.values())
     made = helper.make_graph(writer.nodes, "graph", given, described, constants)
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)])
+
+
+def _describe(writer: Writer) -> None:
+    """Describes nodes by the shapes of feature maps and kernels, and by the layers that they complete."""
+    shapes = {}
+    for node, name in writer.values.items():
+        value = node.meta.get("val")
+        if isinstance(name, str) and isinstance(value, Tensor) and value.dim() == 4:
+            shapes[name] = [0 if isinstance(size, torch.SymInt) else int(size) for size in value.shape]
+    for node in writer.nodes:
+        node.doc_string = description(shapes.get(node.output[0]), writer.layers.get(node.output[0]))
 
 
 def _value_info(name: str, value: Tensor) -> Any:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from device_runtime.models.bundles.manifest import ORT_TRAINING, Extra, Graph
 from device_runtime.models.bundles.targets import TargetSpec
+from device_runtime.models.engines.blocked_session import load_blocked
 from device_runtime.models.engines.onnx_session import LoadedGraph, SessionSettings, load_session
-from device_runtime.models.errors import ParityError, one_line
+from device_runtime.models.errors import BundleError, EngineError, ParityError, one_line
 from device_runtime.models.torch_engine.objectives import (
     GraphInputs,
     loss_and_gradients,
@@ -28,6 +29,7 @@ from .subject import FunctionalModule, run, statistics, stored_tensors, with_bat
 BATCHES = (1, 5)  # other sizes than the batch that was traced
 BATCHES_OF_STATISTICS = (2, 5)  # with batch statistics: one sample alone may have no variance
 SEEDS = (0, 1, 2, 3, 4)
+SEEDS_BLOCKED = (1, 2)
 NOISE = 0.05  # noise on weights, as a fraction of the tensor's root mean square, or absolute if that is 0
 ABSOLUTE = 2e-6  # accepted difference, as a fraction of the output's largest value, or of all gradients'
 RELATIVE = 1e-4  # accepted difference, as a fraction of the tensor's largest value
@@ -95,6 +97,32 @@ def check_parity(subject: FunctionalModule, candidate: GraphCandidate) -> float:
     return worst
 
 
+def check_blocked(subject: FunctionalModule, candidate: GraphCandidate) -> None:
+    """Compares a training graph with torch in the blocked layout, if the ONNX Runtime at hand has it.
+
+    Raises ParityError as `check_parity` does.
+    """
+    batch = BATCHES[-1]
+    subject = with_batch_statistics(subject, candidate.norms)
+    classes = output_sizes(subject).classes
+    for seed in SEEDS_BLOCKED:
+        generator = torch.Generator().manual_seed(seed)
+        tensors = _noisy_weights(subject, generator)
+        where = f"graph {candidate.name} in the blocked layout, batch {batch}, seed {seed}"
+        try:
+            loaded = _loaded_blocked(subject, candidate, tensors, batch)
+            if loaded is None:
+                return
+            y = _random_targets(subject.loss.target, classes, batch, generator)
+            extras = _random_extras(candidate.extras, batch, generator)
+            inputs = GraphInputs(_random_inputs(subject, batch, generator), y, extras, tensors)
+            found = _onnx_outputs(loaded, candidate, inputs)
+        except (BundleError, EngineError) as error:
+            raise ParityError(f"{where}: {error}") from error
+        expected = _torch_outputs(subject, candidate, inputs)
+        _compare(where, found, expected, _shaken(subject, candidate, inputs))
+
+
 def _random_inputs(subject: FunctionalModule, batch: int, generator: torch.Generator) -> Tensor:
     """A random input of this batch size; token ids are drawn from those of the example."""
     example = subject.example
@@ -139,9 +167,26 @@ def _noisy_weights(subject: FunctionalModule, generator: torch.Generator) -> dic
 
 
 def _loaded(candidate: GraphCandidate, tensors: Mapping[str, Tensor]) -> LoadedGraph:
-    frozen = {name: tensors[name].contiguous().numpy() for name in candidate.frozen}
-    known = Graph("", "", 0, candidate.trainable, 0, 0, 0, candidate.frozen, candidate.statistics)
-    return load_session(candidate.name, known, candidate.onnx, frozen, SessionSettings())
+    return load_session(
+        candidate.name, _graph(candidate), candidate.onnx, _frozen(candidate, tensors), SessionSettings()
+    )
+
+
+def _loaded_blocked(
+    subject: FunctionalModule, candidate: GraphCandidate, tensors: Mapping[str, Tensor], batch: int
+) -> LoadedGraph | None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    shapes["x"] = tuple(subject.example.shape[1:])
+    given = _frozen(candidate, tensors), shapes
+    return load_blocked(candidate.name, _graph(candidate), candidate.onnx, given, batch, SessionSettings())
+
+
+def _graph(candidate: GraphCandidate) -> Graph:
+    return Graph("", "", 0, candidate.trainable, 0, 0, 0, candidate.frozen, candidate.statistics)
+
+
+def _frozen(candidate: GraphCandidate, tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    return {name: tensors[name].contiguous().numpy() for name in candidate.frozen}
 
 
 def _onnx_outputs(loaded: LoadedGraph, candidate: GraphCandidate, inputs: GraphInputs) -> Outputs:

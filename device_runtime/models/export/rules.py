@@ -3,7 +3,7 @@
 They replace torch's fused kernels while tracing. Those of convolutions and norms are in
 `torch_engine.layers`. Shapes: x (n, channels, height, width), go the gradient of an operator's output.
 """
-# mypy: allow-untyped-calls, allow-any-unimported
+# mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 
 from device_runtime.models.torch_engine.layers import (
+    batch_norm,
     batch_norm_backward,
+    batch_statistics_backward,
     convolution_backward,
     group_norm,
     group_norm_backward,
 )
+
+from .described import describing
 
 aten = torch.ops.aten
 
@@ -111,20 +115,60 @@ def embedding_backward(go: Tensor, indices: Tensor, rows: int, padding_index: in
     )
 
 
+class BatchNorm(torch.autograd.Function):
+    """`batch_norm` with its gradient as a whole: x (n, channels, ..), w and b (channels,), eps."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        y, mean, variance = _BATCH_NORM(x, w, b, eps)
+        ctx.save_for_backward(x, w, mean, variance)
+        ctx.eps = eps
+        ctx.mark_non_differentiable(mean, variance)
+        return y, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, go: Tensor, *unused: Any) -> tuple[Tensor, Tensor, Tensor, None]:
+        return (*_BATCH_STATISTICS_BACKWARD(go, *ctx.saved_tensors, ctx.eps), None)
+
+
+def described_convolution_backward(*arguments: Any) -> Any:
+    """`convolution_backward`, described unless the convolution is transposed."""
+    transposed = arguments[7]
+    return (convolution_backward if transposed else _CONVOLUTION_BACKWARD)(*arguments)
+
+
+_CONVOLUTION_BACKWARD = describing(
+    "convolution_backward", convolution_backward, tensors=(0, 1, 2), numbers=(4, 5, 6, 9)
+)
+_BATCH_NORM = describing("batch_norm", batch_norm, tensors=(0, 1, 2), numbers=(3,))
+_BATCH_STATISTICS_BACKWARD = describing(
+    "batch_statistics_backward", batch_statistics_backward, tensors=(0, 1, 2, 3, 4), numbers=(5,)
+)
+
 # In graphs without gradients ONNX's own normalisation is better.
 GRADIENTS_ONLY = (aten.native_group_norm.default,)
 
 RULES: dict[Any, Callable[..., Any]] = {
-    aten.convolution_backward.default: convolution_backward,
-    aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+    aten.convolution_backward.default: described_convolution_backward,
+    aten.max_pool2d_with_indices_backward.default: describing(
+        "max_pool_backward", max_pool_backward, tensors=(0, 1), numbers=()
+    ),
     aten.avg_pool2d_backward.default: avg_pool_backward,
     aten.nll_loss_forward.default: nll_loss,
     aten.nll_loss_backward.default: nll_loss_backward,
-    aten.native_group_norm.default: group_norm,
-    aten.native_group_norm_backward.default: group_norm_backward,
-    aten.native_batch_norm_backward.default: batch_norm_backward,
-    aten.threshold_backward.default: threshold_backward,
-    aten.hardtanh_backward.default: hardtanh_backward,
+    aten.native_group_norm.default: describing("group_norm", group_norm, tensors=(0, 1, 2), numbers=(6, 7)),
+    aten.native_group_norm_backward.default: describing(
+        "group_norm_backward", group_norm_backward, tensors=(0, 1, 2, 3, 4), numbers=(8,)
+    ),
+    aten.native_batch_norm_backward.default: describing(
+        "batch_norm_backward", batch_norm_backward, tensors=(0, 1, 2, 3, 4), numbers=(8,)
+    ),
+    aten.threshold_backward.default: describing(
+        "threshold_backward", threshold_backward, tensors=(0, 1), numbers=(2,)
+    ),
+    aten.hardtanh_backward.default: describing(
+        "hardtanh_backward", hardtanh_backward, tensors=(0, 1), numbers=(2, 3)
+    ),
     aten.select_backward.default: select_backward,
     aten.slice_backward.default: slice_backward,
     aten.embedding_dense_backward.default: embedding_backward,

@@ -16,6 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 from device_runtime.models.errors import ExportError
 
+from .rules import BatchNorm
+
 Tensors = Mapping[str, Tensor]
 
 STATISTICS = ("running_mean", "running_var")
@@ -151,24 +153,16 @@ def recorded_statistics(subject: FunctionalModule) -> Iterator[dict[str, Tensor]
 def _recording(name: str, norm: nn.Module, recorded: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         """Ioffe and Szegedy 2015, algorithm 1; the running variance is the unbiased one, as in torch."""
-        axes = [0, *range(2, x.dim())]
-        shape = [1, -1] + [1] * (x.dim() - 2)
         count = torch.ones_like(x[:, :1]).sum()  # a tensor: the batch size is not known while tracing
-        mean = x.mean(axes, keepdim=True)
-        centred = x - mean
-        variance = (centred * centred).mean(axes, keepdim=True)
+        channels = x.new_ones(x.shape[1])
+        weight, bias = (channels, 0 * channels) if norm.weight is None else (norm.weight, norm.bias)
+        y, mean, variance = BatchNorm.apply(x, weight, bias, norm.eps)
         others = count - 1
         unbiased = variance * (count / others.clamp(min=1))
         moves = others.clamp(max=1)  # 0 where there is one value
         for statistic, now in zip(STATISTICS, (mean, unbiased), strict=True):
-            if (old := getattr(norm, statistic)) is None:
-                continue
-            recorded.setdefault(
-                f"{name}.{statistic}", old + norm.momentum * moves * (now.detach().flatten() - old)
-            )
-        y = centred * torch.rsqrt(variance + norm.eps)
-        if norm.weight is not None:
-            y = y * norm.weight.reshape(shape) + norm.bias.reshape(shape)
+            if (old := getattr(norm, statistic)) is not None:
+                recorded.setdefault(f"{name}.{statistic}", old + norm.momentum * moves * (now.detach() - old))
         return y
 
     return forward

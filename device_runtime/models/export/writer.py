@@ -48,6 +48,8 @@ class Writer:
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
         self.values: dict[fx.Node, Any] = {}
+        # value -> description of the layer that it is an output of (`described.describing`)
+        self.layers: dict[str, dict[str, Any]] = {}
         # matrix -> name and shape of the same values as a tensor, before its rows were folded together
         self.unfolded: dict[fx.Node, tuple[str, tuple[Any, ...]]] = {}
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -73,6 +75,17 @@ class Writer:
     def integers(self, values: Sequence[int]) -> str:
         """A constant int64 vector, for axes, shapes and the like."""
         return self.constant(np.asarray(values, np.int64))
+
+    def describe(self, node: fx.Node) -> None:
+        """Keeps the description; its value is that which it describes."""
+        result, layer, output, inputs, numbers = node.args
+        self.values[node] = self.values[result]
+        self.layers[self.values[node]] = {
+            "layer": layer,
+            "output": output,
+            "inputs": [self.values[value] for value in inputs],
+            "numbers": list(numbers),
+        }
 
     def operand(self, argument: Any, dtype: torch.dtype) -> str:
         """A tensor, or a number as a constant of this dtype; a size that depends on the batch is computed."""

@@ -111,7 +111,7 @@ class TorchModel:
         """The loss as a function of a tunable set, starting at `weights`. Raises BundleError, EngineError."""
         return TorchProbe(self, "loss", tunable)
 
-    def trainer(self, tunable: str = "all", objective: str = "train") -> "TorchGradients":
+    def trainer(self, tunable: str = "all", objective: str = "train", batch: int = 0) -> "TorchGradients":
         """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError."""
         return TorchGradients(self, objective, tunable)
 

@@ -315,3 +315,29 @@ def batch_norm_backward(
     grad_weight = ((go * x).sum(rest) - running_mean * sums) * rstd if mask[1] else None
     scale = rstd if w is None else rstd * w
     return go * scale.reshape(per_channel) if mask[0] else None, grad_weight, sums if mask[2] else None
+
+
+def batch_norm(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Result, and mean and variance of each channel of the batch. Ioffe and Szegedy 2015, algorithm 1."""
+    axes, per_channel = [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
+    mean = x.mean(axes)
+    centred = x - mean.reshape(per_channel)
+    variance = (centred * centred).mean(axes)
+    scale = w * torch.rsqrt(variance + eps)
+    return x * scale.reshape(per_channel) + (b - mean * scale).reshape(per_channel), mean, variance
+
+
+def batch_statistics_backward(
+    go: Tensor, x: Tensor, w: Tensor, mean: Tensor, variance: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of input, weight and bias of `batch_norm`; mean and variance: (channels,)."""
+    axes, per_channel = [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
+    rstd = torch.rsqrt(variance + eps)
+    of_bias = go.mean(axes)
+    of_weight = ((go * x).mean(axes) - mean * of_bias) * rstd
+    scale = w * rstd
+    along = scale * rstd * of_weight
+    rest = (along * mean - scale * of_bias).reshape(per_channel)
+    grad_input = go * scale.reshape(per_channel) - x * along.reshape(per_channel) + rest
+    count = torch.ones_like(x[:, :1]).sum()  # a tensor: the batch size is not known while tracing
+    return grad_input, of_weight * count, of_bias * count

@@ -189,7 +189,8 @@ def plan_batches(plan: TrainingPlan, run: Run) -> tuple[list[Indices], int]:
 
 
 def _trainer(model: DeviceModel, plan: TrainingPlan) -> Gradients:
-    trainer = model.trainer(plan.tunable, plan.objective)
+    full = len(plan.indices) >= plan.batch and plan.privacy is None
+    trainer = model.trainer(plan.tunable, plan.objective, plan.batch if full else 0)
     if plan.privacy is None:
         return trainer
     graph = model.manifest.graphs[f"{plan.objective}.{plan.tunable}"]

@@ -60,7 +60,8 @@ def teach(
     Raises BundleError if the bundle has no such graph, and Diverged.
     """
     model.load(weights)
-    trainer = model.trainer(training.tunable, training.objective)
+    most = training.batch if len(data) >= training.batch else 0
+    trainer = model.trainer(training.tunable, training.objective, most)
     params, grads = trainer.params, trainer.grads
     steps = training.optimizer.start(params.vector)
     held = {name: params.views[name].copy() for name in training.held}

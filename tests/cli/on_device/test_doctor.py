@@ -82,7 +82,7 @@ def test_an_engine_that_does_not_open_is_a_problem(bundle):
 
 def test_gradients_that_are_wrong_are_found(bundle):
     class Wrong(OnnxModel):
-        def trainer(self, tunable="all", objective="train"):
+        def trainer(self, tunable="all", objective="train", batch=0):
             made = super().trainer(tunable, objective)
             right = made.loss_and_grads
 

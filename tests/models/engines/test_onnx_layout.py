@@ -4,14 +4,18 @@ import pytest
 from device_runtime.models.engines.onnx_layout import (
     CandidateValue,
     Initialiser,
-    Node,
     float_initialisers,
-    nodes,
     values,
 )
+from device_runtime.models.engines.onnx_nodes import Node, nodes, write_node
 
-NORM = Node("BatchNormalization", ("c", "gain", "offset", "mean", "variance"), ("n",), 0.25)
-CONV = Node("Conv", ("x", "kernel", "bias"), ("c",), 1e-5)
+NORM = Node(
+    "BatchNormalization",
+    ("c", "gain", "offset", "mean", "variance"),
+    ("n",),
+    encoded=write_node("", (), (), {"epsilon": 0.25}),
+)
+CONV = Node("Conv", ("x", "kernel", "bias"), ("c",))
 GRAPH = [CONV, NORM]
 NAMES = ("kernel", "bias", "gain", "offset", "mean", "variance", "head")
 
@@ -83,8 +87,10 @@ def test_nodes_and_initialisers_are_read_as_the_onnx_package_reads_them(digits):
     ]
     for node, known in zip(read, graph.node, strict=True):
         for attribute in known.attribute:
-            if attribute.name == "epsilon":
-                assert node.epsilon == attribute.f
+            if attribute.type in (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT):
+                assert node.attributes[attribute.name] == onnx.helper.get_attribute_value(attribute)
+            elif attribute.type == onnx.AttributeProto.INTS:
+                assert node.attributes[attribute.name] == tuple(attribute.ints)
     inside = onnx.helper.make_tensor("w", 1, (2, 3), np.arange(6, dtype="f").tobytes(), raw=True)
     other = onnx.helper.make_tensor("i", 7, (1,), np.arange(1).tobytes(), raw=True)
     made = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [inside, other]))

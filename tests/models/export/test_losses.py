@@ -131,3 +131,23 @@ def test_what_does_not_fit_the_loss_is_refused_before_anything_is_written(tmp_pa
 def test_moon_is_trained_with_another_loss(tmp_path):
     bundle = export(mlp(2), spec_of(HOUSES, ("price", "area"), objectives=("train", "moon")), tmp_path / "m")
     assert "moon.all" in bundle.manifest.graphs
+
+
+def decoder():
+    nn = torch.nn
+    down = [nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.ConvTranspose2d(16, 16, 2, 2), nn.ReLU()]
+    return nn.Sequential(*down, nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 64, 2))
+
+
+@pytest.mark.parametrize("made", ["cnn", "decoder"])
+def test_convolutions_train_with_another_loss_in_the_layout_of_their_own(made, tmp_path, caplog):
+    torch.manual_seed(0)
+    module = decoder() if made == "decoder" else build("cnn", {"in_channels": 3, "size": 16, "classes": 2})
+    spec = replace(spec_of(targets_of("huber", ("a", "b")), ("a", "b")), input=InputSpec((3, 16, 16)))
+    bundle = export(module, spec, tmp_path / made)
+    assert "slower" not in caplog.text
+    x = np.random.default_rng(0).normal(size=(32, 3, 16, 16)).astype(np.float32)
+    y = x[:, 0, 0, :2].copy()
+    fast, plain = OnnxModel(bundle).trainer("all", batch=32), TorchModel(bundle, module=module).trainer("all")
+    assert fast.loss_and_grads(x, y) == pytest.approx(plain.loss_and_grads(x, y), rel=1e-5)
+    assert fast.grads.vector == pytest.approx(plain.grads.vector, abs=1e-6)

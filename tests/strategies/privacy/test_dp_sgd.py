@@ -238,7 +238,7 @@ class Still:
         self.params, self.grads = (Flat([TensorSpec("w", (self.width,))]) for _ in range(2))
         self.statistics = Flat([])
 
-    def trainer(self, tunable, objective):
+    def trainer(self, tunable, objective, batch=0):
         return self
 
     def loss_and_grads(self, x, y, extras):

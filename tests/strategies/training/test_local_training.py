@@ -28,7 +28,7 @@ class Rows:
         graphs = {"train.all": SimpleNamespace(extras=()), "moon.head": SimpleNamespace(extras=extras)}
         self.manifest = SimpleNamespace(graphs=graphs)
 
-    def trainer(self, tunable, objective):
+    def trainer(self, tunable, objective, batch=0):
         self.asked = (tunable, objective)
         self.params, self.grads = (Flat([TensorSpec("w", (self.width,))]) for _ in range(2))
         return self
@@ -94,7 +94,7 @@ def test_adam_with_two_proximal_terms_is_the_loop_written_out(model, digits, run
     terms = (Proximal(0.5, base), Proximal(0.4, few_shot))
     settings = TrainingPlan(Adam(1e-3), 2, 60, np.arange(120), gradients=terms)
     sent = local_training.train(model, digits, settings, run()).tensors
-    trainer, rng = model.trainer("all"), run().rng()
+    trainer, rng = model.trainer("all", batch=60), run().rng()
     w, g = trainer.params, trainer.grads
     steps = Adam(1e-3).start(w.vector)
     for _ in range(2):

@@ -1,0 +1,308 @@
+"""Operators on feature maps in ONNX Runtime's blocked layout, as nodes of an ONNX graph.
+
+In this layout, (n, channels / B, height, width, B), the values of B channels at one place lie side by side.
+One register of the processor holds them. ONNX Runtime's own optimiser uses it where kernels are constants.
+Its convolution takes kernels as inputs, too. Here the graph reorders them, which takes a fraction of a
+convolution's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .onnx_nodes import Attribute, Node, renamed_node, write_node
+
+DOMAIN = "com.microsoft.nchwc"
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator of the new graph. kept: the same one of the given graph, if it is not new."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute]
+    domain: str = ""
+    kept: Node | None = None
+
+    def encoded(self, names: Mapping[str, str]) -> bytes:
+        """Its bytes, with new names of values."""
+        if self.kept is not None:
+            return renamed_node(self.kept.encoded, names)
+        inputs, outputs = ([names.get(name, name) for name in some] for some in (self.inputs, self.outputs))
+        return write_node(self.kind, inputs, outputs, self.attributes, self.domain)
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a kernel moves over maps. Pairs are (rows, columns); before and after: zeros around the maps."""
+
+    kernel: Pair
+    stride: Pair = (1, 1)
+    before: Pair = (0, 0)
+    after: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+
+    def size(self, height: int, width: int) -> Pair:
+        """Height and width of the result."""
+        rows, columns = (
+            (size + self.before[axis] + self.after[axis] - self.dilation[axis] * (self.kernel[axis] - 1) - 1)
+            // self.stride[axis]
+            + 1
+            for axis, size in enumerate((height, width))
+        )
+        return rows, columns
+
+    @property
+    def attributes(self) -> dict[str, Attribute]:
+        """As attributes of a convolution."""
+        return {
+            "kernel_shape": self.kernel, "strides": self.stride, "dilations": self.dilation,
+            "pads": (*self.before, *self.after),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Feature maps in the blocked layout: a value of shape (n, padded, height, width).
+
+    Channels from `channels` to `padded`, a multiple of the block, are zero. made: the convolution that makes
+    them, so that what follows can become a part of it.
+    """
+
+    name: str
+    channels: int
+    padded: int
+    height: int
+    width: int
+    made: Made | None = None
+
+    @property
+    def area(self) -> int:
+        """Places of a map."""
+        return self.height * self.width
+
+    def fits(self, other: Maps) -> bool:
+        """Whether both have the same shape."""
+        return (self.channels, self.height, self.width) == (other.channels, other.height, other.width)
+
+    def with_values(self, name: str) -> Maps:
+        """Maps of the same shape with other values."""
+        return replace(self, name=name, made=None)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A blocked convolution's inputs (maps, kernel, bias, maps to add; "" for none) and attributes."""
+
+    inputs: tuple[str, str, str, str]
+    attributes: Mapping[str, Attribute]
+    per_sample: bool = False  # the maps of all samples are taken as channels of one
+
+
+class Operators:
+    """The operators and constants of a new graph, for `rows` samples in blocks of `block` channels."""
+
+    def __init__(self, rows: int, block: int) -> None:
+        self.rows, self.block = rows, block
+        self.steps: list[Step] = []
+        self.constants: dict[str, NDArray[Any]] = {}
+        self._known: dict[Any, str] = {}
+        self._reshaped: dict[str, str] = {}  # value -> the one that it is a reshape of
+
+    # Any values
+
+    def emit(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """Adds an operator unless an equal one is there; returns the name of its output."""
+        key = (kind, inputs, domain, tuple(sorted(attributes.items())))
+        if key not in self._known:
+            self._known[key] = self._fresh()
+            self.steps.append(Step(kind, inputs, (self._known[key],), attributes, domain))
+        return self._known[key]
+
+    def keep(self, node: Node) -> None:
+        """Adds an operator of the given graph."""
+        self.steps.append(Step(node.kind, node.inputs, node.outputs, {}, kept=node))
+
+    def name(self, value: str, name: str) -> None:
+        """Gives a value this name as well."""
+        self.steps.append(Step("Identity", (value,), (name,), {}))
+
+    def constant(self, value: Any, dtype: Any = np.float32) -> str:
+        """The name of a constant; equal constants are stored once."""
+        array = np.asarray(value, dtype)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._known:
+            self._known[key] = self._fresh()
+            self.constants[self._known[key]] = array
+        return self._known[key]
+
+    def integers(self, *values: int) -> str:
+        """A constant int64 vector."""
+        return self.constant(values, np.int64)
+
+    def _fresh(self) -> str:
+        return f"blocked.{len(self._known)}"
+
+    def multiply(self, *values: str) -> str:
+        """The product of values."""
+        product, *others = values
+        for other in others:
+            product = self.emit("Mul", product, other)
+        return product
+
+    def subtract(self, value: str, other: str) -> str:
+        """The difference of two values."""
+        return self.emit("Sub", value, other)
+
+    def mean(self, value: str, axis: int) -> str:
+        """The mean along one axis, which keeps the size 1."""
+        return self.emit("ReduceMean", value, self.integers(axis), keepdims=1)
+
+    def sum_over_samples(self, value: str) -> str:
+        """(n, ..) -> (..)."""
+        return self.emit("ReduceSum", value, self.integers(0), keepdims=0)
+
+    # Values as arrays of a given shape
+
+    def reshape(self, value: str, *shape: int) -> str:
+        """The value in another shape."""
+        source = self._reshaped.get(value, value)
+        reshaped = self.emit("Reshape", source, self.integers(*shape))
+        self._reshaped.setdefault(reshaped, source)
+        return reshaped
+
+    def transpose(self, value: str, shape: Sequence[int], order: Sequence[int]) -> str:
+        """The value, taken as an array of this shape, with its axes in this order."""
+        moved = [axis for axis in order if shape[axis] > 1]
+        if moved == sorted(moved):
+            return value
+        return self.emit("Transpose", self.reshape(value, *shape), perm=tuple(order))
+
+    def pad(
+        self, value: str, shape: Sequence[int], before: Sequence[int], after: Sequence[int], fill: float = 0.0
+    ) -> str:
+        """Zeros, or `fill`, around the value, taken as an array of this shape."""
+        if not any((*before, *after)):
+            return value
+        filling = (self.constant(fill),) if fill else ()
+        return self.emit("Pad", self.reshape(value, *shape), self.integers(*before, *after), *filling)
+
+    def pad_after(self, value: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
+        """Zeros after the value, taken as an array of this shape, up to the shape that is wanted."""
+        after = [size - had for had, size in zip(shape, wanted, strict=True)]
+        return self.pad(value, shape, [0] * len(after), after)
+
+    def cut(self, value: str, axis: int, stop: int, *, start: int = 0, step: int = 1) -> str:
+        """Every `step`-th place of the value from `start` on, along one axis."""
+        ends = (self.integers(number) for number in (start, stop, axis, step))
+        return self.emit("Slice", value, *ends)
+
+    def reverse(self, value: str, shape: Sequence[int], axis: int) -> str:
+        """The value, taken as an array of this shape, in reverse along one axis."""
+        if shape[axis] == 1:
+            return value
+        places = self.integers(*range(shape[axis] - 1, -1, -1))
+        return self.emit("Gather", self.reshape(value, *shape), places, axis=axis)
+
+    # Layouts
+
+    def wide(self, size: int) -> int:
+        """The next multiple of the block."""
+        return -(-size // self.block) * self.block
+
+    def blocks_inside(self, value: str, outer: int, inner: int) -> str:
+        """(outer, block, inner) -> (outer, inner, block)."""
+        return self.emit("ReorderInput", self.reshape(value, outer, self.block, 1, inner), domain=DOMAIN)
+
+    def blocks_outside(self, value: str, outer: int, inner: int) -> str:
+        """(outer, inner, block) -> (outer, block, inner)."""
+        maps = self.reshape(value, outer, self.block, 1, inner)
+        return self.emit("ReorderOutput", maps, domain=DOMAIN, channels=self.block)
+
+    def maps(self, value: str, channels: int, height: int, width: int) -> Maps:
+        """Plain maps (n, channels, height, width) in the blocked layout."""
+        wide = self.wide(channels)
+        shapes = ((self.rows, size, height, width) for size in (channels, wide))
+        blocked = self.emit("ReorderInput", self.pad_after(value, *shapes), domain=DOMAIN)
+        return Maps(blocked, channels, wide, height, width)
+
+    def plain(self, maps: Maps) -> str:
+        """Blocked maps as (n, channels, height, width)."""
+        return self.emit("ReorderOutput", maps.name, domain=DOMAIN, channels=maps.channels)
+
+    def widened(self, value: str, channels: int, rows: int = 1) -> str:
+        """(rows, channels) with zeros for padded channels."""
+        return self.pad_after(value, (rows, channels), (rows, self.wide(channels)))
+
+    # Convolutions
+
+    def convolution(
+        self, x: Maps | str, kernel: str, bias: str, channels: int, window: Window, size: Pair, group: int = 1
+    ) -> Maps:
+        """A convolution with a blocked kernel, to `channels` maps of this size.
+
+        x may also be plain maps with fewer channels than a block.
+        """
+        source = x if isinstance(x, str) else x.name
+        made = Made((source, kernel, bias, ""), {**window.attributes, "group": group})
+        return self._run(Maps("", channels, self.wide(channels), *size), made)
+
+    def affine(self, x: Maps, scale: str, shift: str = "", *, per_sample: bool) -> Maps:
+        """x * scale + shift: a convolution of each map by itself, which takes one pass over memory.
+
+        scale and shift have shape (n, x.padded) if they are different for each sample, else (1, x.padded).
+        """
+        count = self.rows * x.padded if per_sample else x.padded
+        source = self.reshape(x.name, 1, count, x.height, x.width) if per_sample else x.name
+        inputs = (
+            source,
+            self.reshape(scale, count, 1, 1, 1),
+            self.reshape(shift, count) if shift else "",
+            "",
+        )
+        return self._run(x, Made(inputs, {"kernel_shape": (1, 1), "group": count}, per_sample))
+
+    def activated(self, maps: Maps, **activation: Any) -> Maps | None:
+        """The maps with an activation in the same pass; None if nothing that takes one makes them."""
+        if maps.made is None or "activation" in maps.made.attributes:
+            return None
+        return self._run(maps, replace(maps.made, attributes={**maps.made.attributes, **activation}))
+
+    def added(self, maps: Maps, other: Maps) -> Maps | None:
+        """The sum of both in the pass that makes the first; None if nothing that takes an addend makes it."""
+        made, addend = maps.made, other.name
+        if made is None or made.inputs[3] or "activation" in made.attributes:
+            return None
+        if made.per_sample:
+            addend = self.reshape(addend, 1, self.rows * maps.padded, maps.height, maps.width)
+        return self._run(maps, replace(made, inputs=(*made.inputs[:3], addend)))
+
+    def _run(self, shape: Maps, made: Made) -> Maps:
+        """The maps that this convolution makes, which have the given shape."""
+        count = max(place for place, name in enumerate(made.inputs, start=1) if name)
+        inputs = made.inputs[:count]
+        value = self.emit("Conv", *inputs, domain=DOMAIN, **made.attributes)
+        if made.per_sample:
+            value = self.reshape(value, self.rows, shape.padded, shape.height, shape.width)
+        return replace(shape, name=value, made=made)
+
+    # Reductions
+
+    def means(self, maps: Maps) -> str:
+        """Mean of each map: (n, channels)."""
+        pooled = self.emit("GlobalAveragePool", maps.name, domain=DOMAIN)
+        pooled = self.reshape(pooled, self.rows, maps.padded)
+        return pooled if maps.padded == maps.channels else self.cut(pooled, 1, maps.channels)
+
+    def sums(self, maps: Maps) -> str:
+        """Sum of each channel over places and samples: (channels,)."""
+        return self.multiply(self.sum_over_samples(self.means(maps)), self.constant(maps.area))
