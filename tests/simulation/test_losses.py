@@ -7,7 +7,7 @@ import device_runtime as dr
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation.clients import prepared_targets
 from device_runtime.simulation.data import DataSet
-from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.errors import ScenarioError, SimulationError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(240, 4)).astype(np.float32)
@@ -29,6 +29,9 @@ def test_a_regression_is_judged_by_r2_and_errors_in_original_units(exported):
     for row in ("final R2", "final RMSE price", "final MAE area", "R2 at equal rounds"):
         assert row in table
     assert "accuracy" not in table
+    assert result.plot("accuracy").title == "R2 over virtual time"
+    with pytest.raises(SimulationError, match="classes"):
+        result.plot("classes")
 
 
 def test_a_table_has_the_columns_that_the_bundle_names(exported, tmp_path):

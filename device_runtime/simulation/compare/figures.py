@@ -136,7 +136,7 @@ def terms(runs: Sequence[FinishedRun], devices: int, target: float | None) -> Co
         rounds=int(_least(runs, "rounds")),
         energy_j=_least(fleets, "energy"),
         bytes=_least(fleets, "bytes"),
-        metric=judged[0].metric if judged else ACCURACY,
+        metric=" or ".join(sorted({line.metric for line in judged})) or ACCURACY,
         metrics=tuple(dict.fromkeys(name for line in judged for name in line.eval_metrics)),
     )
 

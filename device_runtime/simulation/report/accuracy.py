@@ -37,7 +37,7 @@ def over_time(compared: ComparedRuns) -> Drawing | None:
         _marked(on, f"target\n{metric_text(metric, target)}", y=_scale(metric) * target)
     _legend(figure, on)
     text = f"A model is served until the next one is. {_band(compared)}"
-    return Drawing("accuracy-time", "Accuracy over virtual time", text.strip(), figure)
+    return Drawing("accuracy-time", f"{_title(compared)} over virtual time", text.strip(), figure)
 
 
 def over_costs(compared: ComparedRuns) -> Drawing | None:
@@ -51,7 +51,7 @@ def over_costs(compared: ComparedRuns) -> Drawing | None:
     axes[0, 1].set(xlabel=f"energy of all devices (modelled), {unit}")
     _legend(figure, axes[0, 0])
     text = f"What was spent by devices whose update came late or was lost is counted too. {_band(compared)}"
-    return Drawing("accuracy-costs", "Accuracy over bytes and over energy", text.strip(), figure)
+    return Drawing("accuracy-costs", f"{_title(compared)} over bytes and over energy", text.strip(), figure)
 
 
 def of_groups(compared: ComparedRuns) -> Drawing | None:
@@ -77,6 +77,8 @@ def of_groups(compared: ComparedRuns) -> Drawing | None:
 
 def by_class(compared: ComparedRuns) -> Drawing | None:
     """Draws the recall of each class by the last model; None where it was not evaluated."""
+    if not compared.labels:
+        return None
     figure, axes = panels(1, 1, 3.6)
     on = axes[0, 0]
     classes = len(compared.labels)
@@ -112,6 +114,11 @@ def by_class(compared: ComparedRuns) -> Drawing | None:
 def _scale(metric: str) -> float:
     """The factor by which a metric is drawn: an accuracy in percent."""
     return 100.0 if metric.endswith(ACCURACY) else 1.0
+
+
+def _title(compared: ComparedRuns) -> str:
+    metric = compared.terms.metric
+    return metric[0].upper() + metric[1:]
 
 
 def _label(compared: ComparedRuns) -> str:
