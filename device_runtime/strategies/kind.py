@@ -242,6 +242,10 @@ class Strategy(Plugin, ABC, Generic[S]):
 
     # What a device and an aggregator may ask about an update
 
+    def inapplicable_reason(self, manifest: Manifest) -> str:
+        """Why this kind does not apply to the bundle's loss; empty if it does."""
+        return manifest.target.why_not_by_class if self.by_class else ""
+
     def unfit_reason(self, workload: Workload) -> str:
         """Why this kind is of no use for the bundle's loss or the device's data; empty if it is."""
         if self.by_class and workload.no_classes:

@@ -68,6 +68,16 @@ def test_a_kind_that_works_by_class_is_refused_where_nothing_else_is_offered(exp
         simulated(exported.of_loss("mse"), data, ["class-means"])
 
 
+def test_kinds_that_work_by_class_are_passed_over_beside_others(exported):
+    data = dr.data.arrays(X, HOUSES, labels=["price", "area"])
+    others = ["class-means", "few-shot", "representatives", "prototypes", "attention-transfer"]
+    result = dr.simulate(
+        exported.of_loss("mse"), data=data, kinds=[*others, "full"], devices=4, rounds=2, fleet="mixed"
+    )
+    run = result.run(result.policies[0], seed=0)
+    assert run.accuracy[-1] > run.accuracy[0]
+
+
 def test_data_of_another_form_than_the_loss_takes_is_refused(exported, bundle):
     classes = DataSet(X, np.zeros(240, np.int64), X, np.zeros(240, np.int64), ("a", "b"))
     houses = DataSet(X, HOUSES, X, HOUSES, ("price", "area"))

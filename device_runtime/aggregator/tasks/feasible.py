@@ -36,7 +36,8 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
     `family`: manifests by name. Raises TaskError where round 1 offers no other kind, and for a kind that
     lacks a generic set, narrower models, or graphs on the aggregator.
     """
-    for kind in task.kinds:
+    fitting = [kind for kind in task.kinds if not kind.strategy.inapplicable_reason(manifest)]
+    for kind in fitting:
         if task.robust != "none" and (why := _incomparable(kind.strategy, manifest)):
             raise TaskError(f"robust is {task.robust}, and {kind.name} {why}")
         if kind.strategy.generic and task.generic is None:
@@ -44,9 +45,8 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
                 f"{kind.name} needs a generic data set: give the task generic = FILE.npz (serve --generic)"
             )
     manifests = {"": manifest, **family}
-    for kind in task.kinds:
-        unfit = kind.strategy.by_class and manifest.target.why_not_by_class
-        if isinstance(kind.strategy, NeedsModels) and not unfit:
+    for kind in fitting:
+        if isinstance(kind.strategy, NeedsModels):
             try:
                 kind.strategy.check_bundles(manifests)
             except (ModelError, KeyError) as error:
@@ -82,17 +82,15 @@ def _incomparable(strategy: AnyStrategy, manifest: Manifest) -> str:
 
 def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
     """What the bundles lack for a kind; empty if at least one form of it is feasible."""
-    missing = ""
+    if missing := strategy.inapplicable_reason(manifests[""]):
+        return missing
     for form in strategy.variants():
         manifest = manifests.get(form.member)
         if manifest is None:
             missing = f"needs a model {form.member!r} in the task's family"
             continue
-        load = workload(manifest, (1,) * len(manifest.labels))
-        if form.by_class and load.no_classes:
-            return load.no_classes
         try:
-            form.cost(load, shipped(ANY_DEVICE))
+            form.cost(workload(manifest, (1,) * len(manifest.labels)), shipped(ANY_DEVICE))
         except MissingGraph as error:
             missing = f"{error}: export it with {error.options}"
             continue

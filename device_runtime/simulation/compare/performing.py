@@ -116,8 +116,9 @@ def perform(
 
 
 def params_sent(scenario: Scenario, inputs: ExecutorInputs) -> dict[str, int]:
-    """The most float32 values in an update of each kind that is offered."""
+    """The most float32 values in an update of each kind that is offered and applies."""
     kinds = [kind.strategy for kind in scenario.task.kinds]
+    kinds = [kind for kind in kinds if not kind.inapplicable_reason(inputs.bundle.manifest)]
     return {kind.name: max(_values(form, inputs) for form in kind.variants()) for kind in kinds}
 
 
