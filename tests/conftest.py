@@ -397,6 +397,33 @@ class Exported:
         image = {"in_channels": 1, "image": 8, "patch": 4, "depth": 3, "dim": 16, "heads": 2}
         return self._written("vit", image, sets=("head", "adapter", "prompt", "prefix", "lora", "bias"))
 
+    def of_loss(self, loss: str, compared: str = "") -> str:
+        """A network on 4 values: mse or mae of price and area, bce of 3 flags, or of the input itself."""
+        import torch
+
+        from device_runtime.models import networks
+        from device_runtime.models.bundles.inputs import InputSpec
+        from device_runtime.models.bundles.manifest import Source
+        from device_runtime.models.bundles.targets import NORMAL, targets_of
+        from device_runtime.models.export.export import ExportSpec, export
+
+        values = {"columns": ("price", "area"), "mean": (100.0, 0.0), "std": (30.0, 3.0)}
+        flags = {"columns": ("a", "b", "c")}
+        given = {} if compared == "input" else flags if loss == "bce" else values
+        labels = given.get("columns", NORMAL)
+        network = "autoencoder" if compared else "mlp"
+        settings = {"inputs": 4, "hidden": 16, **({"code": 2} if compared else {"classes": len(labels)})}
+        target = targets_of(loss, labels, compared, **given)
+        name = f"{loss}{'-input' if compared else ''}"
+        source = Source(network, settings)
+        spec = ExportSpec(name, InputSpec((4,)), labels, loss=target, source=source)
+
+        def make(folder: Path) -> None:
+            torch.manual_seed(0)
+            export(networks.build(network, settings), spec, folder)
+
+        return str(self.once(name, make))
+
     @property
     def generic(self) -> str:
         from sklearn.datasets import load_digits

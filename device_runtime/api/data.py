@@ -37,6 +37,7 @@ __all__ = [
     "recordings",
     "speech_commands",
     "sst2",
+    "table",
     "text",
 ]
 
@@ -94,9 +95,9 @@ def digits(**division: Unpack[Division]) -> DataSpec:
 def npz(path: str | Path, **division: Unpack[Division]) -> DataSpec:
     """Arrays of a .npz file, or of a folder of .npy files, which are memory-mapped.
 
-    The arrays are x (n, ...) and y (n,) of class numbers, of which a part is held out (`test_share`), or
-    x_train, y_train, x_test and y_test; if wanted also groups (n,), the natural client of each sample, and
-    labels, the names of the classes.
+    The arrays are x (n, ...) and y (n,) of class numbers, or (n, columns) of targets, of which a part is held
+    out (`test_share`), or x_train, y_train, x_test and y_test; if wanted also groups (n,), the natural client
+    of each sample, and labels, the names of the classes or columns.
 
     >>> npz("mine.npz", partition="iid").path
     'mine.npz'
@@ -115,8 +116,11 @@ def arrays(
 ) -> DataSpec:
     """Samples in memory: x (n, ...) of any real dtype, as the bundle takes it, and class numbers y (n,).
 
+    Where the bundle's loss is of columns, y is their numbers, (n, columns) or float (n,).
+
     test: the x and y to evaluate on; None: a random share of the samples is (`test_share`). labels: the
-    names of the classes. client: int (n,), the natural client of each sample, for partition="natural".
+    names of the classes or columns. client: int (n,), the natural client of each sample, for
+    partition="natural".
 
     The arrays are kept once, by content, in the cache folder of this user, from where the processes of a
     simulation map them into memory. Raises DataSetError for arrays that do not fit each other, and if the
@@ -193,6 +197,17 @@ def text(
     'stars'
     """
     return of_source("text", path=path, text_column=text_column, label_column=label_column, **division)
+
+
+def table(path: str | Path, *, label_column: str = "", **division: Unpack[Division]) -> DataSpec:
+    """A .csv or .tsv table of numbers with a header: features, and a column of labels or several of targets.
+
+    label_column: its name, or several, separated by commas; by default the last.
+
+    >>> table("houses.csv", label_column="price,area").label_column
+    'price,area'
+    """
+    return of_source("table", path=path, label_column=label_column, **division)
 
 
 def sst2(path: str | Path, **division: Unpack[Division]) -> DataSpec:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.targets import NORMAL, targets_of
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.network_factory import check_torch
 
@@ -24,7 +25,14 @@ def export(
     folder: str | Path,
     *,
     input: Sequence[int] | InputSpec,  # noqa: A002
-    labels: Sequence[str],
+    labels: Sequence[str] = (),
+    loss: str | Callable[[Any, Any], Any] = "cross-entropy",
+    targets: Literal["", "classes", "values", "flags", "input"] = "",
+    columns: Sequence[str] = (),
+    target_mean: Sequence[float] | None = None,
+    target_std: Sequence[float] | None = None,
+    delta: float = 1.0,
+    quantile: float = 0.99,
     scale: float = 1.0,
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
@@ -41,7 +49,14 @@ def export(
 
     module: float32, returns logits (n, labels) and ends with an nn.Linear. It is exported as in eval mode.
     input: the shape of one sample, channels first, without the batch: (3, 32, 32); or an InputSpec, for token
-    ids. labels: the names of the classes, in the order of the logits.
+    ids. labels: the names of the classes, in the order of the logits; or of the values that the network
+    predicts.
+    loss: cross-entropy, mse, mae, huber (with `delta`) or bce; or a function of torch tensors, outputs (n,
+    labels) and targets, that gives the loss of each sample (n,). targets: class labels, values, 0/1 flags, or
+    the input itself (default: as the loss takes them; of a function, values). columns: their names in tables
+    (default: the labels). target_mean, target_std: values are trained as (value - mean) / std, one for all or
+    one for each column. quantile: where targets are the input itself, larger errors are anomalies.
+    docs/losses.md describes all of these.
     scale, mean, std: raw samples become (raw * scale - mean) / std; one value, or one for each channel.
     head: the name of the nn.Linear that gives the logits (default: the last).
     levels: prefix of parameters' names -> low, mid, up or head (default: by their place in the module).
@@ -63,10 +78,22 @@ def export(
 
     folder = Path(folder)
     _check_free(folder, overwrite)
+    own = loss if callable(loss) else None
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    named = tuple(labels) or (NORMAL if targets == "input" else ())
+    settings: dict[str, Any] = {"columns": columns, "delta": delta, "quantile": quantile}
+    settings |= {} if target_mean is None else {"mean": tuple(target_mean)}
+    settings |= {} if target_std is None else {"std": tuple(target_std)}
+    try:
+        target = targets_of(name, named, targets, own is not None, **settings)
+    except ValueError as error:
+        raise ExportError(str(error)) from None
     spec = ExportSpec(
         name=folder.resolve().name,
         input=input if isinstance(input, InputSpec) else _input(input, scale, (tuple(mean), tuple(std))),
-        labels=tuple(labels),
+        labels=named,
+        loss=target,
+        own_loss=own,
         head=head,
         levels=levels,
         sets={name: dict(settings) for name, settings in _sets(tunable).items()},

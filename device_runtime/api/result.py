@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from html import escape
 from importlib.util import find_spec
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,19 +76,23 @@ class SimulatedRun:
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """Accuracy of the model that each round serves, 0 to 1; nan where not evaluated; (rounds,)."""
+        """Accuracy of the model that each round serves, 0 to 1; nan where not evaluated; (rounds,).
+
+        Where the loss is not of classes, it is the metric that `SimulatedRound.metric` names, such as R2.
+        """
         return np.array([line.eval_acc for line in self.rounds], np.float64)
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Every figure of the rounds, each as an array (rounds,): round, time_s, accuracy, loss, ..
 
-        The other names are those of `SimulatedRound`.
+        The other names are those of `SimulatedRound`, and of the further metrics: RMSE, AUROC, ..
         """
         names = [field.name for field in fields(SimulatedRound) if field.type in NUMBERS]
+        metrics = dict.fromkeys(name for line in self.rounds for name in line.eval_metrics)
         return {
             PLAIN_NAMES.get(name, name): np.array([getattr(line, name) for line in self.rounds])
             for name in names
-        }
+        } | {name: np.array([line.eval_metrics.get(name, nan) for line in self.rounds]) for name in metrics}
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """The tensors of the model that the last round serves, by name. Raises SimulationError."""

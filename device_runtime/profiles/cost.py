@@ -79,6 +79,7 @@ class Workload:
     class_counts: the number of local samples of each class.
     sample_bytes: the size of one prepared input.
     maps: the number of values in a feature map, by level, for the levels that the bundle gives.
+    no_classes: why kinds of update that work by class do not apply to the bundle's loss; empty if they do.
     """
 
     graphs: Mapping[str, GraphWork]
@@ -90,6 +91,7 @@ class Workload:
     class_counts: tuple[int, ...]
     sample_bytes: int
     maps: Mapping[str, int] = field(default_factory=dict)
+    no_classes: str = ""
 
     def graph(self, name: str) -> GraphWork:
         """The work of one graph. Raises MissingGraph."""

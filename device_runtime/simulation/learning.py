@@ -17,6 +17,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.available import open_model
+from device_runtime.models.training.evaluation import evaluate
 from device_runtime.models.training.heads import Evaluation, accuracy_and_loss
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel, ServerTools
@@ -27,9 +28,9 @@ from device_runtime.strategies.training.device_half import NO_TENSORS, Late, Tra
 
 from .bases import BaseHistory
 from .checkpoint import Checkpoint, StrategyStates
+from .clients import prepared_targets
 from .clock.asking import PendingUpdate
 from .data import DataSet
-from .errors import ScenarioError
 from .executors.job import Executor, FailedJob, TrainingJob, aside_key, base_key
 from .ledger import RoundFigures, RunLedger
 from .records import RunObserver
@@ -268,15 +269,14 @@ class RoundEvaluator:
     """
 
     def __init__(self, bundle: Bundle, data: DataSet, every: int, rounds: int) -> None:
-        """Raises TensorError for samples of another shape, ScenarioError for labels beyond the bundle's."""
+        """Raises TensorError for samples of another shape, ScenarioError for targets that do not fit."""
         self._every, self._rounds = every, rounds
         if not every:
             return
         manifest = bundle.manifest
-        if (top := int(data.test_y.max(initial=0))) >= len(manifest.labels):
-            raise ScenarioError(f"the data has label {top}, {manifest.name} has {len(manifest.labels)}")
+        self._y = prepared_targets(data, manifest, data.test_y)
         self._model = open_model(bundle)
-        self._x, self._y = manifest.input.prepare(data.test_x), data.test_y
+        self._x, self._target = manifest.input.prepare(data.test_x), manifest.target
         self._classes = len(manifest.labels)
 
     def __call__(self, number: int, served: Tensors, base: Tensors) -> RoundFigures:
@@ -285,16 +285,26 @@ class RoundEvaluator:
         of_served, by_class = self._of(served)
         of_base, base_by_class = (of_served, by_class) if base is served else self._of(base)
         return RoundFigures(
-            of_served.eval_acc, of_served.eval_loss, of_base.eval_acc, by_class, base_by_class
+            of_served.eval_acc,
+            of_served.eval_loss,
+            of_base.eval_acc,
+            by_class,
+            base_by_class,
+            metric=of_served.metric,
+            eval_metrics=of_served.metrics,
         )
 
     def _of(self, weights: Tensors) -> tuple[Evaluation, tuple[float, ...]]:
-        """Accuracy and loss with these weights, and the recall of each class."""
+        """The metrics and loss with these weights, and the recall of each class, if there are classes."""
         self._model.load(weights)
+        if self._target.compared != "classes":
+            return evaluate(self._model, self._x, self._y), ()
         logits = self._model.logits(self._x)
         right = logits.argmax(axis=1) == self._y
         with np.errstate(invalid="ignore"):
             by_class = np.bincount(self._y, right, self._classes) / np.bincount(
                 self._y, minlength=self._classes
             )
-        return accuracy_and_loss(logits, self._y), tuple(by_class.tolist())
+        own = self._target.own
+        found = evaluate(self._model, self._x, self._y) if own else accuracy_and_loss(logits, self._y)
+        return found, tuple(by_class.tolist())

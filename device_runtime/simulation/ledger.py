@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 
+from device_runtime.models.bundles.targets import ACCURACY
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .clock.asking import PendingUpdate
@@ -13,7 +14,7 @@ from .records import AskOutcome, AskRecord, RunObserver, SimulatedRound
 
 @dataclass(frozen=True)
 class RoundFigures:
-    """Accuracies of a round's models, nan and () where they were not evaluated; see `SimulatedRound`."""
+    """Metrics of a round's models, nan and () where they were not evaluated; see `SimulatedRound`."""
 
     eval_acc: float = nan
     eval_loss: float = nan
@@ -22,6 +23,8 @@ class RoundFigures:
     base_eval_acc_by_class: tuple[float, ...] = ()
     closed_form_eval_acc: float = nan
     closed_form_eval_acc_by_class: tuple[float, ...] = ()
+    metric: str = ACCURACY
+    eval_metrics: dict[str, float] = field(default_factory=dict)
 
     def as_closed_form(self) -> RoundFigures:
         """The same figures of a served model that has the closed-form head."""
@@ -140,4 +143,6 @@ def summarise(
         base_eval_acc_by_class=figures.base_eval_acc_by_class,
         closed_form_eval_acc=figures.closed_form_eval_acc,
         closed_form_eval_acc_by_class=figures.closed_form_eval_acc_by_class,
+        metric=figures.metric,
+        eval_metrics=figures.eval_metrics,
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 from typing import Literal, Protocol
 
+from device_runtime.models.bundles.targets import ACCURACY
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .executors.job import TrainingJob
@@ -69,6 +70,7 @@ class SimulatedRound:
     """One closed round.
 
     eval_*: of the served model; nan in rounds that were not evaluated.
+    metric: the name of the metric that eval_acc and the like are; eval_metrics: further ones, by name.
     base_eval_*: of the next base, whose head is trained.
     closed_form_eval_*: of the model with the closed-form head, also where the trained head was better and is
     served; nan and () where there is no closed-form head.
@@ -106,6 +108,8 @@ class SimulatedRound:
     base_eval_acc_by_class: tuple[float, ...] = ()
     closed_form_eval_acc: float = nan
     closed_form_eval_acc_by_class: tuple[float, ...] = ()
+    metric: str = ACCURACY
+    eval_metrics: dict[str, float] = field(default_factory=dict)
 
 
 class RunObserver(Protocol):

@@ -17,17 +17,19 @@ from device_runtime.client.selection.choose import MAIN, policy_named
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
+from device_runtime.models.bundles.targets import TargetSpec
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.training.device_half import LocalData
 
 from . import data as data_sets
 from .bases import BaseHistory, ShippedModel
 from .checkpoint import Checkpoint
-from .clients import Clients
+from .clients import Clients, prepared_targets
 from .clock.asking import DeviceSampler, SampledFleet
 from .clock.devices import FleetState
 from .clock.director import SimulationLoop, SimulationParts
 from .data import DataSet
+from .data.spec import DataSpec
 from .errors import ScenarioError
 from .executors.job import Executor, ExecutorInputs, PlainExecutor
 from .learning import LearningTools, ModelState, RoundEvaluator
@@ -72,16 +74,23 @@ def prepare(scenario: Scenario, seed: int) -> PreparedRun:
         family = open_family(scenario.task.family, bundle.manifest)
     except TaskError as error:
         raise ScenarioError(str(error)) from None
-    data = data_sets.load(scenario.data, seed, bundle)
-    labels = len(bundle.manifest.labels)
-    if (top := int(data.train_y.max(initial=0))) >= labels:
-        raise ScenarioError(f"the data has label {top}, bundle {bundle.manifest.name} has {labels}")
+    data = data_sets.load(_with_columns(scenario.data, bundle.manifest.target), seed, bundle)
     parts = data_sets.divide_fleet(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
-    clients = Clients.of(data.train_x, data.train_y, parts)
+    y = prepared_targets(data, bundle.manifest, data.train_y)
+    if bundle.manifest.target.compared == "input":  # anomalies are evaluated, not trained on
+        parts = [part[y[part] == 0] for part in parts]
+    clients = Clients.of(data.train_x, y, parts)
     inputs = ExecutorInputs(
         bundle, clients, EngineSettings(engine=scenario.engine, device=scenario.place), family
     )
     return PreparedRun(scenario, seed, inputs, data, _generic(scenario, data, bundle))
+
+
+def _with_columns(spec: DataSpec, target: TargetSpec) -> DataSpec:
+    """The data with the bundle's columns of targets, where a table's are not named."""
+    if spec.source != "table" or spec.label_column or not target.has_columns:
+        return spec
+    return msgspec.structs.replace(spec, label_column=",".join(target.columns))
 
 
 def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | None:

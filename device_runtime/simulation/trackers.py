@@ -226,6 +226,7 @@ def round_figures(closed: ClosedRound, kinds: Sequence[str] = ()) -> dict[str, f
         "bytes_down": closed.bytes_down,
         "devices": closed.devices,
         "asked": closed.asked,
+        **{f"metrics/{name}": value for name, value in closed.record.eval_metrics.items()},
     }
     counts = {**dict.fromkeys(kinds, 0), **closed.contributions}
     values |= {f"contributions/{kind}": count for kind, count in counts.items()}

@@ -85,6 +85,7 @@ class AttentionTransfer(FamilyUpdate):
         "its parameters, and feature maps of some samples",
         "FedAT (attention transfer): Shi 2025 (PhD thesis, Sheffield), section 5.3",
     )
+    by_class: ClassVar[bool] = True
     epochs: LocalEpochs = 5
     lr: LearningRate = 0.01
     level: Level = "low"

@@ -68,6 +68,7 @@ class ClassMeans(Strategy[ClassSums]):
         "sums of features and counts, by class",
         "FedNCM: Legate et al. 2023",
     )
+    by_class: ClassVar[bool] = True
     mixed_round_settings: ClassVar[Settings] = {"head": "trained"}
     statistics_alone: ClassVar[bool] = True
     compared_as: ClassVar[ComparedAs | None] = "class-means"

@@ -41,6 +41,7 @@ class EntropySubset(FedAvg):
         "the upper part",
         "FedFT-EDS: Shi 2025 (PhD thesis, Sheffield), section 6.4",
     )
+    by_class: ClassVar[bool] = True
     refused: ClassVar[tuple[str, ...]] = ("terms.dp-sgd",)
     mixed_round_settings: ClassVar[Settings] = {"least_samples": 10}
     epochs: LocalEpochs = 5

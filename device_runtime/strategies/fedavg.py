@@ -33,7 +33,7 @@ from .training.workload import Training, head_specs, work_of_training
 class FedAvg(TakesCodec, PartialEpochs):
     """Trains all parameters for `epochs` epochs of SGD; the base becomes the mean, weighted by samples.
 
-    terms: what is added to cross-entropy, as in FedProx, MOON and DP-SGD. clip_norm (ours): a bound on the
+    terms: what is added to the loss, as in FedProx, MOON and DP-SGD. clip_norm (ours): a bound on the
     norm of each step's gradient (Pascanu et al. 2013). Without it, local training of a network without
     normalisation diverges on some devices. Defaults: thesis 002, table 4.1 (SGD lr 0.1, momentum 0.5, weight
     decay 1e-5, batch 64, E = 10).
@@ -146,7 +146,7 @@ class FedAvg(TakesCodec, PartialEpochs):
 
     def trains_head(self, manifest: Manifest) -> bool:
         """See `TrainsHead`."""
-        if self.terms or self.trained not in manifest.sets:
+        if self.terms or self.trained not in manifest.sets or not manifest.target.is_cross_entropy:
             return False
         return manifest.specs(self.trained) == head_specs(manifest) and not manifest.statistics(self.trained)
 

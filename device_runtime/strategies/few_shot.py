@@ -54,6 +54,7 @@ class FewShot(TakesCodec, Strategy[HeadMeans]):
         "the classifier",
         "FedFSC: Shi 2025 (PhD thesis, Sheffield), chapter 4",
     )
+    by_class: ClassVar[bool] = True
     mixed_round_settings: ClassVar[Settings] = {"join_base": True, "least_samples": 40}
     computes_features: ClassVar[bool] = True
     compared_as: ClassVar[ComparedAs | None] = "change"

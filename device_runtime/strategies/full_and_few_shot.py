@@ -56,6 +56,7 @@ class FullAndFewShot(FedAvg):
         "all parameters, and the classifier",
         "FedFSC: Shi 2025 (PhD thesis, Sheffield), chapter 4",
     )
+    by_class: ClassVar[bool] = True
     refused: ClassVar[tuple[str, ...]] = (
         "terms.dp-sgd", "few_shot.join_base", "few_shot.send_mean", "few_shot.codec", "few_shot.least_samples"
     )  # fmt: skip

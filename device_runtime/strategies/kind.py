@@ -162,6 +162,8 @@ class Strategy(Plugin, ABC, Generic[S]):
     """Whether the device back-propagates through the network."""
     computes_features: ClassVar[bool] = False
     """Whether `train` computes the features of all samples, which class statistics then reuse."""
+    by_class: ClassVar[bool] = False
+    """Whether it works by class, so that it applies only to bundles whose loss is cross-entropy."""
     statistics_alone: ClassVar[bool] = False
     """Whether an update consists of class statistics where the task asks for these."""
     compared_as: ClassVar[ComparedAs | None] = None
@@ -239,6 +241,16 @@ class Strategy(Plugin, ABC, Generic[S]):
         return ""
 
     # What a device and an aggregator may ask about an update
+
+    def inapplicable_reason(self, manifest: Manifest) -> str:
+        """Why this kind does not apply to the bundle's loss; empty if it does."""
+        return manifest.target.why_not_by_class if self.by_class else ""
+
+    def unfit_reason(self, workload: Workload) -> str:
+        """Why this kind is of no use for the bundle's loss or the device's data; empty if it is."""
+        if self.by_class and workload.no_classes:
+            return workload.no_classes
+        return self.infeasible_reason(workload)
 
     def infeasible_reason(self, workload: Workload) -> str:
         """Why this kind is of no use for the device's data; empty if it is."""

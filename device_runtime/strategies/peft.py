@@ -102,7 +102,7 @@ class Peft(FedAvg):
         Linear probing computes features once, then runs forward and backward (twice as much) through the
         head.
         """
-        if self.trained != "head" or self.terms:
+        if self.trained != "head" or self.terms or workload.no_classes:
             return super().work(workload)
         n = workload.samples
         work = forward_work(workload, n, workload.values("head"), self.codec)

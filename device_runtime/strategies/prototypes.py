@@ -84,6 +84,7 @@ class Prototypes(FamilyUpdate):
         "its parameters, and a mean feature map of each class",
         "FedKAD: Shi 2025 (PhD thesis, Sheffield), section 5.5; FedMD: Li and Wang 2019",
     )
+    by_class: ClassVar[bool] = True
     batch: BatchSize = 128
     beta: Annotated[
         float,

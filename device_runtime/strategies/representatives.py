@@ -104,6 +104,7 @@ class Representatives(FedAvg):
         "all parameters, and feature maps that stand for many",
         "FedSplit: Shi 2025 (PhD thesis, Sheffield), section 6.2",
     )
+    by_class: ClassVar[bool] = True
     epochs: LocalEpochs = 1
     batch: BatchSize = 50
     clip_norm: ClipNorm = 0.0

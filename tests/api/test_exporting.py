@@ -57,3 +57,30 @@ def test_without_torch_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ExportError, match=r"export needs torch, .*: pip install 'device-runtime\[torch\]'"):
         dr.export(object(), "mine", input=(1, 8, 8), labels="01")
+
+
+def test_a_module_is_exported_with_another_loss():
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    given = {"input": (4,), "tunable": "all"}
+    bundle = dr.export(
+        network, "houses", labels=["price", "area"], loss="huber", delta=0.5, target_mean=[100, 0],
+        target_std=[30, 3], **given,
+    )  # fmt: skip
+    target = bundle.manifest.target
+    assert (target.loss, target.columns, target.mean, target.delta) == (
+        "huber", ("price", "area"), (100.0, 0.0), 0.5,
+    )  # fmt: skip
+
+    def cubed(outputs, targets):
+        return (outputs - targets).abs().pow(3).mean(1)
+
+    own = dr.export(network, "own", labels=["price", "area"], loss=cubed, **given).manifest.target
+    assert (own.loss, own.own, own.compared) == ("cubed", True, "values")
+    with pytest.raises(ExportError, match="no loss 'cube'; there are"):
+        dr.export(network, "none", labels=["price", "area"], loss="cube", **given)
+
+
+def test_a_reconstruction_has_normal_samples_and_others():
+    network = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU(), torch.nn.Linear(2, 4))
+    bundle = dr.export(network, "ae", input=(4,), loss="mse", targets="input", tunable="all")
+    assert (bundle.manifest.labels, bundle.manifest.outputs) == (("normal", "anomaly"), 4)

@@ -14,7 +14,7 @@ from device_runtime.strategies.terms.dp_sgd import DpSgd
 from device_runtime.strategies.terms.moon import Moon
 from device_runtime.strategies.terms.proximal import FedProx, FscProx
 from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
-from device_runtime.strategies.training.local_training import is_cross_entropy_only
+from device_runtime.strategies.training.local_training import is_loss_only
 from device_runtime.strategies.training.workload import workload
 
 
@@ -237,8 +237,8 @@ def test_baseprox_pulls_the_classifier_to_that_of_the_base(model, digits, run):
 )
 def test_what_is_more_than_cross_entropy_is_not_taken_for_it(model, digits, run, settings):
     """By executors that train many devices at once; FSCProx even where no classifier is there yet."""
-    assert is_cross_entropy_only(FedAvg().plan(model, digits, run()))
-    assert not is_cross_entropy_only(FedAvg(**settings).plan(model, digits, run()))
+    assert is_loss_only(FedAvg().plan(model, digits, run()))
+    assert not is_loss_only(FedAvg(**settings).plan(model, digits, run()))
 
 
 @pytest.mark.parametrize("term", [Moon, FscProx, FedProx])

@@ -95,6 +95,7 @@ export async function readManifest(data) {
   try {
     const json = JSON.parse(textOf(data));
     if (json?.format !== undefined && json.format !== FORMAT) throw otherFormat(json.format);
+    if (json?.loss) throw otherLoss(json);
     fields = MANIFEST(json, "manifest");
     checkInput(fields.input);
   } catch (error) {
@@ -112,6 +113,13 @@ export async function readManifest(data) {
 function otherFormat(format) {
   const what = format < FORMAT ? "export the bundle again" : "update the page";
   return new BundleError(`manifest.json has format ${format}, this version reads ${FORMAT}: ${what}`);
+}
+
+/** @param {any} json */
+function otherLoss({ name, loss }) {
+  return new BundleError(
+    `bundle ${name} is trained with loss ${loss.loss}, browsers train with cross-entropy only: join with device-runtime`,
+  );
 }
 
 /**

@@ -126,3 +126,8 @@ test("a graph that takes a parameter without a name is refused", () => {
   const graphs = { ...fields.graphs, forward };
   assert.throws(() => checkManifest(new Manifest({ ...fields, graphs })), /graph forward takes , which is no parameter/);
 });
+
+test("a bundle with another loss than cross-entropy is refused by name", async () => {
+  const loss = { loss: "mse", compared: "values", columns: ["price"] };
+  await refused(withManifest({ ...stated(), loss }), /is trained with loss mse, browsers train with cross-entropy only/);
+});

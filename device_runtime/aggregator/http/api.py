@@ -235,6 +235,8 @@ def _version(made: Made) -> ModelVersion:
         kept=made.kept,
         served=made.served,
         note=made.note,
+        metric=made.metric,
+        metrics=made.metrics,
     )
 
 

@@ -120,7 +120,7 @@ class ProcessMetrics:
         gauge("devices_known", "Devices that were ever seen.", lambda: live().devices)
         gauge(
             "accuracy",
-            "Accuracy of the served model on the evaluation data, 0 to 1.",
+            "Accuracy (of other losses: R2 or label accuracy) of the served model, at most 1.",
             lambda: live().accuracy,
         )
         gauge("loss", "Loss of the served model on the evaluation data.", lambda: live().loss)

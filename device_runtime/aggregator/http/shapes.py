@@ -11,6 +11,7 @@ from typing import Literal
 
 from device_runtime.aggregator.views.listener import MODELLED
 from device_runtime.broker.wire.messages import Status
+from device_runtime.models.bundles.targets import ACCURACY
 
 Phase = Literal["starting", "waiting", "collecting", "finished"]
 Doing = Literal["", "planned", "sits out", "sent", "late", "refused"]
@@ -73,7 +74,8 @@ class KindFigures:
 class RoundStatus:
     """A closed round. `accuracy` and `loss` are of the served model, `base_accuracy` of the next base.
 
-    `closed_at` is null for rounds that closed before the aggregator started.
+    `closed_at` is null for rounds that closed before the aggregator started. `metric` names what `accuracy`
+    is; `metrics` has further ones by name.
     """
 
     round: int
@@ -90,6 +92,8 @@ class RoundStatus:
     duration_s: float
     note: str
     kinds: dict[str, KindFigures]
+    metric: str = ACCURACY
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ class TaskStatus:
     extended: how often that deadline was extended.
     contributions: of the open round, by kind.
     not_counted: the number of contributions that were late, refused or duplicates.
+    metric: the name of the metric that accuracy is; metrics: further ones, by name.
     """
 
     task: str
@@ -127,6 +132,8 @@ class TaskStatus:
     bytes_down: int = 0
     energy_j: float = 0.0
     note: str = ""
+    metric: str = ACCURACY
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -154,7 +161,10 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """The model that a round served. `kept`: a rollback to it is possible; `served`: it is served now."""
+    """The model that a round served. `kept`: a rollback to it is possible; `served`: it is served now.
+
+    `metric` names what `accuracy` is; `metrics` has further ones by name.
+    """
 
     round: int
     since: float | None
@@ -165,6 +175,8 @@ class ModelVersion:
     kept: bool
     served: bool
     note: str
+    metric: str = ACCURACY
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -234,6 +234,8 @@ class TaskWatch:
                 duration_s=record.duration_s,
                 note=closed.note,
                 kinds=by_kind(closed),
+                metric=record.metric,
+                metrics=record.metrics,
             )
         )
         self._change(
@@ -245,6 +247,8 @@ class TaskWatch:
             energy_j=self._live.energy_j + record.energy_j,
             moved_at=now,
             note=closed.note,
+            metric=record.metric,
+            metrics=record.metrics,
         )
 
     def _device(self, name: str) -> DeviceStatus:

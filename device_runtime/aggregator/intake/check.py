@@ -156,6 +156,8 @@ def _expected(message: Contribution, offered: ExpectedContribution) -> Sequence[
 
 def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
     """Why tensors of the expected names and shapes are refused, with values; empty if they are accepted."""
+    if why := of.variant.inapplicable_reason(of.manifest):
+        return f"{of.kind.name} {why}"
     update, found = class_statistics.split_statistics(update)
     if why := kind_statistics.rejection_reason(of.variant, found, num_examples, of.manifest):
         return why

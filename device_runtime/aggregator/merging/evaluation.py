@@ -12,7 +12,8 @@ from device_runtime.aggregator.views.listener import ContributionRecord, RoundRe
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.available import open_model
-from device_runtime.models.training.heads import Evaluation, accuracy_and_loss
+from device_runtime.models.training.evaluation import evaluate
+from device_runtime.models.training.heads import Evaluation
 
 from .merge_round import samples
 
@@ -23,20 +24,23 @@ class Evaluator:
     def __init__(self, bundle: Bundle, data: str | None) -> None:
         """`data` is written as a device's `--data`. Raises TaskError for data that do not fit the bundle."""
         self._model = open_model(bundle) if data else None
+        self._metric = bundle.manifest.target.metric
         if data:
             self._data = samples(data, bundle, "evaluation data")
 
     def evaluate(self, weights: Tensors) -> Evaluation:
-        """Accuracy and loss of the bundle with these weights."""
+        """The metrics and loss of the bundle with these weights."""
         if self._model is None:
             return Evaluation(nan, nan, 0)
         self._model.load(weights)
-        return accuracy_and_loss(self._model.logits(self._data.x), self._data.y)
+        return evaluate(self._model, self._data.x, self._data.y)
 
     def figures(self, served: Tensors, base: Tensors) -> ModelEvaluation:
         """Evaluates a round's served model and next base."""
         of_served, of_base = self.evaluate(served), self.evaluate(base)
-        return ModelEvaluation(of_served.eval_acc, of_served.eval_loss, of_base.eval_acc)
+        return ModelEvaluation(
+            of_served.eval_acc, of_served.eval_loss, of_base.eval_acc, self._metric, of_served.metrics
+        )
 
 
 class ModelAccuracies(Protocol):
@@ -80,4 +84,6 @@ def summarise(
         bytes_up=sum(moved.up for moved in traffic.values()),
         bytes_down=sum(moved.down for moved in traffic.values()),
         duration_s=duration_s,
+        metric=figures.metric,
+        metrics=figures.metrics,
     )

@@ -213,7 +213,9 @@ def open_family(paths: tuple[str, ...], main: Manifest) -> dict[str, Bundle]:
                 else f"{path} has no name: export it by one"
             )
         if differences := _differences(member, main):
-            raise TaskError(f"{member.name} has other inputs or labels than {main.name}: {differences}")
+            raise TaskError(
+                f"{member.name} has other inputs or labels or another loss than {main.name}: {differences}"
+            )
         family[member.name] = bundle
     return family
 
@@ -224,13 +226,13 @@ def _differences(member: Manifest, main: Manifest) -> str:
         (name, getattr(member.input, name), getattr(main.input, name))
         for name in main.input.__struct_fields__
     ]
-    pairs.append(("labels", member.labels, main.labels))
+    pairs += [("labels", member.labels, main.labels), ("loss", member.target, main.target)]
     return "; ".join(f"{name} is {its}, not {mine}" for name, its, mine in pairs if its != mine)
 
 
 def samples(path: str, bundle: Bundle, what: str) -> LocalData:
     """All labelled samples at `path`, which is written as a device's `--data`. Raises TaskError."""
     try:
-        return open_samples(path, bundle.manifest, texts=bundle.texts).training
+        return open_samples(path, bundle.manifest, texts=bundle.texts).everything
     except ModelError as error:
         raise TaskError(f"{what} {path}: {error}") from None

@@ -122,5 +122,8 @@ NO_PROGRESS = Progress()
 
 
 def score_of(metric: Metric, accuracy: float, loss: float) -> float:
-    """The score of a model, the higher the better; nan without evaluation."""
+    """The score of a model, the higher the better; nan without evaluation.
+
+    `accuracy` is the metric by which models are judged: accuracy, R2, or another one of at most 1.
+    """
     return accuracy if metric == "accuracy" else -loss

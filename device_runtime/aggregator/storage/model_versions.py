@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 
 from device_runtime.aggregator.errors import RollbackError
 from device_runtime.aggregator.views.listener import RoundClosed
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Base, Blob
+from device_runtime.models.bundles.targets import ACCURACY
 
 from .history import Rollback
 from .store import CarriedBlobs, Store
@@ -31,6 +32,7 @@ class Version:
     kept: it is still on the disk, and the run can be rolled back to it.
     served: it is served now.
     note: its round's note.
+    metric: the name of the metric that eval_acc is; metrics: further ones, by name.
     """
 
     round: int
@@ -42,6 +44,8 @@ class Version:
     kept: bool
     served: bool
     note: str = ""
+    metric: str = ACCURACY
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class ModelVersions:
             kept=self._is_kept(record.round, made),
             served=record.round == served,
             note=closed.note,
+            metric=record.metric,
+            metrics=record.metrics,
         )
 
     def _is_kept(self, number: int, made: RoundModels) -> bool:

@@ -69,6 +69,8 @@ class Records:
 
 
 def _cell(value: object) -> object:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={item}" for name, item in value.items())
     return "" if value != value else value
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +28,7 @@ from device_runtime.aggregator.rounds.state import Saved
 from device_runtime.aggregator.views.listener import RoundClosed, RoundRecord
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Base, Blob, Step
+from device_runtime.models.bundles.targets import ACCURACY
 from device_runtime.models.bundles.tensors import Tensors
 
 from .database import Database
@@ -63,11 +64,16 @@ class Identity:
 
 @dataclass(frozen=True)
 class ModelEvaluation:
-    """Accuracy and loss of a round's served model, and accuracy of its next base; nan without data."""
+    """Accuracy and loss of a round's served model, and accuracy of its next base; nan without data.
+
+    metric: the name of the metric that eval_acc and base_eval_acc are. metrics: further ones, by name.
+    """
 
     eval_acc: float
     eval_loss: float
     base_eval_acc: float
+    metric: str = ACCURACY
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class CarriedBlobs(msgspec.Struct, frozen=True, array_like=True):

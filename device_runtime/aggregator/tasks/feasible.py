@@ -36,7 +36,8 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
     `family`: manifests by name. Raises TaskError where round 1 offers no other kind, and for a kind that
     lacks a generic set, narrower models, or graphs on the aggregator.
     """
-    for kind in task.kinds:
+    fitting = [kind for kind in task.kinds if not kind.strategy.inapplicable_reason(manifest)]
+    for kind in fitting:
         if task.robust != "none" and (why := _incomparable(kind.strategy, manifest)):
             raise TaskError(f"robust is {task.robust}, and {kind.name} {why}")
         if kind.strategy.generic and task.generic is None:
@@ -44,7 +45,7 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
                 f"{kind.name} needs a generic data set: give the task generic = FILE.npz (serve --generic)"
             )
     manifests = {"": manifest, **family}
-    for kind in task.kinds:
+    for kind in fitting:
         if isinstance(kind.strategy, NeedsModels):
             try:
                 kind.strategy.check_bundles(manifests)
@@ -81,7 +82,8 @@ def _incomparable(strategy: AnyStrategy, manifest: Manifest) -> str:
 
 def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
     """What the bundles lack for a kind; empty if at least one form of it is feasible."""
-    missing = ""
+    if missing := strategy.inapplicable_reason(manifests[""]):
+        return missing
     for form in strategy.variants():
         manifest = manifests.get(form.member)
         if manifest is None:

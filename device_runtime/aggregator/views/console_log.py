@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from math import isnan
+from collections.abc import Mapping, Sequence
+from math import isnan, nan
 from typing import Protocol, TextIO
 
 from tabulate import tabulate
+
+from device_runtime.models.bundles.targets import ACCURACY, metric_text, metrics_text
 
 from .listener import (
     MODELLED,
@@ -100,7 +102,8 @@ def summary(closed: RoundClosed) -> str:
     """The figures of a round in one line."""
     record = closed.record
     parts = [
-        f"accuracy {percent(record.eval_acc)}",
+        f"{record.metric} {metric_text(record.metric, record.eval_acc)}",
+        *([metrics_text(record.metrics)] if record.metrics else []),
         f"loss {number(record.eval_loss)}",
         contribution_counts(closed) or "nobody",
         f"{size(record.bytes_up)} up, {size(record.bytes_down)} down",
@@ -115,10 +118,12 @@ def summary(closed: RoundClosed) -> str:
 
 def table(closed: list[RoundClosed]) -> str:
     """A table with one row per round."""
+    metric, more = metric_names(closed)
     rows = [
         [
             c.record.round,
-            percent(c.record.eval_acc),
+            metric_text(c.record.metric, c.record.eval_acc),
+            *(f"{c.record.metrics.get(name, nan):.4g}" for name in more),
             number(c.record.eval_loss),
             contribution_counts(c),
             size(c.record.bytes_up),
@@ -128,8 +133,14 @@ def table(closed: list[RoundClosed]) -> str:
         ]
         for c in closed
     ]
-    headers = ["round", "accuracy", "loss", "updates", "up", "down", "energy", "time"]
+    headers = ["round", metric, *more, "loss", "updates", "up", "down", "energy", "time"]
     return tabulate(rows, headers, disable_numparse=True)
+
+
+def metric_names(closed: Sequence[RoundClosed]) -> tuple[str, tuple[str, ...]]:
+    """The names of the metric by which the models of these rounds are judged, and of the further ones."""
+    records = [one.record for one in closed if not isnan(one.record.eval_acc)]
+    return (records[-1].metric, tuple(records[-1].metrics)) if records else (ACCURACY, ())
 
 
 def energy_from(closed: RoundClosed) -> str:

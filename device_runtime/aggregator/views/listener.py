@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 from typing import Protocol
 
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.messages import Status
 from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.targets import ACCURACY
 
 MODELLED = "modelled"
 """The source of energy figures that no meter has measured."""
@@ -46,7 +47,8 @@ class ContributionRecord:
 class RoundRecord:
     """One closed round; a line of rounds.jsonl.
 
-    eval_acc, eval_loss: of the served model; nan without evaluation data.
+    eval_acc, eval_loss: of the served model; nan without evaluation data. eval_acc is the metric that
+    `metric` names; metrics: further ones of the served model, by name.
     base_eval_acc: of the next base; nan without evaluation data.
     train_loss: the mean over the contributions that have a loss, weighted by num_examples.
     energy_j, train_time_s: sums over the contributions.
@@ -66,6 +68,8 @@ class RoundRecord:
     bytes_down: int
     duration_s: float
     deadline_s: float = nan
+    metric: str = ACCURACY
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from math import nan
 from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import MissingExtra
+from device_runtime.models.bundles.targets import metric_text
 
-from .console_log import contribution_counts, number, percent, size, table
+from .console_log import contribution_counts, metric_names, number, size, table
 from .dashboard_state import Dashboard, DeviceRow, sparkline
 from .listener import Finished, RunEvent
 
@@ -70,7 +72,7 @@ class TerminalView:
             parts: list[RenderableType] = [Text(self._header(board), style="bold"), _devices(board)]
             if board.closed:
                 accuracies = [closed.record.eval_acc for closed in board.closed]
-                parts += [_rounds(board), Text(f"accuracy {sparkline(accuracies)}")]
+                parts += [_rounds(board), Text(f"{metric_names(board.closed)[0]} {sparkline(accuracies)}")]
             parts += [Text(line, style="yellow") for line in self._log.lines]
             return Group(*parts)
 
@@ -126,12 +128,14 @@ def _texts(row: DeviceRow) -> tuple[str, ...]:
 
 
 def _rounds(board: Dashboard) -> Table:
-    grid = _grid("round", "accuracy", "loss", "updates", "up", "down", "energy", "time")
+    metric, more = metric_names(board.closed)
+    grid = _grid("round", metric, *more, "loss", "updates", "up", "down", "energy", "time")
     for closed in board.closed[-MOST_ROUNDS:]:
         record = closed.record
         grid.add_row(
             str(record.round),
-            percent(record.eval_acc),
+            metric_text(record.metric, record.eval_acc),
+            *(f"{record.metrics.get(name, nan):.4g}" for name in more),
             number(record.eval_loss),
             contribution_counts(closed),
             size(record.bytes_up),

@@ -105,9 +105,8 @@ def run(options: argparse.Namespace) -> int:
         registry.make(name, {**settings, **registry.codec_setting(name, options.codec)})
         for name, settings in registry.default_settings(names)
     ]
-    if options.head == "closed-form" or (
-        options.head == "auto" and kind_statistics.serves_closed_form(kinds)
-    ):
+    by_default = options.head == "auto" and kind_statistics.serves_closed_form(kinds)
+    if not load.no_classes and (options.head == "closed-form" or by_default):
         kinds = [kind_statistics.with_class_statistics(kind, ClassStatistics()) for kind in kinds]
     policy = work_gate.kept_policy(options.state) if options.state else None
     forbidden_reason = policy.allowed.bars if policy else lambda _: ""

@@ -1,4 +1,4 @@
-"""`device-runtime predict`: classifies samples with the model that this device keeps."""
+"""`device-runtime predict`: predicts labels, values or anomalies with the model that this device keeps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from .policy_options import add_device_choice
 
 if TYPE_CHECKING:
     from device_runtime.client.personal.asking import Personal, Prediction
-    from device_runtime.models.training.heads import Evaluation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +71,15 @@ def run(options: argparse.Namespace) -> int:
 def _row(one: Prediction, found: list[Prediction]) -> list[str]:
     several = sum(other.file == one.file for other in found) > 1
     name = f"{one.file} [{one.number}]" if several else one.file
-    return [name, *(f"{guess.label} {guess.probability:.1%}" for guess in one.guesses)]
+    if one.error is not None:
+        said = "anomaly, above" if one.is_anomaly else "normal, up to"
+        return [
+            name,
+            f"error {one.error:.4g}",
+            "" if one.threshold is None else f"{said} {one.threshold:.4g}",
+        ]
+    values = [f"{column} {value:.6g}" for column, value in one.values.items()]
+    return [name, *values, *(f"{guess.label} {guess.probability:.1%}" for guess in one.guesses)]
 
 
 def _summary(model: Personal) -> str:
@@ -83,11 +90,7 @@ def _summary(model: Personal) -> str:
     text = f"{model.manifest.name}, task {record.task!r}, {begun_with(record.round)}"
     if judged is None or judged.served is None:
         return f"{text}, not evaluated on this device yet"
-    text += f"; {_figures(judged.served)}"
+    text += f"; {judged.served.said}"
     if judged.own_head is not None:
-        text += f"; with an own head {_figures(judged.own_head)}, {'' if judged.kept else 'not '}used"
+        text += f"; with an own head {judged.own_head.said}, {'' if judged.kept else 'not '}used"
     return text
-
-
-def _figures(found: Evaluation) -> str:
-    return f"{found.eval_acc:.1%} of {found.num_examples} samples held out"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from contextlib import closing
 from datetime import datetime, timezone
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,9 @@ from device_runtime.aggregator.errors import AggregatorError, RunFolderError, Ru
 from device_runtime.aggregator.storage import rollback_request
 from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.tasks import task as tasks
-from device_runtime.aggregator.views.console_log import number, percent, size
+from device_runtime.aggregator.views.console_log import number, size
 from device_runtime.broker.wire.durable_files import replace_file
+from device_runtime.models.bundles.targets import ACCURACY, metric_text
 
 if TYPE_CHECKING:
     from device_runtime.aggregator.storage.model_versions import Version
@@ -62,12 +63,16 @@ def run(options: argparse.Namespace) -> int:
 
 def table(versions: tuple[Version, ...]) -> str:
     """A line for each model, the latest last."""
+    evaluated = [version for version in versions if not isnan(version.eval_acc)][-1:]
+    metric = evaluated[0].metric if evaluated else ACCURACY
+    more = tuple(evaluated[0].metrics) if evaluated else ()
     rows = [
         [
             "->" if version.served else "",
             version.round,
             "-" if isnan(version.published_s) else _time(version.published_s),
-            percent(version.eval_acc),
+            metric_text(version.metric, version.eval_acc),
+            *(f"{version.metrics.get(name, nan):.4g}" for name in more),
             number(version.eval_loss),
             version.sha256[:12],
             size(version.size) if version.kept else "not kept",
@@ -75,7 +80,7 @@ def table(versions: tuple[Version, ...]) -> str:
         ]
         for version in versions
     ]
-    headers = ["", "round", "since", "accuracy", "loss", "sha256", "size", "note"]
+    headers = ["", "round", "since", metric, *more, "loss", "sha256", "size", "note"]
     return tabulate(rows, headers, disable_numparse=True)
 
 
@@ -87,7 +92,8 @@ def _exported(folder: Path, file: Path) -> str:
         replace_file(file, data)
     except OSError as error:
         raise RunFolderError(f"cannot write {file}: {error.strerror or error}") from None
-    accuracy = "" if isnan(version.eval_acc) else f", accuracy {percent(version.eval_acc)}"
+    told = f", {version.metric} {metric_text(version.metric, version.eval_acc)}"
+    accuracy = "" if isnan(version.eval_acc) else told
     return f"{file}: the model of round {version.round}{accuracy}, {size(len(data))}"
 
 

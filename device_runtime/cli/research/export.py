@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from tabulate import tabulate
 
 from device_runtime.models import networks
@@ -16,7 +17,8 @@ from device_runtime.models.bundles.bundle import content_of
 from device_runtime.models.bundles.inputs import LARGEST, InputSpec, WindowInput
 from device_runtime.models.bundles.manifest import TRAINING, Source
 from device_runtime.models.bundles.names import LEVELS, PRECISIONS, TUNABLE_SETS
-from device_runtime.models.data.reading import inputs
+from device_runtime.models.bundles.targets import LOSSES, METRICS, NORMAL, TargetSpec, targets_of
+from device_runtime.models.data.reading import inputs, target_values
 from device_runtime.models.errors import ExportError, one_line
 from device_runtime.models.export.network_factory import build, settings, unique_pairs
 
@@ -49,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="C,H,W",
         help="Set the shape of one sample, channels first; of token ids, how many.",
     )
-    add("--labels", required=True, metavar="A,B,..", help="Name the classes, in the order of the logits.")
+    add(
+        "--labels",
+        metavar="A,B,..",
+        help="Name the classes, in the order of the logits; or what the network predicts, as --loss says.",
+    )
     add("--out", required=True, type=Path, help="Write the bundle into this folder.")
     add("--overwrite", action="store_true", help="Replace a bundle that is in that folder.")
     add("--name", help="Name the bundle (default: as the folder).")
@@ -82,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--standardise",
         type=Path,
         metavar="PATH",
-        help="Set --mean and --std to those of these samples, given as to join --data, after --scale.",
+        help="Set --mean and --std, and those of targets, by these samples, given as to join --data.",
     )
     add(
         "--head",
@@ -117,7 +123,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Take these columns of recordings as the channels, by name (default: all but the labels).",
     )
     add_text_arguments(parser)
+    add_loss_arguments(parser)
     add_graph_arguments(parser)
+
+
+def add_loss_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the loss and its targets."""
+    add = parser.add_argument
+    add(
+        "--loss",
+        default="cross-entropy",
+        metavar="LOSS",
+        help=f"Train with {', '.join(LOSSES)}; or FILE.py:FUNCTION, of (outputs, targets) in torch "
+        "(default: cross-entropy).",
+    )
+    add(
+        "--targets",
+        default="",
+        choices=tuple(METRICS),
+        help="Compare outputs with class labels, values, 0/1 flags or the input (default: by the loss).",
+    )
+    add("--target-columns", metavar="A,B,..", help="Name the columns of targets (default: as --labels).")
+    add("--delta", type=float, help="Set where loss huber becomes a straight line (default: 1).")
+    add(
+        "--target-mean",
+        metavar="M,..",
+        help="Subtract this from targets, one value or one per column (default: 0, or by --standardise).",
+    )
+    add(
+        "--target-std",
+        metavar="S,..",
+        help="Divide targets by this, one value or one per column (default: 1, or by --standardise).",
+    )
+    add("--quantile", type=float, help="Call errors above this quantile anomalies (default: 0.99).")
 
 
 def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
@@ -220,6 +258,7 @@ def spec(
     from device_runtime.models.export.export import ExportSpec
 
     vocabulary = texts.vocabulary if texts else args.vocabulary
+    target, own, labels = loss_and_labels(args)
     try:
         shape = _numbers(args.input, int)
         kind: Any = "float32" if vocabulary is None else "int64"
@@ -229,7 +268,7 @@ def spec(
             texts.text if texts else msgspec.UNSET, _window(args),
         )  # fmt: skip
         if args.standardise:
-            taken = standardised(taken, args.standardise, args.labels.split(","))
+            taken, target = standardised(taken, target, args.standardise, labels)
     except ValueError as error:
         raise ExportError(one_line(error)) from error
     if not all(1 <= size <= LARGEST for size in (*shape, 1 if vocabulary is None else vocabulary)):
@@ -237,7 +276,7 @@ def spec(
     return ExportSpec(
         name=args.name or args.out.resolve().name,
         input=taken,
-        labels=tuple(args.labels.split(",")),
+        labels=labels,
         head=args.head,
         levels=unique_pairs(_level(item) for item in args.level) or None,
         outputs=unique_pairs(_level(item) for item in args.output) or None,
@@ -251,6 +290,8 @@ def spec(
         stored_as=args.stored_as,
         ort_training=args.ort_training,
         scaled=args.scaled_features,
+        loss=target,
+        own_loss=own,
         source=_source(args, settings(args.set) if given is None else given),
         tokenizer=texts.tokenizer if texts else None,
     )
@@ -262,26 +303,61 @@ def _window(args: argparse.Namespace) -> WindowInput | msgspec.UnsetType:
         if columns:
             raise ExportError("--columns are those of recordings: give --window-step, too")
         return msgspec.UNSET
+    if args.loss != "cross-entropy" and args.targets != "input":
+        raise ExportError("windows of recordings have one label each: give no --loss, or --targets input")
     if args.window_step < 1:
         raise ExportError(f"--window-step is {args.window_step}, expected 1 or more")
     return WindowInput(args.window_step, columns)
 
 
-def standardised(given: InputSpec, place: Path, labels: Sequence[str]) -> InputSpec:
+def loss_and_labels(args: argparse.Namespace) -> tuple[TargetSpec, Any, tuple[str, ...]]:
+    """The targets, the function of an own loss or None, and the labels. Raises ExportError."""
+    own, name = None, args.loss
+    if ":" in name:
+        from device_runtime.models.torch_engine.losses import loss_from_file
+
+        own, name = loss_from_file(name), name.rpartition(":")[2]
+    if args.labels is None and args.targets != "input":
+        raise ExportError("--labels is missing: name the classes, or what the network predicts")
+    labels = NORMAL if args.labels is None else tuple(args.labels.split(","))
+    settings = {
+        "columns": args.target_columns and args.target_columns.split(","),
+        "delta": args.delta,
+        "mean": args.target_mean and _numbers(args.target_mean),
+        "std": args.target_std and _numbers(args.target_std),
+        "quantile": args.quantile,
+    }
+    given = {setting: value for setting, value in settings.items() if value is not None}
+    try:
+        return targets_of(name, labels, args.targets, own is not None, **given), own, labels
+    except ValueError as error:
+        raise ExportError(one_line(error)) from error
+
+
+def standardised(
+    given: InputSpec, target: TargetSpec, place: Path, labels: Sequence[str]
+) -> tuple[InputSpec, TargetSpec]:
     """The input with the mean and standard deviation of each channel of these samples, after `scale`.
 
-    A channel that is constant is divided by 1. Raises ExportError, DataError.
+    Targets that are values get those of each column, unless they have some. What is constant is divided by 1.
+    Raises ExportError, DataError.
     """
     if given.vocabulary is not None or (given.mean, given.std) != ((0.0,), (1.0,)):
         raise ExportError("--standardise sets --mean and --std of values: give neither, and no token ids")
-    x = given.prepare(inputs(place, given, labels)).astype(np.float64)
+    x = given.prepare(inputs(place, given, labels, target=target)).astype(np.float64)
     if not (len(x) and np.isfinite(x).all()):
         what = "values that are not finite" if len(x) else "no samples"
         raise ExportError(f"--standardise {place}: it has {what}, expected samples with finite values")
-    axes = (0, *range(2, x.ndim))
-    means, deviations = x.mean(axes), x.std(axes)
+    given = msgspec.structs.replace(given, **_mean_and_std(x, (0, *range(2, x.ndim))))
+    if target.compared == "values" and (target.mean, target.std) == ((0.0,), (1.0,)):
+        target = msgspec.structs.replace(target, **_mean_and_std(target_values(place, given, target), (0,)))
+    return given, target
+
+
+def _mean_and_std(values: NDArray[np.float64], axes: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
+    means, deviations = values.mean(axes), values.std(axes)
     deviations[deviations == 0] = 1.0
-    return msgspec.structs.replace(given, mean=tuple(means.tolist()), std=tuple(deviations.tolist()))
+    return {"mean": tuple(means.tolist()), "std": tuple(deviations.tolist())}
 
 
 def _source(args: argparse.Namespace, given: Mapping[str, Any]) -> Source | None:

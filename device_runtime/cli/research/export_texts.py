@@ -100,7 +100,7 @@ def reading(args: argparse.Namespace, given: Mapping[str, Any]) -> TextReading |
     words, masked = _words(args, file), framing.causal
     special = _special(file, framing, needs_mask=words is not None and not masked)
     text = _framed(args.prompt or TEXT, file, framing, special)
-    settings: dict[str, Setting] = {"vocabulary": size, "classes": len(args.labels.split(","))}
+    settings: dict[str, Setting] = {"vocabulary": size, "classes": len((args.labels or "").split(","))}
     if words is not None:
         _check_answer(args, framing)
         settings["words"] = ",".join(str(number) for number in words.values())
@@ -172,7 +172,7 @@ def _words(args: argparse.Namespace, file: TokenizerFile) -> dict[str, int] | No
     """The id of the word for each label. Raises ExportError for one that is no single token."""
     if args.words is None:
         return None
-    names, labels = args.words.split(","), args.labels.split(",")
+    names, labels = args.words.split(","), (args.labels or "").split(",")
     if len(names) != len(labels) or len(set(names)) != len(names):
         raise ExportError(
             f"--words are {args.words!r} for {len(labels)} labels: expected a different one for each"

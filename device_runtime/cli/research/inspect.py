@@ -46,7 +46,8 @@ def _text(figures: BundleFigures) -> str:
     trained = ", ".join(f"{_with_settings(s, manifest.sets[s])} {counts[s]}" for s in manifest.sets)
     lines = [
         f"{manifest.name}: {figures.bytes / 1000:.0f} KB, sha256 {figures.sha256}",
-        f"input {shape}{_kind(manifest)}, {manifest.head.features} features, {len(manifest.labels)} labels",
+        f"input {shape}{_kind(manifest)}, {manifest.head.features} features, {len(manifest.labels)} labels"
+        + ("" if manifest.target.is_cross_entropy else f", loss {manifest.target.said}"),
         f"made with {manifest.producer}{_source(manifest)}, weights stored as {manifest.stored_as}",
         f"trainable parameters: {trained}",
     ]

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from device_runtime.strategies.settings import SettingText
 
 
+BY_CLASS = "It works by class: it applies only to bundles whose loss is cross-entropy (docs/losses.md).\n\n"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="Show this kind, with its settings (default: list all kinds)."
@@ -74,6 +77,7 @@ def _settings(kind: type[AnyStrategy], settings: list[SettingText]) -> str:
     return (
         f"{kind.name}: a device trains {kind.about.trains}; it sends {kind.about.sends}.\n"
         f"{kind.about.source}\n\n"
+        f"{BY_CLASS if kind.by_class else ''}"
         f"{tabulate(rows, head, disable_numparse=True, maxcolwidths=[None, 20, 26, None, 46])}\n\n"
         f"In the file of a task (docs/task.md), for example:\n\n{example(kind, settings)}"
     )

@@ -82,15 +82,15 @@ def run(options: argparse.Namespace) -> int:
     drawn = fleet.draw(devices, options.seed) if fleet is not None and spec.groups else None
     parts = divide(data, spec, devices, options.seed) if drawn is None else divide_fleet(data, spec, drawn)
     groups = [] if drawn is None else [drawn.group(device) for device in range(devices)]
-    about = shape(data.train_y, parts, len(data.labels), groups)
+    about = shape(data.keys, parts, len(data.key_names), groups)
     print(description(data, about))
     print()
     print(tabulate(table(about), ("", "least", "median", "most", "mean"), disable_numparse=True))
     if about.groups:
         heads = ("group of the fleet", "clients", "samples", "classes")
-        print(f"\n{tabulate(by_group(about, data.labels), heads, disable_numparse=True)}")
+        print(f"\n{tabulate(by_group(about, data.key_names), heads, disable_numparse=True)}")
     title = f"{spec.source} divided among {devices:,} clients: {partition_text(spec)}"
-    _written(options.out, lambda path: draw(about, data.labels, title, path))
+    _written(options.out, lambda path: draw(about, data.key_names, title, path))
     print(f"\npicture in {options.out}")
     if options.vectors_out is not None:
         _save_vectors(data, spec, options.vectors_out)
@@ -137,7 +137,7 @@ def description(data: DataSet, about: PartitionShape) -> str:
     form = f"{data.train_x.dtype} {'x'.join(str(size) for size in data.train_x.shape[1:])}"
     lines = [
         f"{about.samples:,} training samples and {len(data.test_y):,} for evaluation, {form}, "
-        f"{len(data.labels)} classes"
+        f"{len(data.labels)} {'columns of targets' if data.has_columns else 'classes'}"
     ]
     if data.groups is not None:
         lines.append(f"{len(np.unique(data.groups[data.groups >= 0])):,} groups (writers, speakers, persons)")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import inf, isfinite
+from dataclasses import dataclass, replace
+from math import inf, isfinite, nan
 
 from device_runtime.broker.wire.messages import Offer
 from device_runtime.client.errors import DeviceError, WorkStopped
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.targets import ACCURACY
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError
+from device_runtime.models.training.evaluation import anomaly_threshold, evaluate
 from device_runtime.models.training.heads import Evaluation, SoftmaxHead, accuracy_and_loss
 from device_runtime.strategies.few_shot import FewShot
 from device_runtime.strategies.training.device_half import LocalData, Run
@@ -37,7 +39,13 @@ def judge(keeper: PersonalModelStore, number: int, judged: Callable[[], Personal
     """
     try:
         found = judged()
-        told = RoundEvaluation(number, _finite(found.served), _finite(found.own_head), found.head is not None)
+        told = RoundEvaluation(
+            number,
+            _finite(found.served),
+            _finite(found.own_head),
+            found.head is not None,
+            found.threshold if isfinite(found.threshold) else None,
+        )
         keeper.judge(told, found.head)
     except WorkStopped:
         log.info("%s is not judged: the device stops", begun_with(number))
@@ -45,7 +53,7 @@ def judge(keeper: PersonalModelStore, number: int, judged: Callable[[], Personal
     except (OSError, ModelError, DeviceError) as error:
         log.warning("%s was not judged: %s", begun_with(number), error)
         return
-    log.info("%s is right in %s", begun_with(number), _said(found))
+    log.info("%s %s", begun_with(number), _said(found))
 
 
 def _finite(found: Evaluation | None) -> Evaluation | None:
@@ -56,26 +64,28 @@ def _finite(found: Evaluation | None) -> Evaluation | None:
 def _said(found: PersonalEvaluation) -> str:
     text = _figures(found.served)
     if found.own_head is not None:
-        text += f"; with an own head in {_figures(found.own_head)}, "
+        text += f"; with an own head {_figures(found.own_head)}, "
         text += "which is used" if found.head is not None else "which is not used"
     return text
 
 
 def _figures(found: Evaluation) -> str:
-    right = f"{found.eval_acc:.1%} of {found.num_examples} samples held out here"
-    return f"{right} (eval_loss {found.eval_loss:.3f})"
+    verb = "is right in" if found.metric == ACCURACY else "has"
+    return f"{verb} {found.said} here (eval_loss {found.eval_loss:.3f})"
 
 
 @dataclass(frozen=True)
 class PersonalEvaluation:
     """Figures of a model on held-out samples: as served, and with an own head if one was trained.
 
-    `head` are the tensors of the own head, if it is the better one.
+    `head` are the tensors of the own head, if it is the better one. `threshold`: the reconstruction error
+    above which a sample is an anomaly, by all samples of the device; NaN for models that do not reconstruct.
     """
 
     served: Evaluation
     own_head: Evaluation | None = None
     head: Tensors | None = None
+    threshold: float = nan
 
 
 @dataclass(frozen=True)
@@ -92,9 +102,17 @@ def judged(
 ) -> PersonalEvaluation:
     """Evaluate the loaded model on `held`; with `own` also with a head trained on `training`.
 
-    The own head is better if it gets more held-out samples right, or as many at a lower loss. Raises
-    ModelError, and what the model's watch raises.
+    The own head is better if it gets more held-out samples right, or as many at a lower loss; where the loss
+    is not cross-entropy there is none. Raises ModelError, and what the model's watch raises.
     """
+    if not model.manifest.target.is_cross_entropy:
+        parts = [(side.x, side.y) for side in (training, held)]
+        reconstructs = model.manifest.target.compared == "input"
+        found, threshold = evaluate(model, held.x, held.y), nan
+        if reconstructs:  # the threshold is by all samples, not by those held out
+            threshold = anomaly_threshold(model, *parts)
+            found = replace(found, metrics={**found.metrics, "threshold": threshold})
+        return PersonalEvaluation(found, threshold=threshold)
     passed = model.forward(held.x)
     served = accuracy_and_loss(passed.logits, held.y)
     if own is None or not len(held) or len(set(training.y.tolist())) < 2:

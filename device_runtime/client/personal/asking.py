@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.onnx_whole import graph_with_weights as whole_graph
 from device_runtime.models.engines.onnx_whole import metadata_of
 from device_runtime.models.errors import DataError, TensorError
+from device_runtime.models.training.evaluation import predicted_values, reconstruction_errors, sigmoid
 from device_runtime.models.training.heads import log_softmax
 
 from .kept import PersonalModel, PersonalModelStore, RoundEvaluation
@@ -42,19 +43,32 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Guesses for one sample, the most probable first.
+    """Guesses for one sample, the most probable first; or what a model of another loss says.
 
     `number` counts the samples of a file, from 0. For a text without a file, `file` is its beginning; for
     an array it is "array".
+    values: the predicted values by column, in original units.
+    error: how far the sample is from its reconstruction; above `threshold` it is an anomaly (None: unknown).
     """
 
     file: str
     number: int
     guesses: tuple[Guess, ...]
+    values: dict[str, float] = field(default_factory=dict)
+    error: float | None = None
+    threshold: float | None = None
 
     @property
     def label(self) -> str:
-        return self.guesses[0].label
+        """The most probable label; empty where the model predicts something else."""
+        return self.guesses[0].label if self.guesses else ""
+
+    @property
+    def is_anomaly(self) -> bool | None:
+        """Whether the error is above the threshold; None if either is not known."""
+        if self.error is None or self.threshold is None:
+            return None
+        return self.error > self.threshold
 
 
 class Personal:
@@ -84,8 +98,18 @@ class Personal:
         return rounds[-1] if rounds and rounds[-1].round == self.record.round else None
 
     def probabilities(self, raw: NDArray[Any]) -> NDArray[np.float32]:
-        """raw (n, *input), before the bundle's preparation -> (n, labels). Raises ModelError."""
-        logits = self._model.logits(self.manifest.input.prepare(raw))
+        """raw (n, *input), before the bundle's preparation -> (n, labels). Raises ModelError.
+
+        Raises DataError for a model that predicts no labels.
+        """
+        target = self.manifest.target
+        if target.compared not in ("classes", "flags"):
+            raise DataError(f"{self.manifest.name} predicts no labels: its loss is {target.said}")
+        return self._probabilities(self._model.logits(self.manifest.input.prepare(raw)))
+
+    def _probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self.manifest.target.compared == "flags":
+            return sigmoid(logits)
         made: NDArray[np.float32] = np.exp(log_softmax(logits))
         return made
 
@@ -101,7 +125,8 @@ class Personal:
         if os.path.isdir(file):  # noqa: PTH112 (Path's raises for a query that is too long for a name)
             raise DataError(f"{file} is a folder: name its files, as in photos/*.png")
         texts = self._kept.bundle.texts
-        return self._answer(str(file), lambda: inputs(file, self.manifest.input, self.labels, texts), top)
+        given, target = self.manifest.input, self.manifest.target
+        return self._answer(str(file), lambda: inputs(file, given, self.labels, texts, target), top)
 
     def read(self, text: str, top: int = 3) -> list[Prediction]:
         """The `top` labels of a text. Raises DataError if the task's input is not text."""
@@ -113,11 +138,22 @@ class Personal:
 
     def _answer(self, name: str, inputs: Callable[[], NDArray[Any]], top: int) -> list[Prediction]:
         try:
-            found = self.probabilities(inputs())
-            if not np.isfinite(found).all():
+            x = self.manifest.input.prepare(inputs())
+            outputs = self._model.logits(x)
+            if not np.isfinite(outputs).all():
                 raise Refused("what it holds, or the model, is not finite")
         except (Refused, TensorError) as error:
             raise DataError(f"{name}: {error}") from None
+        target = self.manifest.target
+        if target.compared == "values":
+            rows = predicted_values(target, outputs).tolist()
+            said = [dict(zip(target.columns, row, strict=True)) for row in rows]
+            return [Prediction(name, number, (), values) for number, values in enumerate(said)]
+        if target.compared == "input":
+            threshold = self.judged.threshold if self.judged else None
+            errors = reconstruction_errors(target, outputs, x).tolist()
+            return [Prediction(name, number, (), {}, one, threshold) for number, one in enumerate(errors)]
+        found = self._probabilities(outputs)
         return [Prediction(name, number, _guesses(row, self.labels, top)) for number, row in enumerate(found)]
 
     def export_onnx(self, path: Path | str) -> None:

@@ -34,13 +34,15 @@ class NothingKept(DeviceError):
 class RoundEvaluation(msgspec.Struct, frozen=True):
     """Figures on the held-out samples of the model that `round` began with: as served, and with an own head.
 
-    `kept`: the own head was better, and is used.
+    `kept`: the own head was better, and is used. `threshold`: the reconstruction error above which a sample
+    is an anomaly here, of models that reconstruct their input.
     """
 
     round: int
     served: Evaluation | None = None
     own_head: Evaluation | None = None
     kept: bool = False
+    threshold: float | None = None
 
 
 class PersonalRecord(msgspec.Struct, frozen=True):

@@ -225,7 +225,7 @@ def _judged(
     workload = here.get(form.member) or unfetched.get(form.member)
     if workload is None:
         return Candidate(form, None, (f"{form.member or 'the main model'} is not here",))
-    if unfit := form.infeasible_reason(workload) or forbidden_reason(form):
+    if unfit := form.unfit_reason(workload) or forbidden_reason(form):
         return Candidate(form, None, (unfit,))
     try:
         cost = priced(form, {**unfetched, **here}, profile)

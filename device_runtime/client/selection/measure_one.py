@@ -103,7 +103,9 @@ def samples(order: MeasureOrder, bundle: Bundle) -> LocalData:
     """The samples of the order, or so many random ones, evenly of every class. Raises DataError."""
     if order.data:
         return local_data.load(Path(order.data), bundle.manifest, bundle.texts)
-    x, _ = random_samples(bundle.manifest, order.samples)
+    x, y = random_samples(bundle.manifest, order.samples)
+    if bundle.manifest.target.has_columns:
+        return LocalData(x, y)
     return LocalData(x, np.arange(order.samples) % len(bundle.manifest.labels))
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import psutil
@@ -132,16 +133,21 @@ class _Held:
         collect_and_trim()
 
 
-def random_samples(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[np.int64]]:
-    """Random samples for a bundle, always the same: standard normal, or any ids; labels of any class."""
+def random_samples(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[Any]]:
+    """Random samples for a bundle, always the same: standard normal, or any ids; labels of any class.
+
+    Targets in columns are 0 or 1.
+    """
     rng, given = np.random.default_rng(0), manifest.input
     shape = (samples, *given.shape)
     ids = given.vocabulary
     x: Inputs = rng.standard_normal(shape, np.float32) if ids is None else rng.integers(0, ids, shape)
+    if (target := manifest.target).has_columns:
+        return x, rng.integers(0, 2, (samples, *target.shape)).astype(np.float32)
     return x, rng.integers(0, len(manifest.labels), samples)
 
 
-def runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[np.int64]) -> Callable[[], object]:
+def runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[Any]) -> Callable[[], object]:
     """Opens a graph (forward, loss.SET or train.SET); returns a function that runs it on these samples."""
     if name == "forward":
         return partial(model.forward, x)
@@ -151,7 +157,7 @@ def runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[np.int64]) -> 
     return partial(model.probe(tunable).loss, x, y)
 
 
-def _training(trainer: Gradients, x: Inputs, y: NDArray[np.int64]) -> Callable[[], object]:
+def _training(trainer: Gradients, x: Inputs, y: NDArray[Any]) -> Callable[[], object]:
     """A training step, the optimizer's included."""
     steps = STEP.start(trainer.params.vector)
 

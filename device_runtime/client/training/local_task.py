@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from device_runtime.broker.wire.messages import Hello, Offer
 from device_runtime.client.cache.strategy_state import StrategyStateStore
@@ -69,6 +70,19 @@ class TaskSamples:
     @property
     def held(self) -> LocalData:
         return self._samples.held
+
+    @property
+    def reconstructs(self) -> bool:
+        """Whether the task's model reconstructs its input: it is judged without samples held out, too."""
+        return self._bundles[MAIN].manifest.target.compared == "input"
+
+    @property
+    def held_text(self) -> str:
+        """The number of classes among the samples, or the loss that they are for."""
+        target = self._bundles[MAIN].manifest.target
+        if target.compared == "classes":
+            return f"of {len(np.unique(self.training.y))} classes"
+        return f"for {target.said}"
 
     @property
     def loads(self) -> dict[str, Workload]:
@@ -147,9 +161,9 @@ class DeviceTask(OneTask):
             account=account,
         )
         log.info(
-            "%d samples of %d classes; %.2f ms a forward pass (%s)",
+            "%d samples %s; %.2f ms a forward pass (%s)",
             len(samples.training),
-            len(set(samples.training.y.tolist())),
+            samples.held_text,
             1e3 * speed.of("forward", bundle.manifest.graphs["forward"].flops),
             speed.source,
         )
@@ -283,7 +297,7 @@ class DeviceTask(OneTask):
         `pause_point` is called after each run of the engine; a WorkStopped raised there ends it.
         """
         personal, samples = self.settings.personal, self._samples
-        if not personal.keep or not len(samples.held):
+        if not personal.keep or not (len(samples.held) or samples.reconstructs):
             return
         offer = given.offer
         own = OwnHead(offer.seed, self.settings.name, self._worker.clock) if personal.head else None

@@ -261,11 +261,18 @@ def _check_names(manifest: Manifest) -> None:
         if not is_plain(file):
             raise BundleError(f"names the file {file!r}, expected a plain file name")
     said = (text.template, *text.words) if text else ()
-    names = (manifest.name, *manifest.labels, *said, *(parameter.name for parameter in manifest.parameters))
+    names = (
+        manifest.name,
+        *manifest.labels,
+        *manifest.target.columns,
+        *said,
+        *(parameter.name for parameter in manifest.parameters),
+    )
     if strange := [name for name in names if not name.isprintable()]:
         raise BundleError(f"names {strange[0]!r}, expected printable characters")
     _check_once("file", files)
     _check_once("label", manifest.labels)
+    _check_once("column", manifest.target.columns)
     if text and text.words and len(text.words) != len(manifest.labels):
         raise BundleError(f"has {len(text.words)} words for {len(manifest.labels)} labels")
     _check_once("parameter", (parameter.name for parameter in manifest.parameters))
@@ -324,8 +331,12 @@ def _check_inputs(manifest: Manifest, name: str) -> None:
 
 
 def _check_head(manifest: Manifest, stored: Mapping[str, TensorSpec]) -> None:
-    head, labels = manifest.head, len(manifest.labels)
-    shapes = {head.weight: (labels, head.features)} | ({head.bias: (labels,)} if head.bias else {})
+    head, outputs, target = manifest.head, manifest.outputs, manifest.target
+    if target.has_columns and not target.own and len(target.columns) != outputs:
+        raise BundleError(f"loss {target.loss} has {len(target.columns)} columns for {outputs} labels")
+    if target.compared == "input" and manifest.input.vocabulary is not None:
+        raise BundleError("the input is token ids, which no loss can compare outputs with")
+    shapes = {head.weight: (outputs, head.features)} | ({head.bias: (outputs,)} if head.bias else {})
     for name, shape in shapes.items():
         if name not in stored or stored[name].shape != shape:
             found = stored[name].shape if name in stored else "missing"

@@ -1,6 +1,7 @@
 """`manifest.json`, the description of a bundle, as frozen structs."""
 
 import hashlib
+from math import prod
 from typing import Annotated, Literal
 
 import msgspec
@@ -9,6 +10,7 @@ from device_runtime.models.errors import BundleError, one_line
 
 from .inputs import Count, File, InputSpec, ManifestRecord, Shape, Size
 from .names import RUN_BYTES, SCALE
+from .targets import CROSS_ENTROPY, TargetSpec
 from .tensors import TensorSpec
 
 FORMAT = 2
@@ -16,7 +18,10 @@ ABOVE = {"above-low": "mid", "above-mid": "up", "above-up": "head"}
 """Objectives that train on the feature maps of a level, with the largest tunable set above that level."""
 
 TRAINING = ("train", "moon", "distil", "kl", "attention", "prototype", *ABOVE)
-"""Objectives of training graphs; `train` is cross-entropy alone."""
+"""Objectives of training graphs; `train` is the bundle's loss alone."""
+
+OF_ANY_LOSS = ("train", "moon")
+"""The objectives that a bundle whose loss is not cross-entropy can have; the others are of classes."""
 
 ORT_TRAINING = "ort-training"
 """Kind of the graphs that do the work of train.SET with operators of onnxruntime-training."""
@@ -115,8 +120,8 @@ class Graph(ManifestRecord, frozen=True):
 class Head(ManifestRecord, frozen=True):
     """The linear layer at the end: logits = features @ weight.T + bias."""
 
-    weight: str  # shape (labels, features)
-    bias: str | None  # shape (labels,)
+    weight: str  # shape (outputs, features)
+    bias: str | None  # shape (outputs,)
     features: Size
 
 
@@ -131,7 +136,8 @@ class Manifest(ManifestRecord, frozen=True):
     """manifest.json. Graphs: forward, forward.PRECISION, features.LEVEL, loss.SET and OBJECTIVE.SET.
 
     SET is a tunable set, OBJECTIVE one of TRAINING, PRECISION one of PRECISIONS but the first. `features` has
-    the output shape of each features.LEVEL and the input shape of the head, without the batch.
+    the output shape of each features.LEVEL and the input shape of the head, without the batch. `labels` name
+    the classes; of values and flags, the outputs. Without `loss` the loss is cross-entropy.
     """
 
     name: str
@@ -146,8 +152,19 @@ class Manifest(ManifestRecord, frozen=True):
     producer: str
     source: Source | None = None
     stored_as: Literal["float32", "float16"] = "float32"  # float16: tensors that lose nothing by it
+    loss: TargetSpec | msgspec.UnsetType = msgspec.UNSET  # where it is not cross-entropy
     format: int = FORMAT
     seal: str = ""  # sha256 of manifest.json with an empty seal; `encode` sets it
+
+    @property
+    def target(self) -> TargetSpec:
+        """The loss, and the targets that it takes."""
+        return self.loss if isinstance(self.loss, TargetSpec) else CROSS_ENTROPY
+
+    @property
+    def outputs(self) -> int:
+        """The number of the network's outputs for a sample: one for each label, or for each input value."""
+        return prod(self.input.shape) if self.target.compared == "input" else len(self.labels)
 
     def names(self, tunable: str = "all") -> tuple[str, ...]:
         """Names of the parameters trained in a tunable set, in the order of `parameters`."""

@@ -68,6 +68,8 @@ def _check_ends(main: Manifest, member: Manifest) -> None:
         raise TensorError(f"it takes {_input_text(member)}, not {_input_text(main)}")
     if main.labels != member.labels:
         raise TensorError(f"its {len(member.labels)} labels are not the other's {len(main.labels)}")
+    if main.target != member.target:
+        raise TensorError(f"its loss is {member.target.said}, not {main.target.said} on the same scale")
 
 
 def _input_text(manifest: Manifest) -> str:

@@ -59,6 +59,8 @@ def decode(data: bytes) -> StoredArray:
 
 
 # .npz files hold x (n, *input) and y (n,), class numbers or names; class_names, if any, names the numbers.
+# Where targets have columns, y is numbers (n, columns), or (n,) for one; where none are needed, it may be
+# absent.
 
 LARGEST_BYTES = 4 << 30
 """Most bytes of the unpacked arrays of a file that are read."""
@@ -67,8 +69,16 @@ NAMES = "class_names"
 
 def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples]:
     room = LARGEST_BYTES if wanted.room_bytes is None else min(LARGEST_BYTES, wanted.room_bytes)
-    arrays = _arrays(unit.path, ("x", "y", NAMES), room)
-    x, y = arrays["x"], arrays["y"]
+    source = wanted.source
+    arrays = _arrays(unit.path, ("x", "y", NAMES), room, needed=("x",) if source.unlabelled else ("x", "y"))
+    x = arrays["x"]
+    y = arrays.get("y")
+    if source.target_columns or y is None:
+        shaped = StoredArray(x).raw(wanted.input)
+        if y is not None and y.shape[:1] != (len(shaped),):
+            raise Refused(f"y is {y.dtype} {y.shape}, expected targets of each of the {len(shaped)} samples")
+        yield RawSamples(shaped, y, f"{x.dtype} {x.shape[1:]}")
+        return
     if x.ndim == 0 or y.shape != x.shape[:1] or y.dtype.kind not in "iuU":
         raise Refused(
             f"y is {y.dtype} {y.shape}, expected one integer for each of the {x.shape[:1]} samples, or a name"
@@ -107,13 +117,16 @@ def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
 
 
 def _arrays(
-    path: Path, wanted: tuple[str, ...], most_bytes: int = LARGEST_BYTES
+    path: Path,
+    wanted: tuple[str, ...],
+    most_bytes: int = LARGEST_BYTES,
+    needed: tuple[str, ...] = ("x",),
 ) -> Mapping[str, NDArray[Any]]:
-    """The wanted arrays that the file has; x must be there, and y if wanted. Raises Refused."""
+    """The wanted arrays that the file has; those that are needed must be there. Raises Refused."""
     try:
         with zipfile.ZipFile(path) as archive:
             there = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
-        if missing := {"x", "y"} & set(wanted) - there.keys():
+        if missing := set(needed) - there.keys():
             raise Refused(f"has no array {sorted(missing)[0]!r}", f"it has {', '.join(sorted(there)[:5])}")
         size = sum(there[name] for name in wanted if name in there)
         if size > most_bytes:

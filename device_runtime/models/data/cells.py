@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.text.texts import Texts
 
+from .sample_source import SampleSource
 from .units import Refused
 
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target", "sentiment", "y")
@@ -71,13 +72,44 @@ def label_column(
     return LabelColumn(width - 1, "it is the last")
 
 
+def target_columns(names: Sequence[str] | None, width: int, source: SampleSource) -> tuple[int, ...]:
+    """Finds the columns of targets: those asked for, else by the task's names, else without names the last.
+
+    names: of the columns, None without a header. Raises Refused for a column that is not there.
+    """
+    if source.label_column == NO_LABEL_COLUMN:
+        return ()
+    if names is None and not source.label_column:
+        count = len(source.target_columns)
+        return tuple(range(width - count, width)) if count < width else ()
+    called = [folded(name) for name in names or ()]
+    asked = source.label_column.split(",") if source.label_column else source.target_columns
+    if len(asked) != len(source.target_columns):
+        raise Refused(
+            "another number of columns of targets",
+            f"{', '.join(asked)}; the task has {', '.join(source.target_columns)}",
+        )
+    return tuple(_asked(names, called, width, name.strip()) for name in asked)
+
+
+def column_values(text: str, columns: Sequence[str]) -> list[float]:
+    """The targets of one sample, from numbers joined by commas. Raises Refused."""
+    cells = text.split(",")
+    try:
+        if len(cells) != len(columns):
+            raise ValueError(f"{text[:40]!r}: {len(cells)} numbers, expected {', '.join(columns)}")
+        return [float(cell) for cell in cells]
+    except ValueError as error:
+        raise Refused("a target that is no number", str(error)[:80]) from None
+
+
 def _asked(names: Sequence[str] | None, called: Sequence[str], width: int, wanted: str) -> int:
     if wanted.isdecimal() and int(wanted) < width:
         return int(wanted)
     if folded(wanted) in called:
         return called.index(folded(wanted))
     there = ", ".join(names[:8]) if names else f"0 to {width - 1}"
-    raise Refused(f"no column {wanted!r} for the labels", f"there are {there}")
+    raise Refused(f"no column {wanted!r} for the labels or targets", f"there are {there}")
 
 
 def _has_word_label(labels: frozenset[str], cells: Sequence[str]) -> bool:
@@ -136,13 +168,14 @@ def text_cell(cell: object) -> TextCell:
     return decode(cell) if isinstance(cell, bytes) else TextCell(str(cell))
 
 
-def text_column(names: Sequence[str] | None, width: int, label: int, wanted: str) -> int:
-    """Finds the column of texts: the wanted one, else by a common name, else the only one but the labels.
+def text_column(names: Sequence[str] | None, width: int, targets: Sequence[int], wanted: str) -> int:
+    """Finds the column of texts: the wanted one, else by a common name, else the only one but the targets.
 
-    wanted: a name or number, or empty. Raises Refused if several columns are possible, or none.
+    targets: the columns of labels or targets. wanted: a name or number, or empty. Raises Refused if several
+    columns are possible, or none.
     """
     folded = [name.strip().casefold() for name in names or ()]
-    others = [column for column in range(width) if column != label]
+    others = [column for column in range(width) if column not in targets]
     if wanted.isdecimal() and int(wanted) in others:
         return int(wanted)
     if wanted and wanted.strip().casefold() in folded:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from .cells import label_column, text_cell, text_column
+from .cells import LABEL_COLUMNS, folded, label_column, target_columns, text_cell, text_column
 from .recording import Step, WindowCutter
 from .sample_source import SampleSource
 from .single import decode_unnamed, raw
@@ -61,25 +61,29 @@ def stamp(path: Path) -> tuple[int, int]:
 def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
     with _rows(unit.path, wanted.source.query) as (names, rows):
         if cutter := WindowCutter.of(wanted.input):
-            yield from cutter.cut(_steps(names, rows, cutter, wanted.source), "rows as steps", unit.name)
+            source = wanted.source
+            others = names if source.label_column else cutter.other_names(names)
+            column = next(iter(_targets(others, source)), -1)
+            steps = _steps(names, rows, cutter, column)
+            yield from cutter.cut(steps, "rows as steps", unit.name, labelled=column >= 0)
             return
-        label = _label(names, wanted.source)
-        text = _text_column(names, label, wanted)
+        targets = _targets(names, wanted.source)
+        text = _text_column(names, targets, wanted)
         for number, row in enumerate(rows, 1):
-            cells = [cell for column, cell in enumerate(row) if column != label]
+            cells = [cell for column, cell in enumerate(row) if column not in targets]
             try:
                 x, form = _sample(cells, wanted) if text is None else _text_sample(row[text], wanted)
             except Refused as error:
                 yield Skip.of(error, f"row {number}")
                 continue
-            yield RawSamples(x, [_label_name(row[label])] * len(x), form)
+            label = ",".join(_label_name(row[column]) for column in targets)
+            yield RawSamples(x, [label] * len(x) if targets else None, form)
 
 
 def _steps(
-    names: Sequence[str], rows: sqlite3.Cursor, cutter: WindowCutter, source: SampleSource
+    names: Sequence[str], rows: sqlite3.Cursor, cutter: WindowCutter, label: int
 ) -> Iterator[Step | Skip]:
-    """The rows as time steps. Raises Refused."""
-    label = _label(names if source.label_column else cutter.other_names(names), source)
+    """The rows as time steps; label: the column of labels, or -1. Raises Refused."""
     columns, of_step = cutter.columns(names, len(names), label), cutter.one_step
     for number, row in enumerate(rows, 1):
         try:
@@ -87,14 +91,14 @@ def _steps(
         except Refused as error:
             yield Skip.of(error, f"row {number}")
             continue
-        yield Step(_label_name(row[label]), values)
+        yield Step(_label_name(row[label]) if label >= 0 else "", values)
 
 
 def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:
     with _rows(unit.path, source.query) as (names, rows):
-        label = _label(names, source)
+        targets = _targets(names, source)
         for row in rows:
-            cells = [cell for column, cell in enumerate(row) if column != label]
+            cells = [cell for column, cell in enumerate(row) if column not in targets]
             yield one_stored(b"\x1f".join(c if isinstance(c, bytes) else repr(c).encode() for c in cells))
 
 
@@ -104,11 +108,11 @@ def _sample(cells: Sequence[Any], wanted: WantedSamples) -> tuple[NDArray[Any], 
     return values_of(cells, wanted.input)[None], f"row of {len(cells)} columns"
 
 
-def _text_column(names: Sequence[str], label: int, wanted: WantedSamples) -> int | None:
+def _text_column(names: Sequence[str], targets: Sequence[int], wanted: WantedSamples) -> int | None:
     """The number of the column of texts; None if the task's input is not text. Raises Refused."""
     if wanted.texts is None:
         return None
-    return text_column(names, len(names), label, wanted.source.text_column)
+    return text_column(names, len(names), targets, wanted.source.text_column)
 
 
 def _text_sample(cell: object, wanted: WantedSamples) -> tuple[NDArray[Any], str]:
@@ -129,10 +133,15 @@ def _blob(data: bytes, given: InputSpec) -> tuple[NDArray[Any], str]:
     return held.raw(given), f"blob: {held.form}"
 
 
-def _label(names: Sequence[str], source: SampleSource) -> int:
+def _targets(names: Sequence[str], source: SampleSource) -> tuple[int, ...]:
+    """The columns of targets, or that of labels; none where samples need no label and none is named one."""
+    if source.target_columns:
+        return target_columns(names, len(names), source)
+    if source.unlabelled and not (source.label_column or set(map(folded, names)) & set(LABEL_COLUMNS)):
+        return ()
     if len(names) < 2:
         raise Refused("the query gives no label", f"its only column is {names[0]}")
-    return label_column(names, (), source.label_column).number
+    return (label_column(names, (), source.label_column).number,)
 
 
 def _label_name(label: object) -> str:

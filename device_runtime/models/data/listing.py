@@ -74,6 +74,8 @@ def _file(path: Path, source: SampleSource, found: Listing) -> None:
         _table(path, source, found)
     elif ending in WHOLE:
         found.add(_unit(path, source, WHOLE[ending]))
+    elif ending in DECODERS and source.unlabelled:
+        found.add(_unit(path, source, SINGLE))
     elif ending in DECODERS:
         found.add(Skip("a file without a label: it is in no class folder", _name(path, source)))
     elif ending in DATABASES:

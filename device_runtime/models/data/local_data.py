@@ -9,19 +9,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
+
 
 @dataclass(frozen=True)
 class LocalData:
-    """Samples to train or evaluate on: prepared inputs float32 (n, *input), labels int64 (n,)."""
+    """Samples to train or evaluate on: prepared inputs float32 (n, *input), and their targets.
+
+    y: as the graphs take it: class numbers int64 (n,), or float32 (n, columns); see `TargetSpec`.
+    """
 
     x: NDArray[np.float32]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
 
     def __len__(self) -> int:
         return len(self.y)
 
     def class_counts(self, labels: int) -> tuple[int, ...]:
-        """Samples of each class, shape (labels,)."""
+        """Samples of each class, shape (labels,); where targets have columns, of all, shape (1,)."""
+        if self.y.ndim > 1:
+            return (len(self.y),)
         return tuple(int(n) for n in np.bincount(self.y, minlength=labels))
 
 
@@ -31,12 +38,12 @@ LEAST = 64
 class Rows:
     """Prepared samples in one buffer, to which new ones are added without copying the others.
 
-    x: (n, *shape), float32 or int64; y: (n,). Free rows take address space, but no memory.
+    x: (n, *shape), float32 or int64; y: (n, *targets). Free rows take address space, but no memory.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: str, target: TargetSpec = CROSS_ENTROPY) -> None:
         self._x: NDArray[Any] = np.empty((0, *shape), dtype)
-        self._y = np.empty(0, np.int64)
+        self._y: NDArray[Any] = np.empty((0, *target.shape), target.dtype)
         self._count = 0
 
     def __len__(self) -> int:
@@ -55,9 +62,9 @@ class Rows:
     @property
     def row_bytes(self) -> int:
         """Bytes of one sample with its label."""
-        return int(np.prod(self._x.shape[1:])) * self._x.itemsize + self._y.itemsize
+        return sum(int(np.prod(one.shape[1:])) * one.itemsize for one in (self._x, self._y))
 
-    def append(self, x: NDArray[Any], y: NDArray[np.int64]) -> None:
+    def append(self, x: NDArray[Any], y: NDArray[Any]) -> None:
         """Copies samples to the end."""
         end = self._count + len(y)
         self.reserve(end)
@@ -86,7 +93,7 @@ class Rows:
         self._count = end
 
     def _grow(self, room: int) -> None:
-        x, y = np.empty((room, *self._x.shape[1:]), self._x.dtype), np.empty(room, np.int64)
+        x, y = (np.empty((room, *one.shape[1:]), one.dtype) for one in (self._x, self._y))
         x[: self._count], y[: self._count] = self._x[: self._count], self._y[: self._count]
         self._x, self._y = x, y
 

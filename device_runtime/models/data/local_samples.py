@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.targets import TargetSpec
 from device_runtime.models.errors import TensorError
 from device_runtime.models.text.texts import Texts
 
 from .bounded import memory_limit
+from .cells import column_values
 from .labels import LabelMap
 from .listing import listing
 from .local_data import LEAST_HELD_OUT, SHARE, LocalData, Rows, is_held_out
@@ -94,12 +96,12 @@ class LocalSamples:
         texts: Texts | None = None,
     ) -> None:
         """Reads nothing yet; `texts` are the bundle's. Raises DataError for a label map that does not fit."""
-        self._labels = LabelMap.of(source, manifest.labels)
-        self.source = source = replace(source, task_labels=self._labels.names)
+        self._labels, target = LabelMap.of(source, manifest.labels), manifest.target
+        self.source = source = for_task(source, self._labels.names, target)
         self.manifest, self._keep = manifest, keep or Selection()
         self._wanted = WantedSamples(manifest.input, source, self._keep.room_bytes, texts)
         given = manifest.input
-        self._rows = Rows(given.shape, given.dtype), Rows(given.shape, given.dtype)
+        self._rows = tuple(Rows(given.shape, given.dtype, target) for _ in range(2))
         self._known: dict[str, _Known] = {}  # in the order of their rows
         self._strays = SkippedTally()
         self._sides = self._split_sides()
@@ -111,8 +113,16 @@ class LocalSamples:
 
     @property
     def held(self) -> LocalData:
-        """The samples held out of training; views as in `training`."""
+        """The samples held out of training, with all anomalies if the task reconstructs its input; views."""
         return self._sides[1]
+
+    @property
+    def everything(self) -> LocalData:
+        """All samples; views as in `training` where none is held out."""
+        if not len(self.held):
+            return self.training
+        sides = self._sides
+        return LocalData(*(np.concatenate([getattr(one, name) for one in sides]) for name in ("x", "y")))
 
     @property
     def skipped(self) -> tuple[SkippedSamples, ...]:
@@ -182,7 +192,7 @@ class LocalSamples:
     def _split_sides(self) -> tuple[LocalData, LocalData]:
         """Samples for training, and held out; by default, less than LEAST_HELD_OUT are trained on as well."""
         training, held = (rows.data for rows in self._rows)
-        if self._keep.held_out is not None or not 0 < len(held) < LEAST_HELD_OUT:
+        if self._keep.held_out is not None or self.source.unlabelled or not 0 < len(held) < LEAST_HELD_OUT:
             return training, held
         x, y = np.concatenate([training.x, held.x]), np.concatenate([training.y, held.y])
         return LocalData(x, y), LocalData(held.x[:0], held.y[:0])
@@ -192,7 +202,7 @@ class LocalSamples:
         starts = tuple(len(rows) for rows in self._rows)
         known = _Known(unit.stamp, unit.label)
         try:
-            if unit.label is not None:
+            if unit.label is not None and not self.manifest.target.has_columns:
                 self._labels.number(unit.label)  # refuses an unknown label before anything is read
             for part in unit.sample_format.read(unit, self._wanted):
                 if isinstance(part, Skip):
@@ -215,12 +225,12 @@ class LocalSamples:
 
     def _keep_batch(self, batch: RawSamples, unit: Unit, known: _Known) -> None:
         """Prepares and keeps the samples of the task's classes, block by block. Raises Refused."""
-        y = self._numbers(batch, unit, known)
+        y, read = self._targets(batch, unit, known)
         self._reserve(len(y))
         together = False
         for start in range(0, len(y), BLOCK):
             part = slice(start, start + BLOCK)
-            there = y[part] >= 0
+            there = read[part]
             x = batch.x[part] if there.all() else batch.x[part][there]
             self._check_room(len(x))
             prepared = self._prepared(x)
@@ -229,6 +239,8 @@ class LocalSamples:
                 known.values = min(low, float(x.min())), max(high, float(x.max()))
             share = SHARE if self._keep.held_out is None else self._keep.held_out
             held = is_held_out(prepared, share, self._keep.seed)
+            if self.source.unlabelled:  # anomalies are evaluated, not trained on
+                held |= y[part][there] > 0
             if batch.together and len(held):  # the first sample decides, also when a recording grows
                 held[:] = together = bool(held[0]) if start == 0 else together
             for rows, chosen in zip(self._rows, (~held, held), strict=True):
@@ -236,20 +248,45 @@ class LocalSamples:
                     rows.append(prepared, y[part][there])
                 elif chosen.any():
                     rows.append(prepared[chosen], y[part][there][chosen])
-        known.forms[batch.form] += int((y >= 0).sum())
+        known.forms[batch.form] += int(read.sum())
 
-    def _numbers(self, batch: RawSamples, unit: Unit, known: _Known) -> NDArray[np.int64]:
-        """Class numbers (n,); -1 for a sample that is skipped. Raises Refused."""
+    def _targets(
+        self, batch: RawSamples, unit: Unit, known: _Known
+    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Targets as the graphs take them, and whether each sample has any; the others are skipped.
+
+        A sample without a label where none is needed is of the first class. Raises Refused.
+        """
+        target, one = self.manifest.target, self._columns if self._has_columns else self._labels.number
         if isinstance(batch.labels, np.ndarray):
-            return self._checked(batch.labels)
+            y = self._prepared_targets(batch.labels) if self._has_columns else self._checked(batch.labels)
+            return y, np.ones(len(y), bool)
+        if batch.labels is None and unit.label is None and self.source.unlabelled:
+            return np.zeros(len(batch.x), np.int64), np.ones(len(batch.x), bool)
         names = [unit.label or ""] * len(batch.x) if batch.labels is None else batch.labels
-        y = np.full(len(names), -1, np.int64)
+        y, read = np.zeros((len(names), *target.shape), target.dtype), np.zeros(len(names), bool)
         for i, name in enumerate(names):
             try:
-                y[i] = self._labels.number(name)
+                y[i], read[i] = one(name), True
             except Refused as error:
                 known.skipped.add(Skip.of(error, unit.name))
-        return y
+        return y, read
+
+    @property
+    def _has_columns(self) -> bool:
+        return self.manifest.target.has_columns
+
+    def _columns(self, text: str) -> NDArray[np.float32]:
+        """The targets of one sample, from numbers joined by commas, (columns,). Raises Refused."""
+        prepared = self._prepared_targets(np.array([column_values(text, self.manifest.target.columns)]))
+        one: NDArray[np.float32] = prepared[0]
+        return one
+
+    def _prepared_targets(self, raw: NDArray[Any]) -> NDArray[np.float32]:
+        try:
+            return self.manifest.target.prepare(raw)
+        except TensorError as error:
+            raise Refused("not what the task's loss takes", error) from None
 
     def _checked(self, y: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """Class numbers as int64. Raises Refused if any is not of the task: the file is for another task."""
@@ -293,6 +330,16 @@ class LocalSamples:
         for side, rows in enumerate(self._rows):
             rows.keep(stays.repeat([known.counts[side] for known in self._known.values()]))
         self._known = {name: known for name, known in self._known.items() if name not in names}
+
+
+def for_task(source: SampleSource, names: frozenset[str], target: TargetSpec) -> SampleSource:
+    """The source as a task reads it; names: those that stand for a label of the task, folded."""
+    return replace(
+        source,
+        task_labels=frozenset() if target.has_columns else names,
+        target_columns=target.columns,
+        unlabelled=target.compared == "input",
+    )
 
 
 def _stamp(unit: Unit) -> tuple[int, int] | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +12,19 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 from device_runtime.models.errors import DataError
 from device_runtime.models.text.texts import Texts
 
 from . import arrays, single, table
+from .cells import column_values
 from .labels import LabelMap
 from .listing import listing
 from .local_data import LocalData
-from .local_samples import LocalSamples, Selection
+from .local_samples import LocalSamples, Selection, for_task
 from .recording import WindowCutter
 from .sample_source import SampleSource
-from .units import Refused, Skip, SkippedTally, WantedSamples, read_file
+from .units import RawSamples, Refused, Skip, SkippedTally, WantedSamples, read_file
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def open_samples(
         log.warning("skipped %s", skipped)
     if samples.scale_warning:
         log.warning("%s: %s", source, samples.scale_warning)
-    if not len(samples.training):
+    if not len(samples.training) and not (samples.source.unlabelled and len(samples.held)):
         if count := len(samples.held):
             raise DataError(
                 f"{source}: all samples, {count}, would be held out of training: give --held-out 0"
@@ -66,11 +66,17 @@ def open_samples(
 
 
 def inputs(
-    source: SampleSource | Path | str, given: InputSpec, labels: Sequence[str], texts: Texts | None = None
+    source: SampleSource | Path | str,
+    given: InputSpec,
+    labels: Sequence[str],
+    texts: Texts | None = None,
+    target: TargetSpec = CROSS_ENTROPY,
 ) -> NDArray[Any]:
-    """The raw samples of a source without their labels, if any: (n, *input); of a recording, its windows.
+    """The raw samples of a source without their labels or targets, if any: (n, *input); of a recording, its
+    windows.
 
-    labels: the task's labels, used to detect the label column. Raises DataError for anything unreadable.
+    labels, target: the task's, used to detect the columns of labels. Raises DataError for anything
+    unreadable.
     """
     source = SampleSource.of(source)
     ending = "" if source.query else source.path.suffix.lower()
@@ -79,9 +85,9 @@ def inputs(
             return arrays.inputs(source.path, given)
         if ending in single.DECODERS:
             return single.raw(single.decode_file(read_file(source.path), source.path.name), given, texts)
+        source = for_task(source, LabelMap(labels).names, target)
         if ending in table.ENDINGS and WindowCutter.of(given) is None:
-            source = table.labelled(source, 1 if texts else prod(given.shape))
-        source = replace(source, task_labels=LabelMap(labels).names)
+            source = table.labelled(source, source.path, given, texts)
         parts = list(_samples(source, WantedSamples(given, source, texts=texts)))
         if not parts:
             raise Refused("no samples")
@@ -90,7 +96,33 @@ def inputs(
         raise DataError(f"{source}: {error}") from None
 
 
+def target_values(
+    source: SampleSource | Path | str, given: InputSpec, target: TargetSpec
+) -> NDArray[np.float64]:
+    """The targets of a source's samples in original units, (n, columns).
+
+    Raises DataError for anything unreadable.
+    """
+    source = for_task(SampleSource.of(source), frozenset(), target)
+    try:
+        parts = [part.labels for part in _parts(source, WantedSamples(given, source))]
+        rows = [one if isinstance(one, np.ndarray) else _numbers(one or (), target) for one in parts]
+        if not rows:
+            raise Refused("no samples")
+        return np.concatenate([row.reshape(len(row), -1) for row in rows]).astype(np.float64)
+    except (Refused, ValueError) as error:
+        raise DataError(f"{source}: {error}") from None
+
+
+def _numbers(texts: Sequence[str], target: TargetSpec) -> NDArray[np.float64]:
+    return np.array([column_values(text, target.columns) for text in texts])
+
+
 def _samples(source: SampleSource, wanted: WantedSamples) -> Iterator[NDArray[Any]]:
+    return (part.x for part in _parts(source, wanted))
+
+
+def _parts(source: SampleSource, wanted: WantedSamples) -> Iterator[RawSamples]:
     """All samples, part by part. Raises Refused for the first file or sample that is not read.
 
     Only a recording may have rows that are not read, and stretches without a window, if it has other windows.
@@ -103,7 +135,7 @@ def _samples(source: SampleSource, wanted: WantedSamples) -> Iterator[NDArray[An
         for part in unit.sample_format.read(unit, wanted):
             if not isinstance(part, Skip):
                 windows += len(part.x)
-                yield part.x
+                yield part
             elif recorded:
                 skipped.add(part)
             else:

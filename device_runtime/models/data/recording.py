@@ -77,11 +77,13 @@ class WindowCutter:
             )
         return others
 
-    def cut(self, steps: Iterable[Step | Skip], form: str, name: str) -> Iterator[RawSamples | Skip]:
+    def cut(
+        self, steps: Iterable[Step | Skip], form: str, name: str, *, labelled: bool = True
+    ) -> Iterator[RawSamples | Skip]:
         """The windows of each stretch, (n, channels, length), as views; those of one stretch stay together.
 
-        form: how the steps are stored. name: of the recording. A stretch that is shorter than a window is
-        skipped.
+        form: how the steps are stored. name: of the recording. labelled: whether the labels of steps are
+        labels of the task. A stretch that is shorter than a window is skipped.
         """
         for label, stretch in groupby(steps, lambda one: None if isinstance(one, Skip) else one.label):
             if label is None:
@@ -94,4 +96,4 @@ class WindowCutter:
                 continue
             windows = np.lib.stride_tricks.sliding_window_view(values, self.length, axis=0)
             windows = windows[:: self.window.step]
-            yield RawSamples(windows, [label] * len(windows), form, together=True)
+            yield RawSamples(windows, [label] * len(windows) if labelled else None, form, together=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
+
 from device_runtime.models.bundles.inputs import InputSpec, TextInput, WindowInput
 
 from .local_samples import LocalSamples
@@ -25,6 +27,16 @@ class Class:
 
 
 @dataclass(frozen=True)
+class TargetColumn:
+    """A column of targets, and its values in original units."""
+
+    name: str
+    least: float
+    mean: float
+    largest: float
+
+
+@dataclass(frozen=True)
 class SamplesReport:
     """A report on the samples of a source.
 
@@ -34,6 +46,7 @@ class SamplesReport:
     filled: number of texts that fill the input or are cut to fit it; None if the input is not text.
     values: the least and the largest raw value.
     doubt: a warning if the values seem wrongly scaled; empty if not.
+    targets: in place of `classes`, where the task's targets have columns.
     """
 
     place: str
@@ -48,18 +61,21 @@ class SamplesReport:
     filled: int | None = None
     values: tuple[float, float] | None = None
     doubt: str = ""
+    targets: tuple[TargetColumn, ...] = ()
 
 
 def report(samples: LocalSamples) -> SamplesReport:
     """Reports on samples that have been read."""
     manifest, labels = samples.manifest, len(samples.manifest.labels)
-    counts = zip(samples.training.class_counts(labels), samples.held.class_counts(labels), strict=True)
+    sides = (samples.training, samples.held)
+    counts = zip(*(side.class_counts(labels) for side in sides), strict=True)
+    by_class = () if manifest.target.has_columns else zip(manifest.labels, counts, strict=True)
     return SamplesReport(
         str(samples.source),
         manifest.name,
         len(samples.training) + len(samples.held),
         len(samples.held),
-        tuple(Class(label, a + b) for label, (a, b) in zip(manifest.labels, counts, strict=True)),
+        tuple(Class(label, a + b) for label, (a, b) in by_class),
         _most(samples.forms),
         samples.skipped,
         samples.memory_bytes,
@@ -67,6 +83,19 @@ def report(samples: LocalSamples) -> SamplesReport:
         _filled(samples),
         samples.values,
         samples.scale_warning,
+        _columns(samples),
+    )
+
+
+def _columns(samples: LocalSamples) -> tuple[TargetColumn, ...]:
+    target = samples.manifest.target
+    y = np.concatenate([samples.training.y, samples.held.y])
+    if not (target.has_columns and len(y)):
+        return ()
+    values = y if target.compared == "flags" else target.restore(y)
+    return tuple(
+        TargetColumn(name, float(one.min()), float(one.mean()), float(one.max()))
+        for name, one in zip(target.columns, values.T, strict=True)
     )
 
 
@@ -115,8 +144,9 @@ def lines(told: SamplesReport) -> list[str]:
     elif told.values and told.filled is None:
         low, high = told.values
         text[1] += f"; values are {low:.3g} to {high:.3g}"
-    wide = max(len(one.label) for one in told.classes)
-    most = max(1, *(one.samples for one in told.classes))
+    text += [f"{c.name}: {c.least:.4g} to {c.largest:.4g}, mean {c.mean:.4g}" for c in told.targets]
+    wide = max((len(one.label) for one in told.classes), default=0)
+    most = max((one.samples for one in told.classes), default=0) or 1
     for one in told.classes:
         bar = "#" * -(-BAR * one.samples // most)
         text.append(f"{one.label:{wide}} {one.samples:6} {bar}".rstrip())

@@ -18,9 +18,12 @@ class SampleSource:
 
     query: for a SQLite file.
     labels: a label map, see `labels.LabelMap`.
-    label_column: name or number (from 0) of a table's column of labels; empty: see `cells.label_column`.
+    label_column: name or number (from 0) of a table's column of labels, or several, separated by commas,
+    where targets have columns; empty: see `cells.label_column` and `cells.target_columns`.
     text_column: of texts; empty: see `cells.text_column`.
     task_labels: names that stand for a label of the task, folded; empty if no task is known.
+    target_columns: the names of the task's targets, where they have columns.
+    unlabelled: whether samples need no label.
     """
 
     path: Path
@@ -29,6 +32,8 @@ class SampleSource:
     label_column: str = ""
     text_column: str = ""
     task_labels: frozenset[str] = frozenset()
+    target_columns: tuple[str, ...] = ()
+    unlabelled: bool = False
 
     @classmethod
     def of(cls, given: SampleSource | Path | str) -> SampleSource:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.errors import TensorError
+from device_runtime.models.text.texts import Texts
 
 from .cells import (
     FILE_COLUMNS,
@@ -29,6 +30,7 @@ from .cells import (
     LabelColumn,
     folded,
     label_column,
+    target_columns,
     text_cell,
     text_column,
 )
@@ -50,20 +52,24 @@ LONGEST_LINE = 1 << 24
 class TableLayout:
     """The columns of a table.
 
-    names: None without a header. label: the column of labels, and why it was chosen. file: the column of file
+    names: None without a header. label: the column of labels, and why it was chosen; targets: the columns of
+    targets, where the task's have some, else that of labels, if there is one. file: the column of file
     names; None if the rows hold the samples themselves.
     """
 
     names: tuple[str, ...] | None
     width: int
     label: LabelColumn
+    targets: tuple[int, ...]
     file: int | None
     separator: str
 
     @property
     def labelled(self) -> str:
-        """The column of labels, and why it was chosen."""
+        """The column of labels, and why it was chosen; or the columns of targets."""
         number, why = self.label
+        if self.targets != (number,):
+            return ", ".join(self.names[i] if self.names else f"column {i}" for i in self.targets) or why
         name = f"column {self.names[number]!r}" if self.names else f"column {number}"
         return f"{name} ({why})"
 
@@ -80,23 +86,28 @@ def layout(path: Path, source: SampleSource, cutter: WindowCutter | None = None)
     if not first:
         raise Refused("an empty table")
     wanted = source.label_column
-    asked = (folded(name) for name in (wanted, source.text_column) if not name.isdecimal())
+    wished = (*wanted.split(","), source.text_column, *source.target_columns)
+    asked = (folded(name) for name in wished if not name.strip().isdecimal())
     usual = {*LABEL_COLUMNS, *FILE_COLUMNS, *TEXT_COLUMNS, *asked} - {""}
     named = any(folded(cell) in usual for cell in first)
     header = named or (bool(more) and _count_numbers(first) < _count_numbers(more[0]))
     names, samples = (tuple(first), more) if header else (None, [first, *more])
-    others = cutter.other_names(names) if cutter and names and not wanted else names
-    label = label_column(others, samples, wanted, source.task_labels)
+    if source.target_columns:
+        label, targets = LabelColumn(-1, "it has none"), target_columns(names, len(first), source)
+    else:
+        others = cutter.other_names(names) if cutter and names and not wanted else names
+        label = label_column(others, samples, wanted, source.task_labels)
+        targets = (label.number,) if label.number >= 0 else ()
     sample = samples[0] if samples else ()
-    files = (i for i, cell in enumerate(sample) if i != label.number and ending_of(cell) in DECODERS)
+    files = (i for i, cell in enumerate(sample) if i not in targets and ending_of(cell) in DECODERS)
     file = None if source.text_column else next(files, None)
-    return TableLayout(names, len(first), label, file, separator)
+    return TableLayout(names, len(first), label, targets, file, separator)
 
 
-def labelled(source: SampleSource, features: int) -> SampleSource:
+def labelled(source: SampleSource, path: Path, given: InputSpec, texts: Texts | None = None) -> SampleSource:
     """The source, marked as without labels if the table's rows hold only features. Raises Refused."""
-    without = _unlabelled(source)
-    return without if not source.label_column and layout(source.path, without).width == features else source
+    without, features = _unlabelled(source), 1 if texts else prod(given.shape)
+    return without if not source.label_column and layout(path, without).width == features else source
 
 
 def _unlabelled(source: SampleSource) -> SampleSource:
@@ -116,7 +127,12 @@ def listed(path: Path, form: TableLayout) -> Iterator[tuple[Path, str] | Skip]:
         if name.is_absolute() or ".." in name.parts or "\0" in str(name):
             yield Skip("a file name that leads out of the folder", f"{where}: {name}")
             continue
-        yield path.parent / name, row[form.label.number]
+        yield path.parent / name, _label(row, form)
+
+
+def _label(row: Sequence[str], form: TableLayout) -> str:
+    """A row's label, or its targets joined by commas."""
+    return ",".join(row[column] for column in form.targets)
 
 
 def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
@@ -125,14 +141,16 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
         return
     if unit.label is not None:
         raise Refused("a table in a class folder is a recording, and the task takes no windows")
-    form = layout(unit.path, wanted.source)
+    source = wanted.source
+    form = layout(unit.path, labelled(source, unit.path, wanted.input) if source.unlabelled else source)
     take = _row_reader(form, wanted)
     features: list[NDArray[Any]] = []
     labels: list[str] = []
-    said = "text in a table" if wanted.texts else f"table of {form.width - 1} columns"
-    said += f", labels in {form.labelled}"
-    if not wanted.source.label_column:
-        log.info("%s: labels are taken from %s", unit.name, form.labelled)
+    said = "text in a table" if wanted.texts else f"table of {form.width - len(form.targets)} columns"
+    what = "targets" if source.target_columns else "labels"
+    said += f", {what} in {form.labelled}" if form.targets else ", no labels"
+    if not source.label_column and form.targets:
+        log.info("%s: %s are taken from %s", unit.name, what, form.labelled)
     for number, row in _samples(unit.path, form):
         try:
             if len(row) != form.width:
@@ -142,12 +160,12 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
             yield Skip.of(error, f"{unit.name} row {number}")
             continue
         features.append(values)
-        labels.append(row[form.label.number])
+        labels.append(_label(row, form))
         if len(features) == ROWS:
-            yield RawSamples(np.stack(features), labels, said)
+            yield RawSamples(np.stack(features), labels if form.targets else None, said)
             features, labels = [], []
     if features:
-        yield RawSamples(np.stack(features), labels, said)
+        yield RawSamples(np.stack(features), labels if form.targets else None, said)
 
 
 def _windows(unit: Unit, wanted: WantedSamples, cutter: WindowCutter) -> Iterator[RawSamples | Skip]:
@@ -172,7 +190,8 @@ def _windows(unit: Unit, wanted: WantedSamples, cutter: WindowCutter) -> Iterato
             yield Step(row[label] if label >= 0 else whole, values)
 
     said = f", labels in {form.labelled}" if label >= 0 else "" if unit.label else f", all {whole!r}"
-    return cutter.cut(steps(), f"recording{said}", unit.name)
+    named = label >= 0 or unit.label is not None or not wanted.source.unlabelled
+    return cutter.cut(steps(), f"recording{said}" if named else "recording", unit.name, labelled=named)
 
 
 def _recording_layout(
@@ -191,7 +210,7 @@ def _recording_layout(
 def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:
     form = layout(unit.path, source if unit.label is None else _unlabelled(source))
     for _, row in _samples(unit.path, form):
-        cells = [cell for column, cell in enumerate(row) if column != form.label.number]
+        cells = [cell for column, cell in enumerate(row) if column not in form.targets]
         yield one_stored("\x1f".join(cells).encode())
 
 
@@ -222,9 +241,9 @@ def _row_reader(form: TableLayout, wanted: WantedSamples) -> Callable[[Sequence[
     texts = wanted.texts
     if texts is None:
         return lambda row: values_of(
-            [c for column, c in enumerate(row) if column != form.label.number], wanted.input
+            [c for column, c in enumerate(row) if column not in form.targets], wanted.input
         )
-    column = text_column(form.names, form.width, form.label.number, wanted.source.text_column)
+    column = text_column(form.names, form.width, form.targets, wanted.source.text_column)
     return lambda row: text_cell(row[column]).ids(texts)[0]
 
 

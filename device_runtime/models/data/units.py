@@ -99,13 +99,14 @@ class RawSamples(NamedTuple):
     """Some samples as they were read.
 
     x: (n, *input) raw, before `InputSpec.prepare`.
-    labels: names, or class numbers int (n,), or None if the unit has one label for all.
+    labels: names, or class numbers int (n,), or None if the unit has one label for all. Where targets have
+    columns: their numbers, joined by commas, or as an array (n, columns).
     form: how they were stored.
     together: all are for training, or all are held out, because they overlap or are of one recording.
     """
 
     x: NDArray[Any]
-    labels: Sequence[str] | NDArray[np.integer[Any]] | None
+    labels: Sequence[str] | NDArray[Any] | None
     form: str
     together: bool = False
 

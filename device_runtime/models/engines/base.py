@@ -16,14 +16,14 @@ from device_runtime.models.bundles.tensors import Flat, Tensors, check
 from device_runtime.models.errors import EngineError, TensorError
 
 Inputs = NDArray[Any]  # (n, *manifest.input.shape), prepared: float32, or int64 token ids
-Labels = NDArray[np.integer[Any]]  # (n,), 0 <= y < len(manifest.labels)
+Labels = NDArray[Any]  # class numbers int (n,), or float32 (n, columns) as target.prepare gives them
 Matrix = NDArray[np.float32]
 NO_EXTRAS: Tensors = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Forward:
-    """The result of a forward pass: logits (n, classes), and features (n, width), the head's input."""
+    """The result of a forward pass: logits (n, outputs), and features (n, width), the head's input."""
 
     logits: Matrix
     features: Matrix
@@ -47,7 +47,7 @@ class LossProbe(Protocol):
         """This probe's own parameters; a change in place is seen by the next call."""
 
     def loss(self, x: Inputs, y: Labels) -> float:
-        """Mean cross-entropy in nats over all samples. Raises EngineError for wrong arrays."""
+        """The mean of the bundle's loss over all samples. Raises EngineError for wrong arrays."""
 
 
 class Gradients(Protocol):
@@ -93,7 +93,7 @@ class DeviceModel(Protocol):
         """Logits and features in one pass."""
 
     def logits(self, x: Inputs) -> Matrix:
-        """Logits (n, classes)."""
+        """Logits (n, outputs)."""
 
     def features(self, x: Inputs) -> Matrix:
         """Features (n, width), the input of the head."""
@@ -107,8 +107,9 @@ class DeviceModel(Protocol):
     def trainer(self, tunable: str = "all", objective: str = "train", batch: int = 0) -> Gradients:
         """The gradients of the parameters of a tunable set, starting at `weights`.
 
-        `objective` is one of manifest.TRAINING; `train` is cross-entropy in nats. batch: samples of most
-        calls, if there will be enough of them that preparing for this number pays; it takes about 0.1 s.
+        `objective` is one of manifest.TRAINING; `train` is the bundle's loss (cross-entropy in nats). batch:
+        samples of most calls, if there will be enough of them that preparing for this number pays; it takes
+        about 0.1 s.
         """
 
 
@@ -163,8 +164,18 @@ def checked_extras(graph: Graph, samples: int, extras: Tensors) -> dict[str, NDA
     return {name: value.reshape(np.shape(extras[name])) for name, value in given.items()}
 
 
-def checked_labels(manifest: Manifest, x: Inputs, y: Labels) -> NDArray[np.int64]:
-    """`y` as int64 (n,). Raises EngineError for no samples, a wrong shape or dtype, or unknown labels."""
+def checked_labels(manifest: Manifest, x: Inputs, y: Labels) -> NDArray[Any]:
+    """`y` as int64 (n,), or float32 (n, columns) where the bundle's targets have columns.
+
+    Raises EngineError for no samples, a wrong shape or dtype, unknown labels, or targets that are not finite.
+    """
+    if (target := manifest.target).has_columns:
+        if y.shape != (len(x), *target.shape) or y.dtype != np.float32 or len(y) == 0:
+            takes = f"{manifest.name} takes float32 (n, {target.shape[0]}), as target.prepare gives it"
+            raise EngineError(f"y is {y.dtype} {y.shape} for {len(x)} samples, {takes}; at least one")
+        if not np.isfinite(y).all():
+            raise EngineError(f"y holds {int((~np.isfinite(y)).sum())} values that are not finite")
+        return np.ascontiguousarray(y)
     if y.shape != x.shape[:1] or len(y) == 0:
         raise EngineError(f"y is {y.shape}, expected ({len(x)},), at least one")
     if y.dtype.kind not in "iu":

@@ -48,7 +48,7 @@ class ConstantProbe:
         self._with_inputs: OnnxProbe | None = None
 
     def loss(self, x: Inputs, y: Labels) -> float:
-        """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
+        """The mean of the bundle's loss: of each sample in float32, summed in float64 in the given order."""
         source = self._source
         work = len(x) * source.graph.flops / (FLOPS_A_TENSOR * (len(source.frozen) + len(self.params.views)))
         if work >= 1:

@@ -81,7 +81,7 @@ class OnnxModel:
         self._blocked: dict[str, tuple[int, LoadedGraph | None]] = {}  # by name, for a number of samples
         self._laid_out: dict[str, OptimisedProbe | None] = {}
         self._probed: dict[str, bytes] = {}
-        self._outputs = {"logits": (len(self.manifest.labels),), "features": (self.manifest.head.features,)}
+        self._outputs = {"logits": (self.manifest.outputs,), "features": (self.manifest.head.features,)}
         self._adopt(bundle.weights())
         if weights:
             self.load(weights)

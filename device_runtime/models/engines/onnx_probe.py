@@ -37,10 +37,10 @@ class OnnxProbe:
         self._manifest, self._rows, self._bound = manifest, rows, BoundSession(loaded, params)
 
     def loss(self, x: Inputs, y: Labels) -> float:
-        """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
+        """The mean of the bundle's loss: of each sample in float32, summed in float64 in the given order."""
         x = checked_inputs(self._manifest, x)
         labels = checked_labels(self._manifest, x, y)
-        losses = np.empty(y.shape, np.float32)
+        losses = np.empty(len(y), np.float32)
         for part in batches(len(x), self._rows):
             self._bound.bind_input("x", x[part])
             self._bound.bind_input("y", labels[part])

@@ -41,6 +41,14 @@ def graph_with_weights(
     return with_initialisers(bundle.graph(graph), initialisers(entry, weights), metadata)
 
 
+_OUTPUTS = {
+    "classes": "logits, one for each label; softmax gives probabilities",
+    "flags": "logits, one for each label; sigmoid gives probabilities",
+    "values": "standardised values, one for each label; times std, plus mean of `targets`: original units",
+    "input": "the reconstruction of x, flattened",
+}
+
+
 def metadata_of(manifest: Manifest) -> dict[str, str]:
     """Metadata that another program needs to use the file: labels, preprocessing, meaning of the output."""
     given = manifest.input
@@ -49,7 +57,8 @@ def metadata_of(manifest: Manifest) -> dict[str, str]:
         "labels": json.dumps(manifest.labels),
         "input": msgspec.json.encode(given).decode(),
         "preprocessing": f"{describe_input(given)}; then x = (raw * scale - mean) / std for each channel",
-        "output": "logits, one for each label; softmax gives probabilities",
+        "output": _OUTPUTS[manifest.target.compared],
+        **({"targets": msgspec.json.encode(target).decode()} if (target := manifest.target).columns else {}),
     }
 
 

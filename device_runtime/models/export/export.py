@@ -5,9 +5,11 @@ import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Literal, cast
 
+import msgspec
 import torch
 from torch import nn
 
@@ -15,6 +17,7 @@ from device_runtime.models import networks
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.inputs import File, InputSpec, Shape
 from device_runtime.models.bundles.manifest import (
+    OF_ANY_LOSS,
     ORT_TRAINING,
     TRAINING,
     Graph,
@@ -24,9 +27,11 @@ from device_runtime.models.bundles.manifest import (
     Source,
 )
 from device_runtime.models.bundles.names import LEVELS, PRECISIONS
+from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ExportError, ParityError, one_line
 from device_runtime.models.export.graph_cost import graph_cost
+from device_runtime.models.torch_engine.losses import OwnLoss, loss_of
 from device_runtime.models.torch_engine.objectives import OutputSizes, sizes_of
 
 from .candidates import WantedGraphs, candidates
@@ -44,6 +49,7 @@ logger = logging.getLogger(__name__)
 class ExportSpec:
     """Settings of an export: the description of the bundle that the module lacks, and the graphs to make.
 
+    labels: the classes; of values and flags, the outputs; of the input itself, normal and other samples.
     sets: tunable sets, each with its settings, as in {"all": {}, "lora": {"rank": 8}}. batchnorm "training":
     batch norms whose own parameters are in the trained set use batch statistics and update the running ones;
     "frozen": all keep their running statistics.
@@ -63,6 +69,8 @@ class ExportSpec:
     precisions: tuple[str, ...] = ()  # of further forward graphs: int8, float16
     stored_as: Literal["float32", "float16"] = "float32"  # float16 rounds them; the file is half as big
     scaled: bool = False  # each feature has a scale before the head, 1 until class means set it
+    loss: TargetSpec = CROSS_ENTROPY
+    own_loss: OwnLoss | None = None  # where `loss` is the user's own: its function
     source: Source | None = None
     tokenizer: bytes | None = None  # file of the tokenizer, if the input is text
 
@@ -112,7 +120,8 @@ def export(
     if warning := change_warning(spec.sets):
         logger.warning("%s", warning)
     outputs = level_outputs(module, spec.outputs)
-    subject = FunctionalModule(module, find_head(module, spec.head), _example(spec.input), outputs)
+    loss = loss_of(spec.loss, spec.own_loss)
+    subject = FunctionalModule(module, find_head(module, spec.head), _example(spec.input), outputs, loss)
     sizes = _checked_sizes(subject, spec)
     parameters = parameter_table(module, assign_levels(module, subject.head, spec.levels), injected)
     sets = {str(s): tuple(p.name for p in parameters if s in p.sets) for s in injected.settings}
@@ -141,6 +150,7 @@ def export(
         producer=f"torch {torch.__version__.partition('+')[0]}",
         source=spec.source,
         stored_as=spec.stored_as,
+        loss=msgspec.UNSET if spec.loss == CROSS_ENTROPY else spec.loss,
     )
     return bundles.write(folder, manifest, weights, passed.files, spec.tokenizer)
 
@@ -162,11 +172,50 @@ def _check_spec(spec: ExportSpec) -> None:
         raise ExportError(f"there is no objective {unknown[0]!r}; there are {', '.join(TRAINING)}")
     if unknown := sorted(set(spec.precisions) - set(PRECISIONS[1:])):
         raise ExportError(f"there is no precision {unknown[0]!r}; there are {', '.join(PRECISIONS[1:])}")
+    if spec.loss != CROSS_ENTROPY:
+        _check_loss(spec)
     if spec.ort_training and "train" not in spec.objectives:
         raise ExportError("graphs of onnxruntime-training are for objective train, which is not asked for")
     if spec.batchnorm == "training" and "prototype" in spec.objectives:
         raise ExportError(
             "objective prototype would move running statistics twice: freeze batch normalisation"
+        )
+
+
+def _check_loss(spec: ExportSpec) -> None:
+    loss, other = spec.loss, sorted(set(spec.objectives) - set(OF_ANY_LOSS))
+    if other:
+        raise ExportError(
+            f"objective {other[0]} is of classes, and the loss is {loss.said}: "
+            f"choose {' or '.join(OF_ANY_LOSS)}"
+        )
+    if spec.ort_training:
+        raise ExportError(
+            f"graphs of onnxruntime-training are for cross-entropy, and the loss is {loss.said}"
+        )
+    if loss.compared == "input" and spec.input.vocabulary is not None:
+        raise ExportError(f"the loss is {loss.said}, which is token ids: expected an input of numbers")
+    if loss.has_columns and len(loss.columns) > len(spec.labels):
+        raise ExportError(
+            f"the loss is of {len(loss.columns)} columns, and {len(spec.labels)} labels name fewer outputs"
+        )
+
+
+def _check_own_loss(subject: FunctionalModule, outputs: torch.Tensor) -> None:
+    """Raises ExportError unless the user's loss gives a number for each sample."""
+    name, y = subject.loss.target.loss, subject.loss.example(len(outputs))
+    try:
+        losses = subject.loss(outputs, y, subject.example)
+    except Exception as error:
+        raise ExportError(
+            f"loss {name} fails on outputs {tuple(outputs.shape)} and targets {subject.loss.target.dtype} "
+            f"{tuple(y.shape)}: {one_line(error)}"
+        ) from error
+    if not isinstance(losses, torch.Tensor) or losses.shape != outputs.shape[:1]:
+        found = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
+        raise ExportError(
+            f"loss {name} gives {found} for {len(outputs)} samples, "
+            f"expected the loss of each: ({len(outputs)},)"
         )
 
 
@@ -242,11 +291,15 @@ def _checked_sizes(subject: FunctionalModule, spec: ExportSpec) -> OutputSizes:
         raise ExportError(
             f"the module does not return the logits of its head {subject.head}; name the right head"
         )
-    if logits.shape[1] != len(spec.labels):
+    values = spec.loss.compared == "input"
+    wanted = prod(spec.input.shape) if values else len(spec.labels)
+    if logits.shape[1] != wanted:
         raise ExportError(
-            f"head {subject.head} gives {logits.shape[1]} logits for {len(spec.labels)} labels"
-            f"{_settings_hint(spec)}"
+            f"head {subject.head} gives {logits.shape[1]} logits for {wanted} "
+            f"{'values of the input' if values else 'labels'}{_settings_hint(spec)}"
         )
+    if spec.loss.own:
+        _check_own_loss(subject, logits)
     return sizes_of(passed)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from device_runtime.models.bundles.manifest import ORT_TRAINING, Extra, Graph
+from device_runtime.models.bundles.targets import TargetSpec
 from device_runtime.models.engines.blocked_session import load_blocked
 from device_runtime.models.engines.onnx_session import LoadedGraph, SessionSettings, load_session
 from device_runtime.models.errors import BundleError, EngineError, ParityError, one_line
@@ -69,11 +70,11 @@ class GraphCandidate:
 def check_parity(subject: FunctionalModule, candidate: GraphCandidate) -> float:
     """Compares a graph with torch; returns the worst difference, relative to each tensor's largest value.
 
-    Inputs are standard normal (token ids and labels uniform). Seed 0 has the module's own weights, the other
-    seeds weights with noise, since norm weights that are all 1 would hide mistakes. torch computes with its
-    own operators. Accepted is a difference of ABSOLUTE + RELATIVE, plus KINKS times the change of torch's own
-    result when the weights change by about a rounding. Raises ParityError, with graph, tensor, batch, seed
-    and difference, for a larger one.
+    Inputs and targets are standard normal (token ids, labels and flags uniform). Seed 0 has the module's own
+    weights, the other seeds weights with noise, since norm weights that are all 1 would hide mistakes. torch
+    computes with its own operators. Accepted is a difference of ABSOLUTE + RELATIVE, plus KINKS times the
+    change of torch's own result when the weights change by about a rounding. Raises ParityError, with graph,
+    tensor, batch, seed and difference, for a larger one.
     """
     worst = 0.0
     subject = with_batch_statistics(subject, candidate.norms)
@@ -83,7 +84,7 @@ def check_parity(subject: FunctionalModule, candidate: GraphCandidate) -> float:
         tensors = _noisy_weights(subject, generator) if seed else stored_tensors(subject.module)
         loaded = _loaded(candidate, tensors)
         for batch in BATCHES_OF_STATISTICS if candidate.norms else BATCHES:
-            y = torch.randint(classes, (batch,), generator=generator)
+            y = _random_targets(subject.loss.target, classes, batch, generator)
             extras = _random_extras(candidate.extras, batch, generator)
             inputs = GraphInputs(_random_inputs(subject, batch, generator), y, extras, tensors)
             where = f"graph {candidate.name}, batch {batch}, seed {seed}"
@@ -112,7 +113,7 @@ def check_blocked(subject: FunctionalModule, candidate: GraphCandidate) -> None:
             loaded = _loaded_blocked(subject, candidate, tensors, batch)
             if loaded is None:
                 return
-            y = torch.randint(classes, (batch,), generator=generator)
+            y = _random_targets(subject.loss.target, classes, batch, generator)
             extras = _random_extras(candidate.extras, batch, generator)
             inputs = GraphInputs(_random_inputs(subject, batch, generator), y, extras, tensors)
             found = _onnx_outputs(loaded, candidate, inputs)
@@ -129,6 +130,16 @@ def _random_inputs(subject: FunctionalModule, batch: int, generator: torch.Gener
         ids = example.flatten()
         return ids[torch.randint(len(ids), (batch, *example.shape[1:]), generator=generator)]
     return torch.randn((batch, *example.shape[1:]), generator=generator)
+
+
+def _random_targets(target: TargetSpec, classes: int, batch: int, generator: torch.Generator) -> Tensor:
+    """Random targets y of this batch size."""
+    shape = (batch, *target.shape)
+    if target.compared == "values":
+        return torch.randn(shape, generator=generator)
+    if target.compared == "flags":
+        return torch.randint(2, shape, generator=generator).to(torch.float32)
+    return torch.randint(classes, shape, generator=generator)
 
 
 def _random_extras(extras: Sequence[Extra], batch: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -156,6 +156,15 @@ class BatchNorm(torch.autograd.Function):
         return (*_BATCH_STATISTICS_BACKWARD(go, *ctx.saved_tensors, ctx.eps), None)
 
 
+def described_convolution_backward(*arguments: Any) -> Any:
+    """`convolution_backward`, described unless the convolution is transposed."""
+    transposed = arguments[7]
+    return (convolution_backward if transposed else _CONVOLUTION_BACKWARD)(*arguments)
+
+
+_CONVOLUTION_BACKWARD = describing(
+    "convolution_backward", convolution_backward, tensors=(0, 1, 2), numbers=(4, 5, 6, 9)
+)
 _BATCH_NORM = describing("batch_norm", batch_norm, tensors=(0, 1, 2), numbers=(3,))
 _BATCH_STATISTICS_BACKWARD = describing(
     "batch_statistics_backward", batch_statistics_backward, tensors=(0, 1, 2, 3, 4), numbers=(5,)
@@ -165,9 +174,7 @@ _BATCH_STATISTICS_BACKWARD = describing(
 GRADIENTS_ONLY = (aten.native_group_norm.default,)
 
 RULES: dict[Any, Callable[..., Any]] = {
-    aten.convolution_backward.default: describing(
-        "convolution_backward", convolution_backward, tensors=(0, 1, 2), numbers=(4, 5, 6, 9)
-    ),
+    aten.convolution_backward.default: described_convolution_backward,
     aten.max_pool2d_with_indices_backward.default: describing(
         "max_pool_backward", max_pool_backward, tensors=(0, 1), numbers=()
     ),

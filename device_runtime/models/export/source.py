@@ -11,6 +11,7 @@ from device_runtime.models import networks as torch_networks
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.errors import EngineError, ExportError
+from device_runtime.models.torch_engine.losses import loss_of
 
 from .levels import level_outputs
 from .subject import FunctionalModule, stored_tensors
@@ -37,7 +38,8 @@ def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.devic
     what = manifest.source.network if manifest.source else type(network).__name__
     _check_alike(manifest, _first_difference(manifest, network), what)
     example = torch.zeros((1, *given.shape), dtype=torch.int64 if given.vocabulary else torch.float32)
-    return FunctionalModule(_without_memory(network.to(device)).eval(), head, example, outputs)
+    module, loss = _without_memory(network.to(device)).eval(), loss_of(manifest.target)
+    return FunctionalModule(module, head, example, outputs, loss)
 
 
 def _built_network(manifest: Manifest) -> nn.Module:

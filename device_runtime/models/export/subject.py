@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 from device_runtime.models.errors import ExportError
 
 from .rules import BatchNorm
@@ -26,6 +28,33 @@ class HeadUnused(Exception):
 
 
 @dataclass(frozen=True)
+class SampleLoss:
+    """A loss of each sample: outputs (n, outputs) and targets to (n,).
+
+    Targets are y, float32 or int64 (n, *target.shape), or the flattened input, as `target` says.
+    """
+
+    target: TargetSpec
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, outputs: Tensor, y: Tensor, x: Tensor) -> Tensor:
+        """The loss of each sample, (n,)."""
+        return self.function(outputs, x.flatten(1) if self.target.compared == "input" else y)
+
+    def example(self, batch: int) -> Tensor:
+        """Targets y of `batch` samples, all 0."""
+        return torch.zeros((batch, *self.target.shape), dtype=getattr(torch, self.target.dtype))
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of each sample in nats, (n,); y: int64 (n,)."""
+    return -functional.log_softmax(outputs, 1).gather(1, y.unsqueeze(1)).squeeze(1)
+
+
+CROSS_ENTROPY_LOSS = SampleLoss(CROSS_ENTROPY, cross_entropy)
+
+
+@dataclass(frozen=True)
 class FunctionalModule:
     """A module in eval mode, its last linear layer, an example input (n, ...), and the ends of its levels."""
 
@@ -33,11 +62,12 @@ class FunctionalModule:
     head: str  # name of the linear layer whose input is the features
     example: Tensor
     outputs: Mapping[str, str] = field(default_factory=dict)  # level -> submodule that gives its feature map
+    loss: SampleLoss = CROSS_ENTROPY_LOSS
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Logits (n, classes), features (n, width), the feature map at the end of each level of `outputs`."""
+    """Logits (n, outputs), features (n, width), the feature map at the end of each level of `outputs`."""
 
     logits: Tensor
     features: Tensor

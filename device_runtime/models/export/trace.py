@@ -91,7 +91,7 @@ def trace_features(subject: FunctionalModule, level: str) -> Traced:
 
 
 def trace_losses(subject: FunctionalModule) -> Traced:
-    """x, y, every tensor -> cross-entropy of each sample."""
+    """x, y, every tensor -> the loss of each sample."""
 
     def compute(inputs: GraphInputs) -> tuple[Tensor, ...]:
         with torch.no_grad():
@@ -125,7 +125,7 @@ def trainable_sets(
     """The tunable sets of which every tensor influences the objective. `sets`: name -> tensor names."""
     extras = OBJECTIVES[objective].extras(output_sizes(subject))
     outputs, tensors = Outputs((), labels=True, extras=extras), stored_tensors(subject.module)
-    x, y, given, _ = _arguments(subject.example, outputs, tensors)
+    x, y, given, _ = _arguments(subject, subject.example, outputs, tensors)
     inputs = GraphInputs(
         x, y, {extra.name: value for extra, value in zip(extras, given, strict=True)}, tensors
     )
@@ -150,20 +150,22 @@ def _trace(subject: FunctionalModule, compute: Callable[[GraphInputs], Any], out
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     x = _fake_input(mode, subject.example)
     with mode:
-        fakes = _arguments(x, outputs, tensors)
+        fakes = _arguments(subject, x, outputs, tensors)
     with _tracing(mode):
         table = _decompositions(outputs.gradients)
         graph = make_fx(flat, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     names = ("x", *(["y"] if outputs.labels else []), *extras, *tensors)
-    return Traced(graph.eval(), _arguments(subject.example, outputs, tensors), names, outputs)
+    return Traced(graph.eval(), _arguments(subject, subject.example, outputs, tensors), names, outputs)
 
 
-def _arguments(x: Tensor, outputs: Outputs, tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+def _arguments(
+    subject: FunctionalModule, x: Tensor, outputs: Outputs, tensors: Mapping[str, Tensor]
+) -> tuple[Any, ...]:
     """Arguments x, [y], [extra inputs], tensors of the right shapes; all but x are zeros or ones."""
     batch = x.shape[0]
-    y = [torch.zeros((batch,), dtype=torch.int64)] if outputs.labels else []
+    y = [subject.loss.example(batch)] if outputs.labels else []
     extras = [torch.ones((batch, *e.shape) if e.per_sample else e.shape) for e in outputs.extras]
     return (x, *y, *([extras] if extras else []), [torch.zeros_like(tensor) for tensor in tensors.values()])
 

@@ -32,6 +32,7 @@ NETWORKS: dict[str, str] = {
     "keywords": "small:keywords",
     "cnn1d": "series:cnn1d",
     "dscnn1d": "series:dscnn1d",
+    "autoencoder": "small:autoencoder",
     "distilbert": "transformers:distilbert",
     "roberta": "transformers:roberta",
     "opt": "transformers:opt",

@@ -72,6 +72,35 @@ class Cnn(nn.Module):
         return self.head(self.dense(self.conv2(self.conv1(x))))
 
 
+class Autoencoder(nn.Module):
+    """An encoder to a few values, the code, and a decoder back to the input, with ReLU.
+
+    Levels are low, mid (the code) and up. The head gives the reconstruction, flattened.
+    """
+
+    levels = {"encoder": "low", "code": "mid", "decoder": "up", "head": "head"}  # noqa: RUF012
+    level_outputs = {"low": "encoder", "mid": "code", "up": "decoder"}  # noqa: RUF012
+
+    def __init__(self, inputs: int, hidden: int, code: int) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU())
+        self.code = nn.Sequential(nn.Linear(hidden, code), nn.ReLU())
+        self.decoder = nn.Sequential(nn.Linear(code, hidden), nn.ReLU())
+        self.head = nn.Linear(hidden, inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, *shape) with `inputs` values a sample -> (n, inputs)."""
+        return self.head(self.decoder(self.code(self.encoder(x.flatten(1)))))
+
+
+def autoencoder(inputs: int = 784, hidden: int = 128, code: int = 16) -> Autoencoder:
+    """Reconstructs its input from `code` values, to find anomalies: samples that it reconstructs badly.
+
+    Hinton and Salakhutdinov 2006, with one hidden layer on each side; 205,856 parameters for images of 28x28.
+    """
+    return Autoencoder(inputs, hidden, code)
+
+
 def linear(inputs: int = 784, classes: int = 10) -> Linear:
     """Softmax (logistic) regression on all values of an input; 7,850 parameters for images of 28x28."""
     return Linear(inputs, classes)

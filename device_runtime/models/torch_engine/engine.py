@@ -197,8 +197,8 @@ class TorchProbe(_TrainableGraph):
     """See `engines.base.LossProbe`."""
 
     def loss(self, x: Inputs, y: Labels) -> float:
-        """Mean cross-entropy in nats: float32 for each sample, summed in float64 in the given order."""
-        losses = np.empty(y.shape, np.float32)
+        """Mean of the bundle's loss: float32 for each sample, summed in float64 in the given order."""
+        losses = np.empty(len(y), np.float32)
         for part, given in self._batches_of(x, y):
             with self._running(part), torch.no_grad():
                 losses[part] = losses_of(self._subject, given).cpu().numpy()

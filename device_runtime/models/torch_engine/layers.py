@@ -54,11 +54,13 @@ def convolution_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias of a 1-d or 2-d convolution, each None where `mask` says so."""
-    if transposed or x.dim() not in (3, 4):
-        raise NotImplementedError(
-            "only convolutions along one or two dimensions that are not transposed can be trained"
-        )
+    """Gradients of input, weight and bias of a 1-d or 2-d convolution, each None where `mask` says so.
+
+    A transposed convolution is the gradient of the input of one with the same weight: its own gradients are
+    that convolution, and the weight's gradient with x and go exchanged.
+    """
+    if x.dim() not in (3, 4):
+        raise NotImplementedError("only convolutions along one or two dimensions can be trained")
     if x.dim() == 3:
         go, x, w = (tensor.unsqueeze(2) for tensor in (go, x, w))
         flat = ([1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups, mask)
@@ -70,6 +72,10 @@ def convolution_backward(
         )
     kernel, stride, padding, dilation = (_pair(sizes) for sizes in (w.shape[2:], stride, padding, dilation))
     shape = ConvolutionSize(kernel, stride, padding, dilation, groups)
+    if transposed:
+        back = aten.convolution(go, w, None, stride, padding, dilation, False, [0, 0], groups)
+        of_w = _convolution_weight(x, go, w, shape) if mask[1] else None
+        return back if mask[0] else None, of_w, go.sum((0, 2, 3)) if mask[2] else None
     grad_input = _convolution_input(go, x, w, shape) if mask[0] else None
     grad_weight = _convolution_weight(go, x, w, shape) if mask[1] else None
     return grad_input, grad_weight, go.sum((0, 2, 3)) if mask[2] else None

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional
 
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Flat
@@ -30,13 +29,13 @@ Measured on one core with 10 to 50 copies: an MLP (0.2 MFLOP) is 1.9 to 2.5 time
 
 @dataclass(frozen=True)
 class CopySamples:
-    """Samples and steps of one copy: prepared x (n, *input), y (n,), and the indices of each step's batch.
+    """Samples and steps of one copy: prepared x (n, *input), y (n, ..), and the indices of each step's batch.
 
     `counted`: the first step whose loss counts.
     """
 
     x: Inputs
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     batches: Sequence[NDArray[np.integer[Any]]]
     counted: int = 0
 
@@ -66,7 +65,7 @@ def is_faster_together(manifest: Manifest, tunable: str, on_cpu: bool) -> bool:
 def train_many(
     model: TorchModel, tunable: str, copies: Sequence[CopySamples], sgd: Sgd, clip_norm: float = 0.0
 ) -> TrainedCopies:
-    """Trains one copy of the tunable set for each of `copies` by cross-entropy, at least one step each.
+    """Trains one copy of the tunable set for each of `copies` by the bundle's loss, at least one step each.
 
     clip_norm: the largest norm of a step's gradient; 0: no limit. The result equals that of training one copy
     at a time up to rounding, which may depend on the number of copies. Memory for each copy: three times the
@@ -93,6 +92,7 @@ class _Training:
         self._copies, self._sgd, self._place = copies, sgd, model.place
         self._clip_norm = clip_norm
         self._module = model.opened("forward").module
+        self._sample_losses = model.untuned.loss
         self._specs = model.manifest.specs(tunable)
         every = model.tensors()
         names = [spec.name for spec in self._specs]
@@ -121,7 +121,7 @@ class _Training:
 
     def _loss(self, free: dict[str, Tensor], x: Tensor, y: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         logits = functional_call(self._module, {**self._frozen, **free}, (x,))
-        losses = functional.cross_entropy(logits, y, reduction="none")
+        losses = self._sample_losses(logits, y, x)
         return (losses * shares).sum(), losses.detach()
 
     def _clip(self, grads: dict[str, Tensor]) -> None:
@@ -140,11 +140,11 @@ class _Training:
         weight.sub_(grad, alpha=sgd.lr)
 
     def _batch(self, step: int, k: int) -> tuple[NDArray[Any], ...]:
-        """x (k, rows, *input), y (k, rows), each row's weight in the batch mean, 1 where its loss counts."""
+        """x (k, rows, *input), y (k, rows, ..), each row's weight in the mean, 1 where its loss counts."""
         copies = self._copies[:k]
         x = np.zeros((k, self._rows, *copies[0].x.shape[1:]), copies[0].x.dtype)
-        y = np.zeros((k, self._rows), np.int64)
-        shares, counts = np.zeros(y.shape, np.float32), np.zeros(y.shape, np.float32)
+        y = np.zeros((k, self._rows, *copies[0].y.shape[1:]), copies[0].y.dtype)
+        shares, counts = np.zeros((k, self._rows), np.float32), np.zeros((k, self._rows), np.float32)
         for i, copy in enumerate(copies):
             batch = copy.batches[step]
             rows = slice(0, len(batch))

@@ -1,7 +1,7 @@
 """Training objectives, and their losses and gradients on one batch, also clipped by sample (DP-SGD).
 
-An objective is cross-entropy alone or with the terms that papers add to it. The same functions are traced
-into ONNX graphs and run by the torch engine.
+An objective is the bundle's loss alone, by default cross-entropy, or with the terms that papers add to it.
+The same functions are traced into ONNX graphs and run by the torch engine.
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
@@ -39,7 +39,7 @@ class OutputSizes:
 
 @dataclass(frozen=True)
 class ObjectiveBatch:
-    """One batch: x (n, ...), y (n,), the objective's extra inputs, and the tensors of the model."""
+    """One batch: x (n, ...), y (n, *target.shape), the objective's extra inputs, the tensors of the model."""
 
     subject: FunctionalModule
     x: Tensor
@@ -68,20 +68,28 @@ def sizes_of(passed: ForwardPass) -> OutputSizes:
     return OutputSizes(int(passed.logits.shape[1]), int(passed.features.shape[1]), maps)
 
 
-def cross_entropy(given: ObjectiveBatch) -> Tensor:
-    """Mean cross-entropy in nats."""
-    return functional.cross_entropy(run(given.subject, given.x, given.tensors).logits, given.y)
+def mean_loss(given: ObjectiveBatch, logits: Tensor) -> Tensor:
+    """The mean of the subject's loss."""
+    loss = given.subject.loss
+    if loss.target.is_cross_entropy:  # its own operator, which has fewer gradients than `SampleLoss`
+        return functional.cross_entropy(logits, given.y)
+    return loss(logits, given.y, given.x).mean()
+
+
+def loss_alone(given: ObjectiveBatch) -> Tensor:
+    """The mean of the subject's loss, by default cross-entropy in nats."""
+    return mean_loss(given, run(given.subject, given.x, given.tensors).logits)
 
 
 def moon(given: ObjectiveBatch) -> Tensor:
-    """Cross-entropy plus the contrastive term of MOON (Li et al. 2021, equation 3 and 4).
+    """The loss plus the contrastive term of MOON (Li et al. 2021, equation 3 and 4).
 
     mu * mean(-log(exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau))))
     """
     passed, extras = run(given.subject, given.x, given.tensors), given.extras
     similar = [_cosine(passed.features, extras[name]) for name in ("z_glob", "z_prev")]
     closer = -functional.log_softmax(torch.stack(similar, 1) / extras["tau"], 1)[:, 0]
-    return functional.cross_entropy(passed.logits, given.y) + extras["mu"] * closer.mean()
+    return mean_loss(given, passed.logits) + extras["mu"] * closer.mean()
 
 
 def distil(given: ObjectiveBatch) -> Tensor:
@@ -205,7 +213,7 @@ def _need(objective: str, sizes: OutputSizes, level: str) -> None:
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "train": Objective(lambda sizes: (), cross_entropy),
+    "train": Objective(lambda sizes: (), loss_alone),
     "moon": Objective(_moon_extras, moon),
     "distil": Objective(lambda sizes: (_target(sizes),), distil),
     "kl": Objective(lambda sizes: (_target(sizes), *_scalars("temperature", "alpha")), kl),
@@ -220,7 +228,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 @dataclass(frozen=True)
 class GraphInputs:
-    """Inputs of a graph: x (n, ...), y (n,), extra inputs and tensors of the model by name."""
+    """Inputs of a graph: x (n, ...), y (n, *target.shape), extra inputs and tensors of the model by name."""
 
     x: Tensor
     y: Tensor
@@ -229,12 +237,11 @@ class GraphInputs:
 
 
 def losses_of(subject: FunctionalModule, inputs: GraphInputs) -> Tensor:
-    """Cross-entropy of each sample in nats, shape (n,).
+    """The subject's loss of each sample, shape (n,); cross-entropy is in nats.
 
     How samples are cut into batches changes their mean by rounding only.
     """
-    logits = run(subject, inputs.x, inputs.tensors).logits
-    return -functional.log_softmax(logits, 1).gather(1, inputs.y.unsqueeze(1)).squeeze(1)
+    return subject.loss(run(subject, inputs.x, inputs.tensors).logits, inputs.y, inputs.x)
 
 
 def loss_and_gradients(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Head, Manifest
+from device_runtime.models.bundles.targets import ACCURACY, metric_text, metrics_text
 from device_runtime.models.bundles.tensors import Flat, Tensors, TensorSpec
 from device_runtime.models.errors import TensorError
 
@@ -25,11 +26,26 @@ WINDOW_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy and loss over `num_examples` samples; the loss is the mean cross-entropy in nats."""
+    """Accuracy and loss over `num_examples` samples; the loss is the mean of the bundle's (in nats).
+
+    eval_acc: where the loss is not of classes, the metric that the bundle's `TargetSpec.metric` names.
+    metric: the name of that metric. metrics: further ones, by name; in original units.
+    """
 
     eval_acc: float
     eval_loss: float
     num_examples: int
+    metric: str = ACCURACY
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def said(self) -> str:
+        """The metrics for people, as "87.5% of 40 samples held out"."""
+        samples = f"{self.num_examples} samples held out"
+        if self.metric == ACCURACY:
+            return f"{metric_text(self.metric, self.eval_acc)} of {samples}"
+        more = f", {metrics_text(self.metrics)}" if self.metrics else ""
+        return f"{self.metric} {metric_text(self.metric, self.eval_acc)}{more} on {samples}"
 
 
 def log_softmax(logits: Matrix) -> Matrix:
@@ -71,7 +87,7 @@ class SoftmaxHead:
     def __init__(self, manifest: Manifest, weights: Tensors) -> None:
         """Copies the head's parameters out of `weights`. Raises TensorError if they do not fit."""
         self._weight, self._bias = manifest.head.weight, manifest.head.bias
-        classes, width = len(manifest.labels), manifest.head.features
+        classes, width = manifest.outputs, manifest.head.features
         specs = [TensorSpec(self._weight, (classes, width))]
         if self._bias is not None:
             specs.append(TensorSpec(self._bias, (classes,)))

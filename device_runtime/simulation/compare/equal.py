@@ -84,7 +84,7 @@ def equal(runs: Sequence[FinishedRun], at: ComparisonTerms, scenario: Scenario) 
         tuple(row for part in named for row in _rows(part, runs, at) if not row.against)
         if len(labels) <= MOST_NAMED
         else (),
-        tuple(str(run.name) for run in runs if run.curve.value.size and not _keeps_classes(run)),
+        tuple(str(run.name) for run in runs if labels and run.curve.value.size and not _keeps_classes(run)),
     )
 
 
@@ -95,14 +95,14 @@ HEADS = {"trained head": TRAINED_HEAD, "closed-form head": CLOSED_FORM_HEAD}
 def _parts(scenario: Scenario, labels: Sequence[str], runs: Sequence[FinishedRun]) -> Iterator[ClassPart]:
     """The parts of the served model, and those of both heads where runs have a closed-form head."""
     heads = HEADS if any(_has_both(run) for run in runs) else {}
-    yield ClassPart("all classes", SERVED.acc)
+    yield ClassPart("all classes" if labels else "all samples", SERVED.acc)
     yield from (ClassPart(f"all classes, {title}", model.acc) for title, model in heads.items())
     of_groups = tuple(held_alone(scenario, labels))
     yield from of_groups
     for title, model in heads.items():
         for part in held_alone(scenario, labels, model):
             yield ClassPart(f"{part.title}, {title}", part.value)
-    if not of_groups:
+    if labels and not of_groups:
         yield ClassPart("mean of classes", SERVED.recall(range(len(labels))))
         yield ClassPart("worst class", SERVED.recall(range(len(labels)), min))
 

@@ -10,6 +10,7 @@ from statistics import NormalDist, mean, stdev
 
 import msgspec
 
+from device_runtime.models.bundles.targets import ACCURACY
 from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.metrics.curves import Axis, Curve, accuracy, spent
@@ -54,6 +55,8 @@ class ComparisonTerms:
 
     A point is the least that all runs reached: virtual seconds, rounds, joules, bytes up and down. Energy and
     bytes of `centralised` do not count, because no fleet spent them.
+    metric: the name of the metric by which models are judged, which figures call accuracy; metrics: the names
+    of further ones.
     """
 
     at_s: float
@@ -62,6 +65,8 @@ class ComparisonTerms:
     rounds: int = 0
     energy_j: float = 0.0
     bytes: float = 0.0
+    metric: str = ACCURACY
+    metrics: tuple[str, ...] = ()
 
     def point(self, axis: Axis) -> float:
         """The point on this axis."""
@@ -117,11 +122,12 @@ class SeedSpread:
 
 
 Summary = Mapping[str, SeedSpread]
-"""A policy's figures over its seeds, by the names of `RunFigures`."""
+"""A policy's figures over its seeds, by the names of `RunFigures`, and `final_name` of further metrics."""
 
 
 def terms(runs: Sequence[FinishedRun], devices: int, target: float | None) -> ComparisonTerms:
     """The terms for these runs: equal time is the earliest end of all; `target` None: by `_reachable`."""
+    judged = [line for run in runs for line in run.rounds if not isnan(line.eval_acc)]
     fleets = [run for run in runs if not run.name.policy.endswith(scenario.CENTRALISED)] or runs
     return ComparisonTerms(
         at_s=min((run.ends_s for run in runs), default=0.0),
@@ -130,6 +136,8 @@ def terms(runs: Sequence[FinishedRun], devices: int, target: float | None) -> Co
         rounds=int(_least(runs, "rounds")),
         energy_j=_least(fleets, "energy"),
         bytes=_least(fleets, "bytes"),
+        metric=" or ".join(sorted({line.metric for line in judged})) or ACCURACY,
+        metrics=tuple(dict.fromkeys(name for line in judged for name in line.eval_metrics)),
     )
 
 
@@ -211,11 +219,22 @@ def summarise(runs: Sequence[FinishedRun], at: ComparisonTerms) -> dict[str, Sum
     """The figures of each policy over its seeds, in the order of the runs."""
     result: dict[str, Summary] = {}
     for policy in dict.fromkeys(run.name.policy for run in runs):
-        mine = [figures(run, at) for run in runs if run.name.policy == policy]
+        own = [run for run in runs if run.name.policy == policy]
+        mine = [figures(run, at) for run in own]
         result[policy] = {
             field.name: spread(getattr(each, field.name) for each in mine) for field in fields(RunFigures)
-        }
+        } | {final_name(name): spread(_last(run, name) for run in own) for name in at.metrics}
     return result
+
+
+def final_name(metric: str) -> str:
+    """The name, in a `Summary`, of a further metric of the model that is served last."""
+    return f"final_{metric}"
+
+
+def _last(run: FinishedRun, metric: str) -> float:
+    known = (line.eval_metrics[metric] for line in reversed(run.rounds) if metric in line.eval_metrics)
+    return next(known, nan)
 
 
 def read_run(folder: Path, name: RunName, shown: int) -> FinishedRun:

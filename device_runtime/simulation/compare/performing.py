@@ -92,6 +92,7 @@ def perform(
 
         watch = CombinedWatch(*([probes] if probes else []), calls, files, observer)
         served = simulate(prepared, executor, watch, ResumeOptions(files.checkpoint, files.keeper.take))
+        classes = prepared.inputs.bundle.manifest.target.compared == "classes"
         info = RunInfo(
             policy=name.policy,
             seed=name.seed,
@@ -99,7 +100,7 @@ def perform(
             executor=used[0],
             finished=True,
             seconds=files.keeper.seconds,
-            labels=prepared.data.labels,
+            labels=prepared.data.labels if classes else (),
             params_sent=params_sent(mine, prepared.inputs),
             versions=versions(),
         )
@@ -115,8 +116,9 @@ def perform(
 
 
 def params_sent(scenario: Scenario, inputs: ExecutorInputs) -> dict[str, int]:
-    """The most float32 values in an update of each kind that is offered."""
+    """The most float32 values in an update of each kind that is offered and applies."""
     kinds = [kind.strategy for kind in scenario.task.kinds]
+    kinds = [kind for kind in kinds if not kind.inapplicable_reason(inputs.bundle.manifest)]
     return {kind.name: max(_values(form, inputs) for form in kind.variants()) for kind in kinds}
 
 

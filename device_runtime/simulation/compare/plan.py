@@ -15,6 +15,7 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.errors import ModelError
+from device_runtime.simulation.clients import prepared_targets
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors import choice
@@ -222,7 +223,11 @@ def fit(data: DataSet, manifest: Manifest, source: str) -> None:
         raise ScenarioError(
             f"samples of {source} are {has}, bundle {manifest.name} takes {takes} ({error})"
         ) from None
-    if len(data.labels) > len(manifest.labels):
+    try:
+        prepared_targets(data, manifest, data.train_y)
+    except ScenarioError as error:
+        raise ScenarioError(f"{source}: {error}") from None
+    if manifest.target.compared == "classes" and len(data.labels) > len(manifest.labels):
         raise ScenarioError(
             f"{source} has {len(data.labels)} classes, bundle {manifest.name} has {len(manifest.labels)}"
         )

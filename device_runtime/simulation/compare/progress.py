@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 import msgspec
 
+from device_runtime.models.bundles.targets import ACCURACY, metric_text
 from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.records import AskRecord, SimulatedRound
 from device_runtime.strategies.training.device_half import TrainedUpdate
@@ -32,6 +33,7 @@ class RoundDone(msgspec.Struct, frozen=True, tag="round"):
     closed_s: float
     eval_acc: float | None
     participants: int
+    metric: str = ACCURACY
 
 
 class UpdatesTrained(msgspec.Struct, frozen=True, tag="working"):
@@ -192,14 +194,14 @@ class ProgressBars:
 
 def _brief(tick: RoundDone) -> str:
     """The text of `doing`, shortened for a terminal of 80 columns."""
-    accuracy = "" if tick.eval_acc is None else f"{tick.eval_acc:.1%} "
+    accuracy = "" if tick.eval_acc is None else f"{metric_text(tick.metric, tick.eval_acc)} "
     return f"{accuracy}at {duration(tick.closed_s)}"
 
 
 def round_text(tick: RoundDone) -> str:
     """Accuracy so far and the virtual time."""
-    accuracy = "" if tick.eval_acc is None else f"accuracy {tick.eval_acc:.1%}, "
-    return f"{accuracy}{duration(tick.closed_s)} of virtual time"
+    judged = "" if tick.eval_acc is None else f"{tick.metric} {metric_text(tick.metric, tick.eval_acc)}, "
+    return f"{judged}{duration(tick.closed_s)} of virtual time"
 
 
 def within_round_text(now: UpdatesTrained) -> str:
@@ -229,7 +231,7 @@ class ProgressReporter:
     def closed(self, line: SimulatedRound) -> None:
         self._round, self._trained = line.round + 1, 0
         accuracy = None if isnan(line.eval_acc) else line.eval_acc
-        self._tell(RoundDone(line.round, line.closed_s, accuracy, line.participants))
+        self._tell(RoundDone(line.round, line.closed_s, accuracy, line.participants, line.metric))
 
     def _tell(self, message: Message) -> None:
         self._reported = self._clock()

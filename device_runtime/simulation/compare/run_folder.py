@@ -47,7 +47,8 @@ class RunInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """The contents of run.json.
 
     `sha256` is the fingerprint of the scenario under the policy, with the seed; `seconds` are of real time.
-    `labels` names the classes; `params_sent` has the float32 values in an update of each kind.
+    `labels` names the classes, if the loss is of classes; `params_sent` has the float32 values in an update
+    of each kind.
     """
 
     policy: str
@@ -144,8 +145,8 @@ R = TypeVar("R")
 class RecordWriter(AbstractContextManager["RecordWriter[R]"], Generic[R]):
     """Writes records of one dataclass to STEM.jsonl and STEM.csv; with `more` it appends to existing files.
 
-    nan is null in JSON and empty in CSV. Tuples are in one cell, joined by spaces. Records may not be on disk
-    before `flush` or the end.
+    nan is null in JSON and empty in CSV. Tuples and dicts are in one cell, joined by spaces. Records may not
+    be on disk before `flush` or the end.
     """
 
     def __init__(self, folder: Path, stem: str, kind: type[R], more: bool = False) -> None:
@@ -211,6 +212,8 @@ def _record(values: dict[str, Any], kind: type[R], floats: set[str]) -> R:
 def _cell(value: object) -> object:
     if isinstance(value, tuple):
         return " ".join(str(_cell(item)) for item in value)
+    if isinstance(value, dict):
+        return " ".join(f"{name}={item}" for name, item in value.items())
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value != value else value

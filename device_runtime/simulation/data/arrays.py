@@ -26,6 +26,8 @@ LABELS = ("labels", "class_names")
 def load(spec: DataSpec, seed: int) -> DataSet:
     """Loads x and y, which are then split, or x_train, y_train, x_test, y_test.
 
+    y are class numbers, or targets in columns.
+
     Optional arrays: groups, and labels or class_names.
 
     Raises DataSetError.
@@ -34,7 +36,7 @@ def load(spec: DataSpec, seed: int) -> DataSet:
     arrays = read(path)
     if all(name in arrays for name in DIVIDED):
         x, y, test_x, test_y = (arrays[name] for name in DIVIDED)
-        train_y, evaluated = integers(y, path, "y_train"), integers(test_y, path, "y_test")
+        train_y, evaluated = targets(y, path, "y_train"), targets(test_y, path, "y_test")
         return DataSet(
             x, train_y, test_x, evaluated, names(arrays, (train_y, evaluated)), _groups(arrays, path)
         )
@@ -42,13 +44,13 @@ def load(spec: DataSpec, seed: int) -> DataSet:
         raise DataSetError(
             f"{path} has the arrays {', '.join(arrays) or 'none'}; expected x and y, or {', '.join(DIVIDED)}"
         )
-    every = integers(arrays["y"], path, "y")
-    if arrays["x"].shape[:1] != every.shape:
+    every = targets(arrays["y"], path, "y")
+    if arrays["x"].shape[:1] != every.shape[:1]:
         raise DataSetError(
             f"{path}: x is {arrays['x'].shape} and y {every.shape}, expected one label for each"
         )
     groups = _groups(arrays, path)
-    if groups is not None and groups.shape != every.shape:
+    if groups is not None and groups.shape != every.shape[:1]:
         raise DataSetError(f"{path}: {groups.shape} groups for {every.shape} labels")
     return split(Samples(arrays["x"], every, names(arrays, (every,)), groups), spec.test_share, seed)
 
@@ -72,6 +74,15 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
         ) from None
 
 
+def targets(values: NDArray[Any], path: Path, name: str) -> NDArray[Any]:
+    """Class numbers as int64 (n,), or numbers in columns as float64 (n, columns). Raises DataSetError."""
+    if values.ndim == 2 and values.dtype.kind in "buif":
+        return values.astype(np.float64)
+    if values.ndim == 1 and values.dtype.kind == "f":
+        return values.astype(np.float64)[:, None]
+    return integers(values, path, name)
+
+
 def integers(values: NDArray[Any], path: Path, name: str) -> NDArray[np.int64]:
     """Class numbers as int64 (n,). Raises DataSetError for other shapes or dtypes."""
     if values.ndim != 1 or values.dtype.kind not in "iu":
@@ -79,11 +90,13 @@ def integers(values: NDArray[Any], path: Path, name: str) -> NDArray[np.int64]:
     return values.astype(np.int64)
 
 
-def names(arrays: Arrays, labels: tuple[NDArray[np.int64], ...]) -> tuple[str, ...]:
-    """The names of the classes: as stored, or else their numbers up to the largest."""
+def names(arrays: Arrays, labels: tuple[NDArray[Any], ...]) -> tuple[str, ...]:
+    """The names of the classes or columns: as stored, or else their numbers up to the largest."""
     for key in LABELS:
         if key in arrays:
             return tuple(str(name) for name in arrays[key].tolist())
+    if labels[0].ndim > 1:
+        return tuple(str(column) for column in range(labels[0].shape[1]))
     classes = 1 + max((int(y.max()) for y in labels if len(y)), default=-1)
     return tuple(str(label) for label in range(classes))
 

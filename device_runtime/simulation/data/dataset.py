@@ -12,28 +12,60 @@ from device_runtime.simulation.errors import DataSetError
 
 from .spec import DataSpec
 
+PARTS = 10
+"""The parts into which a column of targets is cut to divide samples by it."""
 SPLIT, SUBSET, GENERIC = 11, 12, 14  # purposes of draws from a run's seed
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Training and test samples: raw inputs (n, ...) of any real dtype, labels int64 (n,).
+    """Training and test samples: raw inputs (n, ...) of any real dtype, and their targets.
 
     Inputs may be memory-mapped.
-    labels: the names of the classes.
+    train_y, test_y: class numbers int64 (n,), or raw targets in columns, float64 (n, columns).
+    labels: the names of the classes, or of the columns.
     groups: int64 (n,), the natural client (writer, speaker) of each training sample, -1 for none.
     vocabulary: of a text, the word of each token id.
     generic: samples that are held out of training.
     """
 
     train_x: NDArray[Any]
-    train_y: NDArray[np.int64]
+    train_y: NDArray[Any]
     test_x: NDArray[Any]
-    test_y: NDArray[np.int64]
+    test_y: NDArray[Any]
     labels: tuple[str, ...]
     groups: NDArray[np.int64] | None = None
     vocabulary: tuple[str, ...] = ()
     generic: Samples | None = None
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether targets are numbers in columns, and not classes."""
+        return self.train_y.ndim > 1
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """What partitions by class divide training samples by: the class, (n,).
+
+        Of targets in columns, the tenth of all values of the first column that the sample is in; of columns
+        of 0 and 1, the number of the first that is 1.
+        """
+        y = self.train_y
+        if y.ndim == 1 or (y.shape[1] > 1 and np.isin(y, (0, 1)).all()):
+            numbers: NDArray[np.int64] = y if y.ndim == 1 else y.argmax(axis=1)
+            return numbers
+        edges = np.quantile(y[:, 0], np.arange(1, PARTS) / PARTS)
+        tenths: NDArray[np.int64] = np.searchsorted(edges, y[:, 0], side="right")
+        return tenths
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The names of `keys`, from 0."""
+        if not self.has_columns:
+            return self.labels
+        count = int(self.keys.max(initial=0)) + 1
+        tenths = tuple(f"{self.labels[0]}, tenth {number + 1}" for number in range(PARTS))
+        return self.labels[:count] if len(self.labels) > 1 and count <= len(self.labels) else tenths
 
 
 @dataclass(frozen=True)
@@ -41,7 +73,7 @@ class Samples:
     """Samples that are not split into training and test."""
 
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     labels: tuple[str, ...]
     groups: NDArray[np.int64] | None = None
 
@@ -68,6 +100,8 @@ def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
     """
     if spec.classes is None:
         return data
+    if data.has_columns:
+        raise DataSetError(f"{where}: classes is given, and the targets are columns, no classes")
     if (top := max(spec.classes)) >= len(data.labels):
         raise DataSetError(f"{where}: classes has {top}, expected 0 to {len(data.labels) - 1}")
     place = np.full(len(data.labels), -1, np.int64)
@@ -105,6 +139,8 @@ def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
     """
     if not spec.generic_samples:
         return data
+    if data.has_columns:
+        raise DataSetError("generic_samples is given, and the targets are columns, no classes")
     rng = np.random.default_rng([seed, GENERIC])
     count, y = len(data.labels), data.train_y
     if spec.generic_classes > count:
@@ -126,12 +162,18 @@ def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
 def check(data: DataSet, where: str) -> DataSet:
     """Returns `data`. Raises DataSetError, naming `where`, unless its arrays and labels fit each other."""
     for name, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
-        if y.ndim != 1 or x.ndim < 1 or len(x) != len(y):
+        if y.ndim not in (1, 2) or x.ndim < 1 or len(x) != len(y):
             raise DataSetError(f"{where}: {name} x is {x.shape} and y {y.shape}, expected one label for each")
         if not len(y):
             raise DataSetError(f"{where}: no {name} samples")
         if x.dtype.kind not in "buif":
             raise DataSetError(f"{where}: {name} x is {x.dtype}, expected numbers")
+        if y.ndim > 1:
+            if y.shape[1] != len(data.labels):
+                raise DataSetError(f"{where}: {name} y is {y.shape}, expected {len(data.labels)} columns")
+            if not np.isfinite(y).all():
+                raise DataSetError(f"{where}: {name} y has {int((~np.isfinite(y)).sum())} values not finite")
+            continue
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= len(data.labels):
             wrong = low if low < 0 else high
@@ -140,6 +182,8 @@ def check(data: DataSet, where: str) -> DataSet:
         raise DataSetError(
             f"{where}: train samples are {data.train_x.shape[1:]}, test samples {data.test_x.shape[1:]}"
         )
-    if data.groups is not None and data.groups.shape != data.train_y.shape:
+    if data.train_y.ndim != data.test_y.ndim:
+        raise DataSetError(f"{where}: train y is {data.train_y.shape}, test y {data.test_y.shape}")
+    if data.groups is not None and data.groups.shape != data.train_y.shape[:1]:
         raise DataSetError(f"{where}: {data.groups.shape} groups for {data.train_y.shape} training samples")
     return data

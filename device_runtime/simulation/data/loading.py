@@ -63,7 +63,7 @@ def divide(data: DataSet, spec: DataSpec, devices: int, seed: int) -> Parts:
 
 
 def _divided(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generator) -> Parts:
-    y, samples = data.train_y, len(data.train_y)
+    y, samples = data.keys, len(data.train_y)
     if samples < devices * spec.min_samples and not spec.reuse:
         least = "one sample" if spec.min_samples == 1 else f"{spec.min_samples} samples"
         more = ", or reuse = true with samples_per_client" if spec.partition in ("iid", "dirichlet") else ""
@@ -83,9 +83,9 @@ def _divided(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generat
 def _whole(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generator) -> Parts:
     """Divides by a partition whose sizes follow from the data."""
     if spec.partition == "dirichlet-by-class":
-        return partition.dirichlet_by_class(data.train_y, devices, spec.alpha, rng, spec.min_samples)
+        return partition.dirichlet_by_class(data.keys, devices, spec.alpha, rng, spec.min_samples)
     if spec.partition == "shards":
-        return partition.shards(data.train_y, devices, spec.classes_per_client, rng)
+        return partition.shards(data.keys, devices, spec.classes_per_client, rng)
     if data.groups is None:
         raise DataSetError(
             f"samples of source {spec.source} have no groups (writers, speakers): partition natural "
@@ -144,7 +144,7 @@ def _keys(data: DataSet, spec: DataSpec) -> Ints:
 
     Raises DataSetError for groups that name one that the data does not have.
     """
-    keys, there = data.train_y, np.arange(len(data.labels))
+    keys, there = data.keys, np.arange(len(data.key_names))
     if spec.by_speaker:
         if data.groups is None:
             raise DataSetError(

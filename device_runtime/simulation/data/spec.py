@@ -28,6 +28,7 @@ SOURCES = {
     "cifar10": "cifar",
     "cifar100": "cifar",
     "speech-commands": "speech_commands",
+    "table": "tables",
     "text": "text",
     "sst2": "sst2",
     "images": "images",
@@ -100,7 +101,7 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     length: Count = 32  # text: tokens of a sample
     vectors: str = ""  # text: a GloVe file; only its words enter the vocabulary
     text_column: str = ""  # text: name or number of the column; "" is the first
-    label_column: str = ""  # text: "" is the last; recordings: "" is found as on a device
+    label_column: str = ""  # text, table: "" is the last; recordings: "" is found as on a device
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:

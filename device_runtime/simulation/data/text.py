@@ -99,7 +99,7 @@ def sentences(file: Path, spec: DataSpec) -> Sentences:
 
     The first row is a header if the spec names columns, or if its label cell looks like a column title.
     """
-    rows = _rows(file)
+    rows = table_rows(file)
     named = [c for c in (spec.text_column, spec.label_column) if c and not c.isdecimal()]
     try:
         text = _column(spec.text_column, rows[0], 0)
@@ -117,7 +117,11 @@ def sentences(file: Path, spec: DataSpec) -> Sentences:
     return Sentences(tuple(row[text] for row in rows), tuple(row[label].strip() for row in rows))
 
 
-def _rows(file: Path) -> list[Row]:
+def table_rows(file: Path) -> list[Row]:
+    """The rows of a .csv or .tsv file that are not empty, at least one, of several cells.
+
+    Raises DataSetError.
+    """
     try:
         text = read(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -131,7 +135,7 @@ def _rows(file: Path) -> list[Row]:
     if not rows:
         raise DataSetError(f"{file} is empty")
     if len(rows[0]) < 2:
-        raise DataSetError(f"{file} has one column, expected a text and a label, divided by {delimiter!r}")
+        raise DataSetError(f"{file} has one column, expected several, divided by {delimiter!r}")
     return rows
 
 

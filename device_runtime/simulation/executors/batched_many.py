@@ -28,7 +28,7 @@ MEMORY_BYTES = 4 << 30
 
 
 class BatchedNetworks:
-    """Trains jobs of kinds whose only loss is cross-entropy, on engine torch."""
+    """Trains jobs of kinds that minimise only the bundle's loss, on engine torch."""
 
     def __init__(self, inputs: ExecutorInputs, pays: bool | None = None) -> None:
         """`pays`: forces batched training on or off; None: decided by the size of the networks."""
@@ -45,10 +45,11 @@ class BatchedNetworks:
         """
         if self._pays is False or not _has_plan(strategy) or not self._on_torch():
             return False
-        given = self._manifest.input
-        one = LocalData(np.zeros((1, *given.shape), given.dtype), np.zeros(1, np.int64))
+        given, target = self._manifest.input, self._manifest.target
+        x, y = np.zeros((1, *given.shape), given.dtype), np.zeros((1, *target.shape), target.dtype)
+        one = LocalData(x, y)
         plan = _plan(strategy, self._opened(), one, Run(0, "", clock=lambda: 0.0, deadline=inf))
-        if not local_training.is_cross_entropy_only(plan) or not isinstance(plan.optimizer, Sgd):
+        if not local_training.is_loss_only(plan) or not isinstance(plan.optimizer, Sgd):
             return False
         from device_runtime.models.torch_engine.many import can_train_many, is_faster_together
 

@@ -52,16 +52,17 @@ class ProbeLine(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ProbeSet:
-    """The samples that models are probed with: prepared inputs (n, *input), labels int64 (n,)."""
+    """The samples that models are probed with: prepared inputs (n, *input), labels int64 (n,) or None."""
 
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: NDArray[np.int64] | None
 
     @classmethod
     def of(cls, data: DataSet, model: DeviceModel) -> ProbeSet:
         """Takes SAMPLES samples of the test part, or all if there are fewer."""
         every = np.linspace(0, len(data.test_y) - 1, min(SAMPLES, len(data.test_y))).astype(np.int64)
-        return cls(model.manifest.input.prepare(data.test_x[every]), data.test_y[every])
+        y = data.test_y[every] if model.manifest.target.compared == "classes" else None
+        return cls(model.manifest.input.prepare(data.test_x[every]), y)
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ class Probes:
         self._model.load({**base, **own})
         seen = self._model.forward(self._probe.x)
         if made.kind not in self._gathered.heat:
-            matrix = _rows(mean_logits(seen.logits, self._probe.y))
+            y = self._probe.y
+            matrix = _rows(mean_logits(seen.logits, y)) if y is not None else ()
             self._gathered.heat[made.kind] = PredictionHeatMap(made.kind, job.name, matrix)
         if compared:
             self._gathered.grams[job.name] = {
@@ -155,7 +157,7 @@ class Probes:
                 devices=devices,
                 cka={level: _rows(matrix) for level, matrix in by_level.items()},
                 means={level: _number(mean_over_pairs(matrix)) for level, matrix in by_level.items()},
-                heat=tuple(gathered.heat.values()),
+                heat=tuple(one for one in gathered.heat.values() if one.matrix),
             )
         )
 

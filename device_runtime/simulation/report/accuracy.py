@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.targets import ACCURACY, metric_text
 from device_runtime.simulation.compare.equal import MOST_NAMED, held_alone
 from device_runtime.simulation.compare.figures import FinishedRun
 from device_runtime.simulation.compare.wording import BYTES, JOULE, TIMES, Units, unit_for
@@ -28,14 +29,15 @@ def over_time(compared: ComparedRuns) -> Drawing | None:
     figure, axes = panels(1, 1, 4.3)
     on = axes[0, 0]
     unit, size = _curves(on, compared, "time", TIMES)
-    on.set(xlabel=f"virtual time, {unit}", ylabel="accuracy of the served model, %")
+    on.set(xlabel=f"virtual time, {unit}", ylabel=_label(compared))
     if len(compared.policies) > 1:
         _marked(on, "equal time", x=compared.terms.at_s / size)
     if not isnan(compared.terms.target):
-        _marked(on, f"target\n{compared.terms.target:.1%}", y=100 * compared.terms.target)
+        target, metric = compared.terms.target, compared.terms.metric
+        _marked(on, f"target\n{metric_text(metric, target)}", y=_scale(metric) * target)
     _legend(figure, on)
     text = f"A model is served until the next one is. {_band(compared)}"
-    return Drawing("accuracy-time", "Accuracy over virtual time", text.strip(), figure)
+    return Drawing("accuracy-time", f"{_title(compared)} over virtual time", text.strip(), figure)
 
 
 def over_costs(compared: ComparedRuns) -> Drawing | None:
@@ -44,14 +46,12 @@ def over_costs(compared: ComparedRuns) -> Drawing | None:
         return None
     figure, axes = panels(1, 2, 3.7, sharey=True)
     unit, _ = _curves(axes[0, 0], compared, "bytes", BYTES)
-    axes[0, 0].set(
-        xlabel=f"moved by all devices, up and down, {unit}", ylabel="accuracy of the served model, %"
-    )
+    axes[0, 0].set(xlabel=f"moved by all devices, up and down, {unit}", ylabel=_label(compared))
     unit, _ = _curves(axes[0, 1], compared, "energy", JOULE)
     axes[0, 1].set(xlabel=f"energy of all devices (modelled), {unit}")
     _legend(figure, axes[0, 0])
     text = f"What was spent by devices whose update came late or was lost is counted too. {_band(compared)}"
-    return Drawing("accuracy-costs", "Accuracy over bytes and over energy", text.strip(), figure)
+    return Drawing("accuracy-costs", f"{_title(compared)} over bytes and over energy", text.strip(), figure)
 
 
 def of_groups(compared: ComparedRuns) -> Drawing | None:
@@ -77,6 +77,8 @@ def of_groups(compared: ComparedRuns) -> Drawing | None:
 
 def by_class(compared: ComparedRuns) -> Drawing | None:
     """Draws the recall of each class by the last model; None where it was not evaluated."""
+    if not compared.labels:
+        return None
     figure, axes = panels(1, 1, 3.6)
     on = axes[0, 0]
     classes = len(compared.labels)
@@ -109,6 +111,21 @@ def by_class(compared: ComparedRuns) -> Drawing | None:
     return Drawing("accuracy-by-class", "Accuracy of each class", text, figure)
 
 
+def _scale(metric: str) -> float:
+    """The factor by which a metric is drawn: an accuracy in percent."""
+    return 100.0 if metric.endswith(ACCURACY) else 1.0
+
+
+def _title(compared: ComparedRuns) -> str:
+    metric = compared.terms.metric
+    return metric[0].upper() + metric[1:]
+
+
+def _label(compared: ComparedRuns) -> str:
+    metric = compared.terms.metric
+    return f"{metric} of the served model{', %' if metric.endswith(ACCURACY) else ''}"
+
+
 def _evaluated(compared: ComparedRuns) -> bool:
     return any(run.curve.value.size for run in compared.runs)
 
@@ -126,7 +143,7 @@ def _curves(
     unit, size = unit_for(most, units)
     for policy, curves in by_policy.items():
         if curves:
-            _curve(on, policy, curves, size)
+            _curve(on, policy, curves, size, _scale(compared.terms.metric))
     on.set_xlim(0, 1.02 * most / size)
     return unit, size
 
@@ -140,13 +157,16 @@ def _known(runs: Sequence[FinishedRun], axis: Axis, value: Callable[[SimulatedRo
     return [curve for curve in (accuracy(run.rounds, axis, value) for run in runs) if curve.at.size]
 
 
-def _curve(on: Any, policy: str, curves: Sequence[Curve], size: float) -> None:
-    """Draws the mean and range over the interval that all seeds cover; without overlap, one line per seed."""
+def _curve(on: Any, policy: str, curves: Sequence[Curve], size: float, factor: float = 100.0) -> None:
+    """Draws the mean and range over the interval that all seeds cover; without overlap, one line per seed.
+
+    size: of the axis's unit. factor: of the values.
+    """
     look = stroke(policy)
     line = {"color": look.colour, "linestyle": look.dashes}
     if _apart(curves):
         for place, curve in enumerate(curves):
-            at, values = curve.at / size, 100 * curve.value
+            at, values = curve.at / size, factor * curve.value
             label = policy if place == 0 else None
             on.plot(at, values, drawstyle="steps-post", linewidth=1.2, label=label, **line)
             on.plot(at[-1], values[-1], look.marker, color=look.colour, markersize=5, clip_on=False)
@@ -154,7 +174,7 @@ def _curve(on: Any, policy: str, curves: Sequence[Curve], size: float) -> None:
     begins, ends = max(curve.at[0] for curve in curves), _end(curves)
     grid = np.unique(np.concatenate([np.linspace(begins, ends, POINTS), *(curve.at for curve in curves)]))
     grid = grid[(grid >= begins) & (grid <= ends)]
-    values = 100 * np.array([curve.sampled(grid) for curve in curves])
+    values = factor * np.array([curve.sampled(grid) for curve in curves])
     at, mean = grid / size, values.mean(0)
     on.plot(at, mean, drawstyle="steps-post", linewidth=2, label=policy, **line)
     if len(curves) > 1:

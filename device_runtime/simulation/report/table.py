@@ -12,8 +12,9 @@ from math import isnan, nan
 
 from tabulate import tabulate
 
+from device_runtime.models.bundles.targets import ACCURACY, metric_text
 from device_runtime.simulation.compare.equal import LATEST, LESS, EqualRow, EqualTerms
-from device_runtime.simulation.compare.figures import ComparisonTerms, SeedSpread, Summary
+from device_runtime.simulation.compare.figures import ComparisonTerms, SeedSpread, Summary, final_name
 from device_runtime.simulation.compare.wording import (
     BYTES,
     DASH,
@@ -32,6 +33,7 @@ PERCENT: Units = (("%", 0.01),)
 PLAIN: Units = (("", 1.0),)
 PER_HOUR: Units = (("%/h", 0.01 / 3600),)
 POINTS: Units = (("points", 0.01),)
+SIGNED: Units = (("signed", 1.0),)
 """Percentage points: cells have a sign in place of the unit, which the table's title names."""
 PASSES: Units = (("TF", 1e12), ("GF", 1e9), ("MF", 1e6), ("kF", 1e3), ("F", 1.0))
 
@@ -52,21 +54,42 @@ class TableRow:
 
 def learning_rows(at: ComparisonTerms) -> tuple[TableRow, ...]:
     """The rows on what was learnt: accuracy, time, participation."""
-    target = DASH if isnan(at.target) else f"{at.target:.1%}"
-    equal = f"accuracy at {duration(at.at_s)}"
+    metric, units = at.metric, metric_units(at.metric)
+    percent, target = units is PERCENT, DASH if isnan(at.target) else metric_text(metric, at.target)
+    equal = f"{metric} at {duration(at.at_s)}"
     earliest = "of the served model at equal virtual time: the earliest end of all runs"
     counted = "Jain's index of counted updates per device: 1 when all devices counted equally often"
-    efficiency = "best accuracy by the time of local training of all devices (Shi 2025, 6.5)"
+    efficiency = f"best {metric} by the time of local training of all devices (Shi 2025, 6.5)"
     return (
-        TableRow("acc_at_equal_time", equal, earliest, PERCENT, 1),
-        TableRow("final_acc", "final accuracy", "of the model served after the last round", PERCENT, 1),
-        TableRow("best_acc", "best accuracy", "of any round's served model", PERCENT, 1),
+        TableRow("acc_at_equal_time", equal, earliest, units, 1),
+        TableRow("final_acc", f"final {metric}", "of the model served after the last round", units, 1),
+        TableRow("best_acc", f"best {metric}", "of any round's served model", units, 1),
+        *(_final(name) for name in at.metrics),
         TableRow("time_to_target_s", f"time to {target}", "virtual time until it is reached", TIMES, -1),
         TableRow("devices_that_counted", "devices that counted", "at least once, of the fleet", PERCENT, 1),
         TableRow("asks_that_counted", "asks that counted", "of all times a device was asked", PERCENT, 1),
         TableRow("fairness", "fairness", counted, PLAIN, 1),
-        TableRow("learning_efficiency", "learning efficiency", efficiency, PER_HOUR, 1),
+        *(
+            (TableRow("learning_efficiency", "learning efficiency", efficiency, PER_HOUR, 1),)
+            if percent
+            else ()
+        ),
     )
+
+
+def metric_units(metric: str) -> Units:
+    """The units in which a metric is shown: an accuracy in percent, others as numbers."""
+    return PERCENT if metric.endswith(ACCURACY) else PLAIN
+
+
+HIGHER = ("AUROC", "F1", "exact match")
+"""Further metrics of which the highest value is the best; of errors it is the lowest."""
+
+
+def _final(name: str) -> TableRow:
+    best = 1 if name in HIGHER else -1
+    meaning = "of the model served after the last round"
+    return TableRow(final_name(name), f"final {name}", meaning, PLAIN, best)
 
 
 def cost_rows() -> tuple[TableRow, ...]:
@@ -157,12 +180,13 @@ def figure_text(each: SeedSpread, unit: tuple[str, float]) -> str:
         return DASH
     name, size = unit
     mean = each.mean / size
+    difference = name in ("points", "signed")
     places = 1 if name in ("%", "points") else decimals(mean)
-    shown = name if name == "%" else "" if name in ("", "points") else f" {name}"
-    sign = "+" if name == "points" else ""
+    shown = name if name == "%" else "" if not name or difference else f" {name}"
+    sign = "+" if difference else ""
     mean = round(mean, places) + 0.0  # never -0.0
     amount = f"{mean:{sign},.{places}f}"
-    if name == "points":
+    if difference:
         amount += f" {interval(each, size, places)}"
     elif each.n > 1:
         amount += f" ± {each.sd / size:,.{places}f}"
@@ -207,7 +231,8 @@ def _best(measure: TableRow, summary: Mapping[str, Summary]) -> float:
 
 
 MEAN = f"mean of the last {LATEST} evaluations"
-PAIRED = "differences of these by seed, in percentage points: mean and 95% interval (Student's t)"
+IN_POINTS = ", in percentage points"
+PAIRED = f"differences of these by seed{IN_POINTS}: mean and 95% interval (Student's t)"
 
 
 @dataclass(frozen=True)
@@ -274,9 +299,12 @@ def _tables(equal: EqualTerms, at: ComparisonTerms) -> Iterator[_Table]:
     }
     own = [row for row in equal.rows if not row.against]
     paired = [row for row in equal.rows if row.against]
+    of_metric = metric_units(at.metric)
+    percent = of_metric is PERCENT
+    differences, points = (PAIRED, POINTS) if percent else (PAIRED.replace(IN_POINTS, ""), SIGNED)
     for title, rows, units, best in (
-        (f"accuracy at equal rounds, time, energy and bytes: {MEAN}", own, PERCENT, 1),
-        (PAIRED, paired, POINTS, 0),
+        (f"{at.metric} at equal rounds, time, energy and bytes: {MEAN}", own, of_metric, 1),
+        (differences, paired, points, 0),
     ):
         measures = tuple(
             TableRow(axis, head, f"at equal {what}: the least that all runs reached", units, best)

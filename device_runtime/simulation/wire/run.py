@@ -31,6 +31,7 @@ from device_runtime.aggregator.views.listener import (
     RunEvent,
 )
 from device_runtime.broker.wire.topics import check_device
+from device_runtime.client.selection.choose import MAIN
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
@@ -237,7 +238,7 @@ def members(prepared: PreparedRun) -> list[WireMember]:
     made = []
     for number, name in enumerate(devices.names()):
         held = clients.indices(number)
-        x, y = clients.x[held], clients.y[held]
+        x, y = clients.x[held], manifests[MAIN].target.raw(clients.y[held])
         made.append(WireMember(name, devices.profile(number), x, y, fleet.latency_s(number)))
     return made
 

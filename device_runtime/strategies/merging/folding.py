@@ -33,7 +33,11 @@ class Folding:
         carried: CarriedState = NOTHING_CARRIED,
         optimizer: ServerOptimizer = FEDAVG,
     ) -> None:
-        """`kinds` is by name, in the order of preference; `carried` is from the round before."""
+        """`kinds` is by name, in the order of preference; `carried` is from the round before.
+
+        Kinds that do not apply to the bundle's loss are left out: there are no updates of them.
+        """
+        kinds = {name: kind for name, kind in kinds.items() if not kind.inapplicable_reason(model.manifest)}
         self._kinds, self._model, self._carried, self._optimizer = kinds, model, carried, optimizer
         self._models = {
             name: replace(model, family=carried.family, memory=carried.memory.get(name, NO_TENSORS))

@@ -174,8 +174,8 @@ class HasTrainingPlan(Protocol):
         """The plan for `train`; `model` holds the base."""
 
 
-def is_cross_entropy_only(plan: TrainingPlan) -> bool:
-    """Whether a plan minimises cross-entropy alone: `steps`, `clip_norm` and optimiser define the result."""
+def is_loss_only(plan: TrainingPlan) -> bool:
+    """Whether a plan minimises the loss alone: `steps`, `clip_norm` and optimiser define the result."""
     extra = plan.gradients or plan.privacy is not None
     return plan.objective == "train" and not extra
 

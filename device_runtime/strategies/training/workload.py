@@ -47,6 +47,7 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
         class_counts=class_counts,
         sample_bytes=np.dtype(manifest.input.dtype).itemsize * prod(manifest.input.shape),
         maps={level: prod(shape) for level, shape in manifest.features.items() if level != "head"},
+        no_classes=manifest.target.why_not_by_class,
     )
 
 
@@ -102,7 +103,7 @@ class Training:
 
 
 def training_work(load: Workload, tunable: str, trained: float, scored: float = 0.0, batch: int = 32) -> Work:
-    """The work of minimising cross-entropy in batches of `batch`; see `Training`."""
+    """The work of minimising the loss in batches of `batch`; see `Training`."""
     return work_of_training(load, Training(tunable, trained, scored, batch))
 
 

@@ -8,6 +8,7 @@ from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.broker.wire.blobs import blob_of as blob_of
 from device_runtime.broker.wire.messages import Blob, Contribution, Metrics
 from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.strategies import registry
 
 METRICS = Metrics(0.5, 1, 1, 1)
@@ -164,3 +165,11 @@ def test_every_kinds_own_update_fits_in_the_bytes_that_are_allowed(manifest, upd
     form = registry.make(kind).variants()[0].variant
     sent, _ = message(kind, content, examples, body=b"", blob=blob_of(body), form=form)
     check_message(sent, offered(manifest, kind))
+
+
+def test_an_update_by_class_of_a_bundle_of_another_loss_is_refused(exported):
+    manifest = Bundle.open(exported.of_loss("mse")).manifest
+    content = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in manifest.specs("head")}
+    sent, body = message("few-shot", content)
+    said = refusal(check_content, sent, body, offered(manifest, "few-shot", "full"))
+    assert said.startswith("few-shot works by class, and the bundle's loss is mse of price, area")

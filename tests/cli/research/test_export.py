@@ -280,3 +280,50 @@ def test_what_is_asked_for_twice_is_made_once():
     twice = ("--objective", "train", "--features", "low", "--precision", "int8") * 2
     spec = export.spec(parsed(WRN, *PLACE, *twice))
     assert (spec.objectives, spec.features, spec.precisions) == (("train",), ("low",), ("int8",))
+
+
+HOUSES = ("mlp", "--set", "inputs=4", "--set", "classes=2", "--input", "4", "--loss", "mse")
+
+
+def test_values_are_standardised_by_the_samples_that_are_given(tmp_path):
+    (tmp_path / "a.csv").write_text("u,v,w,x,price,area\n1,2,3,4,130,-3\n5,6,7,8,70,3\n")
+    words = (*HOUSES, "--labels", "price,area", "--standardise", str(tmp_path / "a.csv"), "--out", "out")
+    found = export.spec(parsed(*words))
+    assert (found.labels, found.loss.columns) == (("price", "area"), ("price", "area"))
+    assert (found.loss.mean, found.loss.std) == ((100.0, 0.0), (30.0, 3.0))
+    assert (found.input.mean, found.input.std) == ((3.0, 4.0, 5.0, 6.0), (2.0,) * 4)
+    kept = export.spec(parsed(*words, "--target-std", "9"))
+    assert (kept.loss.mean, kept.loss.std) == ((0.0,), (9.0,))
+
+
+def test_a_reconstruction_needs_no_labels():
+    words = ("autoencoder", "--input", "4", "--loss", "huber", "--targets", "input", "--quantile", "0.9")
+    found = export.spec(parsed(*words, "--delta", "2", "--out", "out"))
+    assert found.labels == ("normal", "anomaly")
+    assert (found.loss.compared, found.loss.quantile, found.loss.delta) == ("input", 0.9, 2.0)
+
+
+def test_a_loss_of_one_s_own_is_read_from_a_file(tmp_path):
+    (tmp_path / "own.py").write_text("def pinball(outputs, targets):\n    return outputs[:, 0]\n")
+    words = ("mlp", "--input", "4", "--labels", "low,high", "--target-columns", "price", "--out", "out")
+    found = export.spec(parsed(*words, "--loss", f"{tmp_path}/own.py:pinball"))
+    assert (found.loss.loss, found.loss.own, found.loss.columns) == ("pinball", True, ("price",))
+    assert found.own_loss.__name__ == "pinball"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--labels", "a", "--loss", "square"), "no loss 'square'; there are cross-entropy, mse"),
+        (("--loss", "mse"), "--labels is missing: name the classes, or what the network predicts"),
+        (
+            ("--labels", "a", "--loss", "bce", "--target-mean", "1"),
+            "targets are flags: only values have a mean",
+        ),
+        (("--labels", "a", "--loss", "mse", "--targets", "flags"), "loss 'mse' of flags is none of"),
+        (("--labels", "a", "--loss", "mse", "--target-mean", "x"), "'x' are not numbers"),
+    ],
+)
+def test_a_loss_that_does_not_fit_is_refused(words, message):
+    with pytest.raises(ExportError, match=message):
+        export.spec(parsed("mlp", "--input", "4", "--out", "out", *words))

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.targets import CROSS_ENTROPY, targets_of
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.export import ExportSpec, export
@@ -41,6 +42,7 @@ LAYERS = {"dim": 16, "depth": 3, "heads": 2}
 CASES = {
     "linear": Case("linear", SMALL, {"inputs": 3 * 16 * 16}),
     "mlp": Case("mlp", SMALL, {"inputs": 3 * 16 * 16, "hidden": 16, "depth": 3}),
+    "autoencoder": Case("autoencoder", SMALL, {"inputs": 3 * 16 * 16, "hidden": 16, "code": 4}),
     "cnn": Case("cnn", SMALL, {"size": 16}),
     **{f"wrn-{depth}": Case("wrn", SMALL, {"depth": depth}) for depth in (10, 16, 22, 28, 34, 40)},
     "wrn with batch norm": Case("wrn", SMALL, {"depth": 16, "norm": "batch"}),
@@ -79,7 +81,8 @@ def network(case: Case) -> "torch.nn.Module":
     """With statistics of random images where it has batch normalisation: without, values fade out."""
     torch.manual_seed(0)
     try:
-        module = build(case.build, {**case.settings, "classes": CLASSES})
+        classes = {} if case.build == "autoencoder" else {"classes": CLASSES}
+        module = build(case.build, {**case.settings, **classes})
     except ExportError as error:
         pytest.skip(str(error))
     if any(isinstance(part, (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)) for part in module.modules()):
@@ -110,7 +113,9 @@ def test_no_network_is_left_out():
 def test_network_is_exported_passes_the_gate_and_learns(name, tmp_path):
     case = CASES[name]
     labels = tuple(str(label) for label in range(CLASSES))
-    spec = ExportSpec("it", case.input, labels, sets={key: {} for key in SETS}, batchnorm=case.batchnorm)
+    loss = targets_of("mse", labels, "input") if case.build == "autoencoder" else CROSS_ENTROPY
+    sets = {key: {} for key in SETS}
+    spec = ExportSpec("it", case.input, labels, sets=sets, batchnorm=case.batchnorm, loss=loss)
     bundle = export(network(case), spec, tmp_path / "bundle")
     assert max(graph.bytes for graph in bundle.manifest.graphs.values()) < MAX_BYTES
     for tunable in SETS:

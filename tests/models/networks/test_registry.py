@@ -19,6 +19,7 @@ def test_every_network_has_a_place():
     assert list(NETWORKS) == [
         "linear", "mlp", "cnn", "wrn", "squeezenet", "mobilenet_v2", "resnet18", "mobilenet_v3_small",
         "shufflenet_v2_x0_5", "efficientnet_b0", "vit", "lstm", "gru", "keywords", "cnn1d", "dscnn1d",
+        "autoencoder",
         "distilbert", "roberta", "opt",
     ]  # fmt: skip
 

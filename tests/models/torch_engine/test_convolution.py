@@ -76,9 +76,35 @@ def test_convolution_backward_along_one_dimension(
         close(one, other)
 
 
-def test_transposed_convolutions_are_refused():
-    x = torch.zeros(1, 1, 4, 4)
-    with pytest.raises(NotImplementedError, match="not transposed"):
+@pytest.mark.parametrize(
+    ("inner", "outer", "kernel", "stride", "padding", "more", "dilation", "groups"),
+    [
+        (3, 4, (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), 1),
+        (3, 4, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
+        (3, 4, (3, 2), (1, 2), (1, 0), (0, 1), (1, 1), 1),
+        (3, 10, (3, 3), (1, 1), (1, 1), (0, 0), (2, 2), 1),
+        (4, 6, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 2),
+        (4, 4, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 4),
+    ],
+)
+@pytest.mark.parametrize("size", [5, 17])  # below and above LARGE_AREA
+def test_transposed_convolution_backward(inner, outer, kernel, stride, padding, more, dilation, groups, size):
+    torch.manual_seed(0)
+    x = torch.randn(2, inner, size, size, requires_grad=True)
+    w = torch.randn(inner, outer // groups, *kernel, requires_grad=True)
+    b = torch.randn(outer, requires_grad=True)
+    y = functional.conv_transpose2d(x, w, b, stride, padding, more, groups, dilation)
+    go = torch.randn_like(y)
+    expected = torch.autograd.grad(y, (x, w, b), go)
+    settings = (list(stride), list(padding), list(dilation), True, list(more), groups)
+    found = torch_convolution.convolution_backward(go, x, w, [outer], *settings, [True] * 3)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
+
+
+def test_convolutions_along_three_dimensions_are_refused():
+    x = torch.zeros(1, 1, 4, 4, 4)
+    with pytest.raises(NotImplementedError, match="one or two dimensions"):
         torch_convolution.convolution_backward(
-            x, x, x, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1, [True] * 3
+            x, x, torch.zeros(1, 1, 1, 1, 1), None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1, [True] * 3
         )

@@ -57,7 +57,7 @@ def test_max_keeps_a_random_part_in_its_order(tmp_path):
     ("arrays", "said"),
     [
         ({"a": X}, "has the arrays a; expected x and y, or x_train"),
-        ({"x": X, "y": Y.astype(float)}, r"y is float64 \(10,\), expected integers"),
+        ({"x": X, "y": Y.astype(complex)}, r"y is complex128 \(10,\), expected integers"),
         ({"x": X, "y": Y[:5]}, r"x is \(10, 2, 2\) and y \(5,\), expected one label for each"),
         ({"x": X, "y": Y, "labels": ["one", "two"]}, "label 2, expected 0 to 1"),
         ({"x": X, "y": Y - 1}, "label -1, expected 0"),

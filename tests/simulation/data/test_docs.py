@@ -16,7 +16,7 @@ LINES = [
     line.removeprefix("$ device-runtime export ").replace("$(seq -s, 0 99)", ",".join(map(str, range(100))))
     for line in re.findall(r"^\$ device-runtime export .*$", DOCS, re.M)
 ]
-SHAPES = [(3, 32, 32), (3, 32, 32), (1, 28, 28), (1, 61, 40), (32,), (32,), (3, 64, 64)]
+SHAPES = [(3, 32, 32), (3, 32, 32), (1, 28, 28), (1, 61, 40), (32,), (32,), (3, 64, 64), (4,)]
 
 
 @pytest.mark.parametrize(("line", "shape"), list(zip(LINES, SHAPES, strict=True)))

@@ -90,7 +90,7 @@ def test_words_without_a_vector_are_unknown(folder):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("one column\nonly\n", "has one column, expected a text and a label"),
+        ("one column\nonly\n", "has one column, expected several"),
         ("a\tb\nc\n", "row 2 has 1 columns, expected 2"),
         ("", "is empty"),
     ],

@@ -16,7 +16,7 @@ from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.peft import Peft
 from device_runtime.strategies.terms.moon import Moon
 from device_runtime.strategies.training.device_half import LocalData, Run
-from device_runtime.strategies.training.local_training import is_cross_entropy_only
+from device_runtime.strategies.training.local_training import is_loss_only
 from device_runtime.strategies.training.workload import workload
 
 MU, TAU, LR, N = 2.0, 0.5, 0.3, 6
@@ -128,7 +128,7 @@ def test_of_a_small_set_only_that_is_kept_and_the_rest_of_the_last_model_is_the_
 
 def test_each_batch_gets_the_features_of_its_own_samples(linear, data):
     plan = FedAvg(terms=(Moon(MU),), batch=2).plan(OnnxModel(linear), data, run())
-    assert not is_cross_entropy_only(plan)
+    assert not is_loss_only(plan)
     given = plan.extras(np.array([4, 1]))
     expected = OnnxModel(linear).features(data.x[[4, 1]])
     np.testing.assert_allclose(given["z_glob"], expected, rtol=1e-6)

@@ -4,6 +4,8 @@ const NONE = "–";
 
 export const percent = (share) => (share === null ? NONE : `${(100 * share).toFixed(1)} %`);
 export const plain = (value) => (value === null ? NONE : value.toPrecision(3));
+/** How a metric is written: an accuracy in percent, others as numbers. */
+export const metric = (name) => (name.endsWith("accuracy") ? percent : plain);
 export const count = (value) => value.toLocaleString("en");
 
 export function bytes(value) {

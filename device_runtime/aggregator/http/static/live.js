@@ -2,7 +2,7 @@
 
 import { byId, h } from "./dom.js";
 import { columns, lines, swatch } from "./charts.js";
-import { ago, bytes, count, joules, percent, plain, seconds } from "./format.js";
+import { ago, bytes, count, joules, metric, plain, seconds } from "./format.js";
 
 const COLOURS = 8;
 
@@ -10,7 +10,8 @@ export function tiles(live) {
   const figures = [
     ["round", `${live.round} of ${live.rounds}`],
     ["devices online", `${count(live.online)} of ${count(live.devices)}`],
-    ["accuracy", percent(live.accuracy)],
+    [live.metric, metric(live.metric)(live.accuracy)],
+    ...Object.entries(live.metrics).map(([name, value]) => [name, plain(value)]),
     ["loss", plain(live.loss)],
     ["up, all rounds", bytes(live.bytes_up)],
     ["down, all rounds", bytes(live.bytes_down)],
@@ -53,12 +54,15 @@ export function charts(rounds, kinds) {
   const line = (name, place, pick) => ({ name, colour: place, values: rounds.map(pick) });
   const measured = (made) => made.filter((one) => one.values.some((value) => value !== null));
   const byKind = (pick) => kinds.map((kind) => ({ name: kind, colour: colour(kind, kinds), values: rounds.map((one) => (one.kinds[kind] ? pick(one.kinds[kind]) : null)) })).filter((one) => one.values.some((value) => value !== null));
-  const accuracy = measured([line("accuracy", 0, (one) => one.accuracy)]);
+  const judged = rounds.findLast((one) => one.accuracy !== null) ?? rounds[0];
+  const accuracy = measured([line(judged.metric, 0, (one) => one.accuracy)]);
+  const further = Object.keys(judged.metrics).map((name) => lines(name, numbers, [line(name, 0, (one) => one.metrics[name] ?? null)], plain));
   const losses = measured([line("served model", 0, (one) => one.loss), line("in training", 1, (one) => one.train_loss)]);
   const each = (name) => (figures) => figures[name] / figures.contributions;
   byId("charts").replaceChildren(
     ...[
-      accuracy.length ? lines("Accuracy", numbers, accuracy, percent) : null,
+      accuracy.length ? lines(judged.metric === "accuracy" ? "Accuracy" : judged.metric, numbers, accuracy, metric(judged.metric)) : null,
+      ...further,
       losses.length ? lines("Loss", numbers, losses, plain) : null,
       columns("Contributions", numbers, byKind((figures) => figures.contributions), (value) => `${Number(value.toPrecision(3))}`),
       columns("Bytes up, by kind", numbers, byKind((figures) => figures.bytes_up), bytes),

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+
+from device_runtime.simulation.clients import prepared_targets
+from device_runtime.simulation.data import load
+from device_runtime.simulation.data.spec import DataSpec
+from device_runtime.simulation.errors import DataSetError
+
+ROWS = "w,x,price,area\n1,2,130,-3\n3,4,70,6\n5,6,100,0\n7,8,90,1\n"
+
+
+def loaded(tmp_path, text, **settings):
+    (tmp_path / "a.csv").write_text(text)
+    return load(DataSpec(source="table", path=str(tmp_path / "a.csv"), test_share=0.25, **settings), 0)
+
+
+def test_several_columns_are_targets(tmp_path):
+    data = loaded(tmp_path, ROWS, label_column="price, area")
+    assert (data.labels, data.train_x.shape, data.test_y.shape) == (("price", "area"), (3, 2), (1, 2))
+    both = np.concatenate([data.train_y, data.test_y])
+    assert sorted(both.tolist()) == [[70, 6], [90, 1], [100, 0], [130, -3]]
+
+
+def test_one_column_is_targets_or_classes_by_what_it_holds(tmp_path):
+    assert loaded(tmp_path, ROWS).train_y.shape == (3, 1)
+    words = loaded(tmp_path, "w,kind\n1,cat\n2,dog\n3,cat\n4,dog\n")
+    assert (words.labels, words.train_y.dtype) == (("cat", "dog"), np.int64)
+    assert loaded(tmp_path, "w,kind\n1,0\n2,1\n3,2\n4,1\n").labels == ("0", "1", "2")
+
+
+def test_whole_numbers_from_0_may_be_values(tmp_path, exported):
+    from msgspec.structs import replace
+
+    from device_runtime.models.bundles.bundle import Bundle
+    from device_runtime.models.bundles.targets import targets_of
+
+    manifest = Bundle.open(exported.of_loss("mse")).manifest
+    counts = replace(manifest, loss=targets_of("mse", ("count",), std=(2.0,)))
+    data = loaded(tmp_path, "w,count\n1,0\n2,1\n3,2\n4,1\n")
+    assert set(prepared_targets(data, counts, data.train_y)[:, 0].tolist()) <= {0.0, 0.5, 1.0}
+
+
+def test_a_second_file_is_evaluated_on(tmp_path):
+    (tmp_path / "b.csv").write_text("w,x,price,area\n0,0,1,2.5\n")
+    data = loaded(tmp_path, ROWS, test_path=str(tmp_path / "b.csv"))
+    assert (len(data.train_x), data.test_y.tolist()) == (4, [[2.5]])
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "said"),
+    [
+        (ROWS, "size", "has no column 'size'; its header has w, x, price, area"),
+        (ROWS + "1,2,3\n", "", "row 6 has 3 columns, expected 4"),
+        (ROWS.replace("130", "much"), "price,area", "has targets that are no numbers in price, area"),
+        (ROWS.replace("1,2,", "one,2,"), "", "has features that are no numbers"),
+        ("w,x\n", "", "has a header and no rows"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(tmp_path, text, column, said):
+    with pytest.raises(DataSetError, match=said):
+        loaded(tmp_path, text, label_column=column)
