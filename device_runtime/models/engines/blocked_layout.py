@@ -365,7 +365,7 @@ def _squares(ops: Operators, x: Maps, shift: str, *, per_sample: bool) -> str:
     """Mean square of each map after a shift (.., x.padded): (n, channels)."""
     ones = ops.constant(np.ones((ops.rows if per_sample else 1, x.padded)))
     shifted = ops.affine(x, ones, shift, per_sample=per_sample)
-    return ops.means(x.with_values(ops.multiply(shifted.name, shifted.name)))
+    return ops.mean_products(shifted, shifted)
 
 
 def _reciprocal_deviation(ops: Operators, variance: str, epsilon: float) -> str:
@@ -427,8 +427,7 @@ def _group_norm_backward(on: _Rewriting, layer: Described) -> Maps | str | None:
         return None
     go, x = pair
     mean, deviation = (ops.reshape(on.plain(name), ops.rows, by.groups, 1) for name in layer.inputs[2:4])
-    products = go.with_values(ops.multiply(go.name, x.name))
-    sums, along = (by.split(ops.means(maps), ops.rows) for maps in (go, products))  # over the places
+    sums, along = (by.split(value, ops.rows) for value in (ops.means(go), ops.mean_products(go, x)))
     along = ops.multiply(ops.subtract(along, ops.multiply(mean, sums)), deviation)
     if layer.output:
         total = ops.sum_over_samples((along, sums)[layer.output - 1])
@@ -466,8 +465,7 @@ def _batch_norm_backward(on: _Rewriting, layer: Described) -> Maps | str | None:
     sums = ops.sums(go)
     if layer.output == 2:
         return sums
-    products = ops.sums(go.with_values(ops.multiply(go.name, x.name)))
-    return ops.multiply(ops.subtract(products, ops.multiply(mean, sums)), deviation)
+    return ops.multiply(ops.subtract(ops.sums(go, x), ops.multiply(mean, sums)), deviation)
 
 
 def _batch_statistics(on: _Rewriting, layer: Described) -> Maps | str | None:
@@ -494,8 +492,7 @@ def _batch_statistics_backward(on: _Rewriting, layer: Described) -> Maps | str |
     go, x = pair
     weight, mean, variance = (on.plain(name) for name in layer.inputs[2:])
     deviation = _reciprocal_deviation(ops, variance, layer.numbers[0])
-    products = go.with_values(ops.multiply(go.name, x.name))
-    of_bias, of_product = (ops.mean(ops.means(maps), 0) for maps in (go, products))
+    of_bias, of_product = (ops.mean(value, 0) for value in (ops.means(go), ops.mean_products(go, x)))
     of_weight = ops.multiply(ops.subtract(of_product, ops.multiply(mean, of_bias)), deviation)
     if layer.output:
         found = (of_weight, of_bias)[layer.output - 1]

@@ -106,10 +106,11 @@ class Maps:
 
 @dataclass(frozen=True)
 class Made:
-    """A blocked convolution's inputs (maps, kernel, bias, maps to add; "" for none) and attributes."""
+    """A blocked convolution's inputs (maps, kernel, bias; "" for none), maps that it adds, and attributes."""
 
-    inputs: tuple[str, str, str, str]
+    inputs: tuple[str, str, str]
     attributes: Mapping[str, Attribute]
+    addend: Maps | None = None
     per_sample: bool = False  # the maps of all samples are taken as channels of one
 
 
@@ -258,7 +259,7 @@ class Operators:
         x may also be plain maps with fewer channels than a block.
         """
         source = x if isinstance(x, str) else x.name
-        made = Made((source, kernel, bias, ""), {**window.attributes, "group": group})
+        made = Made((source, kernel, bias), {**window.attributes, "group": group})
         return self._run(Maps("", channels, self.wide(channels), *size), made)
 
     def affine(self, x: Maps, scale: str, shift: str = "", *, per_sample: bool) -> Maps:
@@ -272,9 +273,8 @@ class Operators:
             source,
             self.reshape(scale, count, 1, 1, 1),
             self.reshape(shift, count) if shift else "",
-            "",
         )
-        return self._run(x, Made(inputs, {"kernel_shape": (1, 1), "group": count}, per_sample))
+        return self._run(x, Made(inputs, {"kernel_shape": (1, 1), "group": count}, None, per_sample))
 
     def activated(self, maps: Maps, **activation: Any) -> Maps | None:
         """The maps with an activation in the same pass; None if nothing that takes one makes them."""
@@ -283,18 +283,20 @@ class Operators:
         return self._run(maps, replace(maps.made, attributes={**maps.made.attributes, **activation}))
 
     def added(self, maps: Maps, other: Maps) -> Maps | None:
-        """The sum of both in the pass that makes the first; None if nothing that takes an addend makes it."""
-        made, addend = maps.made, other.name
-        if made is None or made.inputs[3] or "activation" in made.attributes:
+        """The sum of both in the pass that makes the first, or what the first adds; None if nothing can."""
+        made = maps.made
+        if made is None or "activation" in made.attributes:
             return None
-        if made.per_sample:
-            addend = self.reshape(addend, 1, self.rows * maps.padded, maps.height, maps.width)
-        return self._run(maps, replace(made, inputs=(*made.inputs[:3], addend)))
+        addend = other if made.addend is None else self.added(made.addend, other)
+        return None if addend is None else self._run(maps, replace(made, addend=addend))
 
     def _run(self, shape: Maps, made: Made) -> Maps:
         """The maps that this convolution makes, which have the given shape."""
-        count = max(place for place, name in enumerate(made.inputs, start=1) if name)
-        inputs = made.inputs[:count]
+        inputs = made.inputs if made.inputs[2] or made.addend else made.inputs[:2]
+        flat = (1, self.rows * shape.padded, shape.height, shape.width)
+        if made.addend is not None:
+            addend = made.addend.name
+            inputs = (*inputs, self.reshape(addend, *flat) if made.per_sample else addend)
         value = self.emit("Conv", *inputs, domain=DOMAIN, **made.attributes)
         if made.per_sample:
             value = self.reshape(value, self.rows, shape.padded, shape.height, shape.width)
@@ -308,6 +310,11 @@ class Operators:
         pooled = self.reshape(pooled, self.rows, maps.padded)
         return pooled if maps.padded == maps.channels else self.cut(pooled, 1, maps.channels)
 
-    def sums(self, maps: Maps) -> str:
-        """Sum of each channel over places and samples: (channels,)."""
-        return self.multiply(self.sum_over_samples(self.means(maps)), self.constant(maps.area))
+    def mean_products(self, maps: Maps, other: Maps) -> str:
+        """Mean over places of the product of two maps: (n, channels)."""
+        return self.means(maps.with_values(self.multiply(maps.name, other.name)))
+
+    def sums(self, maps: Maps, other: Maps | None = None) -> str:
+        """Sum over places and samples of each channel, or of its product with that of others: (channels,)."""
+        means = self.means(maps) if other is None else self.mean_products(maps, other)
+        return self.multiply(self.sum_over_samples(means), self.constant(maps.area))
