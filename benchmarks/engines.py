@@ -51,6 +51,7 @@ BATCHES = (1, 8, 32, 128)
 CLASSES = 10
 STEPS = 5  # of a process whose memory is measured
 STARTS = 5
+PAUSE_S = 0.02  # before a step: torch's threads spin for some milliseconds after theirs, and hold a core
 SGD = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
 
 
@@ -226,6 +227,7 @@ def timed(row: Row, folder: Path, repeats: int) -> dict[str, float]:
     cpu: dict[str, list[float]] = {engine: [] for engine in steps}
     for turn in range(-3, repeats):
         for engine in sorted(steps, reverse=bool(turn % 2)):
+            time.sleep(PAUSE_S)
             began, worked = time.perf_counter(), time.process_time()
             steps[engine]()
             if turn >= 0:
