@@ -598,8 +598,10 @@ def _transpose(on: _Rewriting, node: Node) -> str | None:
     if node.attributes.get("perm") != (1, 0):
         return None
     source = node.inputs[0]
+    if source in on.transposed:
+        return on.plain(on.transposed[source])
     on.transposed[node.outputs[0]] = source
-    return on.transposed.get(source)
+    return None
 
 
 def _product(on: _Rewriting, node: Node) -> str | None:
