@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
 from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.engines import blocked_layout
+from device_runtime.models.engines.blocked_session import block_size
 from device_runtime.models.errors import ParityError
 from device_runtime.models.export import candidates as torch_candidates
 from device_runtime.models.export import graph as torch_graph
@@ -270,3 +272,24 @@ def test_the_gate_tries_other_batches_than_the_traced_one_and_weights_that_diffe
     subject = FunctionalModule(module.eval(), "head", torch.randn(TRACED_BATCH, 8))
     forward = next(candidates(subject, WantedGraphs({}, (), (), False)))
     assert 0 <= check_parity(subject, forward) < 1e-5
+
+
+def convolutional() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten(), nn.Linear(16 * 16, 3)
+    return nn.Sequential(*layers)
+
+
+CONVOLUTIONAL = ExportSpec("maps", InputSpec((3, 8, 8)), ("a", "b", "c"), sets={"all": {}})
+
+
+@pytest.mark.skipif(not block_size(), reason="this ONNX Runtime has no blocked layout")
+def test_a_graph_that_is_wrong_in_blocks_is_exported_without_descriptions(tmp_path, caplog, monkeypatch):
+    right = export(convolutional(), CONVOLUTIONAL, tmp_path / "right")
+    assert b'"layer"' in right.graph("train.all")
+    monkeypatch.setitem(
+        blocked_layout.LAYERS, ("threshold_backward", 0), lambda on, layer: on.blocked(layer.inputs[0])
+    )
+    wrong = export(convolutional(), CONVOLUTIONAL, tmp_path / "wrong")
+    assert b'"layer"' not in wrong.graph("train.all")
+    assert "slower than they could be: graph train.all in the blocked layout, batch 5" in caplog.text
