@@ -87,6 +87,8 @@ class _Rewriting:
         self.ops = ops
         self.maps: dict[str, Maps] = {}
         self.activated: dict[str, str] = {}  # maps -> the same after an activation
+        self.pooled: dict[str, tuple[str, Window]] = {}  # maps -> the same after maximum pooling
+        self.transposed: dict[str, str] = {}  # transposed matrix -> the matrix
         self._model = list(fields(onnx))
         self._graph = [
             part for field in self._model if field.number == MODEL_GRAPH for part in fields(field.content)
@@ -98,8 +100,8 @@ class _Rewriting:
         }
         self._shapes: dict[str, Shape] = {**shapes, "x": (0, *shapes["x"])}
         self._hidden: set[str] = set()  # values that exist as blocked maps only
-        self.pooled: dict[str, tuple[str, Window]] = {}  # maps -> the same after maximum pooling
-        self.transposed: dict[str, str] = {}  # transposed matrix -> the matrix
+        self._taken: set[str] = set()  # values that an operator takes
+        self._unpooled: set[str] = set()  # maps whose gradient through maximum pooling is described
 
     def result(self) -> BlockedGraph | None:
         """The whole graph; None if no convolution was rewritten."""

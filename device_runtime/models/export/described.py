@@ -17,10 +17,6 @@ from torch import Tensor, fx
 LAYER = "device_runtime::layer"
 MAPS = (3, 4)
 """Dimensions of feature maps: (n, channels, length) or (n, channels, height, width)."""
-MAPS = (3, 4)
-"""Dimensions of feature maps: (n, channels, length) or (n, channels, height, width)."""
-MAPS = (3, 4)
-"""Dimensions of feature maps: (n, channels, length) or (n, channels, height, width)."""
 
 
 @torch.library.custom_op(LAYER, mutates_args=())
