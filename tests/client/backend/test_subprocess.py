@@ -115,7 +115,7 @@ def test_the_same_update_comes_from_either_process(apart, kind):
     apart.make_backend = in_this_process
     apart.start(boot=2).link.announce(apart.offer(kinds=(kind,), remaining_s=DAY_S))
     (here,) = apart.go().contributions
-    assert (there.kind, there.num_examples, there.variant) == (here.kind, here.num_examples, here.variant)
+    assert (there.kind, there.num_examples, there.form) == (here.kind, here.num_examples, here.form)
     assert (there.body, there.blob) == (here.body, here.blob)
     assert there.metrics.train_loss == here.metrics.train_loss or there.kind == "class-means"
 
