@@ -26,7 +26,7 @@ from device_runtime.client.training.engine_guard import limit_bytes, run_bytes
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.available import engine_choices, open_model
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.engines.blocked_session import block_size
+from device_runtime.models.engines.blocked.session import block_size
 from device_runtime.models.errors import DataError, EngineError, ModelError
 from device_runtime.profiles.cost import session_bytes
 from device_runtime.profiles.measure import UNKNOWN_POWER

@@ -47,7 +47,7 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 
 NORMAL = ("normal", "anomaly")
-"""The labels of a bundle that reconstructs its input, unless others are given; the first one is normal."""
+"""Default labels of a bundle that reconstructs its input; the first one means normal."""
 
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
@@ -137,7 +137,7 @@ class TargetSpec(ManifestRecord, frozen=True):
         return values * np.asarray(self.std, np.float32) + np.asarray(self.mean, np.float32)
 
     def raw(self, y: NDArray[Any]) -> NDArray[Any]:
-        """Targets as `prepare` takes them, from those that it gave; class numbers stay as they are."""
+        """Undoes `prepare`: targets in original units; class numbers stay as they are."""
         return self.restore(y) if self.compared == "values" else y
 
     @property

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 
 from .cells import LABEL_COLUMNS, folded, label_column, target_columns, text_cell, text_column
-from .recording import Step, WindowCutter
+from .recording import TimeStep, WindowCutter
 from .sample_source import SampleSource
 from .single import decode_unnamed, raw
 from .table import values_of
@@ -82,7 +82,7 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
 
 def _steps(
     names: Sequence[str], rows: sqlite3.Cursor, cutter: WindowCutter, label: int
-) -> Iterator[Step | Skip]:
+) -> Iterator[TimeStep | Skip]:
     """The rows as time steps; label: the column of labels, or -1. Raises Refused."""
     columns, of_step = cutter.columns(names, len(names), label), cutter.one_step
     for number, row in enumerate(rows, 1):
@@ -91,7 +91,7 @@ def _steps(
         except Refused as error:
             yield Skip.of(error, f"row {number}")
             continue
-        yield Step(_label_name(row[label]) if label >= 0 else "", values)
+        yield TimeStep(_label_name(row[label]) if label >= 0 else "", values)
 
 
 def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:

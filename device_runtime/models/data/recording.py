@@ -23,7 +23,7 @@ AXES = ("y",)
 """Names of channels that would be names of a column of labels in other tables."""
 
 
-class Step(NamedTuple):
+class TimeStep(NamedTuple):
     """One time step: its label, and the values of all channels, float32 (channels,)."""
 
     label: str
@@ -78,7 +78,7 @@ class WindowCutter:
         return others
 
     def cut(
-        self, steps: Iterable[Step | Skip], form: str, name: str, *, labelled: bool = True
+        self, steps: Iterable[TimeStep | Skip], form: str, name: str, *, labelled: bool = True
     ) -> Iterator[RawSamples | Skip]:
         """The windows of each stretch, (n, channels, length), as views; those of one stretch stay together.
 
@@ -89,7 +89,7 @@ class WindowCutter:
             if label is None:
                 yield from (one for one in stretch if isinstance(one, Skip))
                 continue
-            values = np.stack([step.values for step in stretch if isinstance(step, Step)])
+            values = np.stack([step.values for step in stretch if isinstance(step, TimeStep)])
             if len(values) < self.length:
                 short = f"{name}: {len(values)} rows, expected {self.length}"
                 yield Skip("a stretch shorter than a window", short)

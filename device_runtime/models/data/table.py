@@ -34,7 +34,7 @@ from .cells import (
     text_cell,
     text_column,
 )
-from .recording import Step, WindowCutter
+from .recording import TimeStep, WindowCutter
 from .sample_source import SampleSource
 from .single import DECODERS, ending_of
 from .units import RawSamples, Refused, SampleFormat, Skip, Unit, WantedSamples, one_stored
@@ -178,7 +178,7 @@ def _windows(unit: Unit, wanted: WantedSamples, cutter: WindowCutter) -> Iterato
     label, of_step = form.label.number, cutter.one_step
     whole = unit.path.stem if unit.label is None else unit.label
 
-    def steps() -> Iterator[Step | Skip]:
+    def steps() -> Iterator[TimeStep | Skip]:
         for number, row in _samples(unit.path, form):
             try:
                 if len(row) != form.width:
@@ -187,7 +187,7 @@ def _windows(unit: Unit, wanted: WantedSamples, cutter: WindowCutter) -> Iterato
             except Refused as error:
                 yield Skip.of(error, f"{unit.name} row {number}")
                 continue
-            yield Step(row[label] if label >= 0 else whole, values)
+            yield TimeStep(row[label] if label >= 0 else whole, values)
 
     said = f", labels in {form.labelled}" if label >= 0 else "" if unit.label else f", all {whole!r}"
     named = label >= 0 or unit.label is not None or not wanted.source.unlabelled

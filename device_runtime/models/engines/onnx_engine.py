@@ -28,7 +28,7 @@ from .base import (
     checked_labels,
     copied_weights,
 )
-from .blocked_session import load_blocked
+from .blocked.session import load_blocked
 from .blocks import blocks
 from .onnx_constant_probe import ConstantProbe
 from .onnx_layout import OptimisedProbe, optimise_layout
@@ -176,7 +176,7 @@ class OnnxModel:
         return self._sessions[name]
 
     def blocked_session(self, name: str, samples: int) -> LoadedGraph | None:
-        """A session of a training graph in the blocked layout, for this many samples; None if it pays not.
+        """A session in the blocked layout for exactly this many samples; None where it does not pay.
 
         Only the last one is kept of each graph. Raises what the watch raises.
         """
@@ -295,7 +295,7 @@ class OnnxGradients:
 
 
 def even_share(samples: int, most: int) -> int:
-    """The size of micro-batches of at most `most` samples: equal ones, unless these are smaller than half."""
+    """The size of equal micro-batches of at most `most` samples; `most` if they were under half of it."""
     if samples <= most:
         return samples
     return next((size for size in range(most, most // 2, -1) if samples % size == 0), most)

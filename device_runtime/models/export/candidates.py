@@ -118,7 +118,7 @@ def _training(
 def _traced_together(
     subject: FunctionalModule, wanted: WantedGraphs
 ) -> list[tuple[tuple[str, ...], dict[str, tuple[str, ...]]]]:
-    """Groups the tunable sets by the layers that use batch statistics while the set is trained; gives both.
+    """Groups the tunable sets that are traced together, by the layers that use batch statistics.
 
     A network whose forward pass depends on what is trained divides the groups by its method `traced_with`.
     """

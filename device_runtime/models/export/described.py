@@ -1,7 +1,7 @@
-"""Describes in an exported graph which layer a group of operators computes, and the shapes of feature maps.
+"""Labels the operators of an exported graph with the layer that they compute.
 
 A convolution's gradient is dozens of standard operators in the graph. A device that has faster operators of
-its own replaces them (`engines.blocked_layout`), for which it needs to know what they compute together. The
+its own replaces them (`engines.blocked`), for which it needs to know what they compute together. The
 description is text in a node. A device that does not read it runs the operators as they are.
 """
 # mypy: allow-untyped-calls, allow-any-unimported, allow-untyped-decorators
@@ -35,7 +35,7 @@ def _(result: Tensor, name: str, output: int, inputs: Sequence[Tensor], numbers:
 def describing(
     name: str, function: Callable[..., Any], tensors: Sequence[int], numbers: Sequence[int]
 ) -> Callable[..., Any]:
-    """`function` with its outputs described: `tensors` and `numbers` are the places of arguments to keep.
+    """Wraps a function so that its outputs are labelled; tensors, numbers: positions of arguments to keep.
 
     Nothing is described if an argument of `tensors` is None, or the first of them is no batch of maps.
     """

@@ -156,7 +156,7 @@ def export(
 
 
 def _described_if_right(subject: FunctionalModule, candidate: GraphCandidate) -> GraphCandidate:
-    """The graph without descriptions of its layers if it is wrong in the layout that they are for."""
+    """The graph; without its layer labels if it is wrong in the blocked layout."""
     try:
         check_blocked(subject, candidate)
     except ParityError as error:

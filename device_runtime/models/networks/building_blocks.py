@@ -1,4 +1,4 @@
-"""Normalisation layers that networks may be built with, and the widths of their layers."""
+"""Normalisation layers that networks may be built with, widths of their layers, and initial weights."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 from collections.abc import Callable
@@ -39,3 +39,12 @@ def scaled_channels(channels: int, width: float) -> int:
     if not wide >= 1 or wide != int(wide):
         raise ValueError(f"width is {width}, which makes {wide:g} channels of {channels}")
     return int(wide)
+
+
+def initialise_convolutions(module: nn.Module) -> None:
+    """Draws the weights of all convolutions for the fan-out of one group, and sets the head's bias to 0."""
+    for part in module.modules():
+        if isinstance(part, (nn.Conv1d, nn.Conv2d)):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+            part.weight.data *= part.groups**0.5  # the fan-out of a depthwise channel is its own weights only
+    nn.init.zeros_(module.head.bias)

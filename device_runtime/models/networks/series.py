@@ -7,7 +7,7 @@ Both average over time before the head, so that the same network takes windows o
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .building_blocks import GROUP_SIZE, MakeNorm, norm_of, scaled_channels
+from .building_blocks import GROUP_SIZE, MakeNorm, initialise_convolutions, norm_of, scaled_channels
 
 MAPS = (32, 64, 64)  # channels of the three convolutions at width 1
 KERNEL = 5
@@ -31,7 +31,7 @@ class Cnn1d(nn.Module):
             self.add_module(f"conv{number}", nn.Sequential(*layers))
             inner = outer
         self.head = nn.Linear(inner, classes)
-        _initialise(self)
+        initialise_convolutions(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, in_channels, length) -> (n, classes)."""
@@ -79,20 +79,11 @@ class DsCnn1d(nn.Module):
         self.norm = make_norm(channels)
         self.blocks = nn.Sequential(*(Separable1d(channels, stride, make_norm) for stride in (1, 2, 1, 2)))
         self.head = nn.Linear(channels, classes)
-        _initialise(self)
+        initialise_convolutions(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, in_channels, length) -> (n, classes)."""
         return self.head(self.blocks(functional.relu(self.norm(self.conv(x)))).mean(2))
-
-
-def _initialise(module: nn.Module) -> None:
-    """Draws weights of convolutions for the fan-out of one group, so that values do not fade."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv1d):
-            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
-            part.weight.data *= part.groups**0.5
-    nn.init.zeros_(module.head.bias)
 
 
 def cnn1d(

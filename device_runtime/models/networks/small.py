@@ -4,7 +4,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .building_blocks import GROUP_SIZE, MakeNorm, norm_of, scaled_channels
+from .building_blocks import GROUP_SIZE, MakeNorm, initialise_convolutions, norm_of, scaled_channels
 
 KERNEL = 3
 MAPS = (32, 64)  # channels of the two convolutions at width 1
@@ -170,12 +170,7 @@ class KeywordNet(nn.Module):
         self.norm = make_norm(channels)
         self.blocks = nn.Sequential(*(DepthwiseSeparable(channels, make_norm) for _ in range(BLOCKS)))
         self.head = nn.Linear(channels, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                # the fan-out of a depthwise channel is its own 9 weights only
-                module.weight.data *= module.groups**0.5
-        nn.init.zeros_(self.head.bias)
+        initialise_convolutions(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, in_channels, time, frequency) -> (n, classes)."""

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.engines import blocked_layout
-from device_runtime.models.engines.blocked_session import block_size
+from device_runtime.models.engines.blocked import layers
+from device_runtime.models.engines.blocked.session import block_size
 from device_runtime.models.errors import ParityError
 from device_runtime.models.export import candidates as torch_candidates
 from device_runtime.models.export import graph as torch_graph
@@ -288,7 +288,7 @@ def test_a_graph_that_is_wrong_in_blocks_is_exported_without_descriptions(tmp_pa
     right = export(convolutional(), CONVOLUTIONAL, tmp_path / "right")
     assert b'"layer"' in right.graph("train.all")
     monkeypatch.setitem(
-        blocked_layout.LAYERS, ("threshold_backward", 0), lambda on, layer: on.blocked(layer.inputs[0])
+        layers.LAYERS, ("threshold_backward", 0), lambda on, described: on.blocked(described.inputs[0])
     )
     wrong = export(convolutional(), CONVOLUTIONAL, tmp_path / "wrong")
     assert b'"layer"' not in wrong.graph("train.all")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .blocked_convolutions import interleaved
-from .blocked_operators import DOMAIN, Maps, Operators, Pair, Window
+from .convolutions import interleaved
+from .operators import DOMAIN, Maps, Operators, Pair, Window
 
 LOWEST = -3e38
 """Fills the places around maps, which are never the largest of a window."""
@@ -75,7 +75,7 @@ def max_pool_gradient(ops: Operators, x: Maps, y: Maps, go: Maps, window: Window
 def _placed(
     ops: Operators, taken: dict[Pair, str], first: Pair, window: Window, go: Maps, counts: Pair
 ) -> Iterator[str]:
-    """Gradients of the places of a window with the same remainder modulo the stride, where they belong."""
+    """Gradients of all places of a window with one remainder modulo the stride, padded to their positions."""
     (rows, columns), (down, along) = window.kernel, window.stride
     shape = (ops.rows * go.padded // ops.block, go.height, go.width, ops.block)
     for row in range(first[0], rows, down):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from .blocked_operators import DOMAIN, Maps, Operators, Pair, Window
+from .operators import DOMAIN, Maps, Operators, Pair, Window
 
 FEWEST_ROWS = 4
 """Least height of the parts of maps in a kernel's gradient."""
@@ -18,7 +18,7 @@ FEWEST_ROWS = 4
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel in its usual layout, and how it moves. group: 1, or the channels if each has its own."""
+    """A convolution's kernel in its usual layout, and its window. group: 1, or the number of channels."""
 
     name: str
     outs: int
@@ -115,7 +115,7 @@ def _pair(sizes: Iterable[int]) -> Pair:
 
 
 def _by_spreading(ops: Operators, go: Maps, kernel: Kernel, size: Pair) -> Maps | None:
-    """Of a depthwise convolution: zeros between the places of go, then the kernel in reverse at stride 1."""
+    """The input gradient of a depthwise convolution: go with zeros between its places, then stride 1."""
     (rows, columns), b = kernel.window.stride, ops.block
     height, width = go.height * rows, go.width * columns
     back = _backwards(kernel.window, (height, width), size)
@@ -165,7 +165,7 @@ class _Remainders:
 
 
 def _by_remainder(ops: Operators, go: Maps, kernel: Kernel, size: Pair) -> Maps | None:
-    """Of a convolution with a stride: a convolution for each remainder, all in one, and then interleaved."""
+    """The input gradient with a stride: one convolution for all remainders of a place, then interleaved."""
     window = kernel.window
     pairs = zip(window.kernel, window.stride, window.before, (go.height, go.width), size, strict=True)
     rows, columns = (_Remainders.of(*numbers) for numbers in pairs)
@@ -195,7 +195,7 @@ def _by_remainder(ops: Operators, go: Maps, kernel: Kernel, size: Pair) -> Maps 
 
 
 def interleaved(ops: Operators, maps: Maps, remainders: Pair, stride: Pair, wanted: Maps) -> Maps:
-    """(n, remainders * channels, rows, columns) -> (n, channels, height, width) in the shape that is wanted.
+    """Interleaves maps (n, remainders * channels, rows, columns) to those of the wanted shape.
 
     Remainders modulo the stride that are missing are 0.
     """
@@ -307,7 +307,7 @@ def _split(
 def _reached(
     ops: Operators, x: str, shape: tuple[int, int, int, int], go: Maps, kernel: Kernel
 ) -> tuple[str, Pair, Window]:
-    """x without the places that no kernel reaches, its size, and the window that fits the rest exactly.
+    """Cuts the places off x that no kernel reaches; returns the rest, its size, and the window that fits.
 
     shape: images, height, width and inner size of x.
     """
@@ -330,7 +330,7 @@ def _reached(
 
 
 def _depthwise_gradient(ops: Operators, x: Maps, go: Maps, kernel: Kernel) -> str | None:
-    """Of a depthwise convolution: a convolution of each map of each sample with its own part of go."""
+    """The kernel gradient of a depthwise convolution: each map convolved with its own part of go."""
     b, count = ops.block, ops.rows * x.padded
     value, size, window = _reached(ops, x.name, (x.padded // b, x.height, x.width, b), go, kernel)
     flat = (count // b * size[0], size[1] * b)

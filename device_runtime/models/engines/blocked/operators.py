@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .onnx_nodes import Attribute, Node, renamed_node, write_node
+from device_runtime.models.engines.onnx_nodes import Attribute, Node, renamed_node, write_node
 
 DOMAIN = "com.microsoft.nchwc"
 
@@ -23,7 +23,7 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Step:
+class GraphStep:
     """An operator of the new graph. kept: the same one of the given graph, if it is not new."""
 
     kind: str
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Window:
-    """How a kernel moves over maps. Pairs are (rows, columns); before and after: zeros around the maps."""
+    """A kernel's size and moves, in (rows, columns). before, after: zeros around the maps."""
 
     kernel: Pair
     stride: Pair = (1, 1)
@@ -106,7 +106,7 @@ class Maps:
 
 @dataclass(frozen=True)
 class Made:
-    """A blocked convolution's inputs (maps, kernel, bias; "" for none), maps that it adds, and attributes."""
+    """The inputs of a blocked convolution (maps, kernel, bias; "" for none), its addend and attributes."""
 
     inputs: tuple[str, str, str]
     attributes: Mapping[str, Attribute]
@@ -119,7 +119,7 @@ class Operators:
 
     def __init__(self, rows: int, block: int) -> None:
         self.rows, self.block = rows, block
-        self.steps: list[Step] = []
+        self.steps: list[GraphStep] = []
         self.constants: dict[str, NDArray[Any]] = {}
         self._known: dict[Any, str] = {}
         self._reshaped: dict[str, str] = {}  # value -> the one that it is a reshape of
@@ -131,16 +131,16 @@ class Operators:
         key = (kind, inputs, domain, tuple(sorted(attributes.items())))
         if key not in self._known:
             self._known[key] = self._fresh()
-            self.steps.append(Step(kind, inputs, (self._known[key],), attributes, domain))
+            self.steps.append(GraphStep(kind, inputs, (self._known[key],), attributes, domain))
         return self._known[key]
 
     def keep(self, node: Node) -> None:
         """Adds an operator of the given graph."""
-        self.steps.append(Step(node.kind, node.inputs, node.outputs, {}, kept=node))
+        self.steps.append(GraphStep(node.kind, node.inputs, node.outputs, {}, kept=node))
 
     def name(self, value: str, name: str) -> None:
         """Gives a value this name as well."""
-        self.steps.append(Step("Identity", (value,), (name,), {}))
+        self.steps.append(GraphStep("Identity", (value,), (name,), {}))
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
         """The name of a constant; equal constants are stored once."""
@@ -203,7 +203,7 @@ class Operators:
         return self.emit("Pad", self.reshape(value, *shape), self.integers(*before, *after), *filling)
 
     def pad_after(self, value: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
-        """Zeros after the value, taken as an array of this shape, up to the shape that is wanted."""
+        """Pads the value, taken as an array of this shape, with zeros up to another shape."""
         after = [size - had for had, size in zip(shape, wanted, strict=True)]
         return self.pad(value, shape, [0] * len(after), after)
 
@@ -277,13 +277,13 @@ class Operators:
         return self._run(x, Made(inputs, {"kernel_shape": (1, 1), "group": count}, None, per_sample))
 
     def activated(self, maps: Maps, **activation: Any) -> Maps | None:
-        """The maps with an activation in the same pass; None if nothing that takes one makes them."""
+        """Fuses an activation into the convolution that makes the maps; None if that cannot be."""
         if maps.made is None or "activation" in maps.made.attributes:
             return None
         return self._run(maps, replace(maps.made, attributes={**maps.made.attributes, **activation}))
 
     def added(self, maps: Maps, other: Maps) -> Maps | None:
-        """The sum of both in the pass that makes the first, or what the first adds; None if nothing can."""
+        """Fuses an addition into the convolution that makes the first maps; None if that cannot be."""
         made = maps.made
         if made is None or "activation" in made.attributes:
             return None
@@ -315,6 +315,6 @@ class Operators:
         return self.means(maps.with_values(self.multiply(maps.name, other.name)))
 
     def sums(self, maps: Maps, other: Maps | None = None) -> str:
-        """Sum over places and samples of each channel, or of its product with that of others: (channels,)."""
+        """Sum of each channel over places and samples, or of its product with other maps: (channels,)."""
         means = self.means(maps) if other is None else self.mean_products(maps, other)
         return self.multiply(self.sum_over_samples(means), self.constant(maps.area))

@@ -13,13 +13,26 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.graph_check import check_graph, delimited_field, number_field
 from device_runtime.models.bundles.manifest import Graph
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.onnx_nodes import (
+    GRAPH_INPUT,
+    GRAPH_NODE,
+    GRAPH_OUTPUT,
+    MODEL_GRAPH,
+    MODEL_OPSET,
+    write_node,
+)
+from device_runtime.models.engines.onnx_probe import encoded_input
+from device_runtime.models.engines.onnx_session import (
+    LoadedGraph,
+    SessionSettings,
+    engine_errors,
+    load_session,
+)
 from device_runtime.models.errors import EngineError
 
-from .blocked_layout import Shape, blocked_graph
-from .blocked_operators import DOMAIN
-from .onnx_nodes import GRAPH_INPUT, GRAPH_NODE, GRAPH_OUTPUT, MODEL_GRAPH, MODEL_OPSET, write_node
-from .onnx_probe import encoded_input
-from .onnx_session import LoadedGraph, SessionSettings, engine_errors, load_session
+from .layers import blocked_graph
+from .operators import DOMAIN
+from .rewriting import Shape
 
 GRAPH_NAME, MODEL_IR, IR_VERSION, OPSET = 2, 1, 10, 20
 WIDEST = 16
@@ -34,7 +47,7 @@ def load_blocked(
     samples: int,
     settings: SessionSettings,
 ) -> LoadedGraph | None:
-    """A session of a training graph in the blocked layout, for this many samples only; None if there is none.
+    """Opens a training graph in the blocked layout for exactly `samples` samples; None where it cannot be.
 
     tensors: the initialisers, and the shapes of x and of every tensor of the model. Raises BundleError,
     EngineError, and what the watch raises.
@@ -53,7 +66,7 @@ def load_blocked(
 
 @cache
 def block_size() -> int:
-    """Channels of a block; 0 if there is no such layout here, or if it does not compute what it should.
+    """The number of channels of a block; 0 without a blocked layout, or if its results are wrong.
 
     The first call runs a model of three operators, which takes some milliseconds.
     """
@@ -81,7 +94,7 @@ def _in_blocks(x: NDArray[np.float32], block: int) -> NDArray[np.float32]:
 
 
 def _probe() -> Any:
-    """A session of x and a blocked kernel w -> x in blocks, and their convolution in the usual layout."""
+    """A session that gives x in blocks, and its convolution with a blocked kernel w as plain maps."""
     shape = (1, WIDEST, 1, 2)
     nodes = (
         write_node("ReorderInput", ["x"], ["blocked"], {}, DOMAIN),

@@ -1,0 +1,1 @@
+"""Training graphs in ONNX Runtime's blocked layout."""
