@@ -8,8 +8,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakSet
 
 import h11
@@ -70,7 +71,7 @@ class HttpServer:
         app = _app(routers, guard, lambda: health_of(hosted, settings))
         config = uvicorn.Config(
             SecureHeaders(app, anyone=not token.needed),
-            http=BoundedConnection,
+            http=partial(BoundedConnection, WeakSet()),  # type: ignore[arg-type]
             ws=BoundedWebSocket,
             ws_max_size=MESSAGE_BYTES,
             ws_ping_interval=None,
@@ -265,19 +266,21 @@ class BoundedConnection(CutsSlowReaders, H11Protocol):
     request lacks a script.
     """
 
-    beginning: ClassVar[WeakSet[BoundedConnection]] = WeakSet()
+    def __init__(self, beginning: WeakSet[BoundedConnection], *args: Any, **settings: Any) -> None:
+        """`beginning`: the connections of this server that are still in the handshake.
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        """Raises ConnectionAbortedError if too many are in the handshake; the loop then closes this one."""
+        Raises ConnectionAbortedError if too many are; the loop then closes this one.
+        """
         super().__init__(*args, **settings)
-        if len(self.beginning) >= CONNECTIONS:
+        if len(beginning) >= CONNECTIONS:
             raise ConnectionAbortedError(f"{CONNECTIONS} connections have requested nothing yet")
-        self.beginning.add(self)
-        self._begun = self.loop.call_later(HANDSHAKE_S, self.beginning.discard, self)
+        beginning.add(self)
+        self._beginning = beginning
+        self._begun = self.loop.call_later(HANDSHAKE_S, beginning.discard, self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._begun.cancel()
-        self.beginning.discard(self)
+        self._beginning.discard(self)
         super().connection_made(transport)
         self._answered: object = None
         if len(self.connections) > CONNECTIONS and not self._close_idle():
