@@ -36,6 +36,7 @@ ELSEWHERE = {
 SERVERS = ("fedadam", "fedyogi", "fedadagrad", "fedavgm")
 MODIFIERS: Mapping[str, str] = {
     "": "stragglers train one epoch instead of being dropped",
+    "drawn": "stragglers train 1 to all epochs, drawn anew in each round, instead of being dropped",
     "fedprox": "local training stays near the base",
     "moon": "local training is contrasted with the device's last",
     **{name: f"{SYSTEMS[name].says.partition(', ')[2]}" for name in SERVERS},
@@ -115,6 +116,7 @@ def _modified(task: Task, modifier: str, given: Task) -> Task:
         return msgspec.structs.replace(task, wait_for=modifier)
     changes: Mapping[str, Settings] = {
         "": {"reduced_epochs": 1},
+        "drawn": {"drawn_epochs": True},
         "fedprox": {"terms": {"fedprox": {}}},
         "moon": {"terms": {"moon": {}}},
         "dp": {"terms": {"dp-sgd": {"rounds": task.rounds}}},
