@@ -50,8 +50,8 @@ class PartialEpochs(Strategy[Any]):
     drawn_epochs: Annotated[
         bool,
         Setting(
-            "Whether a slow device trains a number of epochs drawn anew in each round, from 1 to the most that "
-            "it can afford.",
+            "Whether a slow device trains a number of epochs drawn anew in each round, from 1 to the most it "
+            "can afford.",
             example=True,
         ),
     ] = field(default=False, kw_only=True)
