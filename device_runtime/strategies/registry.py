@@ -305,7 +305,7 @@ def _check_known(name: str, kind: Any, settings: Settings) -> None:
             _check_known(f"{name}'s {setting}", inner[0], value)
 
 
-LATER: Settings = {STATISTICS: None, "drawn_epochs": False}
+LATER: Settings = {STATISTICS: None, "drawn_epochs": False, "without_lora": "reset"}
 """Settings that offers carry only where they are not at this default, which older devices do not know."""
 
 
