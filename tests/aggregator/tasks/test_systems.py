@@ -97,6 +97,18 @@ def test_private_training_is_planned_for_all_rounds():
     assert dp_settings(kind.strategy) == DpSgd(epsilon=5.0, delta=1e-3, rounds=10)
 
 
+@pytest.mark.parametrize(
+    ("asked", "devices", "expected"), [(8, 64, 7), (8, 8, 50), (8, None, 50), (None, 64, 50), (1, 100, 1)]
+)
+def test_private_training_is_planned_for_the_rounds_that_a_drawn_device_is_expected_in(
+    asked, devices, expected
+):
+    """Paper 003: 50 rounds of 8 out of 64 clients are 6.25 of each."""
+    drawn = msgspec.structs.replace(TASK, rounds=50, devices_per_round=asked)
+    [kind] = systems.task_as_system("fedpeft-bias+dp", drawn, devices).kinds
+    assert dp_settings(kind.strategy).rounds == expected
+
+
 def test_what_a_task_says_stands_over_the_papers_but_not_over_what_makes_the_system():
     given = (
         KindSettings(
