@@ -68,11 +68,12 @@ class BundleEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """A bundle: the words of `device-runtime export`, with {channels} and {classes}.
 
     `weights` is a file of the data folder; with `pretrain` the weights are trained when they are first
-    needed. Raises ValueError if both are given.
+    needed. `tokenizer` is a file of the data folder. Raises ValueError if weights are given and pretrained.
     """
 
     export: str
     weights: str = ""
+    tokenizer: str = ""
     pretrain: Pretrain | None = None
 
     def __post_init__(self) -> None:
