@@ -75,7 +75,7 @@ def bundle(
 def _words(name: str, entry: BundleEntry, samples: BundleSamples) -> list[str]:
     """The words of `device-runtime export`, without those for files and the output."""
     network = entry.export.format(channels=samples.entry.channels, classes=samples.entry.classes)
-    return [*shlex.split(network), *shlex.split(samples.words), "--name", name]
+    return [*shlex.split(f"{network} {samples.words} {entry.input}"), "--name", name]
 
 
 def _key(words: list[str], files: Iterable[Path]) -> str:

@@ -125,8 +125,10 @@ def _task(whole: Layer, spec: DataSpec, samples: BundleSamples, where: Resources
 
 
 def _engine(whole: Layer, where: Resources) -> str:
-    """The engine: torch for a bundle that was exported here, which needs torch anyway; else auto."""
-    return "torch" if where.place != "cpu" or whole.bundle in where.shared.bundles else "auto"
+    """The engine of the layers, on a processor; else torch for a bundle that was exported here, or auto."""
+    if where.place != "cpu":
+        return "torch"
+    return whole.engine or ("torch" if whole.bundle in where.shared.bundles else "auto")
 
 
 def _kinds(task: Task, whole: Layer, mixed: bool) -> tuple[KindSettings, ...]:

@@ -97,8 +97,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             for name, value in whole["task"].items()
             if name in _ALWAYS or getattr(self.task, name) != getattr(_ANY_TASK, name)
         }
-        if not self.data.groups:
-            del whole["data"]["groups"]
+        for newer in ("groups", "validation_share"):
+            if not whole["data"][newer]:
+                del whole["data"][newer]
         if not self.choose:
             del whole["choose"]
         return _encoder.encode(whole)
