@@ -116,9 +116,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     for `min_devices`. The first `untimed_rounds` have no deadline. After `max_extensions` deadlines in a row
     that brought no contribution to the open round though devices were there, the run ends and says why
     (0: it continues). With `devices_per_round` only that many devices are asked, drawn again for each round
-    from those that are ready. With `buffer_size` B > 0 a round closes as soon as B devices have contributed,
-    whatever the others do (FedBuff, Nguyen et al. 2022); with both settings, `devices_per_round` devices are
-    kept at work, on any rounds.
+    from those that are ready; the first `ask_all_rounds` ask all. With `buffer_size` B > 0 a round closes as
+    soon as B devices have contributed, whatever the others do (FedBuff, Nguyen et al. 2022); with both
+    settings, `devices_per_round` devices are kept at work, on any rounds.
 
     Late updates. An update that arrives after its round is refused. With late="count" or a buffer it counts
     in the open round, if it is at most `max_staleness` rounds late: made tau rounds ago, it moves the model
@@ -186,6 +186,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         int | None,
         Setting("Devices drawn for each round; none: all that are online.", 10, "devices", at_least=1),
     ] = None
+    ask_all_rounds: Annotated[
+        int,
+        Setting("First rounds that ask all devices, despite devices_per_round.", 1, "rounds", at_least=0),
+    ] = 0
     buffer_size: Annotated[
         int,
         Setting(
@@ -294,6 +298,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise TaskError(str(error)) from None
         if self.devices_per_round is not None and not self.buffer_size:
             self._check_enough_are_asked(self.devices_per_round)
+        if self.ask_all_rounds and self.buffer_size:
+            raise TaskError("ask_all_rounds and buffer_size: a buffered round does not wait for all devices")
         self._check_pace()
         if self.wait_for == "fast" and (why := self._ends_otherwise()):
             raise TaskError(f'wait_for is "fast" and {why}')

@@ -89,6 +89,10 @@ def test_a_task_file_is_read_and_flags_stand_over_it(tmp_path):
         ({"bundle": "b", "round": 3}, "task: round: there is no such key; there are bundle, name, rounds, "),
         ({"bundle": "b", "late": "never"}, "'never'"),
         ({"bundle": "b", "name": "a/b"}, "task name 'a/b'"),
+        (
+            {"bundle": "b", "ask_all_rounds": 1, "buffer_size": 3},
+            "ask_all_rounds and buffer_size: a buffered round does not wait for all devices",
+        ),
         ({"bundle": "b", "devices_per_round": 0}, "devices_per_round is 0, expected 1 or more"),
         (
             {"bundle": "b", "devices_per_round": 2, "min_contributions": 3},
