@@ -97,6 +97,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             for name, value in whole["task"].items()
             if name in _ALWAYS or getattr(self.task, name) != getattr(_ANY_TASK, name)
         }
+        for kind in (kind for kind in whole["task"]["kinds"] if not kind["first_epochs"]):
+            del kind["first_epochs"]
         if not self.data.groups:
             del whole["data"]["groups"]
         if not self.choose:

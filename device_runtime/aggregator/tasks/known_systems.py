@@ -59,6 +59,7 @@ class SystemKind:
             until_round=until if until < task.rounds else None,
             weight=given.weight,
             max_norm=given.max_norm,
+            first_epochs=given.first_epochs,
         )
 
 
