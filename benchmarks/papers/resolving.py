@@ -135,9 +135,14 @@ def _kinds(task: Task, whole: Layer, mixed: bool) -> tuple[KindSettings, ...]:
     """The task's kinds with the layers' settings; unless `mixed`, also kinds that only settings name."""
     kinds = task.kinds if whole.kinds is None else kinds_named(whole.kinds)
     there = {kind.name for kind in kinds}
-    others = () if mixed else tuple(name for name in whole.settings if name not in there)
+    named = dict.fromkeys((*whole.settings, *whole.first_epochs))
+    others = () if mixed else tuple(name for name in named if name not in there)
     return tuple(
-        msgspec.structs.replace(kind, settings={**kind.settings, **whole.settings.get(kind.name, {})})
+        msgspec.structs.replace(
+            kind,
+            settings={**kind.settings, **whole.settings.get(kind.name, {})},
+            first_epochs=whole.first_epochs.get(kind.name, kind.first_epochs),
+        )
         for kind in (*kinds, *(KindSettings(name=name) for name in others))
     )
 

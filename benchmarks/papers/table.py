@@ -29,8 +29,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     `fleet` is a name in shared.toml or a fleet preset; `bundle` and the members of `family` are names in
     shared.toml or shipped bundles. `kinds` are those that mixed rounds offer. `settings` by kind of update;
-    `data`, `task`, `engine` as in a scenario. `times` multiplies the rounds of `task`, for systems with
-    shorter rounds.
+    `first_epochs` by kind: the local epochs of its first round. `data`, `task`, `engine` as in a scenario.
+    `times` multiplies the rounds of `task`, for systems with shorter rounds.
     """
 
     devices: int | None = None
@@ -46,6 +46,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     data: dict[str, Any] = {}
     task: dict[str, Any] = {}
     settings: dict[str, Settings] = {}
+    first_epochs: dict[str, int] = {}
 
 
 def over(layers: Iterable[Layer]) -> Layer:
