@@ -192,6 +192,13 @@ def _fedft(says: str, **fixed: Any) -> System:
     return System(says, source, parts, untimed=_first, asking_all=_first)
 
 
+def _fedfsc_plus_with(says: str, anchor: str) -> System:
+    """FedFSC+ whose full updates have a term that holds the classifier near `anchor` (equation 4.3)."""
+    full = SystemKind("full", {"terms": {"fscprox": {"anchor": anchor}}})
+    few = SystemKind("few-shot", {"send_mean": anchor == "few-shot"}, after=_first)
+    return System(says, "Shi 2025 (PhD thesis, Sheffield), section 4.5.3", (full, few))
+
+
 def _fedpeft(tunable: str) -> System:
     says = f"the tunable set {tunable} and the head alone are trained and sent"
     return System(says, "Sun et al. 2022", (SystemKind("peft", {"tunable": tunable, "tunables": ()}),))
@@ -272,6 +279,12 @@ SYSTEMS: dict[str, System] = {
             SystemKind("full+few-shot", {"terms": {"fscprox": {"anchor": "few-shot"}}}, after=_first),
         ),
     ),
+    "fedfsc++fscprox": _fedfsc_plus_with(
+        "FedFSC+ whose full updates stay near the few-shot classifier", "few-shot"
+    ),
+    "fedfsc++baseprox": _fedfsc_plus_with(
+        "FedFSC+ whose full updates stay near the base's classifier", "base"
+    ),
     "baseprox": System(
         "FedFSC whose full updates stay near the base's classifier",
         "Shi 2025 (PhD thesis, Sheffield), section 4.4",
@@ -298,6 +311,7 @@ SYSTEMS: dict[str, System] = {
         (SystemKind("representatives"),),
     ),
     "fedft-all": _fedft("the upper part on all local samples", shares=(1.0,), select="entropy"),
+    "fedavg-rds": _fedft("everything, on samples drawn at random", tunable="all", select="random"),
     "fedft-rds": _fedft("the upper part on samples drawn at random", select="random"),
     "fedft-eds": _fedft("the upper part on the samples of highest entropy", select="entropy"),
     "fedncm": System(

@@ -82,8 +82,9 @@ def _divided(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generat
 
 def _whole(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generator) -> Parts:
     """Divides by a partition whose sizes follow from the data."""
-    if spec.partition == "dirichlet-by-class":
-        return partition.dirichlet_by_class(data.keys, devices, spec.alpha, rng, spec.min_samples)
+    if spec.partition in ("dirichlet-by-class", "dirichlet-fedml"):
+        capped = spec.partition == "dirichlet-fedml"
+        return partition.dirichlet_by_class(data.keys, devices, spec.alpha, rng, spec.min_samples, capped)
     if spec.partition == "shards":
         return partition.shards(data.keys, devices, spec.classes_per_client, rng)
     if data.groups is None:
