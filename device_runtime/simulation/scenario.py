@@ -85,6 +85,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for name in self.data.groups.keys() - self.fleet.groups.keys():
             there = ", ".join(self.fleet.groups)
             raise ScenarioError(f"data.groups.{name}: the fleet has no such group; there are {there}")
+        if self.fleet.redrawn and self.data.groups:
+            raise ScenarioError(f"data.groups: the groups of fleet {self.fleet.name} are redrawn every round")
         if self.task.min_contributions > self.devices:
             most = f"expected at most {self.devices}, one of each device"
             raise ScenarioError(f"min_contributions is {self.task.min_contributions}, {most}")
@@ -97,8 +99,15 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             for name, value in whole["task"].items()
             if name in _ALWAYS or getattr(self.task, name) != getattr(_ANY_TASK, name)
         }
-        if not self.data.groups:
-            del whole["data"]["groups"]
+        for kind in (kind for kind in whole["task"]["kinds"] if not kind["first_epochs"]):
+            del kind["first_epochs"]
+        for group in (group for group in whole["fleet"]["groups"].values() if not group["members"]):
+            del group["members"]
+        if not self.fleet.redrawn:
+            del whole["fleet"]["redrawn"]
+        for newer in ("groups", "validation_share"):
+            if not whole["data"][newer]:
+                del whole["data"][newer]
         if not self.choose:
             del whole["choose"]
         return _encoder.encode(whole)

@@ -59,6 +59,7 @@ class SystemKind:
             until_round=until if until < task.rounds else None,
             weight=given.weight,
             max_norm=given.max_norm,
+            first_epochs=given.first_epochs,
         )
 
 
@@ -72,6 +73,7 @@ class System:
     drawn: the parts to use in place of `parts` where only some devices are asked in a round.
     rounds: the system's number of rounds, if fixed.
     untimed: the number of first rounds without a deadline.
+    asking_all: the number of first rounds that ask all devices, also where the others ask only some.
     """
 
     says: str
@@ -81,6 +83,7 @@ class System:
     start: Start = "bundle"
     rounds: int | None = None
     untimed: Rounds = lambda rounds: 0
+    asking_all: Rounds = lambda rounds: 0
     drawn: tuple[SystemKind, ...] = ()
 
     def of(self, task: Task) -> Task:
@@ -96,7 +99,12 @@ class System:
             head="trained" if task.head == "auto" else task.head,
             wait_for="all" if task.wait_for == "auto" else task.wait_for,
             untimed_rounds=max(task.untimed_rounds, self.untimed(rounds)),
+            ask_all_rounds=self._asking_all(task, rounds),
         )
+
+    def _asking_all(self, task: Task, rounds: int) -> int:
+        drawn = task.devices_per_round is not None and not task.buffer_size
+        return max(task.ask_all_rounds, self.asking_all(rounds) if drawn else 0)
 
 
 def server_optimizer_for(task: Task, name: str) -> ServerOptimizer:
@@ -180,7 +188,8 @@ def _fedft(says: str, **fixed: Any) -> System:
     One round of full updates without a deadline, then the upper part is trained on selected samples.
     """
     parts = (FULL_ONCE, SystemKind("entropy-subset", fixed, after=_first))
-    return System(says, "Shi 2025 (PhD thesis, Sheffield), section 6.4", parts, untimed=_first)
+    source = "Shi 2025 (PhD thesis, Sheffield), section 6.4"
+    return System(says, source, parts, untimed=_first, asking_all=_first)
 
 
 def _fedfsc_plus_with(says: str, anchor: str) -> System:
@@ -310,11 +319,13 @@ SYSTEMS: dict[str, System] = {
         "Legate et al. 2023; Bernier 2024 (MSc thesis, Concordia), algorithm 1",
         (SystemKind("class-means", AS_PUBLISHED),),
         rounds=1,
+        asking_all=_first,
     ),
     "fedncm+ft": System(
         "that classifier first, then everything",
         "Legate et al. 2023; Bernier 2024 (MSc thesis, Concordia), section 3.1.3",
         (SystemKind("class-means", AS_PUBLISHED, until=_first), SystemKind("full", after=_first)),
+        asking_all=_first,
     ),
     "fedmezo": System(
         "scalars along directions that all share",

@@ -80,6 +80,7 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     classes: tuple[NotNegativeInt, ...] | None = None  # only samples of these, which become 0, 1, ..
     max_train: Count | None = None  # a random part of the training samples
     max_test: Count | None = None
+    validation_share: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0  # of training samples, for evaluation
     generic_samples: Annotated[int, msgspec.Meta(ge=0)] = 0  # held out of training, on no device
     generic_classes: Annotated[int, msgspec.Meta(ge=0)] = 0  # classes of these, drawn by the seed; 0: all
 

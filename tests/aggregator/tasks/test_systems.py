@@ -51,6 +51,16 @@ def test_fedncm_is_done_in_one_round():
     assert systems.task_as_system("fedncm", TASK).rounds == 1
 
 
+def test_fedncm_and_the_pass_before_fedft_ask_all_devices_once_also_where_others_are_drawn():
+    """Bernier 2024, algorithm 1, line 1; Shi 2025, section 6.4.1."""
+    drawn = msgspec.structs.replace(TASK, devices_per_round=3)
+    for name in ("fedncm", "fedncm+ft", "fedft-eds"):
+        task = systems.task_as_system(name, drawn)
+        assert (task.ask_all_rounds, task.devices_per_round) == (1, 3), name
+        assert systems.task_as_system(name, TASK).ask_all_rounds == 0, "nothing is drawn"
+    assert systems.task_as_system("ft", drawn).ask_all_rounds == 0
+
+
 def test_a_plus_lets_stragglers_train_one_epoch():
     for name in ("fedavg+", "fedprox+", "moon+"):
         [kind] = systems.task_as_system(name, TASK).kinds
