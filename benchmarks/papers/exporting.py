@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import platformdirs
 from numpy.typing import NDArray
@@ -65,6 +66,25 @@ def bundle(
     if not _whole(path):
         _export([*words, *(["--weights", str(weights)] if weights else [])], path)
     return str(path)
+
+
+def identity(name: str, shared: SharedTables, samples: BundleSamples) -> str:
+    """The bundle's name and a hash of how it is made, which no file, path or version of a machine enters.
+
+    For a shipped bundle its name. Pretrained weights are described by their training: another machine gives
+    weights that differ in their last bits.
+    """
+    entry = shared.bundles.get(name)
+    if entry is None:
+        return name
+    learnt: tuple[bytes, str] | None = None
+    if entry.pretrain is not None:
+        learnt = (
+            msgspec.json.encode(entry.pretrain, order="sorted"),
+            shared.bundles[entry.pretrain.bundle].export,
+        )
+    how = repr((_words(name, entry, samples), entry.weights, learnt))
+    return f"{name}-{hashlib.sha256(how.encode()).hexdigest()[:10]}"
 
 
 def _words(name: str, entry: BundleEntry, samples: BundleSamples) -> list[str]:
