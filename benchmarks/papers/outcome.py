@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 from statistics import mean
 
@@ -24,7 +24,8 @@ class TableOutcome:
     """The results of a table: `values` by row and column, seed by seed.
 
     `stragglers`: by column, the share of asks that went to stragglers. `date`: of the newest run, UTC.
-    `commits`: of the code of all runs; "" stands for unknown ones.
+    `commits`: of the code of all runs; "" stands for unknown ones. `chance`: by column, the accuracy of
+    guessing, where the loss is of classes.
     `notes`: how the data differs from the paper's. `failed`: runs that failed, and why.
     """
 
@@ -34,6 +35,7 @@ class TableOutcome:
     versions: Mapping[str, str]
     date: str = ""
     commits: tuple[str, ...] = ()
+    chance: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
 
@@ -42,7 +44,7 @@ class TableOutcome:
         """The verdict on every claim; none at scale smoke, which only shows that the table can be run."""
         if self.wanted.scale == "smoke":
             return ()
-        return verdicts(self.wanted.table, self.wanted.scale, self.values)
+        return verdicts(self.wanted.table, self.wanted.scale, self.values, self.chance)
 
     @property
     def table(self) -> Table:
@@ -70,6 +72,7 @@ def read(wanted: WantedTable, cells: Sequence[Cell]) -> TableOutcome:
         versions=max((each.run.info.versions for each in ran.values()), key=len, default={}),
         date=max((each.date for each in ran.values()), default=""),
         commits=tuple(sorted({commit for each in ran.values() for commit in each.commits or ("",)})),
+        chance=_chance(cells, ran, wanted.seeds),
     )
 
 
@@ -113,6 +116,15 @@ def _classes(cell: Cell, ran: FinishedRun) -> tuple[int, ...]:
     if group not in held:
         raise SimulationError(f"{cell.column.id}: group {group} holds no class alone")
     return held[group]
+
+
+def _chance(cells: Sequence[Cell], ran: Runs, seeds: int) -> Mapping[str, float]:
+    found = ((cell, _of(cell, seed, ran)) for cell in cells for seed in range(seeds))
+    return {
+        cell.column.id: 1 / len(run.info.labels)
+        for cell, run in found
+        if run is not None and run.info.labels and not cell.column.group
+    }
 
 
 def _stragglers(column: str, cells: Sequence[Cell], ran: Runs, seeds: int) -> float:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from benchmarks.papers import catalogue, resolving
-from benchmarks.papers.claims import ClaimVerdict, verdicts
+from benchmarks.papers.claims import ClaimVerdict, claims, verdicts
 from benchmarks.papers.measures import value_of
 from benchmarks.papers.places import shared
 from device_runtime.aggregator.tasks.task import Task
@@ -69,6 +69,21 @@ def test_every_number_stands_in_the_paper(name):
     for cell in printed:
         number = _plain(re.sub(r"(?<=[\d}]) GB$", "", cell))  # the unit of its column
         assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", text), cell
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("paper:")])
+def test_every_printed_accuracy_is_part_of_a_claim(name):
+    table = catalogue.load(name)
+    claimed = {
+        (row, column)
+        for claim, columns in claims(table, "full")
+        for row in (claim.better, claim.than)
+        for column in columns
+    }
+    for _, column, row in cells(table):
+        equal = [other for other in table.rows if other.paper.get(column.id) == row.paper.get(column.id)]
+        if column.id in row.paper and table.measure_of(column) == table.measure and len(equal) == 1:
+            assert (row.name, column.id) in claimed
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("paper:")])

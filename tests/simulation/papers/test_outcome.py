@@ -82,8 +82,8 @@ def test_a_terminal_shows_the_paper_beside_ours_the_claims_and_what_differs(outc
     assert "few-shot 82.00±1.00 65.0 ± 7.1%" in lines
     assert "long – – (0 of 2)" in lines
     assert "system ours" in lines  # of the column without numbers of the paper
-    claimed = "few-shot over FedAvg Dirichlet(0.5) +2.00 +10.00 ± 14.14 -117.06 to +137.06 1 of 2 holds"
-    assert f"{claimed}, not significant" in lines  # 20 and 0
+    claimed = "few-shot over FedAvg Dirichlet(0.5) +2.00 +10.00 ± 14.14 -117.06 to +137.06 1 of 2"
+    assert f"{claimed} not shown: 2 of 3 seeds" in lines  # 20 and 0
     alike = [line for line in lines if line.startswith("few-shot over FedAvg Dirichlet(0.1)")]
     assert [line.split(" +")[0] for line in alike] == [
         "few-shot over FedAvg Dirichlet(0.1): best test accuracy"  # another column has that title
@@ -107,7 +107,7 @@ def test_json_is_in_plain_units(outcome):
     first = whole["columns"][0]["rows"][0]
     assert (first["row"], first["paper"], first["seeds"]) == ("drop", "80.00±1.00", [0.5, 0.6])
     assert whole["columns"][0]["rows"][2]["ours"]["mean"] is None
-    assert [claim["verdict"] for claim in whole["claims"]] == ["holds, not significant"] * 2
+    assert [claim["verdict"] for claim in whole["claims"]] == ["not shown: 2 of 3 seeds"] * 2
     low, high = whole["claims"][0]["interval"]
     assert (low, high) == (pytest.approx(-117.06), pytest.approx(137.06))  # 12.706 * 10
 
