@@ -59,7 +59,8 @@ PLACES = {
     "paper:002-t4.7": Printed(
         "**Table 4.7:**",
         {"cifar10-0.1": (0, 2), "speech-0.1": (0, 4), "cifar10-0.5": (1, 2), "speech-0.5": (1, 4)},
-        {"fedavg-fscprox": "FedAvg w/ FSCProx", "fedfsc": "FedFSC+(FedAvg)", "fscprox": "FedFSC+(FedAvg) w/ f"},
+        {"fedavg-fscprox": "FedAvg w/ FSCProx", "fedfsc": "FedFSC+(FedAvg)",
+         "fscprox": "FedFSC+(FedAvg) w/ f"},
     ),
     "paper:002-t5.7": Printed(
         "**Table 5.7:**",
@@ -108,8 +109,12 @@ PLACES = {
         above=False,
     ),
     "paper:003-t4": Printed("TABLE IV:", {"without": (0, -4), "with": (0, -3)}, FULL, above=False),
-    "paper:003-t5": Printed("TABLE V:", {"k-1000": (0, -6), "k-1500": (0, -4), "k-2000": (0, -2)}, FULL, above=False),
-    "paper:003-t8": Printed("TABLE VIII:", {"fedavg": (0, -6), "fedprox": (0, -5), "moon": (0, -4)}, FULL, above=False),
+    "paper:003-t5": Printed(
+        "TABLE V:", {"k-1000": (0, -6), "k-1500": (0, -4), "k-2000": (0, -2)}, FULL, above=False
+    ),
+    "paper:003-t8": Printed(
+        "TABLE VIII:", {"fedavg": (0, -6), "fedprox": (0, -5), "moon": (0, -4)}, FULL, above=False
+    ),
 }  # fmt: skip
 
 
