@@ -20,6 +20,7 @@ from benchmarks.papers.places import ENV, data_folder, shared
 from benchmarks.papers.rendering import listing
 from benchmarks.papers.runs import Cell, TableJob, WantedTable, cells, jobs, plans, total
 from benchmarks.papers.table import SCALES
+from benchmarks.papers.tuning import best_rates, rows_by_rate
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.cli.options import count
 from device_runtime.models.errors import ModelError
@@ -97,6 +98,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.md",
         help="Put the table into its section of this page, and keep its runs.",
     )
+    add(
+        "--rates",
+        type=learning_rates,
+        metavar="A,B,..",
+        help="Compare these learning rates for each row on a part of the training samples.",
+    )
     add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
 
 
@@ -132,17 +139,27 @@ def run(options: argparse.Namespace) -> int:
         raise SimulationError(f"{where}: {(error.strerror or str(error)).lower()}") from None
 
 
+def learning_rates(text: str) -> tuple[float, ...]:
+    """Parses learning rates that are separated by commas. Raises ValueError."""
+    rates = tuple(float(part) for part in text.split(","))
+    if not all(0 < rate < 1e3 for rate in rates) or len(set(rates)) < len(rates):
+        raise ValueError(text)
+    return rates
+
+
 def wanted(options: argparse.Namespace) -> WantedTable:
     """The table that the options ask for. Raises ScenarioError."""
     table = catalogue.load(options.table)
     usual = Path("runs") / "papers" / f"{catalogue.stem(table.id)}-{options.scale}"
+    if options.rates:
+        table, usual = rows_by_rate(table, options.scale, options.rates), Path(f"{usual}-rates")
     seeds = options.seeds or table.scaled(options.scale).seeds
     return WantedTable(
         table,
         options.scale,
         seeds,
         options.run_dir or usual,
-        kept=options.kept,
+        kept=None if options.rates else options.kept,
         columns=options.columns,
         rows=options.rows,
         only_kept=options.only_kept,
@@ -161,7 +178,10 @@ def _table(mine: WantedTable, options: argparse.Namespace) -> int:
         failed=tuple(f"{name}: {why}" for name, why in failed.items()),
     )
     print(rendering.json(outcome) if options.format == "json" else f"\n{rendering.text(outcome)}")
-    if options.write is not None:
+    if options.rates:
+        found = best_rates(catalogue.load(mine.table.id), mine.scale, options.rates, outcome.values)
+        print("best:", ", ".join(f"{row} {rate:g}" for row, rate in found.items()))
+    elif options.write is not None:
         for cell in every:
             _keep(cell, range(mine.seeds))
         _write(outcome, options)

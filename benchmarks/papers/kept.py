@@ -37,6 +37,8 @@ class KeptAsks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     outcomes: tuple[tuple[str, str, int], ...]
     kinds: dict[str, int]
     busy: dict[str, tuple[str, int, float]]
+    samples: dict[str, int]
+    first_down: int
 
     @classmethod
     def of(cls, counts: AskCounts) -> KeptAsks:
@@ -46,6 +48,8 @@ class KeptAsks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             outcomes=tuple((group, outcome, number) for (group, outcome), number in counts.outcomes.items()),
             kinds=dict(counts.kinds),
             busy={name: (each.group, each.asks, each.seconds) for name, each in counts.busy.items()},
+            samples=dict(counts.samples),
+            first_down=counts.first_down,
         )
 
     def counts(self) -> AskCounts:
@@ -55,6 +59,8 @@ class KeptAsks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             {(group, outcome): number for group, outcome, number in self.outcomes},
             self.kinds,
             {name: BusyDevice(*each) for name, each in self.busy.items()},
+            self.samples,
+            self.first_down,
         )
 
 

@@ -135,7 +135,11 @@ MEASURES: Mapping[str, Measure] = {
         "learning efficiency (modelled seconds)", PER_HOUR, _figure("learning_efficiency")
     ),
     "forward_passes": Measure("compute in F", PASSES, _figure("forward_passes")),
+    "passes_analytic": Measure("compute by equations 10, 11", PASSES, _figure("passes_analytic")),
     "bytes_analytic": Measure("bytes by the papers' formula", BYTES, _figure("bytes_analytic")),
+    "bytes_after_first": Measure(
+        "bytes up and down after the first download", BYTES, _figure("bytes_after_first")
+    ),
     "bytes_up": Measure("bytes up", BYTES, _figure("bytes_up")),
     "bytes_up_a_round": Measure("bytes up in a round", BYTES, _bytes_up_a_round),
     "bytes": Measure("bytes up and down", BYTES, _bytes),

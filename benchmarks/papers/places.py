@@ -68,11 +68,15 @@ class BundleEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """A bundle: the words of `device-runtime export`, with {channels} and {classes}.
 
     `weights` is a file of the data folder; with `pretrain` the weights are trained when they are first
-    needed. Raises ValueError if both are given.
+    needed. `tokenizer` is a file of the data folder. `input` are words of `device-runtime export` on how
+    samples are scaled, in place of those of the data set. Raises ValueError if weights are given and
+    pretrained.
     """
 
     export: str
+    input: str = ""
     weights: str = ""
+    tokenizer: str = ""
     pretrain: Pretrain | None = None
 
     def __post_init__(self) -> None:

@@ -196,17 +196,24 @@ def _task(whole: Layer, spec: DataSpec, parts: CellParts) -> Task:
 
 
 def _engine(whole: Layer, where: Resources) -> str:
-    """The engine: torch for a bundle that was exported here, which needs torch anyway; else auto."""
-    return "torch" if where.place != "cpu" or whole.bundle in where.shared.bundles else "auto"
+    """The engine of the layers, on a processor; else torch for a bundle that was exported here, or auto."""
+    if where.place != "cpu":
+        return "torch"
+    return whole.engine or ("torch" if whole.bundle in where.shared.bundles else "auto")
 
 
 def _kinds(task: Task, whole: Layer, mixed: bool) -> tuple[KindSettings, ...]:
     """The task's kinds with the layers' settings; unless `mixed`, also kinds that only settings name."""
     kinds = task.kinds if whole.kinds is None else kinds_named(whole.kinds)
     there = {kind.name for kind in kinds}
-    others = () if mixed else tuple(name for name in whole.settings if name not in there)
+    named = dict.fromkeys((*whole.settings, *whole.first_epochs))
+    others = () if mixed else tuple(name for name in named if name not in there)
     return tuple(
-        msgspec.structs.replace(kind, settings={**kind.settings, **whole.settings.get(kind.name, {})})
+        msgspec.structs.replace(
+            kind,
+            settings={**kind.settings, **whole.settings.get(kind.name, {})},
+            first_epochs=whole.first_epochs.get(kind.name, kind.first_epochs),
+        )
         for kind in (*kinds, *(KindSettings(name=name) for name in others))
     )
 

@@ -29,7 +29,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     `fleet` is a name in shared.toml or a fleet preset; `bundle` and the members of `family` are names in
     shared.toml or shipped bundles. `kinds` are those that mixed rounds offer. `settings` by kind of update;
-    `data`, `task` as in a scenario. `times` multiplies the rounds of `task`, for systems with shorter rounds.
+    `first_epochs` by kind: the local epochs of its first round. `data`, `task`, `engine` as in a scenario.
+    `times` multiplies the rounds of `task`, for systems with shorter rounds.
     """
 
     devices: int | None = None
@@ -41,9 +42,11 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     kinds: tuple[str, ...] | None = None
     deadline: Deadline | None = None
     times: float | None = None
+    engine: str | None = None
     data: dict[str, Any] = {}
     task: dict[str, Any] = {}
     settings: dict[str, Settings] = {}
+    first_epochs: dict[str, int] = {}
 
 
 def over(layers: Iterable[Layer]) -> Layer:

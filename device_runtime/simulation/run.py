@@ -74,6 +74,10 @@ def prepare(scenario: Scenario, seed: int) -> PreparedRun:
         family = open_family(scenario.task.family, bundle.manifest)
     except TaskError as error:
         raise ScenarioError(str(error)) from None
+    for name, group in scenario.fleet.groups.items():
+        if scenario.task.family and (unknown := [one for one in group.members if one not in family]):
+            there = ", ".join(family)
+            raise ScenarioError(f"groups.{name}.members: no {unknown[0]!r} in the family, which has {there}")
     data = data_sets.load(_with_columns(scenario.data, bundle.manifest.target), seed, bundle)
     parts = data_sets.divide_fleet(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
     y = prepared_targets(data, bundle.manifest, data.train_y)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -71,9 +71,14 @@ class AttentionTransfer(FamilyUpdate):
     The mean of the copies, weighted by samples, is the next global model (5.18), which then teaches the
     members their next bases (5.19). Among full updates of the round a copy counts as one of `share` times its
     samples (ours; without full updates `share` changes nothing). Devices of one size share a base: the mean
-    of their updates, weighted by samples (ours; the thesis has a base for each device). `beta` is for images
-    of 32x32 (see `teaching.TeacherAttention`). Defaults: 5.4.2, and table 4.1 for what it leaves open; the
-    thesis sends all metadata (10% loses a point).
+    of their updates, weighted by samples (ours; the thesis has a base for each device).
+
+    distance: how attention maps are compared. "squared" takes the square of the distance, divided by places,
+    as the code of Zagoruyko and Komodakis 2017 does, with `beta` for images of 32x32
+    (`teaching.TeacherAttention`). "norm" takes the distance itself, as equations 5.6 and 5.14 have it, with
+    the same `beta` at every level; it needs graphs of objective `attention-norm`.
+
+    Defaults: 5.4.2, and table 4.1 for what it leaves open; the thesis sends all metadata (10% loses a point).
     """
 
     name: ClassVar[str] = "attention-transfer"
@@ -99,6 +104,10 @@ class AttentionTransfer(FamilyUpdate):
     beta: Annotated[
         float, Setting("Weight of the attention term on the aggregator; 0: none.", 500.0, at_least=0)
     ] = 1000.0
+    distance: Annotated[
+        Literal["squared", "norm"],
+        Setting("Distance of attention maps: squared and divided by places, or the norm itself.", "norm"),
+    ] = "squared"
     server_epochs: ServerEpochs = 2
     server_lr: ServerLearningRate = 0.1
     metadata_epochs: Annotated[
@@ -154,8 +163,8 @@ class AttentionTransfer(FamilyUpdate):
         teaching.need_graphs(main, (f"{objective}.{upper}",))
         teaching.need_one_shape((main, *family), self.level)
         for member in family:
-            teaching.need_places(member, main)
-            teaching.need_places(main, member)
+            teaching.need_places(member, main, self._objective)
+            teaching.need_places(main, member, self._objective)
 
     def start(self, model: RoundModel) -> AttentionTransferState:
         """Raises ValueError without a generic set, and as `check_bundles`."""
@@ -184,7 +193,7 @@ class AttentionTransfer(FamilyUpdate):
         """A copy of the global model after the three steps: the tensors that they change."""
         tools, data = members.tools_of(state.model, self.name)
         main, rng = tools.model(), teaching.generator(state.model.seed, self.name, state.clients)
-        levels = tuple(teaching.attention_places(main.manifest))
+        levels = tuple(teaching.attention_places(main.manifest, self._objective))
         upper, objective = _above(self.level)
         teacher = {**members.base_of(state.model, member), **sent}
         maps = _attention(tools.model(member), teacher, data, levels)
@@ -204,9 +213,16 @@ class AttentionTransfer(FamilyUpdate):
 
     def _training(self, maps: Rows, levels: tuple[str, ...]) -> ServerTraining:
         """Training after a teacher with these attention maps, of which only those of `levels` count."""
-        given = TeacherAttention.of(maps, self.beta, levels)
-        sgd = Sgd(self.server_lr)
-        return ServerTraining(sgd, self.server_epochs, self.server_batch, objective="attention", extras=given)
+        if self.distance == "norm":
+            given = TeacherAttention(maps, {level: self.beta * (level in levels) for level in maps})
+        else:
+            given = TeacherAttention.of(maps, self.beta, levels)
+        sgd, objective = Sgd(self.server_lr), self._objective
+        return ServerTraining(sgd, self.server_epochs, self.server_batch, objective=objective, extras=given)
+
+    @property
+    def _objective(self) -> str:
+        return "attention-norm" if self.distance == "norm" else "attention"
 
     def finish(self, state: AttentionTransferState, model: RoundModel) -> KindResult:
         if not state.clients:
@@ -217,7 +233,8 @@ class AttentionTransfer(FamilyUpdate):
     def _next_members(self, state: AttentionTransferState, base: Tensors) -> dict[str, Tensors]:
         """Each member's next base: its devices' mean, or its last base, taught by the new global model."""
         tools, data = members.tools_of(state.model, self.name)
-        own = {name: tuple(teaching.attention_places(tools.manifest(name))) for name in self.members}
+        places = partial(teaching.attention_places, objective=self._objective)
+        own = {name: tuple(places(tools.manifest(name))) for name in self.members}
         every = tuple(dict.fromkeys(level for levels in own.values() for level in levels))
         maps = _attention(tools.model(), base, data, every)
         taught: dict[str, Tensors] = {}

@@ -189,8 +189,8 @@ def write(strategy: AnyStrategy) -> Kind:
 
 
 def settings(strategy: AnyStrategy) -> dict[str, Any]:
-    """All settings of a kind as an offer carries them, without `statistics` if it is None."""
-    written: dict[str, Any] = _without_none(msgspec.to_builtins(strategy))
+    """All settings of a kind as an offer carries them, without those of LATER that are at their default."""
+    written: dict[str, Any] = _without_later(msgspec.to_builtins(strategy))
     if TERMS_SETTING in written:
         written[TERMS_SETTING] = {term.name: msgspec.to_builtins(term) for term in _terms_of(strategy)}
     return written
@@ -312,10 +312,15 @@ def _types(kind: Any) -> Mapping[str, Any]:
     return {field.name: types[field.name] for field in dataclasses.fields(kind)}
 
 
-def _without_none(written: Any) -> Any:
+LATER: Settings = {STATISTICS: None, "drawn_epochs": False, "without_lora": "reset"}
+"""Settings that offers carry only where they are not at this default, which older devices do not know."""
+
+
+def _without_later(written: Any) -> Any:
     if not isinstance(written, dict):
         return written
-    return {key: _without_none(value) for key, value in written.items() if (key, value) != (STATISTICS, None)}
+    kept = (one for one in written.items() if one[0] not in LATER or one[1] != LATER[one[0]])
+    return {key: _without_later(value) for key, value in kept}
 
 
 def _with_defaults(made: Any) -> Any:

@@ -86,9 +86,9 @@ class Representatives(FedAvg):
     For each class, maps are reduced to `components` principal components and grouped into `clusters` by
     k-means; of each cluster the map nearest to the centroid is sent (equation 6.4). `select="all"` sends
     every map, at most `most_maps`: the upper bound of table 6.3. The aggregator trains the part above
-    `level`, from new initial weights, on all maps (equation 6.5); the served model is that part on the
-    distributed extractor. The base is the mean of full updates, as in FedAvg. If more than `pool_maps` maps
-    come, that many are drawn.
+    `level` on all maps (equation 6.5), in every round from the same initial weights, which are drawn in the
+    first round (algorithm 5, line 1); the served model is that part on the distributed extractor. The base is
+    the mean of full updates, as in FedAvg. If more than `pool_maps` maps come, that many are drawn.
     Defaults: section 6.3; it leaves momentum open (0.5 as in table 4.1) and the batch on the aggregator.
     """
 
@@ -97,7 +97,8 @@ class Representatives(FedAvg):
     own_round: ClassVar[bool] = True
     of_single_samples: ClassVar[bool] = True
     refused: ClassVar[tuple[str, ...]] = (
-        "reduced_epochs", "graded", "least_epochs", "terms.moon", "terms.fscprox", "terms.dp-sgd"
+        "reduced_epochs", "graded", "drawn_epochs", "least_epochs",
+        "terms.moon", "terms.fscprox", "terms.dp-sgd",
     )  # fmt: skip
     about: ClassVar[KindInfo] = KindInfo(
         "everything",
@@ -237,19 +238,26 @@ class Representatives(FedAvg):
         return replace(state, mean=state.mean.add(sent, weight), seen=seen)
 
     def finish(self, state: RepresentativesState, model: RoundModel) -> KindResult:  # type: ignore[override]
-        served = self.upper_part(state.pool, model) if state.seen else None
-        return KindResult(mean=state.mean, num_examples=state.mean.most, served=served)
+        begin = self._initial(model) if state.seen else None
+        served = self.upper_part(state.pool, model, begin) if begin else None
+        return KindResult(mean=state.mean, num_examples=state.mean.most, served=served, memory=begin)
 
-    def upper_part(self, pool: MapPool, model: RoundModel) -> dict[str, NDArray[Any]] | None:
-        """theta_meta: the tensors above the level, trained on the maps; None if training diverges.
+    def _initial(self, model: RoundModel) -> Tensors:
+        """theta_ini: the initial values of the tensors above the level, the same in every round."""
+        if model.memory:
+            return model.memory
+        rng = teaching.generator(model.seed, self.name, 1)
+        graph = model.manifest.graphs[f"{self._objective}.{self._upper}"]
+        return initial.initial_values(model.manifest, (*graph.trainable, *graph.statistics), rng)
 
-        Raises ValueError without an engine, and as `check_bundles`.
+    def upper_part(self, pool: MapPool, model: RoundModel, begin: Tensors) -> dict[str, NDArray[Any]] | None:
+        """theta_meta: the tensors above the level, trained on the maps from their values in `begin`.
+
+        None if training diverges. Raises ValueError without an engine, and as `check_bundles`.
         """
         if model.tools is None:
             raise ValueError(f"{self.name} trains on the aggregator, and there is no engine")
-        main, rng = model.tools.model(), teaching.generator(model.seed, self.name, 1)
-        graph = main.manifest.graphs[f"{self._objective}.{self._upper}"]
-        names = (*graph.trainable, *graph.statistics)
+        main, rng = model.tools.model(), teaching.generator(model.seed, self.name, 2)
         zero = np.zeros((), main.manifest.input.dtype)
         data = LocalData(
             np.broadcast_to(zero, (len(pool.labels), *main.manifest.input.shape)), np.array(pool.labels)
@@ -258,10 +266,9 @@ class Representatives(FedAvg):
             Sgd(self.server_lr, self.server_momentum), self.server_epochs, self.server_batch, self._upper,
             self._objective, lambda batch: {"maps": np.stack([pool.maps[i] for i in batch])},
         )  # fmt: skip
-        fresh = {**model.weights, **initial.initial_values(main.manifest, names, rng)}
         try:
-            trained = teaching.teach(main, fresh, data, training, rng)
+            trained = teaching.teach(main, {**model.weights, **begin}, data, training, rng)
         except teaching.Diverged as error:
             log.warning("the upper part of round %d is ignored: %s", model.round, error)
             return None
-        return {name: trained[name] for name in names}
+        return {name: trained[name] for name in begin}

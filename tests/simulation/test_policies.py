@@ -1,9 +1,12 @@
 import msgspec
+import numpy as np
 import pytest
 
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.run import prepare, simulate
 from device_runtime.simulation.scenario import describe, load, names, of, under
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.registry import KINDS
@@ -55,6 +58,26 @@ def test_every_kind_and_system_is_a_policy_and_an_unknown_one_is_refused():
     assert {*KINDS, *systems.SYSTEMS} < set(names())
     with pytest.raises(ScenarioError, match="no system is called 'best'; there are fedavg, fedprox, moon"):
         under("best", TASK)
+
+
+@pytest.mark.parametrize("policy", ["fedncm", "fedncm+ft"])
+def test_fedncm_s_head_equals_the_pooled_means_where_rounds_ask_only_some_devices(policy):
+    """Bernier 2024, algorithm 1: l_c = sum_k m_c^k / sum_k count_c^k over all clients, as l_c / ||l_c||."""
+    kinds = [{"name": "class-means"}, {"name": "full", "settings": {"lr": 1e-30, "epochs": 1}}]
+    data = {"source": "digits", "partition": "dirichlet", "alpha": 0.1, "max_train": 300}
+    task = {"rounds": 2, "round_deadline_s": 600.0, "kinds": kinds, "devices_per_round": 2}
+    mine = of(policy, load("uniform", {"devices": 8, "data": data, "task": task}))
+    prepared = prepare(mine, 3)
+    served = simulate(prepared)
+    bundle, clients = prepared.inputs.bundle, prepared.inputs.clients
+    parts = [clients.local(device, bundle.manifest.input) for device in range(8)]
+    model = OnnxModel(bundle)
+    features = [model.features(part.x).astype(np.float64) for part in parts if len(part)]
+    pooled, y = np.concatenate(features), np.concatenate([part.y for part in parts])
+    means = np.array([pooled[y == label].mean(0) for label in range(10)])
+    rows = means / np.linalg.norm(means, axis=1, keepdims=True)
+    np.testing.assert_allclose(served[bundle.manifest.head.weight], rows, atol=1e-5)
+    np.testing.assert_allclose(served[bundle.manifest.head.bias], 0, atol=1e-6)
 
 
 def test_the_oracle_trains_on_all_samples_on_one_computer_without_a_deadline():

@@ -51,6 +51,19 @@ def test_flags_go_over_the_file_and_leave_its_other_settings(tmp_path):
     assert (made.devices, made.task.rounds, made.task.round_deadline_s) == (4, 9, 5.0)
 
 
+def test_settings_of_groups_and_kinds_that_came_later_are_written_only_where_they_are_used():
+    """So that runs finished before these existed still count as finished."""
+    whole = scenario.load("uniform").json()
+    for name in (b"first_epochs", b"redrawn", b"members", b"ask_all_rounds"):
+        assert name not in whole, name
+    fleet = {"name": "f", "groups": {"a": {"profile": "pi-5", "share": 1.0}}, "redrawn": True}
+    kinds = [{"name": "full", "first_epochs": 3}]
+    used = scenario.load("uniform", {"fleet": fleet, "task": {"ask_all_rounds": 1, "kinds": kinds}})
+    assert scenario.decode(used.json()) == used
+    for name in (b"first_epochs", b"redrawn", b"ask_all_rounds"):
+        assert name in used.json(), name
+
+
 def test_a_scenario_is_what_it_was_after_json(tmp_path):
     made = scenario.load("digits")
     assert scenario.decode(made.json()) == made

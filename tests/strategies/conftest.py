@@ -104,7 +104,14 @@ def family(digits: LocalData, once: Callable[[str, Callable[[Path], object]], Pa
     for name, blocks in (("", 2), ("small", 1)):
         torch.manual_seed(blocks)
         above: dict[str, Any] = {} if name else {"mid": {}}
-        objectives = ("train", "attention", "prototype", "distil", *(() if name else ("above-low",)))
+        objectives = (
+            "train",
+            "attention",
+            "attention-norm",
+            "prototype",
+            "distil",
+            *(() if name else ("above-low",)),
+        )
         spec = ExportSpec(
             name or "main", InputSpec((1, 8, 8)), tuple("0123456789"),
             sets={"all": {}, **above}, objectives=objectives, features=("low", "mid", "up"),

@@ -100,7 +100,7 @@ def finished(model, sent, kind=KIND):
     return kind.finish(state, model)
 
 
-def steps_written_out(family, generic, sent: TrainedUpdate, seed: int):
+def steps_written_out(family, generic, sent: TrainedUpdate, seed: int, distance: str = "squared"):
     """Steps 1 to 3 for one client: equations 5.13, 5.15 and 5.16."""
     main, small = (OnnxModel(family.bundles[name]) for name in ("", "small"))
     small.load({name: sent.tensors[name] for name in small.manifest.names()})
@@ -111,10 +111,10 @@ def steps_written_out(family, generic, sent: TrainedUpdate, seed: int):
     rng, places = teaching.generator(seed, "attention-transfer", 0), {"low": 64, "mid": 16, "up": 16}
 
     def lesson(levels, **more):
-        beta = {level: 60 / n if level in levels else 0.0 for level, n in places.items()}
-        return ServerTraining(
-            Sgd(0.1), 2, 32, objective="attention", extras=TeacherAttention(maps, beta), **more
-        )
+        divided = {level: 60 / n if distance == "squared" else 0.5 for level, n in places.items()}
+        beta = {level: value if level in levels else 0.0 for level, value in divided.items()}
+        name = "attention" if distance == "squared" else "attention-norm"
+        return ServerTraining(Sgd(0.1), 2, 32, objective=name, extras=TeacherAttention(maps, beta), **more)
 
     first = teaching.teach(main, family.bundles[""].weights(), generic, lesson(maps), rng)
     rows, counts = sent.tensors["metadata.maps"], sent.tensors["metadata.counts"]
@@ -135,6 +135,17 @@ def test_a_copy_goes_through_the_three_steps(family, generic, client, small, run
         upper = not name.startswith("low")
         assert np.array_equal(first[name], second[name]) != upper, "step 2 trains what is above alone"
         assert np.array_equal(second[name], third[name]) == upper, "step 3 trains what is not"
+
+
+def test_by_the_norm_beta_stays_as_it_is_at_every_level(family, generic, client, small, run):
+    """Equation 5.14 to the letter: beta * sum_levels of norms."""
+    kind = replace(KIND, distance="norm", beta=0.5)
+    sent = kind.train(small, client, run())
+    model = family.round(generic)
+    copy = finished(model, [sent], kind).mean.mean()
+    *_, third = steps_written_out(family, generic, sent, model.seed, "norm")
+    for name, value in copy.items():
+        np.testing.assert_allclose(value, third[name], atol=1e-6)
 
 
 def test_the_next_global_model_is_the_mean_of_the_copies_by_samples(family, generic, client, small, run):

@@ -125,20 +125,38 @@ def lesson_written_out(family, sent, generic, kind) -> tuple[ServerTraining, Loc
         small.load({name: one.tensors[name] for name in small.manifest.names()})
         logits.append(small.logits(drawn.x).astype(np.float64))
     target = np.mean(logits, axis=0).astype(np.float32)
-    fixed = {}
+    fixed, beta = {}, (lambda batch: {})
     if kind.beta:
         maps = np.stack([one.tensors["prototypes"] for one in sent]).astype(np.float64)
         having = np.stack([one.tensors["counts"] > 0 for one in sent])
         mean = [maps[having[:, c], c].mean(0) for c in range(10)]
-        fixed = {
-            "prototypes": np.array(mean, np.float32),
-            "present": np.ones(10),
-            "beta": np.array(kind.beta),
-        }
+        fixed = {"prototypes": np.array(mean, np.float32), "present": np.ones(10)}
+        beta = lambda batch: {"beta": np.array(kind.beta / (10 * len(batch)))}  # noqa: E731
     name = "prototype" if kind.beta else "distil"
     return ServerTraining(
-        Sgd(0.1), 5, 32, "all", name, lambda batch: {"target": target[batch], **fixed}
+        Sgd(0.1), 5, 32, "all", name, lambda batch: {"target": target[batch], **fixed, **beta(batch)}
     ), drawn
+
+
+def test_a_batch_weighs_logits_and_prototypes_as_equations_5_24_and_5_27_do(
+    family, generic, small, clients, run
+):
+    """(sum_i ||z_i - z_con,i||_1 + beta * sum_c CE(theta(F_c), c)) / (4 samples * 10 classes)."""
+    kind, model = replace(KAD, beta=0.5), family.round(generic)
+    sent = sent_by(kind, small, clients, run)
+    state = kind.start(model)
+    for one in sent:
+        state = kind.fold(state, one, one.num_examples)
+    main, batch = OnnxModel(family.bundles[""]), np.arange(4)
+    main.load(model.weights)
+    apart = np.abs(main.logits(state.drawn.x[batch]) - state.logits[batch] / 2).sum()
+    features = (state.prototypes / state.present[:, None, None, None]).mean((2, 3))
+    logits = features @ model.weights["head.weight"].T + model.weights["head.bias"]
+    of_classes = (np.log(np.exp(logits).sum(1)) - np.diag(logits)).sum()
+    lesson = kind._training(state)
+    trainer = main.trainer("all", lesson.objective, 0)
+    loss = trainer.loss_and_grads(state.drawn.x[batch], state.drawn.y[batch], lesson.extras(batch))
+    assert loss == pytest.approx((apart + 0.5 * of_classes) / (4 * 10), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", [KAD, MD])
@@ -181,10 +199,11 @@ def test_a_class_that_nobody_has_counts_nothing(family, generic, small, clients,
 
 def test_prototypes_teach_what_the_consensus_leaves_out(family, generic, small, clients, run):
     """FedKAD's classifier puts its classes' prototypes in their classes better than FedMD's does."""
-    sent = sent_by(replace(KAD, epochs=20), small, clients, run)
+    heavy = replace(KAD, epochs=20, beta=320.0)
+    sent = sent_by(heavy, small, clients, run)
     bare = [replace(one, tensors={n: one.tensors[n] for n in small.manifest.names()}) for one in sent]
     model = family.round(generic)
-    refined = finished(model, sent).refine(model.weights)
+    refined = finished(model, sent, heavy).refine(model.weights)
     plain = finished(model, bare, MD).refine(model.weights)
     maps = np.stack([one.tensors["prototypes"] for one in sent]).sum(0)
     having = np.stack([one.tensors["counts"] > 0 for one in sent]).sum(0)
@@ -214,7 +233,7 @@ def test_a_model_that_diverges_stays_as_it_was(family, generic, small, clients, 
     model = family.round(generic)
     sent = [KAD.train(small, clients[0], run())]
     with np.errstate(over="ignore", invalid="ignore"):
-        effect = finished(model, sent, replace(KAD, server_lr=3e38))
+        effect = finished(model, sent, replace(KAD, server_lr=3e38, beta=320.0))
         refined = effect.refine(model.weights)
     assert all(np.array_equal(refined[name], model.weights[name]) for name in refined)
     for name in small.manifest.names():

@@ -182,6 +182,24 @@ def test_the_upper_part_starts_afresh_and_the_same_seed_gives_the_same(device, d
     assert not np.array_equal(first["head.weight"], elsewhere["head.weight"])
 
 
+def test_every_round_starts_the_upper_part_from_the_values_drawn_in_the_first(
+    device, distributed, digits, run
+):
+    """Algorithm 5, line 1: theta_ini is given once. A learning rate of next to 0 shows it."""
+    still = replace(MID, server_lr=1e-30)
+    sent = still.train(device, digits, run())
+    first = folded(still, distributed, sent)
+    assert set(first.memory) == set(distributed.manifest.names("up"))
+    later = replace(distributed, round=3, seed=12, memory=first.memory)
+    second = folded(still, later, sent)
+    for name, value in first.memory.items():
+        assert np.array_equal(first.served[name], value), name
+        assert np.array_equal(second.served[name], value), name
+        assert np.array_equal(second.memory[name], value), name
+    fresh = folded(still, replace(later, memory={}), sent).served
+    assert not np.array_equal(fresh["head.weight"], second.served["head.weight"])
+
+
 def test_a_few_maps_of_each_class_teach_what_all_labels_are(device, distributed, digits, run):
     """60 of 240 maps at 2 clients with half of the classes each; the extractor is random."""
     kind = replace(MID, clusters=6, components=200, server_epochs=100)

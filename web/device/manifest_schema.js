@@ -25,6 +25,7 @@ export const TRAINING = [
   "distil",
   "kl",
   "attention",
+  "attention-norm",
   "prototype",
   "above-low",
   "above-mid",

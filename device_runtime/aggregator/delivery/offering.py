@@ -22,15 +22,14 @@ DEADLINE_SLACK = 1.25
 class OfferPublisher:
     """The offers of one run. `clock` gives seconds; `state` is always the round machine's current state.
 
-    The retained offer is the open round's. Where rounds ask only a cohort, it is the lobby: a device that is
-    not asked does not train.
+    The retained offer is the open round's. In a round that asks only a cohort, it is the lobby: a device that
+    is not asked does not train.
     """
 
     def __init__(self, rounds: OpenRun, out: Outbound, clock: Callable[[], float]) -> None:
         self._rounds = rounds
         self._out = out
         self._clock = clock
-        self._cohorts = rounds.task.devices_per_round is not None
         self._last: Offer | None = None
 
     def started(self, state: RoundsState, saved: int) -> None:
@@ -40,7 +39,7 @@ class OfferPublisher:
         restarted. If a later round than `saved` is open by now, its first offer looks like the ordinary next
         round, so it is published twice.
         """
-        if state.phase == "wait" or self._cohorts or state.round > saved > 0:
+        if state.phase == "wait" or _draws(state, state.round) or state.round > saved > 0:
             self.everybody(state)
 
     def opened(self, state: RoundsState) -> bool:
@@ -48,9 +47,12 @@ class OfferPublisher:
 
         It is enough where only zeroth-order steps moved the base since the last offer. Otherwise the whole
         offer is published, and the first blocks of each new checkpoint are sent unasked; devices ask for the
-        rest. With a family of models all devices ask, as each may need another member.
+        rest. With a family of models all devices ask, as each may need another member. A round that asks a
+        cohort is offered to each of its devices; the first such round only replaces the retained offer.
         """
-        if self._cohorts:
+        if _draws(state, state.round):
+            if not _draws(state, state.round - 1):
+                self.everybody(state)
             return False
         if self._compact(state):
             return True
@@ -85,14 +87,14 @@ class OfferPublisher:
 
     def extended(self, state: RoundsState) -> None:
         """Publish the new deadline of the open round."""
-        if self._cohorts:
+        if _draws(state, state.round):
             self.each(state, state.waiting)
         else:
             self.everybody(state)
 
     def everybody(self, state: RoundsState) -> None:
         """Publish the retained offer again: a broker may have lost it."""
-        if offer := self._current(state, state.phase == "collect" and not self._cohorts):
+        if offer := self._current(state, state.phase == "collect" and not _draws(state, state.round)):
             self._last = offer
             self._out.broadcast(offer, state.online)
 
@@ -123,3 +125,8 @@ class OfferPublisher:
         if state.phase in ("wait", "collect"):
             return self._rounds.lobby(state.round)
         return None
+
+
+def _draws(state: RoundsState, number: int) -> bool:
+    """Whether round `number` asks only a cohort; the lobby before the first round is of round 1."""
+    return state.rules.cohort(max(1, number)) is not None

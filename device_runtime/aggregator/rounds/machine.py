@@ -156,7 +156,7 @@ def _judge_late(state: RoundsState, update: Update) -> tuple[Status, str]:
     if rounds > rules.max_staleness:
         most = f"at most {rules.max_staleness} may be"
         return "late", f"round {update.round} is closed: {rounds} rounds late, {most}"
-    if rules.devices_per_round is not None and state.asked.get(update.device, 0) < update.round:
+    if rules.cohort(update.round) is not None and state.asked.get(update.device, 0) < update.round:
         return "refused", _unasked(update)
     return "accepted", f"round {update.round} is closed, counted in round {state.round}"
 
@@ -325,7 +325,7 @@ def _invite(state: RoundsState, now: float) -> Result:
 
     After a restart it waits until presence is known (SETTLE_S).
     """
-    size = state.rules.devices_per_round
+    size = state.rules.cohort(state.round)
     if size is None or state.phase != "collect" or now < state.settles_s:
         return state, ()
     places, retries_s = state.places, inf

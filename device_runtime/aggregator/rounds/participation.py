@@ -82,7 +82,7 @@ def planned(state: RoundsState, event: Planned) -> RoundsState:
     """A device sits its round out, or has decided to take part after all."""
     device = event.device
     if event.round != state.round:
-        sits_out = not event.kind and state.asked.get(device) == event.round
+        sits_out = not event.kind and state.asked.get(device, event.round) == event.round
         return _caught_up(state, device) if sits_out else state
     if state.phase != "collect" or not state.is_asked(device):
         return state
@@ -138,7 +138,7 @@ def commit_failed(state: RoundsState, event: CommitFailed) -> RoundsState:
 
 def invited(state: RoundsState, event: Invited) -> RoundsState:
     """Records the devices that were asked; the round does not wait for those that left in the meantime."""
-    if state.phase != "collect" or event.round != state.round or state.rules.devices_per_round is None:
+    if state.phase != "collect" or event.round != state.round or state.rules.cohort(state.round) is None:
         return state
     asked, waiting, behind = state.asked, state.waiting, state.behind
     for device in event.devices:
@@ -247,7 +247,7 @@ def overdue(state: RoundsState) -> RoundsState:
 
 def extended(state: RoundsState, now: float) -> RoundsState:
     """Restarts the deadline. Devices that sat out are asked again; with cohorts, others are drawn."""
-    size = state.rules.devices_per_round
+    size = state.rules.cohort(state.round)
     state = state.but(closes_s=now + state.deadline_s(state.round))
     if size is None:
         again = [device for device in state.sat_out if device in state.ready and device not in state.answered]
@@ -270,11 +270,12 @@ def round_opened(state: RoundsState, now: float) -> RoundsState:
     else:
         state = state.but(asked_s=HashTrieMap(), durations=HashTrieMap())
     state = state.but(noted=HashTrieMap(), measured=True)
-    if state.rules.devices_per_round is None:
+    size = state.rules.cohort(state.round)
+    if size is None:
         return state.but(waiting=state.ready)
     behind = _still_behind(state, now).update(dict.fromkeys(state.waiting, now))
     state = state.but(waiting=HashTrieSet(), behind=behind, asked=_still_asked(state, behind))
-    return state.but(places=state.rules.devices_per_round, due=True)
+    return state.but(places=size, due=True)
 
 
 def _opened(state: RoundsState, now: float) -> RoundsState:

@@ -39,6 +39,7 @@ class Rules:
 
     richest: pairs of kind and form, the richest first.
     bound: kinds that never count in a later round.
+    all_devices: as many as all, where rounds that ask all draw a cohort too (in simulations); else None.
     max_contributions: the most contributions of a round.
     given: each round is given from outside (`events.Give`), with its deadline.
     """
@@ -53,6 +54,8 @@ class Rules:
     richest: tuple[tuple[str, str], ...] = ()
     bound: frozenset[str] = frozenset()
     devices_per_round: int | None = None
+    ask_all_rounds: int = 0
+    all_devices: int | None = None
     buffer_size: int = 0
     max_staleness: int = 5
     staleness_weight: float = 0.5
@@ -78,6 +81,7 @@ class Rules:
             ),
             bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
             devices_per_round=task.devices_per_round,
+            ask_all_rounds=task.ask_all_rounds,
             buffer_size=task.buffer_size,
             max_staleness=task.max_staleness,
             staleness_weight=task.staleness_weight,
@@ -91,6 +95,10 @@ class Rules:
     def deadline_s(self, number: int) -> float:
         """Seconds that round `number` has; the first rounds may have as many as they need."""
         return UNTIMED_S if number <= self.untimed_rounds else self.round_deadline_s
+
+    def cohort(self, number: int) -> int | None:
+        """The number of devices to ask in round `number`; None: all, without a draw."""
+        return self.all_devices if 0 < number <= self.ask_all_rounds else self.devices_per_round
 
     def earliest(self, number: int) -> int:
         """The first round whose contributions are not too late in round `number`."""
@@ -160,7 +168,7 @@ class RoundsState:
     asked: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
     """With cohorts: the latest round that each device was asked for, as long as that matters.
 
-    Empty without cohorts: all devices are asked.
+    Without cohorts, and in rounds that ask all, devices are not recorded here: all are asked.
     """
     behind: HashTrieMap[str, float] = field(default_factory=HashTrieMap)
     """With cohorts: devices at work on an earlier round, and the time since when no round waits for them."""
@@ -253,11 +261,11 @@ class RoundsState:
 
     def is_asked(self, device: str) -> bool:
         """Whether a device may contribute to this round."""
-        return self.rules.devices_per_round is None or self.asked.get(device) == self.round
+        return self.rules.cohort(self.round) is None or self.asked.get(device) == self.round
 
     def concerns(self, device: str) -> bool:
         """Whether a device that comes is offered the open round: with cohorts, if asked and yet to answer."""
-        if self.phase != "collect" or self.rules.devices_per_round is None:
+        if self.phase != "collect" or self.rules.cohort(self.round) is None:
             return self.phase == "collect"
         return self.is_asked(device) and device not in self.answered
 

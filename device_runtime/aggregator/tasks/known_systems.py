@@ -59,6 +59,7 @@ class SystemKind:
             until_round=until if until < task.rounds else None,
             weight=given.weight,
             max_norm=given.max_norm,
+            first_epochs=given.first_epochs,
         )
 
 
@@ -72,6 +73,7 @@ class System:
     drawn: the parts to use in place of `parts` where only some devices are asked in a round.
     rounds: the system's number of rounds, if fixed.
     untimed: the number of first rounds without a deadline.
+    asking_all: the number of first rounds that ask all devices, also where the others ask only some.
     """
 
     says: str
@@ -81,6 +83,7 @@ class System:
     start: Start = "bundle"
     rounds: int | None = None
     untimed: Rounds = lambda rounds: 0
+    asking_all: Rounds = lambda rounds: 0
     drawn: tuple[SystemKind, ...] = ()
 
     def of(self, task: Task) -> Task:
@@ -96,7 +99,12 @@ class System:
             head="trained" if task.head == "auto" else task.head,
             wait_for="all" if task.wait_for == "auto" else task.wait_for,
             untimed_rounds=max(task.untimed_rounds, self.untimed(rounds)),
+            ask_all_rounds=self._asking_all(task, rounds),
         )
+
+    def _asking_all(self, task: Task, rounds: int) -> int:
+        drawn = task.devices_per_round is not None and not task.buffer_size
+        return max(task.ask_all_rounds, self.asking_all(rounds) if drawn else 0)
 
 
 def server_optimizer_for(task: Task, name: str) -> ServerOptimizer:
@@ -180,7 +188,15 @@ def _fedft(says: str, **fixed: Any) -> System:
     One round of full updates without a deadline, then the upper part is trained on selected samples.
     """
     parts = (FULL_ONCE, SystemKind("entropy-subset", fixed, after=_first))
-    return System(says, "Shi 2025 (PhD thesis, Sheffield), section 6.4", parts, untimed=_first)
+    source = "Shi 2025 (PhD thesis, Sheffield), section 6.4"
+    return System(says, source, parts, untimed=_first, asking_all=_first)
+
+
+def _fedfsc_plus_with(says: str, anchor: str) -> System:
+    """FedFSC+ whose full updates have a term that holds the classifier near `anchor` (equation 4.3)."""
+    full = SystemKind("full", {"terms": {"fscprox": {"anchor": anchor}}})
+    few = SystemKind("few-shot", {"send_mean": anchor == "few-shot"}, after=_first)
+    return System(says, "Shi 2025 (PhD thesis, Sheffield), section 4.5.3", (full, few))
 
 
 def _fedpeft(tunable: str) -> System:
@@ -263,6 +279,12 @@ SYSTEMS: dict[str, System] = {
             SystemKind("full+few-shot", {"terms": {"fscprox": {"anchor": "few-shot"}}}, after=_first),
         ),
     ),
+    "fedfsc++fscprox": _fedfsc_plus_with(
+        "FedFSC+ whose full updates stay near the few-shot classifier", "few-shot"
+    ),
+    "fedfsc++baseprox": _fedfsc_plus_with(
+        "FedFSC+ whose full updates stay near the base's classifier", "base"
+    ),
     "baseprox": System(
         "FedFSC whose full updates stay near the base's classifier",
         "Shi 2025 (PhD thesis, Sheffield), section 4.4",
@@ -289,6 +311,7 @@ SYSTEMS: dict[str, System] = {
         (SystemKind("representatives"),),
     ),
     "fedft-all": _fedft("the upper part on all local samples", shares=(1.0,), select="entropy"),
+    "fedavg-rds": _fedft("everything, on samples drawn at random", tunable="all", select="random"),
     "fedft-rds": _fedft("the upper part on samples drawn at random", select="random"),
     "fedft-eds": _fedft("the upper part on the samples of highest entropy", select="entropy"),
     "fedncm": System(
@@ -296,11 +319,13 @@ SYSTEMS: dict[str, System] = {
         "Legate et al. 2023; Bernier 2024 (MSc thesis, Concordia), algorithm 1",
         (SystemKind("class-means", AS_PUBLISHED),),
         rounds=1,
+        asking_all=_first,
     ),
     "fedncm+ft": System(
         "that classifier first, then everything",
         "Legate et al. 2023; Bernier 2024 (MSc thesis, Concordia), section 3.1.3",
         (SystemKind("class-means", AS_PUBLISHED, until=_first), SystemKind("full", after=_first)),
+        asking_all=_first,
     ),
     "fedmezo": System(
         "scalars along directions that all share",

@@ -44,6 +44,8 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     weight: a factor on the weight of its updates in the mean, which is in samples.
     max_norm: a bound on the distance of an update from the base, as the Euclidean norm over all its tensors;
     a tensor that the base does not have counts with its norm.
+    first_epochs: the local epochs of round `from_round`, for models that train before the other rounds begin
+    (thesis 002, sections 5.6 and 6.4.1); 0: as in the others.
     """
 
     name: Annotated[str, Setting("Kind of update: `device-runtime kinds` lists them.", "full")]
@@ -67,12 +69,28 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         ),
     ] = None
 
+    first_epochs: Annotated[
+        int,
+        Setting(
+            "Local epochs of its first round; 0: as in the others.",
+            20,
+            "epochs",
+            at_least=0,
+            at_most=ranges.MOST,
+        ),
+    ] = 0
+
     def __post_init__(self) -> None:
         try:
-            registry.make(self.name, self.settings)
+            kind = registry.make(self.name, self.settings)
             ranges.check(self, f" of {self.name}")
         except ValueError as error:
             raise TaskError(str(error)) from None
+        if self.first_epochs and not hasattr(kind, "epochs"):
+            raise TaskError(f"first_epochs of {self.name}: this kind does not train in epochs")
+        if self.first_epochs and getattr(kind, "graded", False):
+            raise TaskError(f"first_epochs of {self.name}: its graded forms have the epochs of other rounds")
+        _ = self.of_round(self.from_round)  # whose settings are checked too
         if self.until_round is not None:
             _at_least(f"until_round of {self.name}", self.until_round, self.from_round)
 
@@ -91,6 +109,14 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         own = {name: value for name, value in self.settings.items() if name != registry.STATISTICS}
         more = {} if statistics is None else {registry.STATISTICS: msgspec.to_builtins(statistics)}
         return msgspec.structs.replace(self, settings={**own, **more})
+
+    def of_round(self, number: int) -> KindSettings:
+        """The same kind, in its first round with `first_epochs`."""
+        if not self.first_epochs or number != self.from_round:
+            return self
+        return msgspec.structs.replace(
+            self, settings={**self.settings, "epochs": self.first_epochs}, first_epochs=0
+        )
 
     def in_round(self, number: int) -> bool:
         """Whether the kind is offered in round `number`."""
@@ -116,9 +142,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     for `min_devices`. The first `untimed_rounds` have no deadline. After `max_extensions` deadlines in a row
     that brought no contribution to the open round though devices were there, the run ends and says why
     (0: it continues). With `devices_per_round` only that many devices are asked, drawn again for each round
-    from those that are ready. With `buffer_size` B > 0 a round closes as soon as B devices have contributed,
-    whatever the others do (FedBuff, Nguyen et al. 2022); with both settings, `devices_per_round` devices are
-    kept at work, on any rounds.
+    from those that are ready; the first `ask_all_rounds` ask all. With `buffer_size` B > 0 a round closes as
+    soon as B devices have contributed, whatever the others do (FedBuff, Nguyen et al. 2022); with both
+    settings, `devices_per_round` devices are kept at work, on any rounds.
 
     Late updates. An update that arrives after its round is refused. With late="count" or a buffer it counts
     in the open round, if it is at most `max_staleness` rounds late: made tau rounds ago, it moves the model
@@ -186,6 +212,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         int | None,
         Setting("Devices drawn for each round; none: all that are online.", 10, "devices", at_least=1),
     ] = None
+    ask_all_rounds: Annotated[
+        int,
+        Setting("First rounds that ask all devices, despite devices_per_round.", 1, "rounds", at_least=0),
+    ] = 0
     buffer_size: Annotated[
         int,
         Setting(
@@ -294,6 +324,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise TaskError(str(error)) from None
         if self.devices_per_round is not None and not self.buffer_size:
             self._check_enough_are_asked(self.devices_per_round)
+        if self.ask_all_rounds and self.buffer_size:
+            raise TaskError("ask_all_rounds and buffer_size: a buffered round does not wait for all devices")
         self._check_pace()
         if self.wait_for == "fast" and (why := self._ends_otherwise()):
             raise TaskError(f'wait_for is "fast" and {why}')
@@ -366,8 +398,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             )
 
     def offered(self, number: int) -> tuple[KindSettings, ...]:
-        """The kinds offered in round `number`, in order of preference."""
-        return tuple(kind for kind in self.kinds if kind.in_round(number))
+        """The kinds offered in round `number`, in order of preference, with that round's settings."""
+        return tuple(kind.of_round(number) for kind in self.kinds if kind.in_round(number))
 
     def offer_kinds(self, number: int) -> tuple[Kind, ...]:
         """The kinds of round `number` as they are written in an offer."""

@@ -17,7 +17,7 @@ FORMAT = 2
 ABOVE = {"above-low": "mid", "above-mid": "up", "above-up": "head"}
 """Objectives that train on the feature maps of a level, with the largest tunable set above that level."""
 
-TRAINING = ("train", "moon", "distil", "kl", "attention", "prototype", *ABOVE)
+TRAINING = ("train", "moon", "distil", "kl", "attention", "attention-norm", "prototype", *ABOVE)
 """Objectives of training graphs; `train` is the bundle's loss alone."""
 
 OF_ANY_LOSS = ("train", "moon")

@@ -111,14 +111,14 @@ def kl(given: ObjectiveBatch) -> Tensor:
     return (1 - extras["alpha"]) * hard + extras["alpha"] * heat * heat * divergence
 
 
-def attention(given: ObjectiveBatch) -> Tensor:
+def attention(given: ObjectiveBatch, squared: bool = True) -> Tensor:
     """Cross-entropy plus attention transfer (thesis 002, 5.3; Zagoruyko and Komodakis 2017, equation 2).
 
     Mean over samples of sum_levels beta_level * || Q / ||Q||_2 - Q_t / ||Q_t||_2 ||_2^2, where Q is the sum
     of squares over the channels at each place, and `teacher.LEVEL` is that of the teacher, (n, places).
     Levels whose map is one vector for each sample, without places, are ignored; `beta` is in the order of the
-    other levels. Both texts write the norm, Zagoruyko's code squares it: with the norm, training with their
-    beta diverges.
+    other levels. Both texts write the norm, Zagoruyko's code squares it. Where `squared` is false it is the
+    norm, as in equations 5.6 and 5.14 of the thesis.
     """
     passed, extras = run(given.subject, given.x, given.tensors), given.extras
     apart: list[Tensor] = []
@@ -128,7 +128,7 @@ def attention(given: ObjectiveBatch) -> Tensor:
         square = value * value
         ours = square.sum(2) if value.dim() == 3 else square.sum(1).flatten(1)
         difference = _unit(ours) - _unit(extras[f"teacher.{level}"])
-        apart.append((difference * difference).sum(1))
+        apart.append((difference * difference).sum(1) if squared else _norm(difference))
     hard = functional.cross_entropy(passed.logits, given.y)
     return hard + (torch.stack(apart, 1) * extras["beta"]).sum(1).mean()
 
@@ -218,6 +218,7 @@ OBJECTIVES: dict[str, Objective] = {
     "distil": Objective(lambda sizes: (_target(sizes),), distil),
     "kl": Objective(lambda sizes: (_target(sizes), *_scalars("temperature", "alpha")), kl),
     "attention": Objective(_attention_extras, attention),
+    "attention-norm": Objective(_attention_extras, partial(attention, squared=False)),
     "prototype": Objective(_prototype_extras, prototype),
     **{name: _above(name) for name in ABOVE},
 }

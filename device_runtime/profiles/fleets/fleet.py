@@ -145,12 +145,14 @@ def _stream(seed: int, purpose: int) -> np.random.Generator:
 class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The groups of a fleet, and the hour of its day at which a run begins.
 
-    Raises ProfileError for invalid settings.
+    redrawn: which devices are in which group is drawn anew for every round, so that a straggler is not one
+    for good. Raises ProfileError for invalid settings.
     """
 
     name: str
     groups: dict[str, FleetGroup]
     begins_h: float = 0.0
+    redrawn: bool = False
 
     def __post_init__(self) -> None:
         if not self.groups:
@@ -163,6 +165,10 @@ class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ProfileError(f"shares are {shares}: {total:g} in all, expected 1")
         if not 0 <= self.begins_h <= 24:
             raise ProfileError(f"begins_h is {self.begins_h}, expected a number 0 or more, 24 at most")
+        for name, group in self.groups.items():
+            if self.redrawn and (group.windows or group.battery or group.members):
+                what = "windows, a battery or members, which devices of a redrawn fleet cannot keep"
+                raise ProfileError(f"groups.{name} has {what}")
 
     @classmethod
     def load(cls, path_or_preset: str | Path) -> FleetSpec:
@@ -306,6 +312,20 @@ class Fleet:
             bandwidth = Bandwidth(median.up * link, median.down * link, median.source)
         power = base.power
         return DeviceProfile(base.name, base.cores, memory, speed, bandwidth, power, corrections=corrections)
+
+    def members(self, i: int) -> tuple[str, ...]:
+        """The models of a task's family that device i trains; () for any."""
+        return self._groups[self.draws.group.item(i)].members
+
+    def in_round(self, number: int) -> Fleet:
+        """The fleet as it is in a round: where it is redrawn, every device has the figures of some device.
+
+        Names are those of the fleet that was drawn first.
+        """
+        if not self.spec.redrawn:
+            return self
+        order = np.random.default_rng([self.seed, _ORDER, number]).permutation(len(self))
+        return replace(self, draws=Draws(**{name: of[order] for name, of in vars(self.draws).items()}))
 
     def latency_s(self, i: int) -> float:
         """Seconds that are added to each transfer, whatever its size."""

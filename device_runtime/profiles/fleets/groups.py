@@ -136,7 +136,8 @@ class FleetGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """A group of devices with one shipped `profile`: their share of the fleet, and how they differ.
 
     Without windows they are always available. Their local times lag the fleet's by 0 to `zones_h` hours,
-    evenly spread.
+    evenly spread. `members` names the models of the task's family that they train where a kind of update
+    trains one of the family; () leaves the choice to each device.
     """
 
     profile: str
@@ -148,6 +149,7 @@ class FleetGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     zones_h: float = 0.0
     failures: Failures = Failures()
     battery: BatteryPack | None = None
+    members: tuple[str, ...] = ()
 
     def check(self, name: str) -> None:
         """Raises ProfileError for invalid settings; it names the group, the field and the expected values."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.selection.choose import MAIN, RICHEST, ChoicePolicy
+from device_runtime.profiles.fleets.fleet import Fleet
 from device_runtime.simulation.bases import BaseHistory
 from device_runtime.strategies.kind import AnyStrategy
 
@@ -68,7 +69,8 @@ class DeviceSampler:
     def __init__(self, task: Task, stock: SampledFleet, seed: int) -> None:
         self._task, self._seed = task, seed
         self._devices, self._bases, self._bundle_bytes = stock.devices, stock.bases, stock.bundle_bytes
-        self._kinds: tuple[int, tuple[AnyStrategy, ...]] = (0, ())
+        self._kinds: tuple[int, dict[tuple[str, ...], tuple[AnyStrategy, ...]]] = (0, {})
+        self._fleet: tuple[int, Fleet] = (0, stock.devices.fleet)
         self._policy = stock.policy
         self._draws = 0
         self._serials = np.zeros(len(stock.devices), np.int64)
@@ -120,11 +122,13 @@ class DeviceSampler:
         self, devices: list[int], opening: OpenedRound, rng: np.random.Generator
     ) -> list[PendingUpdate]:
         self._serials[devices] = opening.serial
+        if self._fleet[0] != opening.round:
+            self._fleet = opening.round, self._devices.open(opening.round)
         luck = self._devices.round_draws(np.array(devices, np.int64), rng)
         return [self._flight(device, opening, drawn) for device, drawn in zip(devices, luck, strict=True)]
 
     def _flight(self, device: int, opening: OpenedRound, luck: RoundDraws) -> PendingUpdate:
-        number, fleet = opening.round, self._devices.fleet
+        number, fleet = self._fleet
         lobby_bytes = self._bundle_bytes if self._devices.is_new(device) else 0
         bases, known = self._bases, self._devices.known(device)
         held = known.held
@@ -134,7 +138,7 @@ class DeviceSampler:
             now=opening.now,
             closes_s=opening.closes_s,
             down_bytes=lambda member: bases.to_fetch(number, member, held),
-            kinds=self._offered(number),
+            kinds=self._offered(number, fleet.members(device)),
             luck=luck,
             latency_s=fleet.latency_s(device),
             until=partial(fleet.until, device),
@@ -147,11 +151,25 @@ class DeviceSampler:
             known.held = bases.fetched(number, line.member, held)
         chosen = line.outcome.plan.chosen
         kind, strategy = ("", None) if chosen is None else (chosen.kind, chosen.strategy)
-        name, group = fleet.name(device), fleet.group(device)
+        name, group = self._devices.fleet.name(device), fleet.group(device)
         samples = self._devices.samples(device)
         return PendingUpdate(device, name, group, number, opening.now, kind, strategy, line, samples)
 
-    def _offered(self, number: int) -> tuple[AnyStrategy, ...]:
+    def _offered(self, number: int, members: tuple[str, ...]) -> tuple[AnyStrategy, ...]:
+        """The kinds of round `number` for a device that trains only these members of a family; (): any."""
         if self._kinds[0] != number:
-            self._kinds = (number, tuple(kind.strategy for kind in self._task.offered(number)))
-        return self._kinds[1]
+            self._kinds = number, {(): tuple(kind.strategy for kind in self._task.offered(number))}
+        by_members = self._kinds[1]
+        if members not in by_members:
+            limited = (_only(kind, members) for kind in by_members[()])
+            by_members[members] = tuple(kind for kind in limited if kind is not None)
+        return by_members[members]
+
+
+def _only(kind: AnyStrategy, members: tuple[str, ...]) -> AnyStrategy | None:
+    """The kind with these of its members only; None where it has others, but none of them."""
+    every: tuple[str, ...] = getattr(kind, "members", ())
+    kept = tuple(member for member in every if member in members)
+    if not every:
+        return kind
+    return replace(kind, members=kept) if kept else None  # type: ignore[call-arg]

@@ -52,7 +52,7 @@ class FleetState:
 
         slow: the factor by which every device is slower, so that a small task costs as much as a large one.
         """
-        self.fleet = fleet
+        self.fleet = self._now = fleet
         self._counts = clients.class_counts(len(manifests[MAIN].labels))
         loads = {member: workload(manifest, ()) for member, manifest in manifests.items()}
         alone = len(loads) == 1  # there is no choice of a model before its base is fetched
@@ -63,6 +63,11 @@ class FleetState:
 
     def __len__(self) -> int:
         return len(self.fleet)
+
+    def open(self, number: int) -> Fleet:
+        """Opens a round: from now on devices have its figures, where the fleet is redrawn for every round."""
+        self._now = self.fleet.in_round(number)
+        return self._now
 
     def names(self) -> list[str]:
         return [self.fleet.name(device) for device in range(len(self.fleet))]
@@ -101,7 +106,7 @@ class FleetState:
 
     def round_draws(self, devices: NDArray[np.int64], rng: np.random.Generator) -> list[RoundDraws]:
         """The random draws for these devices in one round."""
-        drawn: Disturbances = self.fleet.disturbances(devices, rng)
+        drawn: Disturbances = self._now.disturbances(devices, rng)
         columns = (drawn.slowdown, drawn.uplink, drawn.downlink, drawn.crash, drawn.drop, drawn.away_s)
         return [RoundDraws(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
@@ -130,7 +135,7 @@ class FleetState:
         return line
 
     def profile(self, device: int, corrections: Mapping[str, float] = NOTHING_LEARNT) -> DeviceProfile:
-        profile = self.fleet.profile(device, corrections)
+        profile = self._now.profile(device, corrections)
         if self._slow == 1.0:
             return profile
         return replace(

@@ -46,7 +46,7 @@ class SimulationLoop:
         """`names` are those of all devices of the fleet."""
         self._task = task
         asked = min(task.devices_per_round or len(names), len(names))  # without a cohort: always all devices
-        rules = replace(Rules.of(task), devices_per_round=asked, min_devices=1)
+        rules = replace(Rules.of(task), devices_per_round=asked, all_devices=len(names), min_devices=1)
         rules = replace(rules, max_extensions=0)  # ProgressGuard abandons runs instead
         self._parts = parts
         self._agenda = VirtualTimeQueue()

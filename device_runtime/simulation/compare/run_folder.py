@@ -21,6 +21,7 @@ from device_runtime.simulation import checkpoint
 from device_runtime.simulation.checkpoint import Checkpoint
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import TrainingJob
+from device_runtime.simulation.metrics.formulas import PaperCost
 from device_runtime.simulation.records import AskRecord, SimulatedRound
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.training.device_half import TrainedUpdate
@@ -48,7 +49,7 @@ class RunInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     `sha256` is the fingerprint of the scenario under the policy, with the seed; `seconds` are of real time.
     `labels` names the classes, if the loss is of classes; `params_sent` has the float32 values in an update
-    of each kind.
+    of each kind, `paper_costs` what it costs by the papers' formulas.
     """
 
     policy: str
@@ -59,6 +60,7 @@ class RunInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     seconds: float = 0.0
     labels: tuple[str, ...] = ()
     params_sent: dict[str, int] = {}
+    paper_costs: dict[str, PaperCost] = {}
     versions: dict[str, str] = {}
 
 

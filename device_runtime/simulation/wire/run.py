@@ -246,7 +246,8 @@ def members(prepared: PreparedRun) -> list[WireMember]:
 def perform(prepared: PreparedRun, course: WireCourse | None = None) -> WireResult:
     """Runs all rounds of a scenario with the faults of `course`; the first round waits for all devices.
 
-    The fleet's random draws of each round (jitter, crashes, hours of the day) are ignored. Raises as
+    The fleet's random draws of each round (jitter, crashes, hours of the day, a redrawn fleet) are ignored,
+    and so are its groups' `members`. Raises as
     `run_on_wire` does.
     """
     scenario = prepared.scenario

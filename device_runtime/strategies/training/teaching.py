@@ -113,19 +113,19 @@ def attention_maps(model: DeviceModel, x: NDArray[Any], levels: Iterable[str]) -
     }
 
 
-def attention_places(student: Manifest) -> dict[str, int]:
-    """The levels at which objective `attention` compares a model with its teacher, and the places of each.
+def attention_places(student: Manifest, objective: str = "attention") -> dict[str, int]:
+    """The levels at which the objective compares a model with its teacher, and the places of each.
 
     Raises BundleError if the bundle has no such graph.
     """
-    need_graphs(student, ("attention.all",))
-    given = (extra for extra in student.graphs["attention.all"].extras if extra.per_sample)
+    need_graphs(student, (graph := f"{objective}.all",))
+    given = (extra for extra in student.graphs[graph].extras if extra.per_sample)
     return {extra.name.partition(".")[2]: extra.shape[0] for extra in given}
 
 
 @dataclass(frozen=True)
 class TeacherAttention:
-    """The extra inputs of objective `attention`: a teacher's maps (n, places) and a beta for each level."""
+    """The extra inputs of attention transfer: a teacher's maps (n, places) and a beta for each level."""
 
     maps: Rows
     beta: Mapping[str, float] = field(default_factory=dict)
@@ -173,9 +173,9 @@ def need_one_shape(manifests: Iterable[Manifest], level: str) -> None:
         )
 
 
-def need_places(teacher: Manifest, student: Manifest) -> None:
+def need_places(teacher: Manifest, student: Manifest, objective: str = "attention") -> None:
     """Raises BundleError if the attention maps of teacher and student differ in size at a compared level."""
-    for level, wanted in attention_places(student).items():
+    for level, wanted in attention_places(student, objective).items():
         shape = map_shape(teacher, level)
         places = shape[0] if len(shape) == 2 else prod(shape[1:])
         if places != wanted:

@@ -51,6 +51,19 @@ def test_a_round_closes_when_its_cohort_has_answered_and_the_next_draws_another(
     assert b.offer.done
 
 
+def test_a_first_round_that_asks_all_is_offered_to_all_and_the_next_to_its_cohort(
+    bench, make_task, update_of
+):
+    b = cohort_bench(bench, make_task, ask_all_rounds=1)
+    assert (b.offer.round, asked(b)) == (1, [])
+    for device in DEVICES:
+        b.contribute(device, b.contribution("few-shot", update_of("few-shot")))
+    assert [c.record.participants for c in b.heard(RoundClosed)] == [5]
+    cohort = asked(b)
+    assert (b.offer.round, b.offer.kinds, len(cohort)) == (0, (), 2)
+    assert [offers(b, device)[-1:] == [2] for device in DEVICES] == [d in cohort for d in DEVICES]
+
+
 def test_the_same_task_asks_the_same_devices(bench, make_task):
     assert asked(cohort_bench(bench, make_task)) == asked(cohort_bench(bench, make_task))
     draws = {tuple(asked(cohort_bench(bench, make_task, seed=seed))) for seed in range(8)}

@@ -7,7 +7,7 @@ from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.cli.operator.serve import add_arguments, task_of
 from device_runtime.strategies.terms.dp_sgd import DpSgd, dp_settings
 from device_runtime.strategies.terms.moon import Moon
-from device_runtime.strategies.terms.proximal import FedProx
+from device_runtime.strategies.terms.proximal import FedProx, FscProx
 
 TASK = Task(bundle="digits-wrn-10-1", rounds=10)
 
@@ -51,10 +51,43 @@ def test_fedncm_is_done_in_one_round():
     assert systems.task_as_system("fedncm", TASK).rounds == 1
 
 
+def test_fedncm_and_the_pass_before_fedft_ask_all_devices_once_also_where_others_are_drawn():
+    """Bernier 2024, algorithm 1, line 1; Shi 2025, section 6.4.1."""
+    drawn = msgspec.structs.replace(TASK, devices_per_round=3)
+    for name in ("fedncm", "fedncm+ft", "fedft-eds"):
+        task = systems.task_as_system(name, drawn)
+        assert (task.ask_all_rounds, task.devices_per_round) == (1, 3), name
+        assert systems.task_as_system(name, TASK).ask_all_rounds == 0, "nothing is drawn"
+    assert systems.task_as_system("ft", drawn).ask_all_rounds == 0
+
+
 def test_a_plus_lets_stragglers_train_one_epoch():
     for name in ("fedavg+", "fedprox+", "moon+"):
         [kind] = systems.task_as_system(name, TASK).kinds
         assert [form.epochs for form in kind.strategy.variants()] == [10, 1], name
+
+
+def test_a_straggler_of_fedprox_with_drawn_epochs_may_train_any_number_of_them():
+    [kind] = systems.task_as_system("fedprox+drawn", TASK).kinds
+    assert [form.epochs for form in kind.strategy.variants()] == list(range(10, 0, -1))
+    assert kind.strategy.terms == (FedProx(0.01),)
+
+
+@pytest.mark.parametrize(
+    ("name", "anchor", "sends"), [("fscprox", "few-shot", True), ("baseprox", "base", False)]
+)
+def test_fedfsc_plus_with_a_proximal_term_sends_devices_the_few_shot_classifier(name, anchor, sends):
+    """Thesis 002, table 4.7: non-stragglers have the term, stragglers train few-shot updates."""
+    full, few = systems.task_as_system(f"fedfsc++{name}", TASK).kinds
+    assert (full.name, full.strategy.terms, full.from_round) == ("full", (FscProx(0.01, anchor),), 1)
+    assert (few.name, few.strategy.send_mean, few.from_round) == ("few-shot", sends, 2)
+
+
+def test_fedavg_rds_trains_everything_on_samples_drawn_at_random():
+    """Thesis 002, table 6.8: FedAvg from the pre-trained model, after the same pass as FedFT."""
+    assert offered("fedavg-rds") == [("full", 1, 1), ("entropy-subset", 2, None)]
+    rds = systems.task_as_system("fedavg-rds", TASK).kinds[1].strategy
+    assert (rds.trained, rds.select) == ("all", "random")
 
 
 def test_modifiers_compose():
@@ -72,6 +105,18 @@ def test_moon_does_not_compose_with_privacy():
 def test_private_training_is_planned_for_all_rounds():
     [kind] = systems.task_as_system("fedpeft-bias+dp", TASK).kinds
     assert dp_settings(kind.strategy) == DpSgd(epsilon=5.0, delta=1e-3, rounds=10)
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "expected"), [(8, 64, 7), (8, 8, 50), (8, None, 50), (None, 64, 50), (1, 100, 1)]
+)
+def test_private_training_is_planned_for_the_rounds_that_a_drawn_device_is_expected_in(
+    asked, devices, expected
+):
+    """Paper 003: 50 rounds of 8 out of 64 clients are 6.25 of each."""
+    drawn = msgspec.structs.replace(TASK, rounds=50, devices_per_round=asked)
+    [kind] = systems.task_as_system("fedpeft-bias+dp", drawn, devices).kinds
+    assert dp_settings(kind.strategy).rounds == expected
 
 
 def test_what_a_task_says_stands_over_the_papers_but_not_over_what_makes_the_system():
@@ -142,7 +187,10 @@ def test_a_system_is_served_by_name():
             "no system is called 'FedAdam'; near it are fedadam.*; `device-runtime systems` lists all$",
         ),
         ("fedprx+dp", "no system is called 'fedprx\\+dp'; near it are fedprox"),
-        ("fedavg+better", "'fedavg\\+better': there is no modifier \\+better; there are \\+, \\+fedprox"),
+        (
+            "fedavg+better",
+            "'fedavg\\+better': there is no modifier \\+better; there are \\+, \\+drawn, \\+fedprox",
+        ),
         ("mixed", "'mixed': what a task is without a system: leave it out"),
         ("centralised", "only `simulate` has that"),
         ("fedncm+", "\\+ changes reduced_epochs, which none of class-means has"),

@@ -47,6 +47,29 @@ def test_kinds_are_offered_from_their_round_on():
     assert [len(late.offered(number)) for number in (1, 2, 3, 4)] == [1, 1, 2, 2]
 
 
+def test_a_kind_can_train_more_epochs_in_its_first_round():
+    """As the models of Shi 2025 that train alone before the rounds (5.6), or in one pass (6.4.1)."""
+    kind = KindSettings(name="full", settings={"epochs": 5}, from_round=2, first_epochs=40)
+    task = Task(bundle="b", kinds=(KindSettings(name="few-shot"), kind))
+    epochs = [[one.strategy.epochs for one in task.offered(number)] for number in (1, 2, 3)]
+    assert epochs == [[10], [10, 40], [10, 5]]
+    assert registry.read(task.offer_kinds(2)[1]).epochs == 40
+    assert task.kinds[1].strategy.epochs == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "text"),
+    [
+        ("class-means", {}, "first_epochs of class-means: this kind does not train in epochs"),
+        ("full", {"graded": True}, "first_epochs of full: its graded forms have the epochs of other rounds"),
+        ("full", {"reduced_epochs": 4}, "reduced_epochs is 4, expected 1 to 3, the epochs"),
+    ],
+)
+def test_epochs_of_a_first_round_that_cannot_be_meant_are_refused(name, settings, text):
+    with pytest.raises(TaskError, match=text):
+        KindSettings(name=name, settings=settings, first_epochs=3)
+
+
 def test_round_seeds_differ_are_repeatable_and_fit_a_double():
     task, other = Task(bundle="b", seed=1), Task(bundle="b", seed=2)
     seeds = [t.round_seed(n) for t in (task, other) for n in range(1, 100)]
@@ -89,6 +112,10 @@ def test_a_task_file_is_read_and_flags_stand_over_it(tmp_path):
         ({"bundle": "b", "round": 3}, "task: round: there is no such key; there are bundle, name, rounds, "),
         ({"bundle": "b", "late": "never"}, "'never'"),
         ({"bundle": "b", "name": "a/b"}, "task name 'a/b'"),
+        (
+            {"bundle": "b", "ask_all_rounds": 1, "buffer_size": 3},
+            "ask_all_rounds and buffer_size: a buffered round does not wait for all devices",
+        ),
         ({"bundle": "b", "devices_per_round": 0}, "devices_per_round is 0, expected 1 or more"),
         (
             {"bundle": "b", "devices_per_round": 2, "min_contributions": 3},

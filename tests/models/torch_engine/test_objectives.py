@@ -118,6 +118,19 @@ def test_attention_compares_normalised_maps_at_each_level(subject, batch, passed
     assert loss(subject, batch, "attention", **extras, beta=[10, 3]) == pytest.approx(expected, rel=1e-5)
 
 
+def test_attention_by_the_norm_is_equation_5_14_to_the_letter(subject, batch, passed):
+    """Norm of the difference of the normalised maps, where `attention` squares it."""
+    teacher = {level: np.random.default_rng(2).random((N, SIDE * SIDE), np.float32) for level in passed.maps}
+    apart = 0.0
+    for level, value in passed.maps.items():
+        q = (value.numpy() ** 2).sum(1).reshape(N, -1)
+        q, t = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (q, teacher[level]))
+        apart += 7 * float(np.linalg.norm(q - t, axis=1).mean())
+    extras = {f"teacher.{level}": value for level, value in teacher.items()}
+    found = loss(subject, batch, "attention-norm", **extras, beta=[7, 7])
+    assert found == pytest.approx(hard(passed, batch) + apart, rel=1e-5)
+
+
 def test_prototypes_of_absent_classes_count_nothing(subject, batch, passed):
     """Cross-entropy of the head on the average of each prototype, of classes 0 and 2 alone."""
     maps = np.random.default_rng(3).standard_normal((CLASSES, CHANNELS, SIDE, SIDE), np.float32)

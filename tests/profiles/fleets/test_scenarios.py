@@ -261,6 +261,43 @@ def test_what_cannot_be_meant_is_refused_in_one_line(changes, message):
     assert "\n" not in said
 
 
+def test_a_redrawn_fleet_draws_its_stragglers_anew_for_every_round():
+    """Shi 2025, section 4.4.1. Half of ten are slow in a round; of 200 rounds a device is so in 100 +- 4 sd."""
+    groups = {
+        "fast": {"profile": "pi-5", "share": 0.5},
+        "slow": {"profile": "pi-5", "share": 0.5, "speed": {"factor": 0.1}},
+    }
+    fleet = read({"name": "f", "groups": groups, "redrawn": True}).draw(10, 3)
+    rate = fleet.profile(fleet.draws.group.tolist().index(0)).speed.flops_per_s
+    slow = np.zeros(10)
+    for number in range(1, 201):
+        now = fleet.in_round(number)
+        mine = [now.profile(i).speed.flops_per_s < rate for i in range(10)]
+        assert mine == [now.group(i) == "slow" for i in range(10)]
+        assert sum(mine) == 5
+        slow += mine
+    assert np.abs(slow - 100).max() < 4 * np.sqrt(200 * 0.25)
+    assert np.array_equal(fleet.in_round(7).draws.group, fleet.in_round(7).draws.group)
+    permanent = read({"name": "f", "groups": groups}).draw(10, 3)
+    assert permanent.in_round(7) is permanent
+
+
+@pytest.mark.parametrize(
+    "more", [{"members": ["a"]}, {"battery": {"wh": 1}}, {"windows": [{"start_h": 1, "length_h": 1}]}]
+)
+def test_devices_of_a_redrawn_fleet_cannot_keep_what_belongs_to_one(more):
+    group = {"profile": "pi-5", "share": 1.0, **more}
+    with pytest.raises(ProfileError, match="groups.g has windows, a battery or members, which devices of a"):
+        read({"name": "f", "groups": {"g": group}, "redrawn": True})
+
+
+def test_a_group_may_be_dealt_members_of_the_family():
+    fleet = read({"name": "f", "groups": {
+        "a": {"profile": "pi-5", "share": 0.5, "members": ["small"]}, "b": {"profile": "pi-5", "share": 0.5},
+    }}).draw(4, 0)  # fmt: skip
+    assert {fleet.group(i): fleet.members(i) for i in range(4)} == {"a": ("small",), "b": ()}
+
+
 def test_what_cannot_be_meant_above_the_groups_is_refused():
     group = {"profile": "pi-4", "share": 1.0}
     with pytest.raises(ProfileError, match="group name 'a/b': use 1 to 48 letters"):

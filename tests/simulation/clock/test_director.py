@@ -5,9 +5,12 @@ from collections import Counter
 import pytest
 
 from device_runtime.simulation import scenario
+from device_runtime.simulation.clock.asking import _only
 from device_runtime.simulation.clock.director import WILL_S
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.run import ResumeOptions, prepare, simulate
+from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.prototypes import Prototypes
 
 DAY_S = 86_400.0
 
@@ -115,6 +118,31 @@ def test_a_device_that_sat_out_for_want_of_time_is_asked_again_when_the_round_is
     _, second, third = notes.asks
     assert second.bytes_down > 300_000
     assert third.bytes_down == 0
+
+
+def test_in_a_redrawn_fleet_every_device_is_a_straggler_now_and_then():
+    groups = {
+        "fast": {"profile": "pi-5", "share": 0.5},
+        "slow": {"profile": "pi-5", "share": 0.5, "speed": {"factor": 0.01}},
+    }
+    fleet = {"name": "two", "groups": groups}
+    for redrawn, each in ((True, {"fast", "slow"}), (False, None)):
+        notes = play({**fleet, "redrawn": redrawn}, {"rounds": 12})
+        by_round = Counter((ask.round, ask.group) for ask in notes.asks)
+        assert set(by_round.values()) == {2}, "two of four in every round"
+        for device in {ask.device for ask in notes.asks}:
+            mine = [ask for ask in notes.asks if ask.device == device]
+            slow = [ask.compute_s for ask in mine if ask.group == "slow"]
+            fast = [ask.compute_s for ask in mine if ask.group == "fast"]
+            assert {ask.group for ask in mine} == (each or {device.partition("-")[0]})
+            assert not each or min(slow) > 10 * max(fast)
+
+
+def test_a_device_is_offered_only_the_members_that_its_group_is_dealt():
+    sizes = Prototypes(members=("large", "small"))
+    assert _only(sizes, ("small",)) == Prototypes(members=("small",))
+    assert _only(sizes, ("another",)) is None
+    assert _only(FedAvg(), ("small",)) == FedAvg(), "trains the main model"
 
 
 def test_a_device_that_comes_while_the_round_is_open_is_asked_then():
