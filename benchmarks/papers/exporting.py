@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import platformdirs
 from numpy.typing import NDArray
@@ -70,6 +71,25 @@ def bundle(
     if not _whole(path):
         _export([*words, *(word for option, file in given.items() for word in (option, str(file)))], path)
     return str(path)
+
+
+def identity(name: str, shared: SharedTables, samples: BundleSamples) -> str:
+    """The bundle's name and a hash of how it is made, which no file, path or version of a machine enters.
+
+    For a shipped bundle its name. Pretrained weights are described by their training: another machine gives
+    weights that differ in their last bits.
+    """
+    entry = shared.bundles.get(name)
+    if entry is None:
+        return name
+    learnt: tuple[bytes, str] | None = None
+    if entry.pretrain is not None:
+        learnt = (
+            msgspec.json.encode(entry.pretrain, order="sorted"),
+            shared.bundles[entry.pretrain.bundle].export,
+        )
+    how = repr((_words(name, entry, samples), entry.weights, entry.tokenizer, learnt))
+    return f"{name}-{hashlib.sha256(how.encode()).hexdigest()[:10]}"
 
 
 def _words(name: str, entry: BundleEntry, samples: BundleSamples) -> list[str]:

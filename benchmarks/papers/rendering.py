@@ -110,7 +110,14 @@ def _made(outcome: TableOutcome) -> str:
         if name in outcome.versions
     )
     when = f"; {outcome.date}" if outcome.date else ""
-    return f"{seeds} seed{'s' if seeds > 1 else ''}{spread}{when}; {packages}"
+    return f"{seeds} seed{'s' if seeds > 1 else ''}{spread}{when}; {_code(outcome.commits)}; {packages}"
+
+
+def _code(commits: Sequence[str]) -> str:
+    """The commits of the code; a "+" after one says that the code was changed since."""
+    known = ", ".join(commit for commit in commits if commit)
+    some_unknown = " and of unknown commits" if "" in commits and known else ""
+    return f"code of {known}{some_unknown}" if known else "code of an unknown commit"
 
 
 def _tables(outcome: TableOutcome, style: Style) -> list[str]:

@@ -162,7 +162,11 @@ class TableClaim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table; `id` is its name in the command. Raises ScenarioError for parts that do not fit each other."""
+    """A table; `id` is its name in the command. Raises ScenarioError for parts that do not fit each other.
+
+    `orderings` are lists of rows whose neighbours are compared: the claim is the order that the paper prints,
+    in every column with the table's own measure.
+    """
 
     id: str
     title: str
@@ -175,6 +179,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     setting: Layer = Layer()
     differences: tuple[str, ...] = ()  # at every scale
     claims: tuple[TableClaim, ...] = ()
+    orderings: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         columns, rows = [column.id for column in self.columns], [row.name for row in self.rows]
@@ -207,6 +212,8 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
                 yield from rows
         for claim in self.claims:
             yield from (claim.better, claim.than, *([claim.towards] if claim.towards else []))
+        for ordering in self.orderings:
+            yield from ordering
         for scaled in self.scales.values():
             yield from scaled.rows
 

@@ -36,6 +36,7 @@ def rows_by_rate(table: Table, scale: Scale, rates: Sequence[float]) -> Table:
         rows=rows,
         scales={scale: msgspec.structs.replace(table.scaled(scale), columns=(), rows=(), seeds=1)},
         claims=(),
+        orderings=(),
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -294,8 +295,7 @@ def _terms(name: str, given: object) -> tuple[LocalTerm, ...]:
 
 def _check_known(name: str, kind: Any, settings: Settings) -> None:
     """Raises KindError for an unknown setting, also within settings that are tables."""
-    types = get_type_hints(kind)
-    known = {field.name: types[field.name] for field in dataclasses.fields(kind)}
+    known = _types(kind)
     if unknown := sorted(settings.keys() - set(known)):
         own = ", ".join(one for one in known if one != STATISTICS)
         raise KindError(f"{name} has no setting {unknown[0]!r}; it has {own}")
@@ -303,6 +303,13 @@ def _check_known(name: str, kind: Any, settings: Settings) -> None:
         inner = [one for one in (known[setting], *get_args(known[setting])) if dataclasses.is_dataclass(one)]
         if inner and isinstance(value, Mapping):
             _check_known(f"{name}'s {setting}", inner[0], value)
+
+
+@cache
+def _types(kind: Any) -> Mapping[str, Any]:
+    """The types of a dataclass's fields, by name."""
+    types = get_type_hints(kind)
+    return {field.name: types[field.name] for field in dataclasses.fields(kind)}
 
 
 LATER: Settings = {STATISTICS: None, "drawn_epochs": False, "without_lora": "reset"}

@@ -48,7 +48,7 @@ def table(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_table_is_run_shown_and_written_and_then_is_not_run_again(table, capsys, monkeypatch):
-    words = ["paper:002-t9.9", "--run-dir", "here"]
+    words = ["paper:002-t9.9", "--run-dir", "here", "--kept", "kept"]
     assert papers.main([*words, "--write", "results.md"]) == 0
     shown = capsys.readouterr().out
     assert "scale cpu, 1 seed: 2 runs; kept in here/" in shown
@@ -70,11 +70,16 @@ def test_a_table_is_run_shown_and_written_and_then_is_not_run_again(table, capsy
     assert json.loads(again.out)["columns"][0]["rows"][0]["paper"] == "80.00±1.00"
     assert papers.main([*words, "--write", "results.md"]) == 0
     assert Path("results.md").read_text("utf-8") == page
+    shutil.rmtree("here")
+    assert len(list(Path("kept/002-t9.9-cpu").iterdir())) == 2
+    assert papers.main([*words, "--only-kept", "--write", "results.md"]) == 0
+    assert Path("results.md").read_text("utf-8") == page
+    assert not Path("here").exists()
 
 
 @pytest.mark.slow
 def test_what_was_stopped_is_gone_on_with(table, capsys):
-    words = ["paper:002-t9.9", "--run-dir", "here"]
+    words = ["paper:002-t9.9", "--run-dir", "here", "--kept", "kept"]
     assert papers.main(words) == 0
     [plan] = Path("here").iterdir()
     shutil.rmtree(plan / "runs" / "few-shot-0")
