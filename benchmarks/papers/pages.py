@@ -204,11 +204,12 @@ def _verdicts(section: Section) -> str:
 
 HEAD = """# Results
 
-Every table of every paper, and our own: what was run, at which scale, and what is not run, and why. Each
-section is written by the command that stands in it (`python -m benchmarks.papers TABLE --write
-docs/results`), which also writes this page. Its runs are kept in `benchmarks/papers/kept`; what is kept is
-not run again, so that the same command without data only writes the section anew, and parts of a table can
-be run on several machines (`--columns`, `--rows`).
+Every table of every paper, and our own: what was run, at which scale, and what is not run, and why.
+
+Each section is written by the command that stands in it, which also writes this page. Finished runs are kept
+in `benchmarks/papers/kept` and are not run again. So parts of a table can be run on several machines
+(`--columns`, `--rows`), and a section can be written anew without any data (`--only-kept`). Where git is not
+at hand, `DEVICE_RUNTIME_COMMIT` names the commit.
 
 Numbers of a paper are as printed there; ours are measured. Scale `cpu` is for two cores and hours, with
 smaller networks and data than the paper's: each section lists the differences. Scale `full` is the paper's.

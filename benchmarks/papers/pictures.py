@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from device_runtime.simulation.compare.figures import FinishedRun
 from device_runtime.simulation.compare.wording import TIMES, unit_for
-from device_runtime.simulation.metrics.curves import Axis, accuracy
+from device_runtime.simulation.metrics.curves import (
+    CLOSED_FORM_HEAD,
+    SERVED,
+    TRAINED_HEAD,
+    Axis,
+    Model,
+    accuracy,
+)
 from device_runtime.simulation.report import canvas
 
 from .measures import MEASURES
@@ -28,9 +35,17 @@ COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#22313f", "#8c6d1f",
 )  # fmt: skip
 DASHES = ("solid", "dashed", "dotted")
-MOST_PANELS = 12
-POINTS = 100
+MOST_PANELS = 18
+POINTS = 60
+SMALL = {"font.family": "sans-serif", "svg.fonttype": "none"}
+"""Text as text: letters as paths are most of a file."""
 ACROSS = 3
+MODELS = {
+    "late_acc_trained": TRAINED_HEAD,
+    "late_acc_closed_form": CLOSED_FORM_HEAD,
+    "best_base_acc": TRAINED_HEAD,
+}
+"""The models that measures look at; the others look at the served one."""
 UNEVEN = 5.0
 """From this ratio of rounds between rows on, the axis of rounds is logarithmic."""
 
@@ -45,7 +60,7 @@ def svg(outcome: TableOutcome) -> str | None:
     across = min(ACROSS, len(panels))
     down = -(-len(panels) // across)
     legend_rows = -(-len(outcome.table.rows) // 3)
-    with canvas.look(), matplotlib.rc_context({"svg.hashsalt": outcome.table.id}):
+    with canvas.look(), matplotlib.rc_context({"svg.hashsalt": outcome.table.id, **SMALL}):
         figure, axes = canvas.panels(down, across, 2.6 * down + 0.22 * legend_rows + 0.2)
         for on, column in zip(axes.flat, panels, strict=False):
             _panel(on, outcome, column)
@@ -54,15 +69,16 @@ def svg(outcome: TableOutcome) -> str | None:
         _legend(figure, outcome)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return re.sub(r"\s*<metadata>.*?</metadata>", "", out.getvalue().decode(), flags=re.S)
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", out.getvalue().decode(), flags=re.S)
+    return re.sub(r"(\d+\.\d\d)\d+", r"\1", text)  # hundredths of a point
 
 
 def _panels(outcome: TableOutcome) -> list[Column]:
     """The columns to draw: those with values, without those whose curves an earlier one has."""
     found: list[Column] = []
-    seen: list[set[int]] = []
+    seen: list[set[tuple[int, str]]] = []
     for column in outcome.table.columns_at(outcome.wanted.scale):
-        mine = {id(run) for row in _rows(outcome, column) for run in _runs(outcome, row, column)}
+        mine = {(id(run), row.name) for row in _rows(outcome, column) for run in _runs(outcome, row, column)}
         if not _is_curve(outcome, column):
             known = any(outcome.spread(row.name, column.id).n for row in _rows(outcome, column))
             found += [column] if known else []
@@ -89,7 +105,15 @@ def _is_curve(outcome: TableOutcome, column: Column) -> bool:
     """Whether the column is of accuracies, of which a row has more than one."""
     if not MEASURES[outcome.table.measure_of(column)].percent:
         return False
-    return any(len(mean_curve(_runs(outcome, row, column))[0]) > 1 for row in _rows(outcome, column))
+    return any(len(_curve(outcome, row, column)[0]) > 1 for row in _rows(outcome, column))
+
+
+def _curve(
+    outcome: TableOutcome, row: SystemRow, column: Column
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The row's mean curve, of the model that its measure looks at."""
+    model = MODELS.get(outcome.table.measure_of(column, row), SERVED)
+    return mean_curve(_runs(outcome, row, column), _axis(outcome), model)
 
 
 def _panel(on: Any, outcome: TableOutcome, column: Column) -> None:
@@ -98,7 +122,7 @@ def _panel(on: Any, outcome: TableOutcome, column: Column) -> None:
 
 def _curves(on: Any, outcome: TableOutcome, column: Column) -> None:
     rows, axis = _rows(outcome, column), _axis(outcome)
-    curves = {row.name: mean_curve(_runs(outcome, row, column), axis) for row in rows}
+    curves = {row.name: _curve(outcome, row, column) for row in rows}
     lasts = [at[-1] for at, _ in curves.values() if len(at)]
     unit, size = unit_for(max(lasts), TIMES) if axis == "time" else ("", 1.0)
     for row in rows:
@@ -119,13 +143,13 @@ def _curves(on: Any, outcome: TableOutcome, column: Column) -> None:
 
 
 def mean_curve(
-    runs: Sequence[FinishedRun], axis: Axis = "rounds"
+    runs: Sequence[FinishedRun], axis: Axis = "rounds", model: Model = SERVED
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Points of the axis, and the mean accuracy over runs there; both (n,).
 
     Points are the rounds that all runs have evaluated, or evenly spaced until the end of the shortest run.
     """
-    curves = [accuracy(run.rounds, axis) for run in runs]
+    curves = [accuracy(run.rounds, axis, model.acc) for run in runs]
     if not curves or not all(curve.at.size for curve in curves):
         return np.empty(0), np.empty(0)
     if axis != "rounds":

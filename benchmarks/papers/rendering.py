@@ -61,6 +61,7 @@ def json(outcome: TableOutcome) -> str:
         "scale": outcome.wanted.scale,
         "seeds": outcome.wanted.seeds,
         "date": outcome.date,
+        "commits": outcome.commits,
         "versions": outcome.versions,
         "differences": differences(outcome),
         "columns": [_column_json(outcome, column) for column in table.columns_at(outcome.wanted.scale)],

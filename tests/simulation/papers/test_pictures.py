@@ -64,3 +64,14 @@ def test_equal_outcomes_give_equal_pictures_and_none_without_runs(outcome):
     assert first.rstrip().endswith("</svg>")
     assert pictures.svg(outcome) == first
     assert pictures.svg(replace(outcome, runs={}, values={})) is None
+
+
+def test_a_curve_is_of_the_model_that_the_measure_looks_at(outcome, run, changed):
+    lines = tuple(replace(line, base_eval_acc=0.9) for line in run(0.1, 0.2).rounds)
+    rows = [{"system": "drop", "measure": "late_acc_trained"}, {"system": "few-shot"}]
+    wanted = replace(outcome.wanted, table=changed(rows=rows, claims=[]))
+    both = {(row, "even"): (replace(run(), rounds=lines),) for row in ("drop", "few-shot")}
+    shown = replace(outcome, wanted=wanted, runs=both)
+    table = wanted.table
+    assert pictures._curve(shown, table.rows[0], table.columns[0])[1].tolist() == [0.9, 0.9]
+    assert pictures._curve(shown, table.rows[1], table.columns[0])[1].tolist() == [0.1, 0.2]
