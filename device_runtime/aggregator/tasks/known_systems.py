@@ -174,6 +174,11 @@ def _share(share: float) -> Rounds:
     return lambda rounds: ceil(share * rounds)
 
 
+def _fifth_after_first(rounds: int) -> int:
+    """A fifth of the rounds, and at least one after the first."""
+    return max(2, FIFTH(rounds))
+
+
 FULL = SystemKind("full")
 AS_PUBLISHED = {"head": "normalised-means", "smallest_count": 1}
 """Settings of class means in FedNCM: every class that a device has, even with a single sample."""
@@ -360,6 +365,16 @@ SYSTEMS: dict[str, System] = {
             SystemKind("sparse", until=FIFTH),
             SystemKind("peft", {"tunable": "lora", "tunables": ()}, after=FIFTH),
         ),
+    ),
+    "fedncm+slora": System(
+        "the classifier of class means first, then SLoRA",
+        "ours, on Legate et al. 2023 and Babakniya et al. 2023",
+        (
+            SystemKind("class-means", AS_PUBLISHED, until=_first),
+            SystemKind("sparse", after=_first, until=_fifth_after_first),
+            SystemKind("peft", {"tunable": "lora", "tunables": ()}, after=_fifth_after_first),
+        ),
+        asking_all=_first,
     ),
     **{f"fedpeft-{name}": _fedpeft(name) for name in ("head", "bias", "adapter", "prompt", "prefix", "lora")},
     "heterofl": System(
