@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.papers import catalogue, kept, rendering, resolving, stamps
+from benchmarks.papers import catalogue, kept, pages, rendering, resolving, stamps
 from benchmarks.papers.outcome import TableOutcome, read
 from benchmarks.papers.places import ENV, data_folder, shared
 from benchmarks.papers.rendering import listing
@@ -82,6 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PLACE",
         help="Train on cpu or, with torch, on cuda (default: cpu).",
     )
+    add(
+        "--check",
+        type=Path,
+        nargs="?",
+        const=pages.FOLDER,
+        metavar="DIR",
+        help=f"List the sections of these pages whose code has changed since (default: {pages.FOLDER}).",
+    )
     add("--columns", type=names, metavar="A,B", default=(), help="Run only these columns (default: all).")
     add("--rows", type=names, metavar="A,B", default=(), help="Run only these rows (default: all).")
     add("--only-kept", action="store_true", help="Run nothing: show the runs that are kept.")
@@ -95,8 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--write",
         type=Path,
-        metavar="FILE.md",
-        help="Put the table into its section of this page, and keep its runs.",
+        metavar="DIR",
+        help="Write the table's section of the pages in this folder, and keep its runs; without a table, "
+        "write the index.",
     )
     add(
         "--rates",
@@ -129,6 +138,12 @@ def run(options: argparse.Namespace) -> int:
 
     Raises SimulationError, ModelError; if a run fails, after the table of the others was printed.
     """
+    if options.check is not None:
+        print(pages.check(options.check))
+        return 0
+    if options.table is None and options.write is not None:
+        pages.write_index(options.write)
+        return 0
     if options.table is None:
         print(listing(data_folder(options.data_dir, os.environ), shared()))
         return 0
@@ -206,7 +221,7 @@ def _write(outcome: TableOutcome, options: argparse.Namespace) -> None:
     if options.device != "cpu":
         words += ["--device", options.device]
     command = shlex.join(["python", "-m", "benchmarks.papers", *words, "--write", str(options.write)])
-    rendering.write(options.write, f"{mine.table.id} {mine.scale}", rendering.markdown(outcome, command))
+    pages.write(options.write, outcome, command)
 
 
 def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) -> dict[RunName, str]:

@@ -25,7 +25,7 @@ class TableOutcome:
 
     `stragglers`: by column, the share of asks that went to stragglers. `date`: of the newest run, UTC.
     `commits`: of the code of all runs; "" stands for unknown ones. `chance`: by column, the accuracy of
-    guessing, where the loss is of classes.
+    guessing, where the loss is of classes. `runs`: as `values`, None where one is missing.
     `notes`: how the data differs from the paper's. `failed`: runs that failed, and why.
     """
 
@@ -36,6 +36,7 @@ class TableOutcome:
     date: str = ""
     commits: tuple[str, ...] = ()
     chance: Mapping[str, float] = field(default_factory=dict)
+    runs: Mapping[tuple[str, str], tuple[FinishedRun | None, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
 
@@ -72,6 +73,10 @@ def read(wanted: WantedTable, cells: Sequence[Cell]) -> TableOutcome:
         versions=max((each.run.info.versions for each in ran.values()), key=len, default={}),
         date=max((each.date for each in ran.values()), default=""),
         commits=tuple(sorted({commit for each in ran.values() for commit in each.commits or ("",)})),
+        runs={
+            (cell.row.name, cell.column.id): tuple(_of(cell, seed, ran) for seed in range(wanted.seeds))
+            for cell in cells
+        },
         chance=_chance(cells, ran, wanted.seeds),
     )
 

@@ -158,7 +158,10 @@ def cells(wanted: WantedTable, where: Resources) -> tuple[Cell, ...]:
         if wanted.has(cell.column, cell.row)
         and not all(first[cell.run].is_kept(seed) for seed in range(wanted.seeds))
     }
-    planned = _planned(wanted, [cell for run, cell in first.items() if run in lacking], where)
+    columns: dict[bytes, str] = {}  # the first column of each setting: a folder keeps its name
+    for cell in every:
+        columns.setdefault(cell.setting.scenario.json(), cell.column.id)
+    planned = _planned(wanted, [cell for run, cell in first.items() if run in lacking], columns, where)
     return tuple(
         replace(
             cell, policy=first[cell.run].policy, setting=first[cell.run].setting, plan=planned.get(cell.run)
@@ -177,8 +180,13 @@ def _any_kept(every: Iterable[Cell], seeds: int) -> bool:
     return any(cell.is_kept(seed) for cell in every for seed in range(seeds))
 
 
-def _planned(wanted: WantedTable, owners: Sequence[Cell], where: Resources) -> Mapping[str, ComparisonPlan]:
-    """The comparisons of these cells, by their runs; cells with equal scenarios are in one."""
+def _planned(
+    wanted: WantedTable, owners: Sequence[Cell], columns: Mapping[bytes, str], where: Resources
+) -> Mapping[str, ComparisonPlan]:
+    """The comparisons of these cells, by their runs; cells with equal scenarios are in one.
+
+    `columns`: by setting, the column whose name its folder has.
+    """
     scenarios = {
         cell.run: resolving.scenario(wanted.table, wanted.scale, (cell.column, cell.row), where)
         for cell in owners
@@ -189,19 +197,19 @@ def _planned(wanted: WantedTable, owners: Sequence[Cell], where: Resources) -> M
     return {
         cell.run: plan
         for alike in settings.values()
-        for plan in [_plan(wanted, scenarios[alike[0].run], alike)]
+        for plan in [_plan(wanted, scenarios[alike[0].run], alike, columns[alike[0].setting.scenario.json()])]
         for cell in alike
     }
 
 
-def _plan(wanted: WantedTable, mine: Scenario, alike: Sequence[Cell]) -> ComparisonPlan:
+def _plan(wanted: WantedTable, mine: Scenario, alike: Sequence[Cell], column: str) -> ComparisonPlan:
     comparison = Comparison(
         policies=tuple(dict.fromkeys(cell.policy for cell in alike)),
         seeds=wanted.seeds,
         command=f"{COMMAND} {wanted.table.id} --scale {wanted.scale} --seeds {wanted.seeds}",
         bundle=bundle_sha256(mine.task.bundle),
     )
-    folder = wanted.folder / f"{alike[0].column.id}-{fingerprint(mine, 0)[:6]}"
+    folder = wanted.folder / f"{column}-{fingerprint(mine, 0)[:6]}"
     return ComparisonPlan(mine, comparison, folder)
 
 

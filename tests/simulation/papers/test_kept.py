@@ -151,6 +151,17 @@ def test_a_run_whose_setting_changed_is_run_again(wanted, changed, finish):
     assert len(jobs(cells(other, WHERE), 1)) == 5
 
 
+def test_a_folder_keeps_its_name_when_some_of_its_runs_are_kept(wanted, finish):
+    """Else a run that was stopped would begin again."""
+    before = {plan.folder for plan in plans(cells(wanted, WHERE))}
+    for cell in cells(wanted, WHERE)[:1]:
+        for seed in (0, 1):
+            finish(cell, seed)
+            cell.keep(seed)
+    after = {plan.folder for plan in plans(cells(wanted, WHERE))}
+    assert after == before
+
+
 def test_only_named_columns_and_rows_are_run(wanted):
     some = replace(wanted, columns=("even", "efficiency"), rows=("few-shot",))
     assert [str(name) for name in jobs(cells(some, WHERE), 1)] == [
