@@ -13,13 +13,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 
 from device_runtime.cli.research import export as command
-from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.manifest import FORMAT
+from device_runtime.models.bundles.bundle import MANIFEST, Bundle
+from device_runtime.models.bundles.manifest import FORMAT, encode
 from device_runtime.models.errors import ModelError
 from device_runtime.models.export.network_factory import build
 from device_runtime.simulation.data import DataSpec, load
@@ -53,9 +54,13 @@ def bundle(
 ) -> str:
     """The path of the bundle of that name for such samples; for a shipped bundle, its name.
 
-    Exports the bundle if it is missing. `learnt` is a file of weights, for a bundle that has none in the data
+    Exports the bundle if it is missing. "NAME#1" is a copy of NAME that is called NAME-1, for a family that
+    has several models of one size. `learnt` is a file of weights, for a bundle that has none in the data
     folder. Raises ModelError, with what to install where torch is missing; DataSetError for missing weights.
     """
+    original, _, number = name.partition("#")
+    if number:
+        return _renamed(Path(bundle(original, shared, samples, where, learnt)), f"{original}-{number}")
     entry = shared.bundles.get(name)
     if entry is None:
         return name
@@ -65,6 +70,19 @@ def bundle(
     if not _whole(path):
         _export([*words, *(["--weights", str(weights)] if weights else [])], path)
     return str(path)
+
+
+def _renamed(path: Path, name: str) -> str:
+    """The path of a copy of the bundle under another name."""
+    copy = path.with_name(f"{name}-{path.name.rpartition('-')[2]}")
+    if not _whole(copy):
+        making = Path(tempfile.mkdtemp(prefix=f"{copy.name}.", dir=path.parent))
+        shutil.copytree(path, making, dirs_exist_ok=True)
+        manifest = msgspec.structs.replace(Bundle.open(path).manifest, name=name)
+        (making / MANIFEST).write_bytes(encode(manifest))
+        shutil.rmtree(copy, ignore_errors=True)
+        making.replace(copy)
+    return str(copy)
 
 
 def _words(name: str, entry: BundleEntry, samples: BundleSamples) -> list[str]:
