@@ -50,7 +50,7 @@ def test_every_system_is_known_and_takes_its_settings(name):
         entry = shared().entry(column.data, scale)
         whole = resolving.layer(table, scale, entry, (column, row))
         assert (whole.bundle in shared().bundles) or whole.bundle == "digits-wrn-10-1"
-        assert {name.partition("#")[0] for name in whole.family or ()} <= shared().bundles.keys()
+        assert {name.partition("*")[0] for name in whole.family or ()} <= shared().bundles.keys()
         task = msgspec.convert({"bundle": "any", **whole.task}, Task)
         kinds = resolving._kinds(task, whole, row.system in resolving.MIXED)
         scenario.under(row.system + column.modifier, msgspec.structs.replace(task, kinds=kinds))
