@@ -25,7 +25,7 @@ def test_size_is_that_of_the_paper():
 
 
 def test_what_lies_above_level_mid_is_the_last_group_and_the_head():
-    """WRN-16-1, as figure 5.6 of Shi 2025 splits it: two blocks of norms, convolutions 3x3, and a shortcut 1x1.
+    """WRN-16-1 as figure 5.6 of Shi 2025 splits it: two blocks of norms, convolutions 3x3, a shortcut 1x1.
 
     The first block has 2 * 32 + 9 * 32 * 64 + 2 * 64 + 9 * 64 * 64 + 32 * 64 = 57,536 parameters, the second
     2 * (2 * 64 + 9 * 64 * 64) = 73,984, the last norm 2 * 64, the head 64 * 10 + 10.
