@@ -20,8 +20,8 @@ import platformdirs
 from numpy.typing import NDArray
 
 from device_runtime.cli.research import export as command
-from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.manifest import FORMAT
+from device_runtime.models.bundles.bundle import MANIFEST, Bundle
+from device_runtime.models.bundles.manifest import FORMAT, encode
 from device_runtime.models.errors import ModelError
 from device_runtime.models.export.network_factory import build
 from device_runtime.simulation.data import DataSpec, load
@@ -55,9 +55,13 @@ def bundle(
 ) -> str:
     """The path of the bundle of that name for such samples; for a shipped bundle, its name.
 
-    Exports the bundle if it is missing. `learnt` is a file of weights, for a bundle that has none in the data
+    Exports the bundle if it is missing. "NAME#1" is a copy of NAME that is called NAME-1, for a family that
+    has several models of one size. `learnt` is a file of weights, for a bundle that has none in the data
     folder. Raises ModelError, with what to install where torch is missing; DataSetError for missing weights.
     """
+    original, _, number = name.partition("#")
+    if number:
+        return _renamed(Path(bundle(original, shared, samples, where, learnt)), f"{original}-{number}")
     entry = shared.bundles.get(name)
     if entry is None:
         return name
@@ -79,7 +83,8 @@ def identity(name: str, shared: SharedTables, samples: BundleSamples) -> str:
     For a shipped bundle its name. Pretrained weights are described by their training: another machine gives
     weights that differ in their last bits.
     """
-    entry = shared.bundles.get(name)
+    original, _, _ = name.partition("#")
+    entry = shared.bundles.get(original)
     if entry is None:
         return name
     learnt: tuple[bytes, str] | None = None
@@ -88,8 +93,21 @@ def identity(name: str, shared: SharedTables, samples: BundleSamples) -> str:
             msgspec.json.encode(entry.pretrain, order="sorted"),
             shared.bundles[entry.pretrain.bundle].export,
         )
-    how = repr((_words(name, entry, samples), entry.weights, entry.tokenizer, learnt))
-    return f"{name}-{hashlib.sha256(how.encode()).hexdigest()[:10]}"
+    how = repr((_words(original, entry, samples), entry.weights, entry.tokenizer, learnt))
+    return f"{name.replace('#', '-')}-{hashlib.sha256(how.encode()).hexdigest()[:10]}"
+
+
+def _renamed(path: Path, name: str) -> str:
+    """The path of a copy of the bundle under another name."""
+    copy = path.with_name(f"{name}-{path.name.rpartition('-')[2]}")
+    if not _whole(copy):
+        making = Path(tempfile.mkdtemp(prefix=f"{copy.name}.", dir=path.parent))
+        shutil.copytree(path, making, dirs_exist_ok=True)
+        manifest = msgspec.structs.replace(Bundle.open(path).manifest, name=name)
+        (making / MANIFEST).write_bytes(encode(manifest))
+        shutil.rmtree(copy, ignore_errors=True)
+        making.replace(copy)
+    return str(copy)
 
 
 def _words(name: str, entry: BundleEntry, samples: BundleSamples) -> list[str]:

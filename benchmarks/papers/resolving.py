@@ -187,12 +187,18 @@ def _task(whole: Layer, spec: DataSpec, parts: CellParts) -> Task:
         raise ValueError("no layer says which bundle")
     task: dict[str, Any] = {"bundle": parts.bundle(whole.bundle), **whole.task}
     if whole.family is not None:
-        task["family"] = [parts.bundle(name) for name in whole.family]
+        task["family"] = [parts.bundle(one) for name in whole.family for one in _copies(name)]
     if whole.deadline is not None:
         task["round_deadline_s"] = parts.seconds(whole.deadline, task["bundle"], spec)
     said = msgspec.convert(task, Task)
     times = 1 if whole.times is None else whole.times
     return msgspec.structs.replace(said, rounds=round(times * said.rounds))
+
+
+def _copies(name: str) -> list[str]:
+    """NAME*3 as NAME#1, NAME#2 and NAME#3, the names of three copies."""
+    original, _, number = name.partition("*")
+    return [f"{original}#{copy + 1}" for copy in range(int(number))] if number else [name]
 
 
 def _engine(whole: Layer, where: Resources) -> str:

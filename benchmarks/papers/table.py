@@ -28,9 +28,10 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Settings of a table, scale, column or row, which replace those of the layers below; others stay.
 
     `fleet` is a name in shared.toml or a fleet preset; `bundle` and the members of `family` are names in
-    shared.toml or shipped bundles. `kinds` are those that mixed rounds offer. `settings` by kind of update;
-    `first_epochs` by kind: the local epochs of its first round. `data`, `task`, `engine` as in a scenario.
-    `times` multiplies the rounds of `task`, for systems with shorter rounds.
+    shared.toml or shipped bundles; NAME*3 in `family` is three models of one size, called NAME-1 to NAME-3.
+    `kinds` are those that mixed rounds offer. `settings` by kind of update; `first_epochs` by kind: the local
+    epochs of its first round. `data`, `task`, `engine` as in a scenario. `times` multiplies the rounds of
+    `task`, for systems with shorter rounds.
     """
 
     devices: int | None = None

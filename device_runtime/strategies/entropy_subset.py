@@ -26,7 +26,8 @@ class EntropySubset(FedAvg):
 
     shares: a device takes the largest that it can afford. rho: the temperature of the hardened softmax
     softmax(z / rho). select="random" draws as many samples in each round instead (FedFT-RDS); a share of 1 is
-    FedFT-ALL. E = 5, SGD lr 0.1, momentum 0.5 and the level `mid` are as in section 6.5.
+    FedFT-ALL. E = 5, SGD lr 0.1 and momentum 0.5 are as in section 6.5. The thesis splits after level mid, so
+    that its upper part is the set `up`. The default `mid`, from level mid on, is ours: every bundle has it.
     weigh: the mean is weighted by the number of *selected* samples (equation 6.11), or with "local" (ours) by
     all local samples, so that a device weighs the same as with a full update.
     least_samples (ours): a form that would train on fewer samples, on a device that has more, is unfit: a few

@@ -88,8 +88,6 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise TaskError(str(error)) from None
         if self.first_epochs and not hasattr(kind, "epochs"):
             raise TaskError(f"first_epochs of {self.name}: this kind does not train in epochs")
-        if self.first_epochs and getattr(kind, "graded", False):
-            raise TaskError(f"first_epochs of {self.name}: its graded forms have the epochs of other rounds")
         _ = self.of_round(self.from_round)  # whose settings are checked too
         if self.until_round is not None:
             _at_least(f"until_round of {self.name}", self.until_round, self.from_round)
@@ -111,12 +109,12 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return msgspec.structs.replace(self, settings={**own, **more})
 
     def of_round(self, number: int) -> KindSettings:
-        """The same kind, in its first round with `first_epochs`."""
+        """The same kind, in its first round with `first_epochs`, and then without graded forms of them."""
         if not self.first_epochs or number != self.from_round:
             return self
-        return msgspec.structs.replace(
-            self, settings={**self.settings, "epochs": self.first_epochs}, first_epochs=0
-        )
+        graded = {"graded": False} if getattr(self.strategy, "graded", False) else {}
+        settings = {**self.settings, "epochs": self.first_epochs, **graded}
+        return msgspec.structs.replace(self, settings=settings, first_epochs=0)
 
     def in_round(self, number: int) -> bool:
         """Whether the kind is offered in round `number`."""

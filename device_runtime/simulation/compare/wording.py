@@ -49,7 +49,9 @@ def asked_devices(task: Task) -> str:
         asked = (
             f"{task.devices_per_round:,} devices" if task.devices_per_round else "every device that is there"
         )
-        return f"{asked} asked in each"
+        first = task.ask_all_rounds if task.devices_per_round else 0
+        number = f" {first:,}" if first > 1 else ""
+        return f"{asked} asked in each" + (f", all in the first{number}" if first else "")
     at_work = (
         f"{task.devices_per_round:,} devices" if task.devices_per_round else "all devices that are there"
     )

@@ -55,13 +55,15 @@ def test_a_kind_can_train_more_epochs_in_its_first_round():
     assert epochs == [[10], [10, 40], [10, 5]]
     assert registry.read(task.offer_kinds(2)[1]).epochs == 40
     assert task.kinds[1].strategy.epochs == 5
+    graded = msgspec.structs.replace(kind, settings={"epochs": 5, "graded": True})
+    assert [one.epochs for one in graded.of_round(2).strategy.variants()] == [40]
+    assert [one.epochs for one in graded.of_round(3).strategy.variants()] == [5, 2, 1]
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "text"),
     [
         ("class-means", {}, "first_epochs of class-means: this kind does not train in epochs"),
-        ("full", {"graded": True}, "first_epochs of full: its graded forms have the epochs of other rounds"),
         ("full", {"reduced_epochs": 4}, "reduced_epochs is 4, expected 1 to 3, the epochs"),
     ],
 )

@@ -2,6 +2,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from device_runtime.models.bundles.names import LEVELS_OF
 from device_runtime.models.networks.building_blocks import norm_of
 from device_runtime.models.networks.wide_resnet import wrn
 
@@ -21,6 +22,20 @@ def test_size_is_that_of_the_paper():
         assert sum(p.numel() for p in wrn(depth, width).parameters()) / 1e6 == pytest.approx(
             millions, abs=0.1
         )
+
+
+def test_what_lies_above_level_mid_is_the_last_group_and_the_head():
+    """WRN-16-1 as figure 5.6 of Shi 2025 splits it: two blocks of norms, convolutions 3x3, a shortcut 1x1.
+
+    The first block has 2 * 32 + 9 * 32 * 64 + 2 * 64 + 9 * 64 * 64 + 32 * 64 = 57,536 parameters, the second
+    2 * (2 * 64 + 9 * 64 * 64) = 73,984, the last norm 2 * 64, the head 64 * 10 + 10.
+    """
+    module = wrn(16, 1)
+    above = 0
+    for name, parameter in module.named_parameters():
+        place = max((one for one in module.levels if f"{name}.".startswith(f"{one}.")), key=len)
+        above += parameter.numel() * (module.levels[place] in LEVELS_OF["up"])
+    assert above == 57_536 + 73_984 + 128 + 650
 
 
 def test_features_are_the_averaged_last_group():

@@ -262,7 +262,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(changes, message):
 
 
 def test_a_redrawn_fleet_draws_its_stragglers_anew_for_every_round():
-    """Shi 2025, section 4.4.1. Half of ten are slow in a round; of 200 rounds a device is so in 100 +- 4 sd."""
+    """Shi 2025, section 4.4.1. Half of ten are slow in a round; of 200 a device is so in 100 +- 4 sd."""
     groups = {
         "fast": {"profile": "pi-5", "share": 0.5},
         "slow": {"profile": "pi-5", "share": 0.5, "speed": {"factor": 0.1}},

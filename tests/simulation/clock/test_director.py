@@ -138,6 +138,14 @@ def test_in_a_redrawn_fleet_every_device_is_a_straggler_now_and_then():
             assert not each or min(slow) > 10 * max(fast)
 
 
+def test_a_first_round_of_more_epochs_takes_as_many_times_the_work():
+    kinds = [{"name": "full", "settings": {"epochs": 1}, "first_epochs": 4}]
+    notes = play(alike(), {"kinds": kinds, "round_deadline_s": 600.0}, devices=1)
+    first, second, third = (ask.compute_s for ask in notes.asks)
+    assert second == pytest.approx(third)
+    assert first == pytest.approx(4 * second)
+
+
 def test_a_device_is_offered_only_the_members_that_its_group_is_dealt():
     sizes = Prototypes(members=("large", "small"))
     assert _only(sizes, ("small",)) == Prototypes(members=("small",))

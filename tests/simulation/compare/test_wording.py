@@ -59,5 +59,8 @@ def test_who_is_asked_is_said_of_buffered_rounds_too():
     task = Task(bundle="digits-wrn-10-1")
     assert asked_devices(task) == "every device that is there asked in each"
     assert asked_devices(replace(task, devices_per_round=1500)) == "1,500 devices asked in each"
+    first = replace(task, devices_per_round=3, ask_all_rounds=1)
+    assert asked_devices(first) == "3 devices asked in each, all in the first"
+    assert asked_devices(replace(first, ask_all_rounds=2)).endswith(", all in the first 2")
     buffered = replace(task, devices_per_round=1500, buffer_size=20)
     assert asked_devices(buffered) == "1,500 devices at work, closed by 20 updates"

@@ -1,5 +1,7 @@
 """Every table that comes with the package."""
 
+from collections import Counter
+
 import msgspec
 import pytest
 
@@ -8,6 +10,7 @@ from benchmarks.papers.claims import ClaimVerdict, claims, verdicts
 from benchmarks.papers.measures import value_of
 from benchmarks.papers.places import shared
 from device_runtime.aggregator.tasks.task import Task
+from device_runtime.models.bundles.manifest import ABOVE
 from device_runtime.simulation import scenario
 from device_runtime.simulation.data import DataSpec
 from device_runtime.simulation.errors import ScenarioError
@@ -45,7 +48,7 @@ def test_every_system_is_known_and_takes_its_settings(name):
         entry = shared().entry(column.data, scale)
         whole = resolving.layer(table, scale, entry, (column, row))
         assert (whole.bundle in shared().bundles) or whole.bundle == "digits-wrn-10-1"
-        assert set(whole.family or ()) <= shared().bundles.keys()
+        assert {name.partition("*")[0] for name in whole.family or ()} <= shared().bundles.keys()
         task = msgspec.convert({"bundle": "any", **whole.task}, Task)
         kinds = resolving._kinds(task, whole, row.system in resolving.MIXED)
         scenario.under(row.system + column.modifier, msgspec.structs.replace(task, kinds=kinds))
@@ -90,6 +93,50 @@ def _size(table, column):
     from benchmarks.papers.measures import MEASURES
 
     return 0.01 if MEASURES[table.measure_of(column)].percent else 1.0
+
+
+@pytest.mark.parametrize("name", ["paper:002-t6.8", "paper:002-t6.9"])
+def test_fedft_trains_what_lies_above_level_mid(name):
+    """Shi 2025, sections 5.3 and 6.2: the split lies after the level's last layer."""
+    table = catalogue.load(name)
+    for scale, column, row in cells(table):
+        whole = resolving.layer(table, scale, shared().entry(column.data, scale), (column, row))
+        assert whole.settings["entropy-subset"]["tunable"] == ABOVE["above-mid"]
+        assert "--tunable up" in shared().bundles[whole.bundle].export, whole.bundle
+
+
+def test_table_5_5_deals_the_sizes_and_each_client_has_a_model_of_its_own():
+    clients = Counter()
+    for group in shared().fleets["dealt-20"]["groups"].values():
+        [model] = group["members"]
+        clients[int(model.split("-")[2])] += 1
+        assert group["share"] == 1 / 20
+    assert clients == {10: 6, 16: 4, 22: 4, 28: 4, 34: 2}
+    for table, row in (
+        ("paper:002-t5.7", "fedat"),
+        ("paper:002-t5.11", "fedmd"),
+        ("paper:002-t5.11", "fedkad"),
+    ):
+        layers = next(one for one in catalogue.load(table).rows if one.name == row).at
+        for scale, fleet in (("full", "dealt-20"), ("cpu", "dealt-10"), ("smoke", "dealt-5")):
+            family = [
+                copy.replace("#", "-") for one in layers[scale].family for copy in resolving._copies(one)
+            ]
+            dealt = [group["members"][0] for group in shared().fleets[fleet]["groups"].values()]
+            assert (layers[scale].fleet, sorted(family)) == (fleet, sorted(dealt))
+            assert len(set(family)) == len(family)
+
+
+def test_only_fedavg_without_pre_training_has_no_pass_of_all_clients():
+    """Shi 2025, table 6.8: all methods but the first employ the pre-training phase."""
+    table = catalogue.load("paper:002-t6.9")
+    for scale, column, row in cells(table):
+        if scale == "smoke":
+            continue
+        whole = resolving.layer(table, scale, shared().entry(column.data, scale), (column, row))
+        assert (whole.first_epochs["full"] > 0) == (row.name != "random"), row.name
+        drawn = "devices_per_round" in whole.task
+        assert whole.task.get("ask_all_rounds", 0) == (1 if drawn else 0), row.name
 
 
 def test_what_is_left_out_is_no_table_and_has_a_reason():

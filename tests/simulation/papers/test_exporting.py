@@ -37,6 +37,14 @@ def test_a_bundle_is_exported_once_for_the_samples_and_kept(cache, monkeypatch):
     assert made() == path
 
 
+def test_a_family_may_have_several_models_of_one_size(cache):
+    base, one, two = made(), made("dots-linear#1"), made("dots-linear#2")
+    named = {Bundle.open(path).manifest.name: Bundle.open(path).weights() for path in (base, one, two)}
+    assert list(named) == ["dots-linear", "dots-linear-1", "dots-linear-2"]
+    assert made("dots-linear#2") == two
+    assert sorted(map(str, cache.iterdir())) == sorted([base, one, two])
+
+
 @pytest.mark.slow
 def test_other_words_are_another_bundle(cache):
     assert made() != made(export=f"{LINEAR} --seed 1")
