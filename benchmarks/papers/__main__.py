@@ -167,16 +167,18 @@ def wanted(options: argparse.Namespace) -> WantedTable:
     table = catalogue.load(options.table)
     usual = Path("runs") / "papers" / f"{catalogue.stem(table.id)}-{options.scale}"
     if options.rates:
-        table, usual = rows_by_rate(table, options.scale, options.rates), Path(f"{usual}-rates")
+        part = table.only(options.scale, options.columns, options.rows)
+        table = rows_by_rate(part, options.scale, options.rates)
+        usual = Path(f"{usual}-rates")
     seeds = options.seeds or table.scaled(options.scale).seeds
     return WantedTable(
         table,
         options.scale,
         seeds,
         options.run_dir or usual,
-        kept=None if options.rates else options.kept,
-        columns=options.columns,
-        rows=options.rows,
+        kept=options.kept,
+        columns=() if options.rates else options.columns,
+        rows=() if options.rates else options.rows,
         only_kept=options.only_kept,
     )
 
@@ -193,12 +195,12 @@ def _table(mine: WantedTable, options: argparse.Namespace) -> int:
         failed=tuple(f"{name}: {why}" for name, why in failed.items()),
     )
     print(rendering.json(outcome) if options.format == "json" else f"\n{rendering.text(outcome)}")
-    if options.rates:
-        found = best_rates(catalogue.load(mine.table.id), mine.scale, options.rates, outcome.values)
-        print("best:", ", ".join(f"{row} {rate:g}" for row, rate in found.items()))
-    elif options.write is not None:
+    if options.write is not None:
         for cell in every:
             _keep(cell, range(mine.seeds))
+    if options.rates:
+        print("best:", ", ".join(f"{row} {rate:g}" for row, rate in best_rates(outcome.values).items()))
+    elif options.write is not None:
         _write(outcome, options)
     if failed:
         name, why = next(iter(failed.items()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -227,6 +227,14 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if scale not in self.scales:
             raise ScenarioError(f"{self.id} has no scale {scale}; it has {', '.join(self.scales)}")
         return self.scales[scale]
+
+    def only(self, scale: Scale, columns: Sequence[str], rows: Sequence[str]) -> Table:
+        """The table with these columns and rows at this scale; () leaves them. Raises ScenarioError."""
+        before = self.scaled(scale)
+        part = msgspec.structs.replace(
+            before, columns=tuple(columns) or before.columns, rows=tuple(rows) or before.rows
+        )
+        return msgspec.structs.replace(self, scales={**self.scales, scale: part})
 
     def columns_at(self, scale: Scale) -> tuple[Column, ...]:
         wanted = self.scaled(scale).columns

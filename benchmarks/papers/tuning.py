@@ -60,17 +60,14 @@ def _name(row: SystemRow, rate: float) -> str:
     return f"{row.name}@{rate:g}"
 
 
-def best_rates(
-    table: Table, scale: Scale, rates: Sequence[float], values: Mapping[tuple[str, str], Sequence[float]]
-) -> dict[str, float]:
-    """The learning rate with the highest mean over seeds, by row of the `table`.
+def best_rates(values: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, float]:
+    """The learning rate with the highest mean over seeds, by row of the original table.
 
     values: those of `rows_by_rate`, by row and column; nan: missing.
     """
-    column = table.columns_at(scale)[0]
-
-    def score(row: SystemRow, rate: float) -> float:
-        found = [value for value in values[_name(row, rate), column.id] if not isnan(value)]
-        return mean(found) if found else -inf
-
-    return {row.name: max(rates, key=lambda rate: score(row, rate)) for row in table.rows_at(scale, column)}
+    best: dict[str, tuple[float, float]] = {}
+    for (name, _), each in values.items():
+        row, _, rate = name.rpartition("@")
+        known = [value for value in each if not isnan(value)]
+        best[row] = max(best.get(row, (-inf, 0.0)), (mean(known) if known else -inf, float(rate)))
+    return {row: rate for row, (_, rate) in best.items()}

@@ -1,8 +1,11 @@
 from math import nan
 
+import pytest
+
 from benchmarks.papers import catalogue, resolving
 from benchmarks.papers.places import DataFolder, shared
 from benchmarks.papers.tuning import best_rates, rows_by_rate
+from device_runtime.simulation.errors import ScenarioError
 
 RATES = (0.01, 0.1)
 
@@ -32,8 +35,15 @@ def test_a_row_s_scenario_trains_at_the_rate():
 
 
 def test_the_best_rate_of_a_row_has_the_highest_mean_over_seeds():
-    table = catalogue.load("paper:000-t3.2")
     values = {(row.name, "accuracy"): (nan, 0.5) for row in by_rate().rows}
-    values["ft@0.1", "accuracy"] = (0.4, 0.7)  # mean 0.55
-    assert best_rates(table, "smoke", RATES, values)["ft"] == 0.1
-    assert best_rates(table, "smoke", RATES, values)["lp"] == 0.01
+    values["ft@0.01", "accuracy"] = (0.4, 0.7)  # mean 0.55
+    assert best_rates(values)["ft"] == 0.01
+
+
+def test_only_some_rows_are_compared_where_they_are_named():
+    part = catalogue.load("paper:000-t3.2").only("smoke", ("accuracy",), ("ft", "lp"))
+    assert [row.name for row in rows_by_rate(part, "smoke", RATES).rows] == [
+        "ft@0.01", "ft@0.1", "lp@0.01", "lp@0.1",
+    ]  # fmt: skip
+    with pytest.raises(ScenarioError, match="has no row 'nobody'"):
+        catalogue.load("paper:000-t3.2").only("smoke", (), ("nobody",))
