@@ -222,12 +222,12 @@ def test_another_home_and_data_folder_give_the_same_keys(name, tmp_path, monkeyp
 def test_the_key_names_the_bundle_by_how_it_is_made():
     entry = shared().data["cifar10-five"]
     samples = exporting.BundleSamples(entry, entry.forms[0])
-    once = exporting.identity("cnn-trained", shared(), samples)
+    once = exporting.identity("wrn-16-1-bn-trained", shared(), samples)
     bundles = shared().bundles
-    longer = msgspec.structs.replace(bundles["cnn-trained"].pretrain, rounds=13)
-    other = {**bundles, "cnn-trained": msgspec.structs.replace(bundles["cnn-trained"], pretrain=longer)}
-    assert once.startswith("cnn-trained-")
+    longer = msgspec.structs.replace(bundles["wrn-16-1-bn-trained"].pretrain, rounds=13)
+    other = {**bundles, "wrn-16-1-bn-trained": msgspec.structs.replace(bundles["wrn-16-1-bn-trained"], pretrain=longer)}
+    assert once.startswith("wrn-16-1-bn-trained-")
     assert (
-        exporting.identity("cnn-trained", msgspec.structs.replace(shared(), bundles=other), samples) != once
+        exporting.identity("wrn-16-1-bn-trained", msgspec.structs.replace(shared(), bundles=other), samples) != once
     )
     assert exporting.identity("digits-wrn-10-1", shared(), samples) == "digits-wrn-10-1"
