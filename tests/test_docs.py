@@ -14,7 +14,16 @@ from device_runtime.cli.table import COMMANDS
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     page
-    for place in (".", "docs", "docs/notes", "broker", "models/bundles", "examples/new", "web")
+    for place in (
+        ".",
+        "docs",
+        "docs/notes",
+        "docs/results",
+        "broker",
+        "models/bundles",
+        "examples/new",
+        "web",
+    )
     for page in (ROOT / place).glob("*.md")
     if page.name != "CHANGELOG.md"
 )

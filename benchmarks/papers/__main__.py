@@ -1,6 +1,7 @@
 """Runs the tables of papers: `python -m benchmarks.papers TABLE`, in a clone of the project.
 
-Without a table it lists all of them. Finished runs are kept and not run again.
+Without a table it lists all of them. Finished runs are not run again; with --write they are kept in the
+repository. Long tables can be made in pieces (--columns, --rows), on several machines.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.papers import catalogue, rendering, resolving
+from benchmarks.papers import catalogue, kept, pages, rendering, resolving, stamps
 from benchmarks.papers.outcome import TableOutcome, read
 from benchmarks.papers.places import ENV, data_folder, shared
 from benchmarks.papers.rendering import listing
-from benchmarks.papers.runs import Cell, WantedTable, cells, jobs, plans
+from benchmarks.papers.runs import Cell, TableJob, WantedTable, cells, jobs, plans, total
 from benchmarks.papers.table import SCALES
+from benchmarks.papers.tuning import best_rates, rows_by_rate
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.cli.options import count
 from device_runtime.models.errors import ModelError
@@ -35,7 +37,6 @@ from device_runtime.simulation.compare.progress import (
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.compare.running import (
     ProcessOptions,
-    RunJob,
     folder_lock,
     interruptible,
     run_jobs,
@@ -81,8 +82,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PLACE",
         help="Train on cpu or, with torch, on cuda (default: cpu).",
     )
-    add("--write", type=Path, metavar="FILE.md", help="Put the table into its section of this page.")
+    add(
+        "--check",
+        type=Path,
+        nargs="?",
+        const=pages.FOLDER,
+        metavar="DIR",
+        help=f"List the sections of these pages whose code has changed since (default: {pages.FOLDER}).",
+    )
+    add("--columns", type=names, metavar="A,B", default=(), help="Run only these columns (default: all).")
+    add("--rows", type=names, metavar="A,B", default=(), help="Run only these rows (default: all).")
+    add("--only-kept", action="store_true", help="Run nothing: show the runs that are kept.")
+    add(
+        "--kept",
+        type=Path,
+        default=kept.FOLDER,
+        metavar="DIR",
+        help="Read finished runs from this folder, and with --write add to it (default: beside the tables).",
+    )
+    add(
+        "--write",
+        type=Path,
+        metavar="DIR",
+        help="Write the table's section of the pages in this folder, and keep its runs; without a table, "
+        "write the index.",
+    )
+    add(
+        "--rates",
+        type=learning_rates,
+        metavar="A,B,..",
+        help="Compare these learning rates for each row on a part of the training samples.",
+    )
     add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in a list such as "a,b"."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,6 +138,12 @@ def run(options: argparse.Namespace) -> int:
 
     Raises SimulationError, ModelError; if a run fails, after the table of the others was printed.
     """
+    if options.check is not None:
+        print(pages.check(options.check))
+        return 0
+    if options.table is None and options.write is not None:
+        pages.write_index(options.write)
+        return 0
     if options.table is None:
         print(listing(data_folder(options.data_dir, os.environ), shared()))
         return 0
@@ -112,25 +154,51 @@ def run(options: argparse.Namespace) -> int:
         raise SimulationError(f"{where}: {(error.strerror or str(error)).lower()}") from None
 
 
+def learning_rates(text: str) -> tuple[float, ...]:
+    """Parses learning rates that are separated by commas. Raises ValueError."""
+    rates = tuple(float(part) for part in text.split(","))
+    if not all(0 < rate < 1e3 for rate in rates) or len(set(rates)) < len(rates):
+        raise ValueError(text)
+    return rates
+
+
 def wanted(options: argparse.Namespace) -> WantedTable:
     """The table that the options ask for. Raises ScenarioError."""
     table = catalogue.load(options.table)
     usual = Path("runs") / "papers" / f"{catalogue.stem(table.id)}-{options.scale}"
+    if options.rates:
+        table, usual = rows_by_rate(table, options.scale, options.rates), Path(f"{usual}-rates")
     seeds = options.seeds or table.scaled(options.scale).seeds
-    return WantedTable(table, options.scale, seeds, options.run_dir or usual)
+    return WantedTable(
+        table,
+        options.scale,
+        seeds,
+        options.run_dir or usual,
+        kept=None if options.rates else options.kept,
+        columns=options.columns,
+        rows=options.rows,
+        only_kept=options.only_kept,
+    )
 
 
 def _table(mine: WantedTable, options: argparse.Namespace) -> int:
     place = resolving.Resources(data_folder(options.data_dir, os.environ), shared(), options.device)
-    every = cells(mine, lambda cell: resolving.scenario(mine.table, mine.scale, cell, place))
-    failed = _run(mine, every, options)
+    every = cells(mine, place)
+    failed = {} if mine.only_kept else _run(mine, every, options)
     outcome = replace(
         read(mine, every),
-        notes=resolving.notes(mine.table, mine.scale, place),
+        notes=resolving.notes(
+            mine.table, mine.scale, place.shared, {cell.column.id: cell.form for cell in every}
+        ),
         failed=tuple(f"{name}: {why}" for name, why in failed.items()),
     )
     print(rendering.json(outcome) if options.format == "json" else f"\n{rendering.text(outcome)}")
-    if options.write is not None:
+    if options.rates:
+        found = best_rates(catalogue.load(mine.table.id), mine.scale, options.rates, outcome.values)
+        print("best:", ", ".join(f"{row} {rate:g}" for row, rate in found.items()))
+    elif options.write is not None:
+        for cell in every:
+            _keep(cell, range(mine.seeds))
         _write(outcome, options)
     if failed:
         name, why = next(iter(failed.items()))
@@ -140,13 +208,20 @@ def _table(mine: WantedTable, options: argparse.Namespace) -> int:
     return 0
 
 
+def _keep(cell: Cell, seeds: Iterable[int]) -> None:
+    """Keeps the finished runs of the cell that are not kept yet."""
+    for seed in seeds:
+        if not cell.is_kept(seed) and cell.is_finished(seed):
+            cell.keep(seed)
+
+
 def _write(outcome: TableOutcome, options: argparse.Namespace) -> None:
     mine = outcome.wanted
     words = [mine.table.id, "--scale", mine.scale, "--seeds", str(mine.seeds)]
     if options.device != "cpu":
         words += ["--device", options.device]
     command = shlex.join(["python", "-m", "benchmarks.papers", *words, "--write", str(options.write)])
-    rendering.write(options.write, f"{mine.table.id} {mine.scale}", rendering.markdown(outcome, command))
+    pages.write(options.write, outcome, command)
 
 
 def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) -> dict[RunName, str]:
@@ -156,20 +231,24 @@ def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) 
     out = sys.stderr if options.format == "json" else sys.stdout
     mine.folder.mkdir(parents=True, exist_ok=True)
     with interruptible(), folder_lock(mine.folder) as held:
-        missing = jobs(every)
+        missing = jobs(every, mine.seeds)
         print(said(mine, every, len(missing)), file=out, flush=True)
         for plan in plans(every):
-            if lacking := plan.missing():
+            if lacking := [job.name for job in missing.values() if job.plan is plan]:
                 check(plan.scenario, lacking, ExecutorRequest())
             plan.save()
         if not missing:
             return {}
+        commit = stamps.commit()
+        for job in missing.values():
+            kept.note_commit(job.folder, commit)
         parallel = min(options.parallel or usable_cores(), len(missing))
         workers = max(1, usable_cores() // parallel)
         rounds = {name: _rounds(job) for name, job in missing.items()}
         bars = options.format == "text" and sys.stdout.isatty()
         view = Noting(
-            ProgressBars(list(missing), rounds) if bars else ProgressLines(list(missing), rounds, out)
+            ProgressBars(list(missing), rounds) if bars else ProgressLines(list(missing), rounds, out),
+            lambda name: _keep(missing[name].cell, [name.seed]) if options.write else None,
         )
         try:
             children = ProcessOptions(
@@ -178,7 +257,10 @@ def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) 
             run_jobs(missing, children, view)
         except KeyboardInterrupt:
             view.close()
-            print(f"stopped: {len(jobs(every))} runs are left; the same command goes on", file=sys.stderr)
+            print(
+                f"stopped: {len(jobs(every, mine.seeds))} runs are left; the same command goes on",
+                file=sys.stderr,
+            )
             raise
         except SimulationError:
             if not view.failed:
@@ -188,14 +270,15 @@ def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) 
         return view.failed
 
 
-def _rounds(job: RunJob) -> int:
+def _rounds(job: TableJob) -> int:
     """The rounds of a run; some systems have fewer than the table."""
     return of_policy(job.plan.scenario, job.name.policy).task.rounds
 
 
 def said(mine: WantedTable, every: Sequence[Cell], missing: int) -> str:
     """The first lines of the output: the table, and the runs to do."""
-    runs = sum(len(plan.names) for plan in plans(every))
+    wanted = [cell for cell in every if mine.has(cell.column, cell.row)]
+    runs = total(wanted, mine.seeds)
     there = f", {runs - missing} of them finished before" if missing < runs else ""
     seeds = f"{mine.seeds} seed{'s' if mine.seeds > 1 else ''}"
     about = f"scale {mine.scale}, {seeds}: {runs} runs{there}; kept in {mine.folder}/"
@@ -203,10 +286,11 @@ def said(mine: WantedTable, every: Sequence[Cell], missing: int) -> str:
 
 
 class Noting:
-    """A progress view that remembers the runs that failed."""
+    """A progress view that remembers the runs that failed, and calls `finished` with each of the others."""
 
-    def __init__(self, view: ProgressView) -> None:
+    def __init__(self, view: ProgressView, finished: Callable[[RunName], None]) -> None:
         self._view = view
+        self._finished = finished
         self.failed: dict[RunName, str] = {}
 
     def moved(self, name: RunName, tick: RoundDone) -> None:
@@ -218,6 +302,8 @@ class Noting:
     def ended(self, name: RunName, why: str) -> None:
         if why:
             self.failed[name] = why
+        else:
+            self._finished(name)
         self._view.ended(name, why)
 
     def close(self) -> None:

@@ -98,10 +98,10 @@ def parsed(text: str) -> dict[str, Any]:
 def stems() -> tuple[str, ...]:
     """The stems of the tables' files, in natural order."""
     files = (file.name for file in _at(TABLES).iterdir() if file.name.endswith(".toml"))
-    return tuple(sorted((name.removesuffix(".toml") for name in files), key=_natural))
+    return tuple(sorted((name.removesuffix(".toml") for name in files), key=natural))
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
     """A sort key that orders numbers within the name by their value."""
     return [(int(part), "") if part.isdigit() else (TEXT, part) for part in re.findall(r"\d+|\D+", name)]
 

@@ -1,10 +1,17 @@
-"""Checks a paper's claims against our runs: differences or ratios between rows, seed by seed."""
+"""Checks a paper's claims against our runs: differences or ratios between rows, seed by seed.
+
+A claim holds if the 95% interval of the mean (Student's t, paired by seed) lies beyond its bound and most
+seeds agree; it fails if that is so the other way round; else it is not shown. Fewer than three seeds show
+nothing, and neither do rows that are all at chance.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isnan, nan
+from typing import Literal
 
 from device_runtime.simulation.compare.figures import SeedSpread, spread
 
@@ -15,6 +22,11 @@ Values = Mapping[tuple[str, str], tuple[float, ...]]
 """The measure in plain units by row and column, seed by seed; nan: missing."""
 
 POINT = 0.01
+SEEDS = 3
+"""The fewest seeds that show anything."""
+AT_CHANCE = 0.03
+"""Accuracies up to so much above chance show nothing."""
+Verdict = Literal["holds", "fails", "not shown", "at chance", "not run"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +34,8 @@ class ClaimVerdict:
     """The verdict on one claim in one column; `ours` is the difference (with a factor: the ratio) over seeds.
 
     `printed` is that of the paper's numbers, nan where they are not printed. The claim holds in `seeds` of
-    `ours.n` seeds. `points`: the difference is in percentage points.
+    `ours.n` seeds, and for their mean if `holds`. `points`: the difference is in percentage points.
+    `at_chance`: all its rows are. `beyond`: the interval is on one side of the bound.
     """
 
     claim: TableClaim
@@ -32,30 +45,92 @@ class ClaimVerdict:
     printed: float
     seeds: int
     holds: bool
+    at_chance: bool = False
 
     @property
     def known(self) -> bool:
         return self.ours.n > 0
 
     @property
-    def words(self) -> str:
-        """The verdict as text; not significant if the bound is in the 95% interval of the mean."""
+    def verdict(self) -> Verdict:
         if not self.known:
             return "not run"
-        low, high = self.ours.interval or (nan, nan)
-        unsure = self.claim.within is None and low <= bound(self.claim) <= high
-        return ("holds" if self.holds else "does not hold") + (", not significant" if unsure else "")
+        if self.at_chance:
+            return "at chance"
+        agree = self.seeds if self.holds else self.ours.n - self.seeds
+        if self.ours.n < SEEDS or not _beyond(self) or 2 * agree <= self.ours.n:
+            return "not shown"
+        return "holds" if self.holds else "fails"
+
+    @property
+    def words(self) -> str:
+        """The verdict as text, with the number of seeds if these are too few."""
+        few = self.verdict == "not shown" and self.ours.n < SEEDS
+        return f"{self.verdict}: {self.ours.n} of {SEEDS} seeds" if few else self.verdict
 
 
-def verdicts(table: Table, scale: Scale, values: Values) -> tuple[ClaimVerdict, ...]:
-    """The verdict on every claim, in every column of this scale that has the claim's rows."""
+def _beyond(each: ClaimVerdict) -> bool:
+    """Whether the whole interval of the mean is on one side of the claim's bound, or bounds."""
+    low, high = each.ours.interval or (nan, nan)
+    if each.claim.within is None:
+        return not low <= bound(each.claim) <= high
+    ends = -each.claim.within, each.claim.within
+    return all(ends[0] <= end <= ends[1] for end in (low, high)) or high < ends[0] or low > ends[1]
+
+
+def verdicts(
+    table: Table, scale: Scale, values: Values, chance: Mapping[str, float] | None = None
+) -> tuple[ClaimVerdict, ...]:
+    """The verdict on every claim, in every column of this scale that has the claim's rows.
+
+    `chance` is the accuracy of guessing, by column; columns without it have no chance.
+    """
     columns = {column.id: column for column in table.columns_at(scale)}
     return tuple(
-        _verdict(table, claim, columns[name], values)
-        for claim in table.claims
-        for name in _columns(table, scale, claim)
+        _verdict(table, claim, columns[name], values, (chance or {}).get(name, nan))
+        for claim, names in claims(table, scale)
+        for name in names
         if name in columns and (claim.fall is None or claim.fall[0] in columns)
     )
+
+
+def claims(table: Table, scale: Scale) -> Iterable[tuple[TableClaim, tuple[str, ...]]]:
+    """All claims with their columns: those that the table names, then those of its orderings."""
+    named = [(claim, _columns(table, scale, claim)) for claim in table.claims]
+    yield from named
+    known = {
+        (claim.better, claim.than, column) for claim, columns in named if _plain(claim) for column in columns
+    }
+    found: dict[tuple[str, str], list[str]] = {}
+    for column in table.columns_at(scale):
+        for pair in (pair for ordering in table.orderings for pair in pairwise(ordering)):
+            better, than = _as_printed(table, column, pair)
+            claim = TableClaim(text="", better=better, than=than)
+            if (better, than, column.id) in known or column.id not in _columns(table, scale, claim):
+                continue
+            if better != than:
+                known.add((better, than, column.id))
+                found.setdefault((better, than), []).append(column.id)
+    titles = {row.name: row.title for row in table.rows}
+    for (better, than), columns in found.items():
+        yield (
+            TableClaim(text=f"{titles[better]} over {titles[than]}", better=better, than=than),
+            tuple(columns),
+        )
+
+
+def _plain(claim: TableClaim) -> bool:
+    """Whether the claim is an ordering and no more."""
+    return not (claim.margin or claim.factor or claim.fall or claim.towards) and claim.within is None
+
+
+def _as_printed(table: Table, column: Column, pair: tuple[str, str]) -> tuple[str, str]:
+    """The pair with the row first that has the larger printed number; the same row twice if there is none."""
+    rows = {row.name: value_of(row.paper.get(column.id, "")) for row in table.rows}
+    first, second = pair
+    if isnan(rows[first]) or isnan(rows[second]) or rows[first] == rows[second]:
+        return first, first
+    return pair if rows[first] > rows[second] else (second, first)
 
 
 def _columns(table: Table, scale: Scale, claim: TableClaim) -> tuple[str, ...]:
@@ -75,7 +150,7 @@ def _rows(claim: TableClaim) -> set[str]:
     return {claim.better, claim.than, *([claim.towards] if claim.towards else [])}
 
 
-def _verdict(table: Table, claim: TableClaim, column: Column, values: Values) -> ClaimVerdict:
+def _verdict(table: Table, claim: TableClaim, column: Column, values: Values, chance: float) -> ClaimVerdict:
     measure = MEASURES[table.measure_of(column)]
     points = measure.percent and not claim.factor
     size = POINT if points else 1.0
@@ -91,6 +166,8 @@ def _verdict(table: Table, claim: TableClaim, column: Column, values: Values) ->
         printed=printed[0],
         seeds=sum(_holds(claim, each) for each in ours),
         holds=_holds(claim, result.mean),
+        at_chance=measure.percent
+        and all(spread(values.get((row, column.id), ())).mean <= chance + AT_CHANCE for row in _rows(claim)),
     )
 
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -65,10 +66,14 @@ def bundle(
     if entry is None:
         return name
     words = _words(name, entry, samples)
-    weights = where.file(entry.weights) if entry.weights else learnt
-    path = folder() / f"{name}-{_key(words, weights)}"
+    files = {
+        "--weights": where.file(entry.weights) if entry.weights else learnt,
+        "--tokenizer": where.file(entry.tokenizer) if entry.tokenizer else None,
+    }
+    given = {option: file for option, file in files.items() if file is not None}
+    path = folder() / f"{name}-{_key(words, given.values())}"
     if not _whole(path):
-        _export([*words, *(["--weights", str(weights)] if weights else [])], path)
+        _export([*words, *(word for option, file in given.items() for word in (option, str(file)))], path)
     return str(path)
 
 
@@ -85,15 +90,38 @@ def _renamed(path: Path, name: str) -> str:
     return str(copy)
 
 
+def identity(name: str, shared: SharedTables, samples: BundleSamples) -> str:
+    """The bundle's name and a hash of how it is made, which no file, path or version of a machine enters.
+
+    For a shipped bundle its name. Pretrained weights are described by their training: another machine gives
+    weights that differ in their last bits.
+    """
+    original, _, number = name.partition("#")
+    if number:
+        return f"{identity(original, shared, samples)}#{number}"
+    entry = shared.bundles.get(name)
+    if entry is None:
+        return name
+    learnt: tuple[bytes, str] | None = None
+    if entry.pretrain is not None:
+        learnt = (
+            msgspec.json.encode(entry.pretrain, order="sorted"),
+            shared.bundles[entry.pretrain.bundle].export,
+        )
+    how = repr((_words(name, entry, samples), entry.weights, entry.tokenizer, learnt))
+    return f"{name}-{hashlib.sha256(how.encode()).hexdigest()[:10]}"
+
+
 def _words(name: str, entry: BundleEntry, samples: BundleSamples) -> list[str]:
-    """The words of `device-runtime export`, without those for the weights and the output."""
+    """The words of `device-runtime export`, without those for files and the output."""
     network = entry.export.format(channels=samples.entry.channels, classes=samples.entry.classes)
-    return [*shlex.split(network), *shlex.split(samples.words), "--name", name]
+    return [*shlex.split(f"{network} {samples.words} {entry.input}"), "--name", name]
 
 
-def _key(words: list[str], weights: Path | None) -> str:
+def _key(words: list[str], files: Iterable[Path]) -> str:
     digest = hashlib.sha256(repr((words, FORMAT, metadata.version("device-runtime"))).encode())
-    digest.update(weights.read_bytes() if weights else b"")
+    for file in files:
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:10]
 
 
@@ -113,11 +141,12 @@ def _export(words: list[str], path: Path) -> None:
     making = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=path.parent))
     try:
         options = parser.parse_args([*words, "--out", str(making)])
-        module = build(options)
+        texts, given = command.texts_and_settings(options)
+        module = build(options, given)
         from device_runtime.models.export.export import export
 
         print(f"exporting bundle {path.name}", file=sys.stderr, flush=True)
-        export(module, command.spec(options), making)
+        export(module, command.spec(options, texts, given), making)
         shutil.rmtree(path, ignore_errors=True)
         making.replace(path)
     finally:

@@ -119,24 +119,32 @@ MEASURES: Mapping[str, Measure] = {
         by_class=True,
     ),
     "best_base_acc": Measure("best test accuracy of the base model", PERCENT, _best_base),
-    "acc_at_time": Measure("accuracy at equal time", PERCENT, _at_equal("time", lambda ran: ran.ends_s)),
-    "acc_at_energy": Measure("accuracy at equal energy", PERCENT, _at_equal("energy", _energy)),
+    "acc_at_time": Measure(
+        "accuracy at equal modelled time", PERCENT, _at_equal("time", lambda ran: ran.ends_s)
+    ),
+    "acc_at_energy": Measure("accuracy at equal modelled energy", PERCENT, _at_equal("energy", _energy)),
     "late_acc_at_time": Measure(
-        f"accuracy at equal time, mean of {LATEST}",
+        f"accuracy at equal modelled time, mean of {LATEST}",
         PERCENT,
         _at_equal("time", lambda ran: ran.ends_s, LATEST),
     ),
     "late_acc_at_energy": Measure(
-        f"accuracy at equal energy, mean of {LATEST}", PERCENT, _at_equal("energy", _energy, LATEST)
+        f"accuracy at equal modelled energy, mean of {LATEST}", PERCENT, _at_equal("energy", _energy, LATEST)
     ),
-    "learning_efficiency": Measure("learning efficiency", PER_HOUR, _figure("learning_efficiency")),
+    "learning_efficiency": Measure(
+        "learning efficiency (modelled seconds)", PER_HOUR, _figure("learning_efficiency")
+    ),
     "forward_passes": Measure("compute in F", PASSES, _figure("forward_passes")),
+    "passes_analytic": Measure("compute by equations 10, 11", PASSES, _figure("passes_analytic")),
     "bytes_analytic": Measure("bytes by the papers' formula", BYTES, _figure("bytes_analytic")),
+    "bytes_after_first": Measure(
+        "bytes up and down after the first download", BYTES, _figure("bytes_after_first")
+    ),
     "bytes_up": Measure("bytes up", BYTES, _figure("bytes_up")),
     "bytes_up_a_round": Measure("bytes up in a round", BYTES, _bytes_up_a_round),
     "bytes": Measure("bytes up and down", BYTES, _bytes),
     "energy": Measure("energy (modelled)", JOULE, _figure("energy_j")),
-    "time": Measure("virtual time", TIMES, _figure("virtual_s")),
+    "time": Measure("virtual time (modelled)", TIMES, _figure("virtual_s")),
 }
 
 

@@ -1,20 +1,19 @@
-"""The measured values of a table, read from the folders of its finished runs."""
+"""The measured values of a table, read from its finished runs: those that are kept, and those in folders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, field
 from math import nan
 from statistics import mean
 
-from device_runtime.simulation.compare.figures import FinishedRun, SeedSpread, read_run, spread
-from device_runtime.simulation.compare.run_folder import INFO, RunName
+from device_runtime.simulation.compare.figures import FinishedRun, SeedSpread, spread
 from device_runtime.simulation.errors import SimulationError
 
 from .claims import ClaimVerdict, verdicts
+from .kept import StampedRun
 from .measures import MEASURES, MeasuredRun
-from .runs import Cell, WantedTable, plans
+from .runs import Cell, WantedTable
 from .table import Table
 
 ALIKE = 0.1
@@ -25,6 +24,8 @@ class TableOutcome:
     """The results of a table: `values` by row and column, seed by seed.
 
     `stragglers`: by column, the share of asks that went to stragglers. `date`: of the newest run, UTC.
+    `commits`: of the code of all runs; "" stands for unknown ones. `chance`: by column, the accuracy of
+    guessing, where the loss is of classes. `runs`: as `values`, None where one is missing.
     `notes`: how the data differs from the paper's. `failed`: runs that failed, and why.
     """
 
@@ -33,6 +34,9 @@ class TableOutcome:
     stragglers: Mapping[str, float]
     versions: Mapping[str, str]
     date: str = ""
+    commits: tuple[str, ...] = ()
+    chance: Mapping[str, float] = field(default_factory=dict)
+    runs: Mapping[tuple[str, str], tuple[FinishedRun | None, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
 
@@ -41,7 +45,7 @@ class TableOutcome:
         """The verdict on every claim; none at scale smoke, which only shows that the table can be run."""
         if self.wanted.scale == "smoke":
             return ()
-        return verdicts(self.wanted.table, self.wanted.scale, self.values)
+        return verdicts(self.wanted.table, self.wanted.scale, self.values, self.chance)
 
     @property
     def table(self) -> Table:
@@ -53,7 +57,7 @@ class TableOutcome:
 
 def read(wanted: WantedTable, cells: Sequence[Cell]) -> TableOutcome:
     """Reads every finished run; the outcome has no notes. Raises SimulationError for damaged files."""
-    ran = _ran(cells)
+    ran = _ran(cells, wanted.seeds)
     values = {
         (cell.row.name, cell.column.id): tuple(
             _value(wanted.table, cell, seed, cells, ran) for seed in range(wanted.seeds)
@@ -63,28 +67,36 @@ def read(wanted: WantedTable, cells: Sequence[Cell]) -> TableOutcome:
     return TableOutcome(
         wanted=wanted,
         values=values,
-        stragglers={column.id: _stragglers(column.id, cells, ran) for column in wanted.table.columns},
-        versions=max((run.info.versions for run in ran.values()), key=len, default={}),
-        date=_date(cells),
+        stragglers={
+            column.id: _stragglers(column.id, cells, ran, wanted.seeds) for column in wanted.table.columns
+        },
+        versions=max((each.run.info.versions for each in ran.values()), key=len, default={}),
+        date=max((each.date for each in ran.values()), default=""),
+        commits=tuple(sorted({commit for each in ran.values() for commit in each.commits or ("",)})),
+        runs={
+            (cell.row.name, cell.column.id): tuple(_of(cell, seed, ran) for seed in range(wanted.seeds))
+            for cell in cells
+        },
+        chance=_chance(cells, ran, wanted.seeds),
     )
 
 
-Runs = Mapping[tuple[str, RunName], FinishedRun]
-"""Finished runs by the folder of their comparison and their name."""
+Runs = Mapping[str, StampedRun]
+"""Finished runs by their keys."""
 
 
-def _ran(cells: Sequence[Cell]) -> Runs:
-    found = {}
-    for plan in plans(cells):
-        missing = set(plan.missing())
-        for name in plan.names:
-            if name not in missing:
-                found[str(plan.folder), name] = read_run(plan.of(name), name, shown=0)
+def _ran(cells: Sequence[Cell], seeds: int) -> Runs:
+    found: dict[str, StampedRun] = {}
+    for cell in cells:
+        for seed in range(seeds):
+            if cell.key(seed) not in found and (run := cell.found(seed)) is not None:
+                found[cell.key(seed)] = run
     return found
 
 
 def _of(cell: Cell, seed: int, ran: Runs) -> FinishedRun | None:
-    return ran.get((str(cell.plan.folder), cell.name(seed)))
+    there = ran.get(cell.key(seed))
+    return there.run if there else None
 
 
 def _value(table: Table, cell: Cell, seed: int, cells: Sequence[Cell], ran: Runs) -> float:
@@ -102,7 +114,7 @@ def _value(table: Table, cell: Cell, seed: int, cells: Sequence[Cell], ran: Runs
 
 def _classes(cell: Cell, ran: FinishedRun) -> tuple[int, ...]:
     """The classes that the column's group holds alone. Raises SimulationError where it holds none alone."""
-    group, mine = cell.column.group, cell.plan.scenario
+    group, mine = cell.column.group, cell.setting.scenario
     if not group:
         return ()
     held = mine.data.held_alone(tuple(mine.fleet.groups), len(ran.info.labels))
@@ -111,14 +123,24 @@ def _classes(cell: Cell, ran: FinishedRun) -> tuple[int, ...]:
     return held[group]
 
 
-def _stragglers(column: str, cells: Sequence[Cell], ran: Runs) -> float:
+def _chance(cells: Sequence[Cell], ran: Runs, seeds: int) -> Mapping[str, float]:
+    found = ((cell, _of(cell, seed, ran)) for cell in cells for seed in range(seeds))
+    return {
+        cell.column.id: 1 / len(run.info.labels)
+        for cell, run in found
+        if run is not None and run.info.labels and not cell.column.group
+    }
+
+
+def _stragglers(column: str, cells: Sequence[Cell], ran: Runs, seeds: int) -> float:
     """The share of a column's asks that went to stragglers.
 
     nan where its rows differ in this by ALIKE or more. Rounds without a deadline have no stragglers and are
     left out.
     """
-    folders = {str(cell.plan.folder) for cell in cells if cell.column.id == column}
-    shares = [_share(run) for (folder, _), run in ran.items() if folder in folders]
+    mine = [cell for cell in cells if cell.column.id == column]
+    found = (_of(cell, seed, ran) for cell in mine for seed in range(seeds))
+    shares = [_share(run) for run in found if run is not None]
     known = [share for share in shares if share]
     return mean(known) if known and max(known) - min(known) < ALIKE else nan
 
@@ -126,14 +148,3 @@ def _stragglers(column: str, cells: Sequence[Cell], ran: Runs) -> float:
 def _share(run: FinishedRun) -> float:
     asked = sum(line.asked for line in run.rounds)
     return sum(line.stragglers for line in run.rounds) / asked if asked else 0.0
-
-
-def _date(cells: Sequence[Cell]) -> str:
-    """The date on which the newest run was finished; empty where there is none."""
-    times = [
-        (plan.of(name) / INFO).stat().st_mtime
-        for plan in plans(cells)
-        for name in plan.names
-        if (plan.of(name) / INFO).exists()
-    ]
-    return datetime.fromtimestamp(max(times), timezone.utc).date().isoformat() if times else ""

@@ -52,7 +52,7 @@ class DataEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     at: dict[Scale, Layer] = {}
 
 
-class Pretrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Pretrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Central pretraining on the data set `data`: `rounds` rounds of full updates with these settings.
 
     `bundle` names the same network for that data, whose weights are trained.
@@ -68,11 +68,15 @@ class BundleEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """A bundle: the words of `device-runtime export`, with {channels} and {classes}.
 
     `weights` is a file of the data folder; with `pretrain` the weights are trained when they are first
-    needed. Raises ValueError if both are given.
+    needed. `tokenizer` is a file of the data folder. `input` are words of `device-runtime export` on how
+    samples are scaled, in place of those of the data set. Raises ValueError if weights are given and
+    pretrained.
     """
 
     export: str
+    input: str = ""
     weights: str = ""
+    tokenizer: str = ""
     pretrain: Pretrain | None = None
 
     def __post_init__(self) -> None:
@@ -125,6 +129,13 @@ class DataFolder:
             f"no {entry.title} for scale {scale} {self._said()}: expected "
             f"{' or '.join(form.file for form in usable)}; {entry.get}"
         )
+
+    def forms(self, entry: DataEntry, scale: Scale) -> tuple[Form | None, ...]:
+        """The form that is there, or else all that could be; (None,) for data that comes with a package."""
+        try:
+            return (self.form(entry, scale),)
+        except DataSetError:
+            return tuple(form for form in entry.forms if scale in form.scales)
 
     def file(self, name: str) -> Path:
         """A file of the folder. Raises DataSetError if it is missing."""

@@ -1,16 +1,10 @@
-"""Renders tables with the paper's numbers and ours (text, Markdown, JSON), and the list of all tables.
-
-In a page of results each table and scale has one section between markers; the rest of the page is not
-changed.
-"""
+"""Renders tables with the paper's numbers and ours (text, Markdown, JSON), and the list of all tables."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isnan
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -18,7 +12,6 @@ from tabulate import tabulate
 
 from device_runtime.simulation.compare.figures import SeedSpread
 from device_runtime.simulation.compare.wording import DASH, decimals, digits, unit_for
-from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.report.table import figure_text
 
 from . import catalogue
@@ -41,14 +34,15 @@ def text(outcome: TableOutcome) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def markdown(outcome: TableOutcome, command: str) -> str:
-    """The table as a section of a page; `command` is the command that writes it again."""
+def markdown(outcome: TableOutcome, command: str, picture: str = "") -> str:
+    """The table as a section of a page; `command` writes it again, `picture` is the link of its picture."""
     table = outcome.table
     parts = [
         f"## {heading(outcome)}",
         f"```\n{command}\n```",
         table.caption,
         f"{_made(outcome)}.",
+        f"![{_alt(outcome)}]({picture})" if picture else "",
         *_tables(outcome, "github"),
         _claims(outcome, "github"),
     ]
@@ -67,6 +61,7 @@ def json(outcome: TableOutcome) -> str:
         "scale": outcome.wanted.scale,
         "seeds": outcome.wanted.seeds,
         "date": outcome.date,
+        "commits": outcome.commits,
         "versions": outcome.versions,
         "differences": differences(outcome),
         "columns": [_column_json(outcome, column) for column in table.columns_at(outcome.wanted.scale)],
@@ -110,7 +105,19 @@ def _made(outcome: TableOutcome) -> str:
         if name in outcome.versions
     )
     when = f"; {outcome.date}" if outcome.date else ""
-    return f"{seeds} seed{'s' if seeds > 1 else ''}{spread}{when}; {packages}"
+    return f"{seeds} seed{'s' if seeds > 1 else ''}{spread}{when}; {_code(outcome.commits)}; {packages}"
+
+
+def _code(commits: Sequence[str]) -> str:
+    """The commits of the code; a "+" after one says that the code was changed since."""
+    known = ", ".join(commit for commit in commits if commit)
+    some_unknown = " and of unknown commits" if "" in commits and known else ""
+    return f"code of {known}{some_unknown}" if known else "code of an unknown commit"
+
+
+def _alt(outcome: TableOutcome) -> str:
+    """What the picture shows, in words."""
+    return f"Means over seeds, row by row: {outcome.table.title}"
 
 
 def _tables(outcome: TableOutcome, style: Style) -> list[str]:
@@ -218,34 +225,6 @@ def _column_json(outcome: TableOutcome, column: Column) -> dict[str, object]:
             for row in table.rows_at(outcome.wanted.scale, column)
         ],
     }
-
-
-HEAD = """# Results
-
-Every section is written by the command that stands in it; what is between its markers is replaced when it is
-run again. Numbers of a paper are as printed there; ours are measured by `python -m benchmarks.papers`. A 95%
-interval is that of the mean difference by seed (Student's t); a claim whose bound lies in it is
-not significant.
-"""
-
-
-def put(page: str, mark: str, section: str) -> str:
-    """The page with this section, in place of the one with this mark, or else at the end."""
-    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
-    whole = f"{begin}\n{section}{end}\n"
-    found = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}\n?", re.S)
-    if found.search(page):
-        return found.sub(lambda _: whole, page, count=1)
-    return f"{page.rstrip()}\n\n{whole}" if page.strip() else f"{HEAD}\n{whole}"
-
-
-def write(path: Path, mark: str, section: str) -> None:
-    """Puts the section into the file, which is made if it is missing. Raises SimulationError."""
-    try:
-        page = path.read_text("utf-8") if path.exists() else ""
-        path.write_text(put(page, mark, section), "utf-8")
-    except OSError as error:
-        raise SimulationError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
 
 
 def listing(folder: DataFolder, shared: SharedTables) -> str:

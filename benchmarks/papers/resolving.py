@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import floor, log10
 from statistics import mean
@@ -17,6 +19,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.profiles import DeviceProfile, FleetSpec, ProfileError, shipped
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation import data as data_sets
+from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.data import DataSpec
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.scenario import Scenario
@@ -28,8 +31,8 @@ from device_runtime.strategies.training.workload import workload
 from . import exporting, pretraining
 from .catalogue import stem
 from .exporting import BundleSamples
-from .places import DataEntry, DataFolder, SharedTables
-from .sampling import spec_of
+from .places import DataEntry, DataFolder, Form, SharedTables
+from .sampling import named, spec_of
 from .table import Column, Deadline, Layer, Scale, SystemRow, Table, over
 
 MIXED = ("choose", "mixed")
@@ -50,14 +53,19 @@ class Resources:
     place: str = "cpu"
 
 
-def notes(table: Table, scale: Scale, where: Resources) -> tuple[str, ...]:
-    """Sentences on how the available data differs from the paper's. Raises ScenarioError, DataSetError."""
+def notes(
+    table: Table, scale: Scale, shared: SharedTables, forms: Mapping[str, Form | None]
+) -> tuple[str, ...]:
+    """Sentences on how the data differs from the paper's; `forms` are those used, by column.
+
+    Raises ScenarioError.
+    """
     said: dict[str, None] = {}
     for column in table.columns_at(scale):
-        entry, named = where.shared.entry(column.data, scale), where.shared.data[column.data]
-        if entry is not named:
-            said[f"{entry.title[0].upper()}{entry.title[1:]} stand for {named.title}."] = None
-        form = where.folder.form(entry, scale)
+        entry, meant = shared.entry(column.data, scale), shared.data[column.data]
+        if entry is not meant:
+            said[f"{entry.title[0].upper()}{entry.title[1:]} stand for {meant.title}."] = None
+        form = forms[column.id]
         if form is not None and form.difference:
             said[form.difference] = None
     return tuple(said)
@@ -78,13 +86,86 @@ def scenario(table: Table, scale: Scale, cell: tuple[Column, SystemRow], where: 
     Trains and exports bundles and enlarges images unless that was done before. Raises SimulationError,
     ModelError.
     """
-    column, row = cell
-    entry = where.shared.entry(column.data, scale)
+    entry = where.shared.entry(cell[0].data, scale)
     whole = layer(table, scale, entry, cell)
+    samples = BundleSamples(entry, where.folder.form(entry, scale))
+
+    def made(name: str) -> str:
+        bundle = where.shared.bundles.get(name)
+        learnt = None
+        if bundle is not None and bundle.pretrain is not None:
+            learnt = pretraining.weights(bundle.pretrain, where.shared, where.folder)
+        return exporting.bundle(name, where.shared, samples, where.folder, learnt)
+
+    def seconds(wanted: Deadline, bundle: str, spec: DataSpec) -> float:
+        update = FullUpdate(bundle, spec, _devices(whole), whole.settings.get("full", {}))
+        return deadline_s(wanted, _fleet(whole, where.shared), whole.slow or 1.0, update)
+
+    real = CellParts(lambda: spec_of(samples, whole.data, where.folder), made, seconds)
+    return _scenario(table, cell, whole, real, where)
+
+
+def setting(
+    table: Table, scale: Scale, cell: tuple[Column, SystemRow], shared: SharedTables, form: Form | None
+) -> CellSetting:
+    """The setting of a row in a column as its tables say it, which needs no data and no bundles.
+
+    Raises ScenarioError.
+    """
+    entry = shared.entry(cell[0].data, scale)
+    whole = layer(table, scale, entry, cell)
+    samples = BundleSamples(entry, form)
+
+    def identity(name: str) -> str:
+        return exporting.identity(name, shared, samples)
+
+    def stand_in(wanted: Deadline, bundle: str, spec: DataSpec) -> float:
+        if not wanted.full:
+            return A_DAY_S
+        said = repr((wanted.full, wanted.group, sorted(whole.settings.get("full", {}).items())))
+        return float(int(hashlib.sha256(said.encode()).hexdigest()[:12], 16))
+
+    parts = CellParts(lambda: named(samples, whole.data), identity, stand_in)
+    made = _scenario(table, cell, whole, parts, Resources(DataFolder(None), shared))
+    family = made.task.family
+    return CellSetting(
+        msgspec.structs.replace(made, task=msgspec.structs.replace(made.task, family=())), family
+    )
+
+
+@dataclass(frozen=True)
+class CellSetting:
+    """What a run's setting is on every machine: names in place of paths, and no place to train.
+
+    A number stands for the seconds of the deadline. `family` is that of the task, whose own is empty, because
+    systems look into the bundles of a family.
+    """
+
+    scenario: Scenario
+    family: tuple[str, ...]
+
+    def key(self, policy: str) -> str:
+        """A hash that is equal for equal runs, on every machine. Raises ScenarioError."""
+        whole = of_policy(self.scenario, policy).json() + repr(self.family).encode()
+        return hashlib.sha256(whole).hexdigest()
+
+
+@dataclass(frozen=True)
+class CellParts:
+    """How the parts of a scenario are made: its data, bundles by name, and the seconds of its deadline."""
+
+    spec: Callable[[], DataSpec]
+    bundle: Callable[[str], str]
+    seconds: Callable[[Deadline, str, DataSpec], float]
+
+
+def _scenario(
+    table: Table, cell: tuple[Column, SystemRow], whole: Layer, parts: CellParts, where: Resources
+) -> Scenario:
+    column, row = cell
     try:
-        samples = BundleSamples(entry, where.folder.form(entry, scale))
-        spec = spec_of(samples, whole.data, where.folder)
-        task = _task(whole, spec, samples, where)
+        spec = parts.spec()
+        task = _task(whole, spec, parts)
         kinds = _kinds(task, whole, row.system in MIXED)
         return Scenario(
             name=stem(table.id),
@@ -101,24 +182,14 @@ def scenario(table: Table, scale: Scale, cell: tuple[Column, SystemRow], where: 
         raise ScenarioError(f"{table.id}, {row.name} in {column.id}: {error}") from None
 
 
-def _task(whole: Layer, spec: DataSpec, samples: BundleSamples, where: Resources) -> Task:
-    def made(name: str) -> str:
-        entry = where.shared.bundles.get(name)
-        learnt = None
-        if entry is not None and entry.pretrain is not None:
-            learnt = pretraining.weights(entry.pretrain, where.shared, where.folder)
-        return exporting.bundle(name, where.shared, samples, where.folder, learnt)
-
+def _task(whole: Layer, spec: DataSpec, parts: CellParts) -> Task:
     if whole.bundle is None:
         raise ValueError("no layer says which bundle")
-    task: dict[str, Any] = {"bundle": made(whole.bundle), **whole.task}
+    task: dict[str, Any] = {"bundle": parts.bundle(whole.bundle), **whole.task}
     if whole.family is not None:
-        task["family"] = [made(one) for name in whole.family for one in _copies(name)]
+        task["family"] = [parts.bundle(one) for name in whole.family for one in _copies(name)]
     if whole.deadline is not None:
-        settings = whole.settings.get("full", {})
-        update = FullUpdate(task["bundle"], spec, _devices(whole), settings)
-        fleet = _fleet(whole, where.shared)
-        task["round_deadline_s"] = deadline_s(whole.deadline, fleet, whole.slow or 1.0, update)
+        task["round_deadline_s"] = parts.seconds(whole.deadline, task["bundle"], spec)
     said = msgspec.convert(task, Task)
     times = 1 if whole.times is None else whole.times
     return msgspec.structs.replace(said, rounds=round(times * said.rounds))
@@ -131,8 +202,10 @@ def _copies(name: str) -> list[str]:
 
 
 def _engine(whole: Layer, where: Resources) -> str:
-    """The engine: torch for a bundle that was exported here, which needs torch anyway; else auto."""
-    return "torch" if where.place != "cpu" or whole.bundle in where.shared.bundles else "auto"
+    """The engine of the layers, on a processor; else torch for a bundle that was exported here, or auto."""
+    if where.place != "cpu":
+        return "torch"
+    return whole.engine or ("torch" if whole.bundle in where.shared.bundles else "auto")
 
 
 def _kinds(task: Task, whole: Layer, mixed: bool) -> tuple[KindSettings, ...]:

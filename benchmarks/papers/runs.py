@@ -1,101 +1,236 @@
-"""Plans the runs of a table: cells with equal settings share a folder, and equal cells share a run."""
+"""Plans the runs of a table: cells with equal settings share a folder, and equal cells share a run.
+
+A run is finished if it is kept in the repository or finished in its folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, bundle_sha256
-from device_runtime.simulation.compare.run_folder import RunName, fingerprint
+from device_runtime.simulation.compare.run_folder import RunName, fingerprint, finished
 from device_runtime.simulation.compare.running import RunJob
+from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.scenario import Scenario
 
+from . import catalogue, kept, resolving
+from .kept import StampedRun
+from .places import Form
+from .resolving import CellSetting, Resources
 from .table import Column, Scale, SystemRow, Table
 
 COMMAND = "python -m benchmarks.papers"
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A row in a column, and the comparison that has its runs; `policy` is the row's system there."""
-
-    row: SystemRow
-    column: Column
-    plan: ComparisonPlan
-    policy: str
-
-    def name(self, seed: int) -> RunName:
-        return RunName(self.policy, seed)
-
-
-@dataclass(frozen=True)
 class WantedTable:
-    """The wanted table, with its scale, number of seeds, and folder."""
+    """The wanted table, with its scale, number of seeds, and folder of runs.
+
+    `kept` is the folder of kept runs; None: none are read. `columns` and `rows` name what is run; () is all.
+    With `only_kept` nothing is run. Raises ScenarioError for names that the table does not have.
+    """
 
     table: Table
     scale: Scale
     seeds: int
     folder: Path
+    kept: Path | None = None
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    only_kept: bool = False
+
+    def __post_init__(self) -> None:
+        columns = [column.id for column in self.table.columns_at(self.scale)]
+        rows = [row.name for row in self.table.rows]
+        for what, wanted, there in (("column", self.columns, columns), ("row", self.rows, rows)):
+            for name in wanted:
+                if name not in there:
+                    has = f"at scale {self.scale} it has {', '.join(there)}"
+                    raise ScenarioError(f"{self.table.id} has no {what} {name!r}; {has}")
+
+    @property
+    def kept_folder(self) -> Path | None:
+        """The folder of this table's kept runs; None at scale smoke, whose runs are not kept."""
+        if self.kept is None or self.scale == "smoke":
+            return None
+        return self.kept / f"{catalogue.stem(self.table.id)}-{self.scale}"
+
+    def has(self, column: Column, row: SystemRow) -> bool:
+        """Whether this cell is to be run."""
+        return (
+            not self.only_kept
+            and (not self.columns or column.id in self.columns)
+            and (not self.rows or row.name in self.rows)
+        )
 
 
-def cells(wanted: WantedTable, scenario: Callable[[tuple[Column, SystemRow]], Scenario]) -> tuple[Cell, ...]:
-    """The cells of every row in every column that has it; `scenario` makes their scenarios.
+@dataclass(frozen=True)
+class Cell:
+    """A row in a column, with the setting of its run and the data's form; `policy` is the row's system there.
 
-    Raises ScenarioError for an unknown system, and the errors of `scenario`.
+    Cells with equal runs have the policy and the plan of the first of them. `plan` has the comparison that
+    is to have its runs; None if it is not wanted, or has every run in the folder `kept`.
+    """
+
+    row: SystemRow
+    column: Column
+    setting: CellSetting
+    form: Form | None
+    policy: str
+    kept: Path | None
+    plan: ComparisonPlan | None = None
+
+    def name(self, seed: int) -> RunName:
+        return RunName(self.policy, seed)
+
+    @cached_property
+    def run(self) -> str:
+        """A hash of the setting under the policy, without the seed."""
+        return self.setting.key(self.policy)
+
+    def key(self, seed: int) -> str:
+        """The key of the run, the same on every machine."""
+        return hashlib.sha256(f"{self.run} {seed}".encode()).hexdigest()
+
+    def is_kept(self, seed: int) -> bool:
+        return self.kept is not None and kept.place(self.kept, self.name(seed), self.key(seed)).exists()
+
+    def is_finished(self, seed: int) -> bool:
+        """Whether the plan's folder has the finished run."""
+        if self.plan is None:
+            return False
+        mine = of_policy(self.plan.scenario, self.policy)
+        return finished(self.plan.of(self.name(seed)), fingerprint(mine, seed))
+
+    def found(self, seed: int) -> StampedRun | None:
+        """The run, kept or in its folder; None if there is none. Raises SimulationError for damaged files."""
+        if self.kept is not None:
+            key = self.key(seed)
+            there = kept.read(kept.place(self.kept, self.name(seed), key), self.name(seed), key)
+            if there is not None:
+                return there
+        if self.plan is None or not self.is_finished(seed):
+            return None
+        return kept.of_folder(self.plan.of(self.name(seed)), self.name(seed))
+
+    def keep(self, seed: int) -> None:
+        """Keeps the run that is finished in its folder. Raises SimulationError, OSError."""
+        if self.kept is None or self.plan is None:
+            return
+        path, key = kept.place(self.kept, self.name(seed), self.key(seed)), self.key(seed)
+        kept.write(path, kept.of_folder(self.plan.of(self.name(seed)), self.name(seed)), key)
+
+
+@dataclass(frozen=True)
+class TableJob(RunJob):
+    """A run to be done, and the first cell that needs it."""
+
+    cell: Cell
+
+
+def cells(wanted: WantedTable, where: Resources) -> tuple[Cell, ...]:
+    """The cells of every row in every column that has it.
+
+    Bundles and data are made only for cells that are wanted and lack a run. Raises ScenarioError for an
+    unknown system, and the errors of `resolving.scenario`.
     """
     table, scale = wanted.table, wanted.scale
-    pairs = [(column, row) for column in table.columns_at(scale) for row in table.rows_at(scale, column)]
-    settings: dict[bytes, tuple[Scenario, str, dict[str, None]]] = {}
-    owners: dict[str, tuple[bytes, str]] = {}
-    owned: list[tuple[bytes, str]] = []
-    for column, row in pairs:
-        mine = scenario((column, row))
-        here = mine.json(), row.system + column.modifier
-        run = fingerprint(of_policy(mine, here[1]), 0)
-        owned.append(owners.setdefault(run, here))
-        if owned[-1] == here:
-            *_, systems = settings.setdefault(here[0], (mine, column.id, {}))
-            systems[here[1]] = None
-    plans = {key: _plan(wanted, *setting) for key, setting in settings.items()}
+    every: list[Cell] = []
+    for column in table.columns_at(scale):
+        forms = where.folder.forms(where.shared.entry(column.data, scale), scale)
+        options = [
+            [_cell(wanted, (column, row), form, where) for row in table.rows_at(scale, column)]
+            for form in forms
+        ]
+        has_some = (cells for cells in options if _any_kept(cells, wanted.seeds))
+        every += next(has_some, options[0])
+    first: dict[str, Cell] = {}
+    for cell in every:
+        first.setdefault(cell.run, cell)
+    lacking = {
+        cell.run
+        for cell in every
+        if wanted.has(cell.column, cell.row)
+        and not all(first[cell.run].is_kept(seed) for seed in range(wanted.seeds))
+    }
+    columns: dict[bytes, str] = {}  # the first column of each setting: a folder keeps its name
+    for cell in every:
+        columns.setdefault(cell.setting.scenario.json(), cell.column.id)
+    planned = _planned(wanted, [cell for run, cell in first.items() if run in lacking], columns, where)
     return tuple(
-        Cell(row, column, plans[key], policy)
-        for (column, row), (key, policy) in zip(pairs, owned, strict=True)
+        replace(
+            cell, policy=first[cell.run].policy, setting=first[cell.run].setting, plan=planned.get(cell.run)
+        )
+        for cell in every
     )
 
 
-def _plan(wanted: WantedTable, mine: Scenario, column: str, systems: Iterable[str]) -> ComparisonPlan:
+def _cell(wanted: WantedTable, pair: tuple[Column, SystemRow], form: Form | None, where: Resources) -> Cell:
+    column, row = pair
+    setting = resolving.setting(wanted.table, wanted.scale, pair, where.shared, form)
+    return Cell(row, column, setting, form, row.system + column.modifier, wanted.kept_folder)
+
+
+def _any_kept(every: Iterable[Cell], seeds: int) -> bool:
+    return any(cell.is_kept(seed) for cell in every for seed in range(seeds))
+
+
+def _planned(
+    wanted: WantedTable, owners: Sequence[Cell], columns: Mapping[bytes, str], where: Resources
+) -> Mapping[str, ComparisonPlan]:
+    """The comparisons of these cells, by their runs; cells with equal scenarios are in one.
+
+    `columns`: by setting, the column whose name its folder has.
+    """
+    scenarios = {
+        cell.run: resolving.scenario(wanted.table, wanted.scale, (cell.column, cell.row), where)
+        for cell in owners
+    }
+    settings: dict[bytes, list[Cell]] = {}
+    for cell in owners:
+        settings.setdefault(scenarios[cell.run].json(), []).append(cell)
+    return {
+        cell.run: plan
+        for alike in settings.values()
+        for plan in [_plan(wanted, scenarios[alike[0].run], alike, columns[alike[0].setting.scenario.json()])]
+        for cell in alike
+    }
+
+
+def _plan(wanted: WantedTable, mine: Scenario, alike: Sequence[Cell], column: str) -> ComparisonPlan:
     comparison = Comparison(
-        policies=tuple(systems),
+        policies=tuple(dict.fromkeys(cell.policy for cell in alike)),
         seeds=wanted.seeds,
         command=f"{COMMAND} {wanted.table.id} --scale {wanted.scale} --seeds {wanted.seeds}",
         bundle=bundle_sha256(mine.task.bundle),
     )
-    return ComparisonPlan(mine, comparison, wanted.folder / f"{column}-{fingerprint(mine, 0)[:6]}")
+    folder = wanted.folder / f"{column}-{fingerprint(mine, 0)[:6]}"
+    return ComparisonPlan(mine, comparison, folder)
 
 
 def plans(every: Iterable[Cell]) -> tuple[ComparisonPlan, ...]:
-    """The comparisons of all cells, each once."""
-    return tuple({cell.plan.folder: cell.plan for cell in every}.values())
+    """The comparisons of the cells that have one, each once."""
+    return tuple({cell.plan.folder: cell.plan for cell in every if cell.plan is not None}.values())
 
 
-def jobs(every: Iterable[Cell]) -> Mapping[RunName, RunJob]:
+def total(every: Iterable[Cell], seeds: int) -> int:
+    """The number of runs of these cells, each counted once."""
+    return seeds * len({cell.run for cell in every})
+
+
+def jobs(every: Iterable[Cell], seeds: int) -> Mapping[RunName, TableJob]:
     """The missing runs, seed by seed, by the name of the first cell that needs them."""
-    missing = {plan.folder: frozenset(plan.missing()) for plan in plans(every)}
-    found: dict[RunName, RunJob] = {}
-    seen: set[tuple[Path, RunName]] = set()
-    by_seed = sorted(
-        ((seed, number, cell) for number, cell in enumerate(every) for seed in range(_seeds(cell))),
-        key=lambda each: each[:2],
-    )
-    for seed, _, cell in by_seed:
-        job = RunJob(cell.plan, cell.name(seed))
-        if cell.name(seed) in missing[cell.plan.folder] and (cell.plan.folder, job.name) not in seen:
-            seen.add((cell.plan.folder, job.name))
-            found[RunName(f"{cell.row.name} in {cell.column.id}", seed)] = job
-    return found
-
-
-def _seeds(cell: Cell) -> int:
-    return cell.plan.comparison.seeds
+    first: dict[str, Cell] = {}
+    for cell in every:
+        first.setdefault(cell.run, cell)
+    return {
+        RunName(f"{cell.row.name} in {cell.column.id}", seed): TableJob(cell.plan, cell.name(seed), cell)
+        for seed in range(seeds)
+        for cell in first.values()
+        if cell.plan is not None and not cell.is_kept(seed) and not cell.is_finished(seed)
+    }

@@ -30,8 +30,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     `fleet` is a name in shared.toml or a fleet preset; `bundle` and the members of `family` are names in
     shared.toml or shipped bundles; NAME*3 in `family` is three models of one size, called NAME-1 to NAME-3.
     `kinds` are those that mixed rounds offer. `settings` by kind of update; `first_epochs` by kind: the local
-    epochs of its first round. `data`, `task` as in a scenario. `times` multiplies the rounds of `task`, for
-    systems with shorter rounds.
+    epochs of its first round. `data`, `task`, `engine` as in a scenario. `times` multiplies the rounds of
+    `task`, for systems with shorter rounds.
     """
 
     devices: int | None = None
@@ -43,6 +43,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     kinds: tuple[str, ...] | None = None
     deadline: Deadline | None = None
     times: float | None = None
+    engine: str | None = None
     data: dict[str, Any] = {}
     task: dict[str, Any] = {}
     settings: dict[str, Settings] = {}
@@ -162,7 +163,11 @@ class TableClaim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table; `id` is its name in the command. Raises ScenarioError for parts that do not fit each other."""
+    """A table; `id` is its name in the command. Raises ScenarioError for parts that do not fit each other.
+
+    `orderings` are lists of rows whose neighbours are compared: the claim is the order that the paper prints,
+    in every column with the table's own measure.
+    """
 
     id: str
     title: str
@@ -175,6 +180,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     setting: Layer = Layer()
     differences: tuple[str, ...] = ()  # at every scale
     claims: tuple[TableClaim, ...] = ()
+    orderings: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         columns, rows = [column.id for column in self.columns], [row.name for row in self.rows]
@@ -207,6 +213,8 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
                 yield from rows
         for claim in self.claims:
             yield from (claim.better, claim.than, *([claim.towards] if claim.towards else []))
+        for ordering in self.orderings:
+            yield from ordering
         for scaled in self.scales.values():
             yield from scaled.rows
 

@@ -45,7 +45,7 @@ __all__ = [
 class Division(TypedDict, total=False):
     """How samples are chosen and divided among devices; docs/data.md describes each setting.
 
-    partition: iid, dirichlet (the default), dirichlet-by-class, shards, classes or natural.
+    partition: iid, dirichlet (the default), dirichlet-by-class, dirichlet-fedml, shards, classes or natural.
     alpha: of dirichlet; the smaller, the more uneven (0.3).
     groups: samples of the fleet's groups, by name; {"weak": {"classes": (7, 8)}}.
     """

@@ -105,8 +105,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             del group["members"]
         if not self.fleet.redrawn:
             del whole["fleet"]["redrawn"]
-        if not self.data.groups:
-            del whole["data"]["groups"]
+        for newer in ("groups", "validation_share"):
+            if not whole["data"][newer]:
+                del whole["data"][newer]
         if not self.choose:
             del whole["choose"]
         return _encoder.encode(whole)
@@ -263,23 +264,23 @@ def describe(policy: str) -> str:
         raise ScenarioError(str(error)) from None
 
 
-def under(policy: str, task: Task) -> Task:
-    """The task as this policy runs it. Raises ScenarioError."""
+def under(policy: str, task: Task, devices: int | None = None) -> Task:
+    """The task as this policy runs it, with so many devices if that is known. Raises ScenarioError."""
     name, plus, rest = _canonical(policy).partition("+")
     try:
         if name == CHOOSE:
-            return systems.with_modifiers(task, systems.modifiers_of(policy, plus + rest), task)
+            return systems.with_modifiers(task, systems.modifiers_of(policy, plus + rest), task, devices)
         if policy == CENTRALISED:
             full = systems.task_as_system("no-stragglers", task)
             return msgspec.structs.replace(full, devices_per_round=None, buffer_size=0, min_contributions=1)
-        return systems.task_as_system(policy, task)
+        return systems.task_as_system(policy, task, devices)
     except (TaskError, ModelError) as error:
         raise ScenarioError(f"{policy}: {error}") from None
 
 
 def of(policy: str, scenario: Scenario) -> Scenario:
     """The scenario as this policy runs it. Raises ScenarioError."""
-    made = msgspec.structs.replace(scenario, task=under(policy, scenario.task))
+    made = msgspec.structs.replace(scenario, task=under(policy, scenario.task, scenario.devices))
     if (name := policy.partition("+")[0]) in _own_policies():
         made = msgspec.structs.replace(made, choose=name)
     if policy != CENTRALISED:

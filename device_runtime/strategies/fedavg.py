@@ -5,7 +5,7 @@ McMahan et al. 2017, algorithm 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -75,7 +75,8 @@ class FedAvg(TakesCodec, PartialEpochs):
         return TrainedUpdate(self.name, result.tensors, len(plan.indices), result.loss, variant, kept)
 
     def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
-        return applied(self.terms, self._steps(self.chosen(model, data, run)), model, data, run)
+        plan = applied(self.terms, self._steps(self.chosen(model, data, run)), model, data, run)
+        return replace(plan, epochs=self.epochs_in(run))
 
     def _steps(self, indices: NDArray[np.int64]) -> TrainingPlan:
         """Training on the samples at these indices, without terms."""
@@ -152,5 +153,6 @@ class FedAvg(TakesCodec, PartialEpochs):
 
     def head_training(self, y: NDArray[np.int64], run: Run) -> HeadTraining:
         """See `TrainsHead`."""
-        batches, before = local_training.plan_batches(self._steps(np.arange(len(y))), run)
+        plan = replace(self._steps(np.arange(len(y))), epochs=self.epochs_in(run))
+        batches, before = local_training.plan_batches(plan, run)
         return HeadTraining(batches, self.sgd, before, self.clip_norm)

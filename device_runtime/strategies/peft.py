@@ -19,6 +19,7 @@ from device_runtime.profiles import GraphPass, Work, Workload
 from .fedavg import FedAvg
 from .kind import KindInfo, Settings
 from .settings import Momentum, Setting, WeightDecay
+from .terms.dp_sgd import dp_settings
 from .training.device_half import LocalData, Run, TrainedUpdate
 from .training.local_training import follows_plan
 from .training.workload import forward_work
@@ -35,6 +36,18 @@ LEARNING_RATES: Mapping[str, float] = MappingProxyType(
     }
 )
 """By tunable set: paper 003, section IV-A. It names none for the last three; they are as bias and prompt."""
+PRIVATE_LEARNING_RATES: Mapping[str, float] = MappingProxyType(
+    {
+        "head": 5e-4,
+        "bias": 1e-3,
+        "adapter": 5e-4,
+        "prompt": 3e-4,
+        "prefix": 3e-4,
+        "lora": 1e-3,
+        "sparse": 1e-3,
+    }
+)
+"""The same under differential privacy: paper 004, table 8."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +56,9 @@ class Peft(FedAvg):
 
     `tunable="head"` is linear probing (LP, head-tuning). With cross-entropy alone, each sample then passes
     through the network once, not once an epoch. `tunables` names several sets in the order of preference, one
-    form for each, for devices to choose from. lr: 0 is the paper's for the set. Defaults: SGD, weight decay
-    1e-4, batch 64, E = 10 (section IV-A), no momentum, of which the papers say nothing.
+    form for each, for devices to choose from. lr: 0 is the paper's for the set, with or without privacy.
+    Defaults: SGD, weight decay 1e-4, batch 64, E = 10 (section IV-A), no momentum, of which the papers say
+    nothing.
     """
 
     name: ClassVar[str] = "peft"
@@ -86,7 +100,8 @@ class Peft(FedAvg):
 
     @property
     def sgd(self) -> Sgd:
-        return Sgd(self.lr or LEARNING_RATES[self.trained], self.momentum, self.weight_decay)
+        rates = LEARNING_RATES if dp_settings(self) is None else PRIVATE_LEARNING_RATES
+        return Sgd(self.lr or rates[self.trained], self.momentum, self.weight_decay)
 
     @property
     def variant(self) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -188,8 +189,8 @@ def write(strategy: AnyStrategy) -> Kind:
 
 
 def settings(strategy: AnyStrategy) -> dict[str, Any]:
-    """All settings of a kind as an offer carries them, without `statistics` if it is None."""
-    written: dict[str, Any] = _without_none(msgspec.to_builtins(strategy))
+    """All settings of a kind as an offer carries them, without those of LATER that are at their default."""
+    written: dict[str, Any] = _without_later(msgspec.to_builtins(strategy))
     if TERMS_SETTING in written:
         written[TERMS_SETTING] = {term.name: msgspec.to_builtins(term) for term in _terms_of(strategy)}
     return written
@@ -294,8 +295,7 @@ def _terms(name: str, given: object) -> tuple[LocalTerm, ...]:
 
 def _check_known(name: str, kind: Any, settings: Settings) -> None:
     """Raises KindError for an unknown setting, also within settings that are tables."""
-    types = get_type_hints(kind)
-    known = {field.name: types[field.name] for field in dataclasses.fields(kind)}
+    known = _types(kind)
     if unknown := sorted(settings.keys() - set(known)):
         own = ", ".join(one for one in known if one != STATISTICS)
         raise KindError(f"{name} has no setting {unknown[0]!r}; it has {own}")
@@ -305,10 +305,22 @@ def _check_known(name: str, kind: Any, settings: Settings) -> None:
             _check_known(f"{name}'s {setting}", inner[0], value)
 
 
-def _without_none(written: Any) -> Any:
+@cache
+def _types(kind: Any) -> Mapping[str, Any]:
+    """The types of a dataclass's fields, by name."""
+    types = get_type_hints(kind)
+    return {field.name: types[field.name] for field in dataclasses.fields(kind)}
+
+
+LATER: Settings = {STATISTICS: None, "drawn_epochs": False, "without_lora": "reset"}
+"""Settings that offers carry only where they are not at this default, which older devices do not know."""
+
+
+def _without_later(written: Any) -> Any:
     if not isinstance(written, dict):
         return written
-    return {key: _without_none(value) for key, value in written.items() if (key, value) != (STATISTICS, None)}
+    kept = (one for one in written.items() if one[0] not in LATER or one[1] != LATER[one[0]])
+    return {key: _without_later(value) for key, value in kept}
 
 
 def _with_defaults(made: Any) -> Any:

@@ -97,7 +97,8 @@ class Representatives(FedAvg):
     own_round: ClassVar[bool] = True
     of_single_samples: ClassVar[bool] = True
     refused: ClassVar[tuple[str, ...]] = (
-        "reduced_epochs", "graded", "least_epochs", "terms.moon", "terms.fscprox", "terms.dp-sgd"
+        "reduced_epochs", "graded", "drawn_epochs", "least_epochs",
+        "terms.moon", "terms.fscprox", "terms.dp-sgd",
     )  # fmt: skip
     about: ClassVar[KindInfo] = KindInfo(
         "everything",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,11 @@ class SparseStage(FedAvg):
     """Stage 1: trains the tunable set `sparse`, with one random mask for all devices, until round `rounds`.
 
     In that round the change of each layer becomes LoRA's factors; stage 2 is `peft` with tunable = "lora"
-    from the next round on. The thesis runs stage 1 for 20 % of the rounds at 10 % density, the set's default.
-    It names neither learning rate nor epochs: they are those of `peft`.
+    from the next round on. The thesis runs stage 1 for 20 % of the rounds at 10 % density, the set's default;
+    LoRA has rank 16 there, a setting of the set. It names neither learning rate nor epochs: they are those of
+    `peft`. In stage 2 only LoRA and the head differ from the pre-trained model: what a layer without LoRA
+    changed in stage 1 is taken back, unless `without_lora` = "kept" (ours). Give LoRA to all layers
+    (`targets` = "all"), and nothing is lost but what is beyond its rank.
     """
 
     name: ClassVar[str] = "sparse"
@@ -51,6 +54,10 @@ class SparseStage(FedAvg):
         int,
         Setting("The round after which `peft` goes on with LoRA.", 5, "rounds", at_least=1, at_most=MOST),
     ] = 10
+    without_lora: Annotated[
+        Literal["reset", "kept"],
+        Setting("Whether layers without LoRA keep their change when `peft` begins.", example="kept"),
+    ] = "reset"
 
     @property
     def trained(self) -> str:
@@ -68,20 +75,26 @@ class SparseStage(FedAvg):
         result = super().finish(state, model)
         if model.round != self.rounds:
             return result
-        return replace(result, refine=partial(lora_start, manifest=model.manifest))
+        return replace(result, refine=partial(lora_start, manifest=model.manifest, others=self.without_lora))
 
 
-def lora_start(base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
+def lora_start(
+    base: Tensors, manifest: Manifest, others: Literal["reset", "kept"] = "reset"
+) -> dict[str, NDArray[Any]]:
     """The tensors that stage 2 starts from: factors nearest to what both sets changed, sparse values of 0.
 
-    The network computes the same as before, up to the rank. A layer without LoRA keeps its sparse values.
+    A layer with LoRA computes the same as before, up to the rank. `others`: what becomes of the sparse values
+    of layers without LoRA.
     """
     settings = manifest.sets["lora"]
     scale = float(settings["alpha"]) / int(settings["rank"])
     handed: dict[str, NDArray[Any]] = {}
     for name in manifest.names("sparse"):
         layer = name.removesuffix(VALUES)
-        if name == layer or f"{layer}lora_a" not in base:
+        if name == layer:
+            continue
+        if f"{layer}lora_a" not in base:
+            handed |= {name: np.zeros_like(base[name])} if others == "reset" else {}
             continue
         a, b = base[f"{layer}lora_a"], base[f"{layer}lora_b"]
         change = scale * product(a, b)

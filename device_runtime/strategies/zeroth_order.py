@@ -38,7 +38,7 @@ Topic included; both for a device whose name has eight letters (docs/wire.md).
 
 
 FEDMEZO: Mapping[str, Any] = {"sides": 2, "sizing": "absolute", "generator": directions.GENERATOR}
-"""The thesis's settings; defaults: num_z = 2 is of its section 4.2.1, eps = 1e-3 of MeZO (it names none)."""
+"""The thesis's settings; the defaults num_z = 2 and eps = 1e-3 are those of its section 4.2.1 too."""
 MEASURED: Mapping[str, Any] = {
     "sides": 1,
     "sizing": "relative",

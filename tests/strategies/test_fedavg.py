@@ -155,6 +155,21 @@ def test_a_device_may_train_half_of_the_epochs_or_a_quarter():
     assert one.variants() == (one,)
 
 
+def test_a_straggler_of_fedprox_plus_trains_one_to_all_epochs_drawn_anew_in_each_round(model, digits):
+    """Thesis 002, section 5.6: "to train randomly for 1 epoch to full local epochs E"."""
+    whole, *fewer = FedAvg(epochs=4, drawn_epochs=True).variants()
+    assert (whole.epochs, whole.variant, whole.least, whole.variants()) == (4, "", 1, (whole,))
+    assert [form.variant for form in fewer] == ["epochs=3", "epochs=2", "epochs=1"]
+    rounds = [Run(seed, "pi-1", lambda: 0.0, 1.0) for seed in range(300)]
+    drawn = [fewer[0].plan(model, digits, run).epochs for run in rounds]
+    assert all(80 < drawn.count(epochs) < 120 for epochs in (1, 2, 3))
+    assert drawn == [fewer[0].plan(model, digits, run).epochs for run in rounds]
+    assert {whole.plan(model, digits, run).epochs for run in rounds} == {4}
+    two = next(run for run, epochs in zip(rounds, drawn, strict=True) if epochs == 2)
+    sent = fewer[0].train(model, digits, two)
+    assert FedAvg(epochs=4, drawn_epochs=True).variant_named(sent.variant).epochs == 2
+
+
 @pytest.mark.parametrize(
     ("share", "epochs"), [(0.19, None), (0.2, 2), (0.39, 3), (0.7, 7), (0.3, 3), (0.999, 9)]
 )

@@ -64,6 +64,9 @@ def test_the_learning_rate_is_the_paper_s_for_the_set_unless_it_is_said():
     rates = {name: Peft(tunable=name).sgd.lr for name in ("head", "bias", "adapter", "prompt")}
     assert rates == {"head": 0.005, "bias": 0.01, "adapter": 0.005, "prompt": 0.01}
     assert Peft(tunable="bias", lr=0.3).sgd.lr == 0.3
+    # Paper 004, table 8: N = 64, M = 8, alpha = 0.1, DP
+    private = {name: Peft(tunable=name, terms=(DpSgd(),)).sgd.lr for name in rates}
+    assert private == {"head": 5e-4, "bias": 1e-3, "adapter": 5e-4, "prompt": 3e-4}
     assert (Peft().weight_decay, Peft().batch, Peft().epochs) == (1e-4, 64, 10)
 
 

@@ -95,13 +95,22 @@ def test_the_network_computes_the_same_after_the_hand_over(rich, digits_8x8):
     model.load(round_made(model, 2, digits_8x8, untouched))
     logits, start = model.logits(digits_8x8.x), dict(model.weights)
     assert np.abs(logits - OnnxModel(rich).logits(digits_8x8.x)).max() > 0.1
-    model.load(lora_start(start, model.manifest))
+    model.load(lora_start(start, model.manifest, "kept"))
     np.testing.assert_allclose(model.logits(digits_8x8.x), logits, atol=2e-5)
     for layer in ("conv", "inner"):
         assert not model.weights[f"{layer}.sparse_values"].any()
         assert model.weights[f"{layer}.lora_b"].any()
     same = ("conv.weight", "inner.weight", "head.weight", "grouped.sparse_values", "conv.sparse_indices")
     assert changed(model, start, *same) == []
+
+
+def test_what_layers_without_lora_changed_is_taken_back(rich, digits_8x8):
+    """Stage 2 of the thesis: the pre-trained model with LoRA, and no other parameter but the head."""
+    model = OnnxModel(rich)
+    base = round_made(model, 2, digits_8x8, SparseStage(rounds=2, lr=0.5, epochs=3))
+    assert not any(base[f"{layer}.sparse_values"].any() for layer in ("conv", "grouped", "inner"))
+    kept = round_made(model, 2, digits_8x8, SparseStage(rounds=2, lr=0.5, epochs=3, without_lora="kept"))
+    assert kept["grouped.sparse_values"].any() and not kept["conv.sparse_values"].any()
 
 
 def test_what_lora_had_learnt_before_is_handed_over_too(rich, digits_8x8):

@@ -174,6 +174,11 @@ def _share(share: float) -> Rounds:
     return lambda rounds: ceil(share * rounds)
 
 
+def _fifth_after_first(rounds: int) -> int:
+    """A fifth of the rounds, and at least one after the first."""
+    return max(2, FIFTH(rounds))
+
+
 FULL = SystemKind("full")
 AS_PUBLISHED = {"head": "normalised-means", "smallest_count": 1}
 """Settings of class means in FedNCM: every class that a device has, even with a single sample."""
@@ -190,6 +195,13 @@ def _fedft(says: str, **fixed: Any) -> System:
     parts = (FULL_ONCE, SystemKind("entropy-subset", fixed, after=_first))
     source = "Shi 2025 (PhD thesis, Sheffield), section 6.4"
     return System(says, source, parts, untimed=_first, asking_all=_first)
+
+
+def _fedfsc_plus_with(says: str, anchor: str) -> System:
+    """FedFSC+ whose full updates have a term that holds the classifier near `anchor` (equation 4.3)."""
+    full = SystemKind("full", {"terms": {"fscprox": {"anchor": anchor}}})
+    few = SystemKind("few-shot", {"send_mean": anchor == "few-shot"}, after=_first)
+    return System(says, "Shi 2025 (PhD thesis, Sheffield), section 4.5.3", (full, few))
 
 
 def _fedpeft(tunable: str) -> System:
@@ -272,6 +284,12 @@ SYSTEMS: dict[str, System] = {
             SystemKind("full+few-shot", {"terms": {"fscprox": {"anchor": "few-shot"}}}, after=_first),
         ),
     ),
+    "fedfsc++fscprox": _fedfsc_plus_with(
+        "FedFSC+ whose full updates stay near the few-shot classifier", "few-shot"
+    ),
+    "fedfsc++baseprox": _fedfsc_plus_with(
+        "FedFSC+ whose full updates stay near the base's classifier", "base"
+    ),
     "baseprox": System(
         "FedFSC whose full updates stay near the base's classifier",
         "Shi 2025 (PhD thesis, Sheffield), section 4.4",
@@ -298,6 +316,7 @@ SYSTEMS: dict[str, System] = {
         (SystemKind("representatives"),),
     ),
     "fedft-all": _fedft("the upper part on all local samples", shares=(1.0,), select="entropy"),
+    "fedavg-rds": _fedft("everything, on samples drawn at random", tunable="all", select="random"),
     "fedft-rds": _fedft("the upper part on samples drawn at random", select="random"),
     "fedft-eds": _fedft("the upper part on the samples of highest entropy", select="entropy"),
     "fedncm": System(
@@ -346,6 +365,16 @@ SYSTEMS: dict[str, System] = {
             SystemKind("sparse", until=FIFTH),
             SystemKind("peft", {"tunable": "lora", "tunables": ()}, after=FIFTH),
         ),
+    ),
+    "fedncm+slora": System(
+        "the classifier of class means first, then SLoRA",
+        "ours, on Legate et al. 2023 and Babakniya et al. 2023",
+        (
+            SystemKind("class-means", AS_PUBLISHED, until=_first),
+            SystemKind("sparse", after=_first, until=_fifth_after_first),
+            SystemKind("peft", {"tunable": "lora", "tunables": ()}, after=_fifth_after_first),
+        ),
+        asking_all=_first,
     ),
     **{f"fedpeft-{name}": _fedpeft(name) for name in ("head", "bias", "adapter", "prompt", "prefix", "lora")},
     "heterofl": System(

@@ -36,6 +36,7 @@ ELSEWHERE = {
 SERVERS = ("fedadam", "fedyogi", "fedadagrad", "fedavgm")
 MODIFIERS: Mapping[str, str] = {
     "": "stragglers train one epoch instead of being dropped",
+    "drawn": "stragglers train 1 to all epochs, drawn anew in each round, instead of being dropped",
     "fedprox": "local training stays near the base",
     "moon": "local training is contrasted with the device's last",
     **{name: f"{SYSTEMS[name].says.partition(', ')[2]}" for name in SERVERS},
@@ -50,17 +51,31 @@ def names() -> tuple[str, ...]:
     return (*SYSTEMS, *(kind for kind in registry.kinds() if kind not in SYSTEMS))
 
 
-def task_as_system(name: str, task: Task) -> Task:
-    """The task as the system of this name. Raises TaskError, ModelError."""
+def task_as_system(name: str, task: Task, devices: int | None = None) -> Task:
+    """The task as the system of this name, for so many devices if that is known.
+
+    Raises TaskError, ModelError.
+    """
     system, modifiers = _parsed(name)
-    return with_modifiers(system.of(task), modifiers, task)
+    return with_modifiers(system.of(task), modifiers, task, devices)
 
 
-def with_modifiers(task: Task, modifiers: Iterable[str], given: Task) -> Task:
+def with_modifiers(task: Task, modifiers: Iterable[str], given: Task, devices: int | None = None) -> Task:
     """The task with these modifiers; `given` is the task before a system changed it. Raises TaskError."""
     for modifier in modifiers:
-        task = _modified(task, modifier, given)
+        task = _modified(task, modifier, given, devices)
     return task
+
+
+def expected_rounds(task: Task, devices: int | None) -> int:
+    """The rounds in which one device is expected to take part, rounded up.
+
+    All rounds of the task where every device is asked, or where it is not known how many there are.
+    """
+    asked = task.devices_per_round
+    if asked is None or devices is None or asked >= devices:
+        return task.rounds
+    return -(-task.rounds * asked // devices)
 
 
 def describe(name: str) -> str:
@@ -107,17 +122,18 @@ def _alone(kind: str) -> System:
     return System(f"{kind} alone, for every device", "as published", (SystemKind(kind, fixed),))
 
 
-def _modified(task: Task, modifier: str, given: Task) -> Task:
-    """The task with one modifier; `given` as in `with_modifiers`."""
+def _modified(task: Task, modifier: str, given: Task, devices: int | None) -> Task:
+    """The task with one modifier; `given` and `devices` as in `with_modifiers`."""
     if modifier in SERVERS:
         return msgspec.structs.replace(task, server=server_optimizer_for(given, modifier))
     if modifier in ("all", "fast"):
         return msgspec.structs.replace(task, wait_for=modifier)
     changes: Mapping[str, Settings] = {
         "": {"reduced_epochs": 1},
+        "drawn": {"drawn_epochs": True},
         "fedprox": {"terms": {"fedprox": {}}},
         "moon": {"terms": {"moon": {}}},
-        "dp": {"terms": {"dp-sgd": {"rounds": task.rounds}}},
+        "dp": {"terms": {"dp-sgd": {"rounds": expected_rounds(task, devices)}}},
     }
     change = changes[modifier]
     setting = next(f"terms.{term}" for term in change["terms"]) if "terms" in change else next(iter(change))

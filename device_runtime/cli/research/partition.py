@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help=f"Divide them by one of: {', '.join(PARTITIONS)}.",
     )
-    add("--alpha", type=positive, help="Set alpha of dirichlet and dirichlet-by-class.")
+    add("--alpha", type=positive, help="Set alpha of the partitions named dirichlet.")
     add(
         "--set",
         action="append",
@@ -118,6 +118,7 @@ def partition_text(spec: DataSpec) -> str:
     said = {
         "dirichlet": f"Dirichlet({spec.alpha:g})",
         "dirichlet-by-class": f"each class by Dirichlet({spec.alpha:g})",
+        "dirichlet-fedml": f"each class by Dirichlet({spec.alpha:g}), as FedML does",
         "shards": f"{spec.classes_per_client} shards each",
         "classes": f"{spec.classes_per_client} classes each",
         "natural": "natural groups",

@@ -176,10 +176,6 @@ def _check_spec(spec: ExportSpec) -> None:
         _check_loss(spec)
     if spec.ort_training and "train" not in spec.objectives:
         raise ExportError("graphs of onnxruntime-training are for objective train, which is not asked for")
-    if spec.batchnorm == "training" and "prototype" in spec.objectives:
-        raise ExportError(
-            "objective prototype would move running statistics twice: freeze batch normalisation"
-        )
 
 
 def _check_loss(spec: ExportSpec) -> None:

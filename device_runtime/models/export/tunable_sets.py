@@ -90,8 +90,9 @@ def _members(module: nn.Module, layout: ModuleLevels, injected: Injected, tunabl
     if tunable in LEVELS_OF:
         return frozenset(name for name in injected.base if layout.levels[name] in LEVELS_OF[tunable])
     free = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    names = free.intersection(torch_peft.members(module, tunable, layout.head))
-    if injected.settings[tunable].get("head") != "without":
+    settings = injected.settings[tunable]
+    names = free.intersection(torch_peft.members(module, tunable, layout.head, settings))
+    if settings.get("head") != "without":
         return names
     return frozenset(name for name in names if name.rpartition(".")[0] != layout.head)
 

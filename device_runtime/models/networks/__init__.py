@@ -33,6 +33,7 @@ NETWORKS: dict[str, str] = {
     "cnn1d": "series:cnn1d",
     "dscnn1d": "series:dscnn1d",
     "autoencoder": "small:autoencoder",
+    "bert": "transformers:bert",
     "distilbert": "transformers:distilbert",
     "roberta": "transformers:roberta",
     "opt": "transformers:opt",

@@ -24,6 +24,7 @@ class Framing:
 FRAMING: Mapping[str, Framing] = {
     "lstm": Framing(padding=0, start=False, end=False),
     "gru": Framing(padding=0, start=False, end=False),
+    "bert": Framing(padding=0),
     "distilbert": Framing(padding=0),
     "roberta": Framing(padding=1),
     "opt": Framing(padding=1, end=False, causal=True),
@@ -41,12 +42,18 @@ _LIKE_BERT = {
     "heads": "num_attention_heads",
 }
 SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "bert": _LIKE_BERT,
     "distilbert": {**_LIKE_BERT, "dim": "dim", "depth": "n_layers", "heads": "n_heads"},
     "roberta": _LIKE_BERT,
     "opt": _LIKE_BERT,
 }
 """Short name -> our settings, with their names in config.json."""
-INNER = {"distilbert": "hidden_dim", "roberta": "intermediate_size", "opt": "ffn_dim"}
+INNER = {
+    "bert": "intermediate_size",
+    "distilbert": "hidden_dim",
+    "roberta": "intermediate_size",
+    "opt": "ffn_dim",
+}
 """Short name -> name in config.json of the MLP's width, which must be four times that of a token."""
 
 

@@ -1,4 +1,4 @@
-"""Classifiers of token sequences with DistilBERT, RoBERTa or OPT from the `transformers` library.
+"""Classifiers of token sequences with BERT, DistilBERT, RoBERTa or OPT from the `transformers` library.
 
 The library's parameters keep their names after the prefix `model.`: `model.distilbert.embeddings...` of
 `DistilBertForSequenceClassification`, `model.roberta.encoder...` of `RobertaForSequenceClassification`. Its
@@ -26,6 +26,36 @@ from .text_settings import FRAMING
 
 LIBRARY = "transformers"
 _MASKED = "mask is {}, expected the id of the mask token, at which the network answers with one of the words"
+
+
+def bert(
+    vocabulary: int = 30522,
+    classes: int = 2,
+    length: int = 512,
+    dim: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+) -> SequenceClassifier:
+    """BERT (Devlin et al. 2019), whose head takes the mean over the tokens of the last layer.
+
+    That is the sentence of sentence encoders (Reimers and Gurevych 2019), such as MiniLM; a file's pooler is
+    not used. Everything else as in `distilbert`, without words.
+    """
+    library = _library()
+    _check(depth, dim, heads)
+    config = library.BertConfig(
+        vocab_size=vocabulary, max_position_embeddings=length, hidden_size=dim, num_hidden_layers=depth,
+        num_attention_heads=heads, intermediate_size=4 * dim, pad_token_id=0, attn_implementation="eager",
+    )  # fmt: skip
+    model = nn.Module()
+    model.bert = library.BertModel(config, add_pooling_layer=False)
+    model.classifier = nn.Linear(dim, classes)
+    spare = ("bert.pooler", "bert.embeddings.position_ids")
+    places = ModelParts(
+        ("bert.embeddings",), "bert.encoder.layer", (), "classifier", "bert.embeddings.word_embeddings",
+        Checkpoints("model.", spare=spare, adapt=_bert_names),
+    )  # fmt: skip
+    return SequenceClassifier(model, places, _bert)
 
 
 def distilbert(
@@ -133,13 +163,21 @@ def opt(
     return SequenceClassifier(model, places, _opt)
 
 
+def _bert(model: Any, x: Tensor) -> Tensor:
+    states = model.bert(
+        input_ids=x, token_type_ids=torch.zeros_like(x), return_dict=False, **_bert_inputs(x)
+    )[0]
+    logits: Tensor = model.classifier(mean_state(states, x != FRAMING["bert"].padding))
+    return logits
+
+
 def _distilbert(model: Any, x: Tensor) -> Tensor:
-    logits: Tensor = model(input_ids=x, return_dict=False, **_distilbert_inputs(x))[0]
+    logits: Tensor = model(input_ids=x, return_dict=False, **_bert_inputs(x))[0]
     return logits
 
 
 def _distilbert_at(model: Any, x: Tensor, mask: int) -> Tensor:
-    states = model.distilbert(input_ids=x, return_dict=False, **_distilbert_inputs(x))[0]
+    states = model.distilbert(input_ids=x, return_dict=False, **_bert_inputs(x))[0]
     inner = model.activation(
         model.vocab_transform(mean_state(states, mask_places(x, mask, FRAMING["distilbert"].padding)))
     )
@@ -169,9 +207,10 @@ def _opt(model: Any, x: Tensor) -> Tensor:
     return logits
 
 
-def _distilbert_inputs(x: Tensor) -> dict[str, Tensor]:
+def _bert_inputs(x: Tensor) -> dict[str, Tensor]:
+    """Inputs of BERT and DistilBERT: positions count from 0, padding included."""
     positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-    return {"attention_mask": mask(x, FRAMING["distilbert"].padding), "position_ids": positions}
+    return {"attention_mask": mask(x, FRAMING["bert"].padding), "position_ids": positions}
 
 
 def _roberta_inputs(x: Tensor) -> dict[str, Tensor]:
@@ -188,6 +227,12 @@ def _positions(x: Tensor, padding: int) -> Tensor:
     """Positions of real tokens, from 1; 0 for padding."""
     real = (x != padding).to(x.dtype)
     return real.cumsum(1) * real
+
+
+def _bert_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Adds `bert.` before the names of a bare encoder's file."""
+    bare = ("embeddings.", "encoder.", "pooler.")
+    return {f"bert.{n}" if n.startswith(bare) else n: value for n, value in tensors.items()}
 
 
 def _opt_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ plain parameters and buffers of the network's own modules, so that all other nam
 # mypy: allow-untyped-calls, allow-any-unimported
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -16,7 +17,7 @@ from device_runtime.models.errors import ExportError
 from device_runtime.models.export.levels import find_head
 
 from . import adapter, lora, prefix, prompt, sparse
-from .settings import Value, completed, settings_of
+from .settings import Value, completed
 
 _ADD: Mapping[str, Callable[[nn.Module, Mapping[str, Value], str], None]] = {
     "adapter": adapter.add,
@@ -51,19 +52,22 @@ def inject(
     return full
 
 
-def members(module: nn.Module, name: str, head: str) -> tuple[str, ...]:
+def members(
+    module: nn.Module, name: str, head: str, settings: Mapping[str, Value] = MappingProxyType({})
+) -> tuple[str, ...]:
     """Names of the parameters that the set trains, with the head's, in the module's order.
 
-    The set `bias` has every bias, and weight and bias of every normalisation layer (Cai et al. 2020 train
-    biases only). Parameters with requires_grad=False are ignored. Raises ExportError for an unknown set, a
-    head that has nothing to train, or a set that was not injected.
+    The set `bias` has every bias, those of normalisation layers too (FedPEFT, algorithm 2), and with `norms`
+    = "affine" the weights of normalisation layers as well. Parameters with requires_grad=False are ignored.
+    Raises ExportError for an unknown set or setting, a head that has nothing to train, or a set that was not
+    injected.
     """
-    settings_of(name)
+    affine = completed(name, settings).get("norms") == "affine"
     names = [own for own, parameter in module.named_parameters() if parameter.requires_grad]
     of_head = {own for own in names if own.rpartition(".")[0] == head}
     if not of_head:
         raise ExportError(f"head {head!r} has no parameters with requires_grad=True")
-    trained = _trained(module, name) if name in _ADD else _biases(module)
+    trained = _trained(module, name) if name in _ADD else _biases(module, affine)
     if name in _ADD and not trained:
         raise ExportError(f"tunable set {name} was not injected into the module")
     chosen = of_head.union(trained)
@@ -74,12 +78,13 @@ def _trained(module: nn.Module, name: str) -> list[str]:
     return [full for full, _ in module.named_parameters() if full.rpartition(".")[2] in _TRAINED[name]]
 
 
-def _biases(module: nn.Module) -> list[str]:
+def _biases(module: nn.Module, affine: bool) -> list[str]:
     added = {name for names in _TRAINED.values() for name in names}
     names = []
     for prefix_, owner in module.named_modules():
         for own, _ in owner.named_parameters(recurse=False):
             is_bias = own == "bias" or own.startswith("bias_") or own.endswith("_bias")
-            if (is_bias and own not in added) or (isinstance(owner, _NORMS) and own in ("weight", "bias")):
+            is_scale = affine and own == "weight" and isinstance(owner, _NORMS)
+            if (is_bias and own not in added) or is_scale:
                 names.append(f"{prefix_}.{own}" if prefix_ else own)
     return names

@@ -5,6 +5,7 @@ Li and Liang 2021, but trained directly, without the network that computes prefi
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
 from collections.abc import Mapping
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -42,13 +43,14 @@ def _for_batch(prefix: Tensor, n: int) -> Tensor:
 
 
 def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
-    """Adds keys and values (heads, tokens, width) to each block.
+    """Adds keys and values (heads, tokens, width) to each of the first `blocks` blocks; 0: to all.
 
     Raises ExportError for a network without such blocks, or whose attention does more than timm's default.
     """
     blocks = transformer_blocks(module)
     if not blocks:
         raise no_place_error(module, "prefix", BLOCKS)
+    blocks = dict(islice(blocks.items(), int(settings["blocks"]) or None))
     for name, block in blocks.items():
         _check_plain(f"{name}.attn", block.attn)
     generator = torch.Generator().manual_seed(int(settings["seed"]))

@@ -62,10 +62,10 @@ class ChoiceSetting:
 _SEED = IntegerSetting(0, least=0)
 
 SETTINGS: Mapping[str, Mapping[str, IntegerSetting | NumberSetting | ChoiceSetting]] = {
-    "bias": {"head": ChoiceSetting(("with", "without"))},
+    "bias": {"head": ChoiceSetting(("with", "without")), "norms": ChoiceSetting(("biases", "affine"))},
     "adapter": {"reduction": IntegerSetting(8), "seed": _SEED},
     "prompt": {"tokens": IntegerSetting(10), "seed": _SEED},
-    "prefix": {"tokens": IntegerSetting(10), "seed": _SEED},
+    "prefix": {"tokens": IntegerSetting(10), "blocks": IntegerSetting(0, least=0), "seed": _SEED},
     "lora": {
         "rank": IntegerSetting(8),
         "alpha": NumberSetting(None, most=1e6),  # by default the rank

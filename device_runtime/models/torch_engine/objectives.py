@@ -5,15 +5,17 @@ The same functions are traced into ONNX graphs and run by the torch engine.
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from device_runtime.models.bundles.manifest import ABOVE, Extra
 from device_runtime.models.errors import ExportError
@@ -137,14 +139,30 @@ def prototype(given: ObjectiveBatch) -> Tensor:
     """`distil` plus cross-entropy of the part above level `up` on one feature map for each class (FedKAD).
 
     The second term is beta * sum_c present_c * CE(theta(prototype_c), c) (thesis 002, 5.5), where theta is
-    the part of the network above `up`; y is not used.
+    the part of the network above `up`; y is not used. Layers with batch statistics take those of the feature
+    maps in the second term; their running statistics move with the samples of the first term alone.
     """
-    extras = given.extras
+    extras, of_samples = given.extras, distil(given)
     prototypes = extras["prototypes"]
     places = given.x.new_zeros((prototypes.shape[0], *given.x.shape[1:]))
-    logits = run(given.subject, places, given.tensors, ("up", prototypes)).logits
+    with _still(given.subject.module):
+        logits = run(given.subject, places, given.tensors, ("up", prototypes)).logits
     own = -(functional.log_softmax(logits, 1) * torch.eye(len(prototypes), device=logits.device)).sum(1)
-    return distil(given) + extras["beta"] * (own * extras["present"]).sum()
+    return of_samples + extras["beta"] * (own * extras["present"]).sum()
+
+
+@contextmanager
+def _still(module: nn.Module) -> Iterator[None]:
+    """Lets no pass through the module move running statistics, by a momentum of 0."""
+    norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    try:
+        for norm in norms:
+            norm.momentum = 0.0
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
 
 def above(given: ObjectiveBatch, level: str) -> Tensor:

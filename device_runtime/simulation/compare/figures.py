@@ -17,7 +17,6 @@ from device_runtime.simulation.metrics.curves import Axis, Curve, accuracy, spen
 from device_runtime.simulation.metrics.probes import ProbeLine
 from device_runtime.simulation.metrics.tally import (
     AskCounts,
-    analytic_bytes,
     learning_efficiency,
     participation,
     tally,
@@ -77,7 +76,8 @@ class ComparisonTerms:
 class RunFigures:
     """The figures of one run. Accuracies are of the served model, 0 to 1; nan: unknown or never reached.
 
-    bytes_analytic: by the papers' formula; `bytes_up` and `bytes_down` are counted.
+    bytes_analytic, passes_analytic: by the papers' formulas; the others are counted.
+    bytes_after_first: bytes up and down without the first download of each device.
     forward_passes: compute in F.
     learning_efficiency: per second of local training.
     """
@@ -89,6 +89,7 @@ class RunFigures:
     virtual_s: float
     bytes_up: float
     bytes_down: float
+    bytes_after_first: float
     bytes_analytic: float
     energy_j: float
     wasted_j: float
@@ -98,6 +99,7 @@ class RunFigures:
     train_time_s: float
     learning_efficiency: float
     forward_passes: float
+    passes_analytic: float
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,8 @@ def figures(run: FinishedRun, at: ComparisonTerms) -> RunFigures:
         virtual_s=run.ends_s,
         bytes_up=sum(line.bytes_up for line in rounds),
         bytes_down=sum(line.bytes_down for line in rounds),
-        bytes_analytic=_analytic(run),
+        bytes_after_first=sum(line.bytes_up + line.bytes_down for line in rounds) - run.tally.first_down,
+        bytes_analytic=_bytes_by_formula(run),
         energy_j=sum(line.energy_j for line in rounds),
         wasted_j=sum(line.wasted_j for line in rounds),
         devices_that_counted=part.devices,
@@ -180,15 +183,26 @@ def figures(run: FinishedRun, at: ComparisonTerms) -> RunFigures:
         train_time_s=trained_s,
         learning_efficiency=learning_efficiency(curve.best, trained_s),
         forward_passes=sum(line.forward_passes for line in rounds),
+        passes_analytic=_passes_by_formula(run),
     )
 
 
-def _analytic(run: FinishedRun) -> float:
-    """Bytes by the papers' formula, over all kinds: counted updates are devices * rounds * participation."""
+def _bytes_by_formula(run: FinishedRun) -> float:
+    """Bytes of all counted updates, which are devices * rounds * participation; nan for an older run."""
+    costs = run.info.paper_costs
     return sum(
-        analytic_bytes(run.info.params_sent.get(kind, 0), count, 1, 1.0)
-        for kind, count in run.tally.kinds.items()
+        costs[kind].update_bytes * count if kind in costs else nan for kind, count in run.tally.kinds.items()
     )
+
+
+def _passes_by_formula(run: FinishedRun) -> float:
+    """Compute (F) of all counted updates; nan if a kind has no formula."""
+    passes = {kind: cost.sample_passes for kind, cost in run.info.paper_costs.items()}
+    known = (
+        nan if (each := passes.get(kind)) is None else each * samples
+        for kind, samples in run.tally.samples.items()
+    )
+    return sum(known)
 
 
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)

@@ -16,6 +16,7 @@ from device_runtime.simulation.callbacks import Callback, CallbackWatch, EndedRu
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, TrainingJob
+from device_runtime.simulation.metrics.formulas import paper_cost
 from device_runtime.simulation.metrics.probes import ProbedRounds, ProbeLine, Probes, ProbeSet, spread_rounds
 from device_runtime.simulation.records import AskRecord, RunObserver, SimulatedRound
 from device_runtime.simulation.run import PreparedRun, ResumeOptions, prepare, simulate
@@ -101,7 +102,12 @@ def perform(
             finished=True,
             seconds=files.keeper.seconds,
             labels=prepared.data.labels if classes else (),
-            params_sent=params_sent(mine, prepared.inputs),
+            params_sent=(sent := params_sent(mine, prepared.inputs)),
+            paper_costs={
+                kind.name: paper_cost(kind.strategy, sent[kind.name])
+                for kind in mine.task.kinds
+                if kind.name in sent
+            },
             versions=versions(),
         )
         files.finish(served, info)

@@ -21,6 +21,7 @@ from device_runtime.simulation import checkpoint
 from device_runtime.simulation.checkpoint import Checkpoint
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import TrainingJob
+from device_runtime.simulation.metrics.formulas import PaperCost
 from device_runtime.simulation.records import AskRecord, SimulatedRound
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.training.device_half import TrainedUpdate
@@ -48,7 +49,7 @@ class RunInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     `sha256` is the fingerprint of the scenario under the policy, with the seed; `seconds` are of real time.
     `labels` names the classes, if the loss is of classes; `params_sent` has the float32 values in an update
-    of each kind.
+    of each kind, `paper_costs` what it costs by the papers' formulas.
     """
 
     policy: str
@@ -59,6 +60,7 @@ class RunInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     seconds: float = 0.0
     labels: tuple[str, ...] = ()
     params_sent: dict[str, int] = {}
+    paper_costs: dict[str, PaperCost] = {}
     versions: dict[str, str] = {}
 
 
@@ -184,8 +186,7 @@ def read(path: Path, kind: type[R]) -> Iterator[R]:
     Skips an unfinished last line, which a killed run leaves. Raises SimulationError with file and line for
     any other damage, and for a missing file.
     """
-    floats = {field.name for field in fields(kind) if field.type == "float"}  # type: ignore[arg-type]
-    decoder = msgspec.json.Decoder(dict[str, Any])
+    record = record_decoder(kind)
     number = 0
     try:
         with path.open("rb") as lines:
@@ -193,20 +194,31 @@ def read(path: Path, kind: type[R]) -> Iterator[R]:
                 number += 1
                 if not line.endswith(b"\n"):
                     return
-                yield _record(decoder.decode(line), kind, floats)
+                yield record(line)
     except OSError as error:
         raise SimulationError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
     except (msgspec.MsgspecError, TypeError, UnicodeDecodeError) as error:
         raise SimulationError(f"{path}, line {number}: not a line of this version ({error})") from None
 
 
-def _record(values: dict[str, Any], kind: type[R], floats: set[str]) -> R:
-    for name, value in values.items():
-        if value is None and name in floats:
-            values[name] = nan
-        elif isinstance(value, list):
-            values[name] = tuple(nan if item is None else item for item in value)
-    return kind(**values)
+def record_decoder(kind: type[R]) -> Callable[[bytes], R]:
+    """A function that decodes one line of JSON; null is nan where a number is expected.
+
+    It raises msgspec.MsgspecError and TypeError.
+    """
+    floats = {field.name for field in fields(kind) if field.type == "float"}  # type: ignore[arg-type]
+    decoder = msgspec.json.Decoder(dict[str, Any])
+
+    def record(line: bytes) -> R:
+        values = decoder.decode(line)
+        for name, value in values.items():
+            if value is None and name in floats:
+                values[name] = nan
+            elif isinstance(value, list):
+                values[name] = tuple(nan if item is None else item for item in value)
+        return kind(**values)
+
+    return record
 
 
 def _cell(value: object) -> object:

@@ -14,7 +14,7 @@ from .spec import DataSpec
 
 PARTS = 10
 """The parts into which a column of targets is cut to divide samples by it."""
-SPLIT, SUBSET, GENERIC = 11, 12, 14  # purposes of draws from a run's seed
+SPLIT, SUBSET, GENERIC, VALIDATION = 11, 12, 14, 16  # purposes of draws from a run's seed
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,21 @@ def limited(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
         kept = np.sort(rng.choice(len(data.test_y), spec.max_test, replace=False))
         data = replace(data, test_x=data.test_x[kept], test_y=data.test_y[kept])
     return data
+
+
+def validated(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
+    """Puts a random `validation_share` of the training samples, at least one, in place of the test samples.
+
+    Settings that are chosen by these samples have not seen the test samples.
+    """
+    if not spec.validation_share:
+        return data
+    order = np.random.default_rng([seed, VALIDATION]).permutation(len(data.train_y))
+    count = min(max(1, round(spec.validation_share * len(order))), len(order) - 1)
+    held, left = np.sort(order[:count]), np.sort(order[count:])
+    x, y = data.train_x, data.train_y
+    groups = None if data.groups is None else data.groups[left]
+    return replace(data, train_x=x[left], train_y=y[left], test_x=x[held], test_y=y[held], groups=groups)
 
 
 def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:

@@ -16,7 +16,7 @@ from device_runtime.simulation import partition
 from device_runtime.simulation.errors import DataSetError
 from device_runtime.simulation.partition.methods import NOBODY, Ints, Parts, cap
 
-from .dataset import DataSet, check, held_out, limited, of_classes
+from .dataset import DataSet, check, held_out, limited, of_classes, validated
 from .spec import OF_TEXTS, OF_WINDOWS, SHARES_OFF, SOURCES, DataSpec
 
 DIVISION, GROUPS = 13, 15  # purposes of draws from a run's seed
@@ -82,8 +82,9 @@ def _divided(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generat
 
 def _whole(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generator) -> Parts:
     """Divides by a partition whose sizes follow from the data."""
-    if spec.partition == "dirichlet-by-class":
-        return partition.dirichlet_by_class(data.keys, devices, spec.alpha, rng, spec.min_samples)
+    if spec.partition in ("dirichlet-by-class", "dirichlet-fedml"):
+        capped = spec.partition == "dirichlet-fedml"
+        return partition.dirichlet_by_class(data.keys, devices, spec.alpha, rng, spec.min_samples, capped)
     if spec.partition == "shards":
         return partition.shards(data.keys, devices, spec.classes_per_client, rng)
     if data.groups is None:
@@ -177,9 +178,9 @@ def _unit(spec: DataSpec) -> str:
 def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     """Loads the samples that `spec` names, of its classes.
 
-    `seed` draws the split where the source has none, the samples that max_train and max_test keep, and the
-    generic samples. The bundle makes the token ids of sources of text, and cuts recordings. Raises
-    DataSetError, which says what is wrong, where, and what was expected.
+    `seed` draws the split where the source has none, the samples that max_train and max_test keep, those of
+    validation, and the generic samples. The bundle makes the token ids of sources of text, and cuts
+    recordings. Raises DataSetError, which says what is wrong, where, and what was expected.
     """
     module = import_module(f".{SOURCES[spec.source]}", __package__)
     needed: tuple[object, ...] = ()
@@ -189,4 +190,5 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
         needed = (bundle,)
     data: DataSet = module.load(spec, seed, *needed)
     where = spec.path or spec.source
-    return held_out(limited(of_classes(check(data, where), spec, where), spec, seed), spec, seed)
+    chosen = limited(of_classes(check(data, where), spec, where), spec, seed)
+    return held_out(validated(chosen, spec, seed), spec, seed)

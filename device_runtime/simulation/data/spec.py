@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-PARTITIONS = ("iid", "dirichlet", "dirichlet-by-class", "shards", "classes", "natural")
+PARTITIONS = ("iid", "dirichlet", "dirichlet-by-class", "dirichlet-fedml", "shards", "classes", "natural")
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -80,11 +80,12 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     classes: tuple[NotNegativeInt, ...] | None = None  # only samples of these, which become 0, 1, ..
     max_train: Count | None = None  # a random part of the training samples
     max_test: Count | None = None
+    validation_share: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0  # of training samples, for evaluation
     generic_samples: Annotated[int, msgspec.Meta(ge=0)] = 0  # held out of training, on no device
     generic_classes: Annotated[int, msgspec.Meta(ge=0)] = 0  # classes of these, drawn by the seed; 0: all
 
     partition: str = "dirichlet"  # one of PARTITIONS
-    alpha: Positive = 0.3  # of dirichlet and dirichlet-by-class
+    alpha: Positive = 0.3  # of the partitions named dirichlet
     classes_per_client: Count = 2  # for classes; the shards of each client, for shards
     groups_per_client: Annotated[int, msgspec.Meta(ge=0)] = 0  # for natural; 0: all groups are given out
     quantity_sigma: NotNegative = 0.0  # log-normal sizes, for iid and dirichlet

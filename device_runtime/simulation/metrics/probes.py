@@ -1,7 +1,7 @@
 """Compares local models on one probe set: linear CKA of features, and predictions by class.
 
-CKA is that of Kornblith et al. 2019 (arXiv:1905.00414): how alike two models' features of the same samples
-are. The heat maps of predictions are those of thesis 002, figure 4.4.
+CKA is that of Kornblith et al. 2019 (arXiv:1905.00414), unbiased: how alike two models' features of the same
+samples are. The heat maps of predictions are those of thesis 002, figure 4.4.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class Probes:
         self._levels = tuple(str(level) for level in model.manifest.features)
         head = model.manifest.head
         self._head = {head.weight, head.bias}
+        self._comparable = len(probe.x) >= LEAST_SAMPLES
         self._bases: Mapping[str, Tensors] = {}
         self._round = rounds.first
         self._gathered = _Gathered()
@@ -124,7 +125,7 @@ class Probes:
             return
         own = {name: tensor for name, tensor in made.tensors.items() if name in base}
         moved = own.keys() - self._head
-        compared = bool(moved) and len(self._gathered.grams) < MODELS
+        compared = self._comparable and bool(moved) and len(self._gathered.grams) < MODELS
         if not own or not (compared or made.kind not in self._gathered.heat):
             return
         self._model.load({**base, **own})
@@ -192,24 +193,41 @@ Features = NDArray[np.floating[Any]]  # (n, ...): one row for each sample, in th
 
 
 def linear_cka(x: Features, y: Features) -> float:
-    """Linear CKA of two models' features: 0 nothing in common, 1 equal but for rotation, scale and shift.
+    """Unbiased linear CKA: 0 nothing in common, 1 equal but for rotation, scale and shift.
 
-    x (n, ...), y (n, ...): the same n samples, any widths. Kornblith et al. 2019, section 3, equation 5;
-    computed in the space of features where these are fewer than samples, else in that of samples. nan for
-    constant features. Raises SimulationError for different numbers of samples.
+    x (n, ...), y (n, ...): the same n samples, any widths. Kornblith et al. 2019, section 3, with the
+    unbiased estimate of HSIC (Song et al. 2012, JMLR 13, equation 5). The usual estimate nears 1 for any two
+    models with many more features than samples; this one is near 0 for unrelated features, and may be a
+    little below. nan for constant features. Raises SimulationError for different numbers of samples, and for
+    fewer than 4.
     """
-    x, y = _centred(x), _centred(y)
     if len(x) != len(y):
         raise SimulationError(f"CKA compares the same samples: {len(x)} rows and {len(y)}")
-    if max(x.shape[1], y.shape[1]) <= len(x):
-        return _ratio(_square(y.T @ x), _square(x.T @ x), _square(y.T @ y))
     return _alike(gram(x), gram(y))
 
 
+LEAST_SAMPLES = 4
+"""The fewest samples of which HSIC has an unbiased estimate."""
+
+
 def gram(features: Features) -> NDArray[np.float64]:
-    """The centred Gram matrix (n, n) of features: all that CKA needs of one model, whatever its width."""
-    centred = _centred(features)
-    result: NDArray[np.float64] = centred @ centred.T
+    """The U-centred Gram matrix (n, n) of features: all that CKA needs of one model, whatever its width.
+
+    Its diagonal is 0. A value elsewhere is k_ij - (k_i. + k_.j) / (n - 2) + k_.. / ((n - 1) (n - 2)), with
+    sums over the Gram matrix without its diagonal. The products of two such matrices, summed and divided by
+    n (n - 3), are the unbiased estimate of HSIC (Székely and Rizzo 2014, section 3). Raises SimulationError
+    for fewer than 4 samples.
+    """
+    n = len(features)
+    if n < LEAST_SAMPLES:
+        raise SimulationError(f"CKA needs {LEAST_SAMPLES} samples or more, here are {n}")
+    flat = features.reshape(n, -1).astype(np.float64)
+    flat -= flat.mean(axis=0)  # changes nothing but the rounding
+    result: NDArray[np.float64] = flat @ flat.T
+    np.fill_diagonal(result, 0.0)
+    sums = result.sum(axis=1)
+    result -= (sums[:, None] + sums) / (n - 2) - sums.sum() / ((n - 1) * (n - 2))
+    np.fill_diagonal(result, 0.0)
     return result
 
 
@@ -228,12 +246,6 @@ def mean_over_pairs(similarity: NDArray[np.float64]) -> float:
     """
     above = similarity[np.triu_indices(len(similarity), 1)]
     return float(above.mean()) if above.size else float("nan")
-
-
-def _centred(features: Features) -> NDArray[np.float64]:
-    flat = features.reshape(len(features), -1).astype(np.float64)
-    result: NDArray[np.float64] = flat - flat.mean(axis=0)
-    return result
 
 
 def _alike(k: NDArray[np.float64], m: NDArray[np.float64]) -> float:

@@ -1,4 +1,4 @@
-"""Totals of a run's asks, participation and fairness, and the papers' formulas of cost.
+"""Totals of a run's asks, participation and fairness, and the papers' formulas of cost and efficiency.
 
 Asks are counted in one pass, so that ten million lines need no memory of their own.
 """
@@ -30,6 +30,8 @@ class AskCounts:
     outcomes: asks by (group, outcome), where the outcome is the kind that counted, or else the fate.
     kinds: counted updates by kind.
     busy: by device, without those that always sat out.
+    samples: samples of counted updates by kind.
+    first_down: bytes of every device's first download, of the model and its graphs.
     """
 
     asks: int
@@ -37,6 +39,8 @@ class AskCounts:
     outcomes: Mapping[tuple[str, str], int]
     kinds: Mapping[str, int]
     busy: Mapping[str, BusyDevice]
+    samples: Mapping[str, int]
+    first_down: int
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -50,6 +54,8 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
     counted: Counter[str] = Counter()
     outcomes: Counter[tuple[str, str]] = Counter()
     kinds: Counter[str] = Counter()
+    samples: Counter[str] = Counter()
+    first_down: dict[str, int] = {}
     spent: dict[str, list[float]] = {}
     groups: dict[str, str] = {}
     for ask in asks:
@@ -58,13 +64,17 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
         counted[ask.device] += did_count
         outcomes[ask.group, ask.kind if did_count else ask.fate] += 1
         kinds[ask.kind] += did_count
+        samples[ask.kind] += did_count * ask.num_examples
+        if ask.bytes_down:
+            first_down.setdefault(ask.device, ask.bytes_down)
         groups[ask.device] = ask.group
         if ask.fate != "sat out":
             so_far = spent.setdefault(ask.device, [0, 0.0])
             so_far[0] += 1
             so_far[1] += ask.download_s + ask.compute_s + ask.upload_s
     busy = {device: BusyDevice(groups[device], int(n), seconds) for device, (n, seconds) in spent.items()}
-    return AskCounts(number, dict(counted), dict(outcomes), dict(+kinds), busy)
+    first = sum(first_down.values())
+    return AskCounts(number, dict(counted), dict(outcomes), dict(+kinds), busy, dict(+samples), first)
 
 
 @dataclass(frozen=True)
@@ -111,12 +121,3 @@ def learning_efficiency(best_accuracy: float, train_seconds: float) -> float:
     Thesis 002, section 6.5 (figures 6.12 and 6.15). nan when nobody trained.
     """
     return best_accuracy / train_seconds if train_seconds > 0 else nan
-
-
-def analytic_bytes(params_sent: int, devices: int, rounds: int, participation: float) -> float:
-    """Bytes both ways by the papers' formula: 2 * params_sent * 4 * K * R * participation.
-
-    Thesis 000, A.1.1, equations 8 and 9; K devices, R rounds, float32. The formula takes downloads to be as
-    large as uploads, and ignores headers, hashes and retries.
-    """
-    return 2.0 * params_sent * 4 * devices * rounds * participation

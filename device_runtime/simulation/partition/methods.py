@@ -117,7 +117,12 @@ def dirichlet(
 
 
 def dirichlet_by_class(
-    y: NDArray[np.integer], devices: int, alpha: float, rng: np.random.Generator, least: int = 1
+    y: NDArray[np.integer],
+    devices: int,
+    alpha: float,
+    rng: np.random.Generator,
+    least: int = 1,
+    capped: bool = False,
 ) -> Parts:
     """Divides each class among the devices by a draw of Dirichlet(alpha), so that sizes differ as well.
 
@@ -125,14 +130,22 @@ def dirichlet_by_class(
     until every device has enough, which does not end for many devices. This function gives a device with
     fewer than `least` single samples of the devices that have most. All samples are used; len(y) >= devices *
     least.
+
+    capped: a device that has len(y) / devices samples or more gets none of the classes that follow, as in the
+    code of FedML (He et al. 2020, arXiv:2007.13518), where `least` is 10.
     """
     codes = _codes(y)
     pools = np.bincount(codes)
     shares = rng.dirichlet(np.full(devices, alpha), len(pools))  # (classes, devices)
-    ends = np.rint(np.cumsum(shares, axis=1) * pools[:, None]).astype(np.int64)
-    ends[:, -1] = pools
-    counts = np.diff(ends, axis=1, prepend=0).T
-    return deal(codes, fill_to_least(counts, least), rng)
+    counts = np.zeros((len(pools), devices), np.int64)
+    for label, (share, pool) in enumerate(zip(shares, pools, strict=True)):
+        if capped:
+            share = (share + LAST_RESORT) * (counts.sum(0) < len(y) / devices)  # noqa: PLW2901
+            share /= share.sum()  # noqa: PLW2901
+        ends = np.rint(np.cumsum(share) * pool).astype(np.int64)
+        ends[-1] = pool
+        counts[label] = np.diff(ends, prepend=0)
+    return deal(codes, fill_to_least(counts.T, least), rng)
 
 
 def _codes(y: NDArray[np.integer]) -> Ints:

@@ -94,8 +94,8 @@ def _final(name: str) -> TableRow:
 
 def cost_rows() -> tuple[TableRow, ...]:
     """The rows on what it cost: time, bytes, energy, compute."""
-    formula = "2 x parameters sent x 4 for each update that counted (Bernier 2024, A.1)"
-    passes = "in F: one forward pass of one sample (Bernier 2024, A.1)"
+    formula = "for each update that counted (Bernier 2024, equations 6 to 9)"
+    passes = "in F: one forward pass of one sample (Bernier 2024, A.1), counted"
     wasted = "by devices whose update did not count"
     return (
         TableRow("virtual_s", "virtual time", "that all rounds took", TIMES),

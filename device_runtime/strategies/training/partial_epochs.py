@@ -9,6 +9,8 @@ from typing import Annotated, Any, TypeVar, cast
 from device_runtime.strategies.kind import Strategy
 from device_runtime.strategies.settings import MOST, LocalEpochs, Setting
 
+from .device_half import Run
+
 K = TypeVar("K", bound="PartialEpochs")
 _EPOCHS = re.compile(r"(?P<rest>.*?) ?epochs=(?P<epochs>[1-9][0-9]{0,6})")
 
@@ -17,11 +19,13 @@ _EPOCHS = re.compile(r"(?P<rest>.*?) ?epochs=(?P<epochs>[1-9][0-9]{0,6})")
 class PartialEpochs(Strategy[Any]):
     """Base of kinds that train in epochs: adds variants of fewer epochs to those that the kind has.
 
-    With `reduced_epochs > 0` a device that cannot afford `epochs` trains that many: FedAvg+, FedProx+, MOON+
-    (thesis 002, section 4.5.2: stragglers run E_r = 1 epochs instead of being dropped). With `graded` (ours)
-    it trains half of `epochs`, a quarter, .., at least `reduced_epochs` or one. A device that began all
-    epochs and sees by its clock that they do not fit ends after the last whole epoch that does, if it has
-    done `least_epochs` (0: as `reduced_epochs`).
+    With `reduced_epochs > 0` a device that cannot afford `epochs` trains that many: FedAvg+, FedProx+,
+    MOON+ (thesis 002, section 4.5.2: stragglers run E_r = 1 epochs instead of being dropped). With `graded`
+    (ours) it trains half of `epochs`, a quarter, .., at least `reduced_epochs` or one. With `drawn_epochs`
+    it trains a number that is drawn anew in each round, from 1 to the most that it can afford (FedProx+ of
+    thesis 002, section 5.6); it counts as busy for the most. A device that began all epochs and sees by its
+    clock that they do not fit ends after the last whole epoch that does, if it has done `least_epochs` (0:
+    as `reduced_epochs`).
     """
 
     epochs: LocalEpochs = 10
@@ -40,6 +44,14 @@ class PartialEpochs(Strategy[Any]):
         Setting(
             "Whether a slow device trains half of the epochs, a quarter, .., as many as it can afford; at "
             "least `reduced_epochs`, or one.",
+            example=True,
+        ),
+    ] = field(default=False, kw_only=True)
+    drawn_epochs: Annotated[
+        bool,
+        Setting(
+            "Whether a slow device trains a number of epochs drawn anew in each round, from 1 to the most it "
+            "can afford.",
             example=True,
         ),
     ] = field(default=False, kw_only=True)
@@ -73,12 +85,14 @@ class PartialEpochs(Strategy[Any]):
     @property
     def _fewest(self) -> int:
         """The fewest epochs that a device may choose to train; 0 if it must train all."""
-        return self.reduced_epochs or int(self.graded)
+        return self.reduced_epochs or int(self.graded or self.drawn_epochs)
 
     def variants(self: K) -> tuple[K, ...]:
         if self._fewest in (0, self.epochs):
             return (self,)
-        forms = [replace(self, reduced_epochs=0, graded=False, least_epochs=self.least)]
+        forms = [replace(self, reduced_epochs=0, graded=False, drawn_epochs=False, least_epochs=self.least)]
+        if self.drawn_epochs:
+            return *forms, *(self._of(epochs) for epochs in range(self.epochs - 1, 0, -1))
         epochs = self.epochs // 2
         while self.graded and epochs > self._fewest:
             forms.append(self._of(epochs))
@@ -100,6 +114,10 @@ class PartialEpochs(Strategy[Any]):
     def ended(self: K, epochs: int) -> K:
         """The variant that was done if training ended after `epochs` epochs."""
         return self if epochs >= self.epochs else self._of(epochs)
+
+    def epochs_in(self, run: Run) -> int:
+        """The number of epochs to train in this round."""
+        return 1 + int(run.rng().integers(self.epochs)) if self.drawn_epochs else self.epochs
 
     def _of(self: K, epochs: int) -> K:
         return replace(self, epochs=epochs, reduced_epochs=epochs, graded=False, least_epochs=0)

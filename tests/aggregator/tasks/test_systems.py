@@ -7,7 +7,7 @@ from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.cli.operator.serve import add_arguments, task_of
 from device_runtime.strategies.terms.dp_sgd import DpSgd, dp_settings
 from device_runtime.strategies.terms.moon import Moon
-from device_runtime.strategies.terms.proximal import FedProx
+from device_runtime.strategies.terms.proximal import FedProx, FscProx
 
 TASK = Task(bundle="digits-wrn-10-1", rounds=10)
 
@@ -31,6 +31,7 @@ def test_phases_follow_each_other_without_a_gap():
     assert offered("lp+ft") == [("peft", 1, 5), ("full", 6, None)]
     assert offered("slora") == [("sparse", 1, 2), ("peft", 3, None)]
     assert offered("fedncm+ft") == [("class-means", 1, 1), ("full", 2, None)]
+    assert offered("fedncm+slora") == [("class-means", 1, 1), ("sparse", 2, 2), ("peft", 3, None)]
     assert offered("fedncm+mezo") == [("class-means", 1, 1), ("zeroth-order", 2, None)]
     assert offered("fedfsc+") == [("full", 1, None), ("few-shot", 2, None)]
     assert offered("fedft-eds") == [("full", 1, 1), ("entropy-subset", 2, None)]
@@ -67,6 +68,29 @@ def test_a_plus_lets_stragglers_train_one_epoch():
         assert [form.epochs for form in kind.strategy.variants()] == [10, 1], name
 
 
+def test_a_straggler_of_fedprox_with_drawn_epochs_may_train_any_number_of_them():
+    [kind] = systems.task_as_system("fedprox+drawn", TASK).kinds
+    assert [form.epochs for form in kind.strategy.variants()] == list(range(10, 0, -1))
+    assert kind.strategy.terms == (FedProx(0.01),)
+
+
+@pytest.mark.parametrize(
+    ("name", "anchor", "sends"), [("fscprox", "few-shot", True), ("baseprox", "base", False)]
+)
+def test_fedfsc_plus_with_a_proximal_term_sends_devices_the_few_shot_classifier(name, anchor, sends):
+    """Thesis 002, table 4.7: non-stragglers have the term, stragglers train few-shot updates."""
+    full, few = systems.task_as_system(f"fedfsc++{name}", TASK).kinds
+    assert (full.name, full.strategy.terms, full.from_round) == ("full", (FscProx(0.01, anchor),), 1)
+    assert (few.name, few.strategy.send_mean, few.from_round) == ("few-shot", sends, 2)
+
+
+def test_fedavg_rds_trains_everything_on_samples_drawn_at_random():
+    """Thesis 002, table 6.8: FedAvg from the pre-trained model, after the same pass as FedFT."""
+    assert offered("fedavg-rds") == [("full", 1, 1), ("entropy-subset", 2, None)]
+    rds = systems.task_as_system("fedavg-rds", TASK).kinds[1].strategy
+    assert (rds.trained, rds.select) == ("all", "random")
+
+
 def test_modifiers_compose():
     made = systems.task_as_system("fedncm+ft+fedprox+fedadam", TASK)
     assert (made.server.name, made.kinds[1].strategy.terms) == ("fedadam", (FedProx(0.01),))
@@ -82,6 +106,18 @@ def test_moon_does_not_compose_with_privacy():
 def test_private_training_is_planned_for_all_rounds():
     [kind] = systems.task_as_system("fedpeft-bias+dp", TASK).kinds
     assert dp_settings(kind.strategy) == DpSgd(epsilon=5.0, delta=1e-3, rounds=10)
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "expected"), [(8, 64, 7), (8, 8, 50), (8, None, 50), (None, 64, 50), (1, 100, 1)]
+)
+def test_private_training_is_planned_for_the_rounds_that_a_drawn_device_is_expected_in(
+    asked, devices, expected
+):
+    """Paper 003: 50 rounds of 8 out of 64 clients are 6.25 of each."""
+    drawn = msgspec.structs.replace(TASK, rounds=50, devices_per_round=asked)
+    [kind] = systems.task_as_system("fedpeft-bias+dp", drawn, devices).kinds
+    assert dp_settings(kind.strategy).rounds == expected
 
 
 def test_what_a_task_says_stands_over_the_papers_but_not_over_what_makes_the_system():
@@ -152,7 +188,10 @@ def test_a_system_is_served_by_name():
             "no system is called 'FedAdam'; near it are fedadam.*; `device-runtime systems` lists all$",
         ),
         ("fedprx+dp", "no system is called 'fedprx\\+dp'; near it are fedprox"),
-        ("fedavg+better", "'fedavg\\+better': there is no modifier \\+better; there are \\+, \\+fedprox"),
+        (
+            "fedavg+better",
+            "'fedavg\\+better': there is no modifier \\+better; there are \\+, \\+drawn, \\+fedprox",
+        ),
         ("mixed", "'mixed': what a task is without a system: leave it out"),
         ("centralised", "only `simulate` has that"),
         ("fedncm+", "\\+ changes reduced_epochs, which none of class-means has"),

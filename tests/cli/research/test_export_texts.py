@@ -78,7 +78,7 @@ def test_what_is_set_beats_what_follows_and_there_may_be_more_ids_than_tokens(le
         ("roberta", ("--vocabulary", 300), "the tokenizer has 330 ids, the network 300"),
         ("roberta", ("--vocabulary", 350, "--set", "vocabulary=360"), "the network has 360"),
         ("roberta", ("--set", "vocabulary=many"), "vocabulary is 'many', expected a number"),
-        ("wrn", (), "wrn takes no texts; lstm, gru, distilbert, roberta, opt do"),
+        ("wrn", (), "wrn takes no texts; lstm, gru, bert, distilbert, roberta, opt do"),
         ("roberta", ("--prompt", "It was{mask}"), "one {text}, and at most one {mask}"),
         ("opt", ("--prompt", PROMPT), "one {text}, and no {mask}"),
         ("roberta", ("--words", " terrible, great"), "--words need a --prompt with a {mask}"),

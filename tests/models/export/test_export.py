@@ -14,6 +14,7 @@ from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import BundleError, EngineError, ExportError, ParityError
 from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.networks import build
 from device_runtime.models.training.optimizer import Sgd
 
 nn = torch.nn
@@ -199,7 +200,6 @@ def test_lower_precisions_are_further_forward_graphs(module, tmp_path, data):
             "the feature map of level low is that of 'nose', which is no submodule",
         ),
         ({"objectives": ("moon",), "ort_training": True}, "are for objective train, which is not asked for"),
-        ({"objectives": ("prototype",), "batchnorm": "training"}, "would move running statistics twice"),
     ],
 )
 def test_what_a_bundle_cannot_have_is_refused(module, change, message, tmp_path):
@@ -233,6 +233,27 @@ def test_graphs_of_what_is_above_a_level_are_for_the_sets_above_it(module, tmp_p
 def test_batch_statistics_that_no_graph_uses_are_not_passed_over_in_silence(module, tmp_path, caplog):
     export(module, replace(SPEC, sets={"head": {}}, batchnorm="training"), tmp_path / "out")
     assert "no graph uses batch statistics" in caplog.text
+
+
+def test_prototypes_move_no_running_statistics(tmp_path):
+    """FedKAD on a network with batch normalisation: the samples alone move them, as without prototypes."""
+    torch.manual_seed(1)
+    network = build("wrn", {"in_channels": 1, "classes": 3, "norm": "batch"})
+    spec = ExportSpec("it", InputSpec((1, 8, 8)), LABELS, features=("up",), batchnorm="training")
+    made = export(network, replace(spec, objectives=("distil", "prototype")), tmp_path / "out")
+    model, rng = OnnxModel(made), np.random.default_rng(0)
+    x, y = rng.normal(size=(6, 1, 8, 8)).astype(np.float32), np.zeros(6, np.int64)
+    given = {"target": rng.normal(size=(6, 3)).astype(np.float32)}
+    maps = rng.normal(3, 1, (3, 64, 2, 2)).astype(np.float32)
+    of_classes = {"prototypes": maps, "present": np.ones(3, np.float32), "beta": np.float32(1)}
+    moved, losses = [], []
+    for objective, extras in (("distil", given), ("prototype", {**given, **of_classes})):
+        trainer = model.trainer("all", objective)
+        losses.append(trainer.loss_and_grads(x, y, extras))
+        moved.append(trainer.statistics.vector.copy())
+    assert losses[0] < losses[1]
+    np.testing.assert_allclose(moved[0], moved[1], rtol=1e-5, atol=1e-6)
+    assert not np.allclose(moved[0], model.trainer("all", "distil").statistics.vector)
 
 
 class Padded(nn.Module):

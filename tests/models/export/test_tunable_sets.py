@@ -46,7 +46,7 @@ def test_biases_may_be_trained_without_the_head_which_then_stays(tmp_path):
     spec = ExportSpec("it", InputSpec((5,)), ("a", "b", "c"), sets=sets)
     bundle = export(build("mlp", {"inputs": 5, "hidden": 4, "depth": 2, "classes": 3}), spec, tmp_path)
     manifest = bundle.manifest
-    assert manifest.sets["bias"] == {"head": "without"}
+    assert manifest.sets["bias"] == {"head": "without", "norms": "biases"}
     assert not set(manifest.names("bias")) & set(manifest.names("head"))
     assert [name.rpartition(".")[2] for name in manifest.names("bias")] == ["bias", "bias"]
     model = OnnxModel(bundle)

@@ -66,6 +66,7 @@ CASES = {
     "cnn1d": Case("cnn1d", WINDOW, {"width": 0.5}),
     "dscnn1d": Case("dscnn1d", WINDOW, {"width": 0.5}),
     "dscnn1d in training": Case("dscnn1d", WINDOW, {"width": 0.5, "norm": "batch"}, "training"),
+    "bert": Case("bert", TEXT, {"vocabulary": 50, "length": 6, **LAYERS}),
     "distilbert": Case("distilbert", TEXT, {"vocabulary": 50, "length": 6, **LAYERS}),
     "roberta": Case("roberta", TEXT, {"vocabulary": 50, "length": 6, **LAYERS}),
     "opt": Case("opt", TEXT, {"vocabulary": 50, "length": 6, **LAYERS}),

@@ -20,7 +20,7 @@ def test_every_network_has_a_place():
         "linear", "mlp", "cnn", "wrn", "squeezenet", "mobilenet_v2", "resnet18", "mobilenet_v3_small",
         "shufflenet_v2_x0_5", "efficientnet_b0", "vit", "lstm", "gru", "keywords", "cnn1d", "dscnn1d",
         "autoencoder",
-        "distilbert", "roberta", "opt",
+        "bert", "distilbert", "roberta", "opt",
     ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from device_runtime.models.networks import transformers as networks
 
 TINY = {"vocabulary": 30, "length": 8, "dim": 16, "depth": 3, "heads": 2}
 KINDS = [("distilbert", 0), ("roberta", 1), ("opt", 1)]
+EVERY = [("bert", 0), *KINDS]
 WORDS = {"words": "5,7", "mask": 4}
 LANGUAGE_MODELS = {
     "distilbert": "DistilBertForMaskedLM",
@@ -45,7 +46,32 @@ def test_logits_are_the_librarys_with_its_own_mask(name, padding):
     torch.testing.assert_close(module(x), expected)
 
 
-@pytest.mark.parametrize(("name", "padding"), KINDS)
+def test_berts_logits_are_the_head_on_the_mean_over_the_tokens_of_the_librarys_last_layer():
+    module = _built("bert")
+    x = torch.randint(1, 30, (3, 8))
+    x[0, 5:] = 0
+    states = module.model.bert(input_ids=x, attention_mask=(x != 0).long()).last_hidden_state
+    means = torch.stack([states[0, :5].mean(0), states[1].mean(0), states[2].mean(0)])
+    torch.testing.assert_close(module(x), module.model.classifier(means))
+
+
+@pytest.mark.parametrize("prefix", ["", "bert."])
+def test_the_file_of_a_sentence_encoder_or_of_a_whole_bert_loads_with_a_new_head(prefix, tmp_path):
+    library = pytest.importorskip("transformers")
+    module = _built("bert")
+    torch.manual_seed(7)
+    donor = library.BertModel(module.model.bert.config).state_dict()
+    donor = {k: v.clone() for k, v in donor.items()}
+    state = {prefix + k: v.half() for k, v in donor.items()}  # with a pooler, in float16
+    torch.save(state, tmp_path / "w.pt")
+    head = module.model.classifier.weight.clone()
+    load_weights(module, tmp_path / "w.pt", skip_head=find_head(module, None))
+    assert torch.equal(module.model.classifier.weight, head)
+    for key, value in module.model.bert.state_dict().items():
+        assert torch.equal(value, donor[key].half().float()), key
+
+
+@pytest.mark.parametrize(("name", "padding"), EVERY)
 def test_padding_behind_a_text_changes_nothing(name, padding):
     module = _built(name)
     x = torch.randint(2, 30, (2, 5))
@@ -177,7 +203,7 @@ def test_every_graph_of_one_that_answers_with_words_passes_the_gate(name, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", ["bert", *LANGUAGE_MODELS])
 def test_every_graph_passes_the_gate(name, tmp_path):
     spec = ExportSpec(name, InputSpec(shape=(8,), dtype="int64", vocabulary=30), ("a", "b"))
     bundle = export(_built(name), spec, tmp_path / name)

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from device_runtime.models import peft as torch_peft
 from device_runtime.models.errors import ExportError
+from device_runtime.models.networks.vit import vit
 
 nn = torch.nn
 
@@ -78,7 +79,7 @@ def test_same_seed_draws_the_same(make, kind, name):
     assert not equal(drawn(7), drawn(8))
 
 
-def test_bias_trains_every_bias_norms_and_the_head():
+def test_bias_trains_every_bias_and_the_head_and_the_weights_of_norms_if_asked():
     class Text(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -89,11 +90,11 @@ def test_bias_trains_every_bias_norms_and_the_head():
             self.head = nn.Linear(4, 2)
 
     network = Text()
-    assert torch_peft.inject(network, "bias", {}) == {"head": "with"}
-    assert torch_peft.members(network, "bias", "head") == (
-        *("recurrent.bias_ih_l0", "recurrent.bias_hh_l0"),
-        *("norm.weight", "norm.bias", "head.weight", "head.bias"),
-    )
+    assert torch_peft.inject(network, "bias", {}) == {"head": "with", "norms": "biases"}
+    biases = ("recurrent.bias_ih_l0", "recurrent.bias_hh_l0", "norm.bias", "head.weight", "head.bias")
+    assert torch_peft.members(network, "bias", "head") == biases
+    affine = torch_peft.members(network, "bias", "head", {"norms": "affine"})
+    assert affine == (*biases[:2], "norm.weight", *biases[2:])
 
 
 def test_frozen_parameters_are_left_out(make):
@@ -101,7 +102,30 @@ def test_frozen_parameters_are_left_out(make):
     network.norm.requires_grad_(False)
     names = torch_peft.members(network, "bias", "head")
     assert not any(name.startswith("norm.") for name in names)
-    assert "blocks.0.norm1.weight" in names
+    assert "blocks.0.norm1.bias" in names
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected", "paper"),
+    [
+        # 12 blocks of biases: norms 2 * 768, qkv 3 * 768, proj 768, mlp 4 * 768 + 768; patches, last norm
+        ("bias", {}, 12 * 11 * 768 + 2 * 768, 0.18),
+        ("adapter", {"reduction": 96}, 12 * (2 * 768 * 8 + 8 + 768), 0.23),
+        ("prompt", {}, 12 * 10 * 768, 0.17),
+        ("lora", {"rank": 4}, 12 * 4 * (768 + 3 * 768), 0.22),
+        ("prefix", {"tokens": 5, "blocks": 1}, 2 * 5 * 768, 0.08),
+    ],
+)
+def test_sets_of_fedpeft_train_as_many_parameters_of_a_vit_b_as_in_the_paper(name, settings, expected, paper):
+    """Tables I and IX of paper 003, in millions, with a head of 768 * 100 + 100 for CIFAR-100."""
+    with torch.device("meta"):
+        network = vit("base", classes=100)
+    with torch.device("meta"):
+        torch_peft.inject(network, name, settings)
+    shapes = {own: parameter.numel() for own, parameter in network.named_parameters()}
+    trained = sum(shapes[own] for own in torch_peft.members(network, name, "head", settings))
+    assert trained == expected + 76_900
+    assert round(trained / 1e6, 2) == paper
 
 
 def test_bias_leaves_out_what_other_sets_have_added(make):
@@ -142,7 +166,7 @@ def test_all_settings_are_given_back():
         ("prompt", {"tokens": True}, "tokens of tunable set prompt is True"),
         ("adapter", {"seed": -1}, "seed of tunable set adapter is -1"),
         ("adapter", {"rank": 1}, "tunable set adapter has no setting 'rank'; it has reduction, seed"),
-        ("bias", {"rank": 1}, "tunable set bias has no setting 'rank'; it has head"),
+        ("bias", {"rank": 1}, "tunable set bias has no setting 'rank'; it has head, norms"),
         ("bias", {"head": False}, "head of tunable set bias is False, expected one of with, without"),
         ("all", {}, "no parameter-efficient set 'all'; there are bias, adapter"),
     ],

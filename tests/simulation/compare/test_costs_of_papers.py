@@ -75,10 +75,10 @@ def test_fedncm_of_squeezenet_and_100_clients_costs_what_table_3_2_says(squeezen
     [("ft", 2, 2 * 3, 77_850), ("lp", 2, 1, 650), ("fedncm", 1, 1, 650)],
 )
 def test_a_system_s_compute_and_bytes_follow_the_formulas(policy, rounds, passes, sent, tmp_path):
-    """Equations 8 to 10: of two epochs 3 F for each sample and epoch; of the head alone 1 F for each sample.
+    """Equations 8 to 11: of two epochs 3 F for each sample and epoch; of the head alone 1 F.
 
-    Equation 11 has that for every epoch, of images that are augmented; here nothing is, and the features of
-    a round are computed once. Bytes: 2 * values * 4 for each of six devices and round.
+    What is counted of the head is 1 F for each sample and round, as features of a round are computed once.
+    Bytes: 2 * values * 4 for each of six devices and round.
     """
     kinds = [{"name": name, "settings": {"epochs": 2}} for name in ("full", "peft")]
     task = {"rounds": 2, "round_deadline_s": 1e6, "kinds": kinds}
@@ -86,4 +86,8 @@ def test_a_system_s_compute_and_bytes_follow_the_formulas(policy, rounds, passes
     got, run = ran(scenario.load("uniform", {"devices": 6, "data": data, "task": task}), policy, tmp_path)
     assert len(run.rounds) == rounds
     assert got.forward_passes == pytest.approx(passes * rounds * 60, rel=0.02)
+    epochs = {"ft": 1, "lp": 2, "fedncm": 1}[policy]
+    assert got.passes_analytic == epochs * passes * rounds * 60
     assert got.bytes_analytic == pytest.approx(2 * sent * 4 * 6 * rounds, rel=0.02)
+    first = sum(line.bytes_down for line in run.rounds[:1])
+    assert got.bytes_after_first == got.bytes_up + got.bytes_down - first

@@ -14,6 +14,7 @@ from device_runtime.simulation.compare.figures import (
     terms,
 )
 from device_runtime.simulation.compare.run_folder import RunInfo, RunName
+from device_runtime.simulation.metrics.formulas import PaperCost
 from device_runtime.simulation.metrics.tally import tally
 
 
@@ -31,7 +32,11 @@ def ran(round_line, ask):
             ask(round=2, kind="few-shot", device="a"),
         ]
         info = RunInfo(
-            policy=policy, seed=seed, sha256="", labels=labels, params_sent={"full": 1000, "few-shot": 10}
+            policy=policy,
+            seed=seed,
+            sha256="",
+            labels=labels,
+            paper_costs={"full": PaperCost(8000, 3), "few-shot": PaperCost(80)},
         )
         return FinishedRun(RunName(policy, seed), info, rounds, tally(asks))
 
@@ -50,6 +55,8 @@ def test_the_figures_of_one_run(ran):
     assert got.train_time_s == 60.0
     assert got.learning_efficiency == pytest.approx(0.8 / 60)
     assert got.forward_passes == 1800
+    assert isnan(got.passes_analytic)  # few-shot has no formula
+    assert got.bytes_after_first == 12_000 - 3 * 1500  # of three devices
 
 
 def test_equal_time_is_the_earliest_end_and_the_target_what_all_reach(ran):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation.data import DataSet, DataSpec, load
-from device_runtime.simulation.data.dataset import held_out, of_classes
+from device_runtime.simulation.data.dataset import held_out, of_classes, validated
 from device_runtime.simulation.errors import DataSetError
 
 Y = np.repeat(np.arange(5), 20)
@@ -47,6 +47,17 @@ def test_a_source_gives_only_the_classes_that_are_asked_for():
     assert data.labels == ("7", "2")
     assert len(data.train_y) == 100
     assert set(data.train_y.tolist()) == {0, 1}
+
+
+def test_a_share_of_the_training_samples_is_evaluated_on_and_trained_by_nobody():
+    data = validated(WHOLE, spec(validation_share=0.2), seed=4)
+    assert len(data.test_y) == 20
+    assert sorted([*data.test_x[:, 0], *data.train_x[:, 0]]) == list(range(100))
+    for x, y in ((data.test_x, data.test_y), (data.train_x, data.train_y)):
+        assert (Y[x[:, 0]] == y).all()
+    assert (data.groups == data.train_y % 3).all()
+    assert (validated(WHOLE, spec(validation_share=0.2), seed=5).test_x != data.test_x).any()
+    assert validated(WHOLE, spec(), seed=4) is WHOLE
 
 
 def test_generic_samples_are_of_so_many_classes_and_nobody_trains_on_them():

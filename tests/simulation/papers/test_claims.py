@@ -30,11 +30,50 @@ def test_a_claim_is_judged_in_every_column_of_the_table_s_measure_in_points(judg
     even, uneven = judged()
     assert (even.column, even.ours.mean, even.seeds, even.holds) == ("even", pytest.approx(2.0), 2, True)
     assert even.printed == pytest.approx(2.0)
-    assert even.words == "holds, not significant"  # 3 and 1: 2 points, of two seeds +- 12.7
     assert (uneven.ours.mean, uneven.seeds, uneven.holds) == (pytest.approx(-1.0), 1, False)
-    assert uneven.words == "does not hold, not significant"
-    exact, _ = judged({key: (values[0],) * 3 for key, values in VALUES.items()})
-    assert exact.words == "holds"
+
+
+def of(*differences):
+    """Values of three seeds in which few-shot is ahead by these points."""
+    return {
+        ("drop", "even"): (0.5,) * len(differences),
+        ("few-shot", "even"): tuple(0.5 + points / 100 for points in differences),
+    }
+
+
+@pytest.mark.parametrize(
+    "points, margin, words",
+    [
+        ((2.0, 3.0, 4.0), 0.0, "holds"),  # mean 3, sd 1: 3 +- 4.303 / 3 ** 0.5 is 0.52 to 5.48
+        ((2.0, 3.0, 4.0), 1.0, "not shown"),  # 1 is within it
+        ((-2.0, -3.0, -4.0), 0.0, "fails"),
+        ((-2.0, -3.0, -4.0), -6.0, "holds"),
+        ((1.0, 2.0, 9.0), 0.0, "not shown"),  # every seed agrees, but 4 +- 10.8
+        ((3.0, 3.0, 3.0), 0.0, "holds"),
+        ((0.0, 0.0, 0.0), 0.0, "not shown"),  # neither is ahead
+        ((3.0, 3.1), 0.0, "not shown: 2 of 3 seeds"),
+        ((3.0,), 0.0, "not shown: 1 of 3 seeds"),
+        ((3.0, nan, 3.1), 0.0, "not shown: 2 of 3 seeds"),
+    ],
+)
+def test_a_claim_holds_or_fails_only_beyond_the_interval_of_three_seeds(judged, points, margin, words):
+    [found] = judged(of(*points), columns=["even"], margin=margin)
+    assert found.words == words
+
+
+def test_what_most_seeds_contradict_is_not_shown(judged):
+    """By hand: 25 of 49 seeds at -0.1 points and 24 at +10: the mean is 4.85, its interval 3.4 to 6.3."""
+    [found] = judged(of(*(-0.1,) * 25, *(10.0,) * 24), columns=["even"])
+    assert found.ours.interval[0] > 0
+    assert (found.seeds, found.words) == (24, "not shown")
+
+
+def test_rows_that_are_both_at_chance_claim_nothing(table):
+    values = of(2.0, 3.0, 4.0)  # of 0.5
+    [found] = verdicts(table, "smoke", values, {"even": 0.5})
+    assert found.words == "at chance"
+    [found] = verdicts(table, "smoke", values, {"even": 0.49})  # few-shot is 4 points above
+    assert found.words == "holds"
 
 
 def test_a_margin_is_in_points(judged):
@@ -67,9 +106,11 @@ def test_a_share_of_the_way_to_a_third_row_is_by_seed(changed):
 
 
 def test_what_is_within_a_bound_is_equal(judged):
-    [equal] = judged(within=2.0, columns=["uneven"])
-    [other] = judged(within=0.5, columns=["uneven"])
-    assert (equal.words, other.words) == ("holds", "does not hold")
+    values = of(0.2, 0.4, 0.6)  # 0.4 +- 0.5
+    found = [judged(values, within=bound, columns=["even"])[0].words for bound in (1.0, 0.8, 0.1)]
+    assert found == ["holds", "not shown", "not shown"]
+    [apart] = judged(of(5.2, 5.4, 5.6), within=1.0, columns=["even"])
+    assert apart.words == "fails"
 
 
 def test_who_falls_less_from_one_column_to_another_is_better(judged):
@@ -82,6 +123,24 @@ def test_who_falls_less_from_one_column_to_another_is_better(judged):
 def test_what_was_not_run_is_not_judged(judged):
     [found] = judged({("drop", "even"): (nan,), ("few-shot", "even"): (0.5,)}, columns=["even"])
     assert found.words == "not run"
+
+
+def test_neighbours_of_an_ordering_are_claimed_as_the_paper_prints_them(changed):
+    """It prints 80 and 60 for drop, 82 and 66 for few-shot: few-shot is ahead, which is claimed once."""
+    table = changed(orderings=[["drop", "few-shot", "drop"]], claims=[])
+    [even, uneven] = verdicts(table, "cpu", VALUES)
+    assert (even.claim.better, even.claim.text) == ("few-shot", "few-shot over FedAvg")
+    assert (even.column, uneven.column) == ("even", "uneven")
+    rows = [
+        {"system": "drop", "paper": {"even": "80.00±1.00", "uneven": "60.0"}},
+        {"system": "few-shot", "paper": {"even": "80.00±2.00", "uneven": "50.0"}},
+    ]
+    [lost] = verdicts(changed(orderings=[["drop", "few-shot"]], rows=rows, claims=[]), "cpu", VALUES)
+    assert (lost.column, lost.claim.better) == ("uneven", "drop")  # equal numbers are no order
+
+
+def test_an_ordering_that_is_claimed_in_words_is_not_claimed_again(changed):
+    assert len(verdicts(changed(orderings=[["few-shot", "drop"]]), "cpu", VALUES)) == 2
 
 
 def test_columns_that_a_scale_does_not_have_are_passed_over(table):

@@ -48,17 +48,19 @@ def table(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_table_is_run_shown_and_written_and_then_is_not_run_again(table, capsys, monkeypatch):
-    words = ["paper:002-t9.9", "--run-dir", "here"]
-    assert papers.main([*words, "--write", "results.md"]) == 0
+    words = ["paper:002-t9.9", "--run-dir", "here", "--kept", "kept"]
+    assert papers.main([*words, "--write", "results"]) == 0
     shown = capsys.readouterr().out
     assert "scale cpu, 1 seed: 2 runs; kept in here/" in shown
     assert "fedavg in even-0: finished" in shown
     assert "few-shot over FedAvg" in shown
-    page = Path("results.md").read_text("utf-8")
-    line = "python -m benchmarks.papers paper:002-t9.9 --scale cpu --seeds 1 --write results.md"
+    page = Path("results/002.md").read_text("utf-8")
+    line = "python -m benchmarks.papers paper:002-t9.9 --scale cpu --seeds 1 --write results"
     assert page.count(line) == 1
     assert "<!-- paper:002-t9.9 cpu -->" in page
     assert "* One round." in page
+    assert "](pictures/002-t9.9-cpu.svg)" in page
+    picture = Path("results/pictures/002-t9.9-cpu.svg").read_bytes()
 
     def never(*_):
         raise AssertionError("a run was started again")
@@ -68,13 +70,19 @@ def test_a_table_is_run_shown_and_written_and_then_is_not_run_again(table, capsy
     again = capsys.readouterr()
     assert "2 runs, 2 of them finished before" in again.err
     assert json.loads(again.out)["columns"][0]["rows"][0]["paper"] == "80.00±1.00"
-    assert papers.main([*words, "--write", "results.md"]) == 0
-    assert Path("results.md").read_text("utf-8") == page
+    assert papers.main([*words, "--write", "results"]) == 0
+    assert Path("results/002.md").read_text("utf-8") == page
+    shutil.rmtree("here")
+    assert len(list(Path("kept/002-t9.9-cpu").iterdir())) == 2
+    assert papers.main([*words, "--only-kept", "--write", "results"]) == 0
+    assert Path("results/002.md").read_text("utf-8") == page
+    assert not Path("here").exists()
+    assert Path("results/pictures/002-t9.9-cpu.svg").read_bytes() == picture
 
 
 @pytest.mark.slow
 def test_what_was_stopped_is_gone_on_with(table, capsys):
-    words = ["paper:002-t9.9", "--run-dir", "here"]
+    words = ["paper:002-t9.9", "--run-dir", "here", "--kept", "kept"]
     assert papers.main(words) == 0
     [plan] = Path("here").iterdir()
     shutil.rmtree(plan / "runs" / "few-shot-0")

@@ -5,7 +5,7 @@ import os
 import msgspec
 import pytest
 
-from benchmarks.papers import rendering, resolving
+from benchmarks.papers import rendering
 from benchmarks.papers.outcome import read
 from benchmarks.papers.places import DataFolder, shared
 from benchmarks.papers.resolving import Resources
@@ -48,7 +48,7 @@ def wanted(table, tmp_path):
 @pytest.fixture
 def every(table, wanted):
     where = Resources(DataFolder(None), shared())
-    return cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, where))
+    return cells(wanted, where)
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_a_terminal_shows_the_paper_beside_ours_the_claims_and_what_differs(outc
     assert "few-shot 82.00±1.00 65.0 ± 7.1%" in lines
     assert "long – – (0 of 2)" in lines
     assert "system ours" in lines  # of the column without numbers of the paper
-    claimed = "few-shot over FedAvg Dirichlet(0.5) +2.00 +10.00 ± 14.14 -117.06 to +137.06 1 of 2 holds"
-    assert f"{claimed}, not significant" in lines  # 20 and 0
+    claimed = "few-shot over FedAvg Dirichlet(0.5) +2.00 +10.00 ± 14.14 -117.06 to +137.06 1 of 2"
+    assert f"{claimed} not shown: 2 of 3 seeds" in lines  # 20 and 0
     alike = [line for line in lines if line.startswith("few-shot over FedAvg Dirichlet(0.1)")]
     assert [line.split(" +")[0] for line in alike] == [
         "few-shot over FedAvg Dirichlet(0.1): best test accuracy"  # another column has that title
@@ -94,7 +94,8 @@ def test_a_terminal_shows_the_paper_beside_ours_the_claims_and_what_differs(outc
 def test_a_section_has_the_command_and_is_the_same_for_the_same_runs(outcome, wanted, every):
     section = rendering.markdown(outcome, "device-runtime compare it")
     assert "```\ndevice-runtime compare it\n```" in section
-    assert "2 seeds, mean ± standard deviation; 2026-09-21; device-runtime 0.1.0, torch 2." in section
+    assert "2 seeds, mean ± standard deviation; 2026-09-21; code of an unknown commit; " in section
+    assert "device-runtime 0.1.0, torch 2." in section
     assert "| FedAvg   | 80.00±1.00 | 55.0 ± 7.1% |" in section
     assert "* Fewer rounds.\n" in section
     assert rendering.markdown(read(wanted, every), "device-runtime compare it") == section
@@ -106,7 +107,7 @@ def test_json_is_in_plain_units(outcome):
     first = whole["columns"][0]["rows"][0]
     assert (first["row"], first["paper"], first["seeds"]) == ("drop", "80.00±1.00", [0.5, 0.6])
     assert whole["columns"][0]["rows"][2]["ours"]["mean"] is None
-    assert [claim["verdict"] for claim in whole["claims"]] == ["holds, not significant"] * 2
+    assert [claim["verdict"] for claim in whole["claims"]] == ["not shown: 2 of 3 seeds"] * 2
     low, high = whole["claims"][0]["interval"]
     assert (low, high) == (pytest.approx(-117.06), pytest.approx(137.06))  # 12.706 * 10
 
@@ -118,7 +119,7 @@ def test_equal_time_is_when_a_named_row_ends(changed, tmp_path, finish):
     table = changed(columns=[column], rows=rows, claims=[], scales=scales)
     where = Resources(DataFolder(None), shared())
     wanted = WantedTable(table, "cpu", 1, tmp_path)
-    every = cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, where))
+    every = cells(wanted, where)
     finish(plans(every)[0], RunName("drop", 0), 0.8, scale=1.0)  # half of it at 10 s, all at 20 s
     finish(plans(every)[0], RunName("few-shot", 0), 0.6, scale=0.75)  # ends at 15 s
     found = read(wanted, every)
@@ -133,7 +134,7 @@ def test_a_late_accuracy_is_the_mean_of_the_latest_evaluations(changed, tmp_path
     table = changed(columns=[late, even], rows=rows, claims=[], scales={"cpu": {}})
     where = Resources(DataFolder(None), shared())
     wanted = WantedTable(table, "cpu", 1, tmp_path)
-    every = cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, where))
+    every = cells(wanted, where)
     finish(plans(every)[0], RunName("drop", 0), 0.8, scale=1.0)  # half of it at 10 s, all at 20 s
     finish(plans(every)[0], RunName("few-shot", 0), 0.6, scale=0.75)  # ends at 15 s
     found = read(wanted, every)
@@ -145,7 +146,7 @@ def test_a_late_accuracy_is_the_mean_of_the_latest_evaluations(changed, tmp_path
 def test_scale_smoke_claims_nothing(table, tmp_path, finish):
     where = Resources(DataFolder(None), shared())
     wanted = WantedTable(table, "smoke", 1, tmp_path)
-    every = cells(wanted, lambda cell: resolving.scenario(table, "smoke", cell, where))
+    every = cells(wanted, where)
     finish(plans(every)[0], RunName("drop", 0), 0.8)
     found = read(wanted, every)
     assert found.verdicts == ()
@@ -177,7 +178,7 @@ def test_both_heads_of_a_run_are_measured_over_all_classes_or_those_of_a_group(
     table = changed(columns=[column], rows=[{"system": "drop"}], claims=[], scales={"cpu": {}})
     every = cells(
         WantedTable(table, "cpu", 1, tmp_path),
-        lambda cell: resolving.scenario(table, "cpu", cell, Resources(DataFolder(None), shared())),
+        Resources(DataFolder(None), shared()),
     )
     [plan] = plans(every)
     name = RunName("drop", 0)

@@ -109,15 +109,13 @@ def test_a_table_without_a_bundle_or_devices_is_refused(made):
         made(setting={})
 
 
-def test_notes_say_what_stands_for_the_data_and_what_it_is_not(changed, tmp_path):
-    (tmp_path / "images").touch()
+def test_notes_say_what_stands_for_the_data_and_what_it_is_not(changed):
     form = Form(file="images", source="images", difference="They are small.")
     letters = DataEntry(title="letters", classes=2, export="", smoke="digits", forms=(form,))
-    where = Resources(
-        DataFolder(tmp_path), SharedTables(data={"digits": shared().data["digits"], "letters": letters})
-    )
+    both = SharedTables(data={"digits": shared().data["digits"], "letters": letters})
     table = changed(
         columns=[{"id": "even", "title": "", "data": "letters"}], rows=[{"system": "drop"}], claims=[]
     )
-    assert resolving.notes(table, "smoke", where) == ("Handwritten digits stand for letters.",)
-    assert resolving.notes(table, "cpu", where) == ("They are small.",)
+    stand_in = ("Handwritten digits stand for letters.",)
+    assert resolving.notes(table, "smoke", both, {"even": None}) == stand_in
+    assert resolving.notes(table, "cpu", both, {"even": form}) == ("They are small.",)

@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from benchmarks.papers import resolving
 from benchmarks.papers.places import DataFolder, shared
 from benchmarks.papers.resolving import Resources
 from benchmarks.papers.runs import WantedTable, cells, jobs, plans
@@ -17,7 +16,7 @@ WHERE = Resources(DataFolder(None), shared())
 @pytest.fixture
 def made(table, tmp_path):
     wanted = WantedTable(table, "cpu", 2, tmp_path)
-    return cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, WHERE))
+    return cells(wanted, WHERE)
 
 
 def finish(plan, name):
@@ -37,7 +36,7 @@ def test_columns_of_one_setting_share_their_runs(made):
 
 
 def test_runs_come_seed_by_seed_under_the_names_of_their_cells(made):
-    assert [str(name) for name in jobs(made)] == [
+    assert [str(name) for name in jobs(made, 2)] == [
         "drop in even-0", "few-shot in even-0", "long in even-0", "drop in uneven-0", "few-shot in uneven-0",
         "drop in even-1", "few-shot in even-1", "long in even-1", "drop in uneven-1", "few-shot in uneven-1",
     ]  # fmt: skip
@@ -46,7 +45,7 @@ def test_runs_come_seed_by_seed_under_the_names_of_their_cells(made):
 def test_what_is_finished_is_not_run_again(made):
     uneven = plans(made)[2]
     finish(uneven, RunName("few-shot", 0))
-    left = [str(name) for name in jobs(made)]
+    left = [str(name) for name in jobs(made, 2)]
     assert len(left) == 9
     assert "few-shot in uneven-0" not in left
 
@@ -54,6 +53,4 @@ def test_what_is_finished_is_not_run_again(made):
 def test_a_system_that_there_is_not_is_refused(changed, tmp_path):
     table = changed(rows=[{"system": "telepathy"}], claims=[])
     with pytest.raises(ScenarioError, match="telepathy"):
-        cells(
-            WantedTable(table, "cpu", 1, tmp_path), lambda cell: resolving.scenario(table, "cpu", cell, WHERE)
-        )
+        cells(WantedTable(table, "cpu", 1, tmp_path), WHERE)

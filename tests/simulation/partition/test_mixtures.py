@@ -85,7 +85,7 @@ def test_classes_are_distributed_as_if_drawn_one_by_one():
     alpha=st.sampled_from([0.01, 0.3, 10.0]),
     seed=st.integers(0, 1000),
     how=st.sampled_from(
-        ["iid", "dirichlet", "by class", "skewed iid", "skewed dirichlet", "sizes by dirichlet"]
+        ["iid", "dirichlet", "by class", "fedml", "skewed iid", "skewed dirichlet", "sizes by dirichlet"]
     ),
 )
 def test_no_sample_is_with_two_devices_and_no_device_is_empty(counts, devices, alpha, seed, how):
@@ -96,6 +96,7 @@ def test_no_sample_is_with_two_devices_and_no_device_is_empty(counts, devices, a
         "iid": lambda: partition.iid(len(y), devices, rng),
         "dirichlet": lambda: partition.dirichlet(y, devices, alpha, rng),
         "by class": lambda: partition.dirichlet_by_class(y, devices, alpha, rng),
+        "fedml": lambda: partition.dirichlet_by_class(y, devices, alpha, rng, capped=True),
         "skewed iid": lambda: partition.iid(len(y), devices, rng, skew),
         "skewed dirichlet": lambda: partition.dirichlet(y, devices, alpha, rng, skew),
         "sizes by dirichlet": lambda: partition.dirichlet(y, devices, alpha, rng, partition.Sizes(alpha=0.2)),
@@ -143,6 +144,37 @@ def test_dividing_each_class_leaves_nobody_with_less_than_the_least(labels):
     parts = partition.dirichlet_by_class(labels, 90, 0.05, np.random.default_rng(1), least=10)
     assert min(len(part) for part in parts) == 10
     assert sorted(np.concatenate(parts).tolist()) == list(range(1000))
+
+
+class Shares:
+    """A generator whose Dirichlet draws are given; everything else is as drawn."""
+
+    def __init__(self, shares):
+        self.shares, self.other = np.array(shares), np.random.default_rng(0)
+
+    def dirichlet(self, alpha, size):
+        return self.shares
+
+    def __getattr__(self, name):
+        return getattr(self.other, name)
+
+
+def test_a_device_with_its_equal_share_gets_none_of_the_classes_that_follow_as_in_fedml():
+    """Worked by hand from FedML's partition_class_samples_with_dirichlet_distribution.
+
+    Three classes of 40 among three devices: 40 are an equal share. Device 0 gets it of class 0, so that of
+    class 1 the others share 0.3 : 0.1, that is 30 and 10. Of class 2 the first has 40, the others 30 and 10,
+    so that they share 0.25 : 0.25.
+    """
+    y = np.repeat(np.arange(3), 40)
+    shares = [[1.0, 0.0, 0.0], [0.6, 0.3, 0.1], [0.5, 0.25, 0.25]]
+    parts = partition.dirichlet_by_class(y, 3, 0.1, Shares(shares), capped=True)
+    counts = [np.bincount(y[part], minlength=3).tolist() for part in parts]
+    assert counts == [[40, 0, 0], [0, 30, 20], [0, 10, 20]]
+    plain = partition.dirichlet_by_class(y, 3, 0.1, Shares(shares))
+    assert [np.bincount(y[part], minlength=3).tolist() for part in plain] == [
+        [40, 24, 20], [0, 12, 10], [0, 4, 10],
+    ]  # fmt: skip
 
 
 def test_labels_need_not_begin_at_zero():

@@ -1,0 +1,226 @@
+"""The pages of results: one for each paper and one for our tables, and an index of every table.
+
+Each table and scale has one section between markers; the rest of a page is not changed. The index is
+written anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_runtime.simulation.errors import SimulationError
+
+from . import catalogue, pictures, rendering, stamps
+from .catalogue import PAPERS
+from .outcome import TableOutcome
+
+INDEX = "README.md"
+PICTURES = "pictures"
+FOLDER = Path("docs/results")
+VERDICTS = ("holds", "fails", "not shown", "at chance", "not run")
+_SECTION = re.compile(r"<!-- (\S+ \S+) -->\n(.*?)<!-- /\1 -->\n", re.S)
+_CODE = re.compile(r"; code of ([^;]+);")
+OURS = "Our own tables"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a page; `name` is the table's."""
+
+    name: str
+    scale: str
+    text: str
+
+    @property
+    def anchor(self) -> str:
+        """The anchor of the heading, as GitHub makes it."""
+        heading = next(line for line in self.text.splitlines() if line.startswith("## "))
+        return re.sub(r"[^\w\- ]", "", heading[3:].lower()).strip().replace(" ", "-")
+
+    @property
+    def code(self) -> str:
+        """The commits of the code of its runs, in words; "" for a section of an older version."""
+        found = _CODE.search(self.text)
+        return found[1] if found else ""
+
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        """The verdict of every claim; () for a section of an older version, which had other rules."""
+        if not self.code:
+            return ()
+        cells = (
+            line.strip("| ").rsplit("|", 1)[-1].strip() for line in self.text.splitlines() if "|" in line
+        )
+        named = (next((each for each in VERDICTS if cell.startswith(each)), "") for cell in cells)
+        return tuple(name for name in named if name)
+
+    @property
+    def since(self) -> int | None:
+        """The most commits that changed its code since one of its runs; None if that is unknown."""
+        paths = (*stamps.DECIDES, f"benchmarks/papers/tables/{catalogue.stem(self.name)}.toml")
+        named = re.findall(r"\b[0-9a-f]{7,40}\b", self.code)
+        found = [stamps.commits_since(commit, paths) for commit in named]
+        known = [number for number in found if number is not None]
+        if "unknown" in self.code or not known or len(known) < len(found):
+            return None
+        return max(known)
+
+    @property
+    def state(self) -> str:
+        """Whether its code has changed since, in words."""
+        made = f"by code of {self.code or 'an unknown commit'}"
+        if self.since is None:
+            return made if "unknown" in made else f"{made}, which is not in this repository"
+        if not self.since:
+            return made
+        return f"{made}, changed since in {self.since} commit{'s' if self.since > 1 else ''}"
+
+
+def page(name: str) -> str:
+    """The file name of the page that has this table."""
+    return f"{paper(name) or 'ours'}.md"
+
+
+def paper(name: str) -> str:
+    """The number of the table's paper; "" for a table of ours."""
+    return name.removeprefix("paper:").partition("-")[0] if name.startswith("paper:") else ""
+
+
+def sections(text: str) -> Iterator[Section]:
+    """The sections of a page."""
+    for mark, content in _SECTION.findall(text):
+        name, scale = mark.split()
+        yield Section(name, scale, content)
+
+
+def put(text: str, new: Section) -> str:
+    """The page with this section: in place of the one of its table and scale, or in the order of tables."""
+    mark = f"{new.name} {new.scale}"
+    whole = f"<!-- {mark} -->\n{new.text}<!-- /{mark} -->\n"
+    found = list(_SECTION.finditer(text))
+    if same := [each for each in found if each[1] == mark]:
+        return text[: same[0].start()] + whole + text[same[0].end() :]
+    later = [each for each in found if _place(each[1]) > _place(mark)]
+    if later:
+        return text[: later[0].start()] + whole + "\n" + text[later[0].start() :]
+    return f"{text.rstrip()}\n\n{whole}"
+
+
+def _place(mark: str) -> tuple[object, ...]:
+    name, scale = mark.split()
+    return (*catalogue.natural(catalogue.stem(name)), scale)
+
+
+def head(name: str) -> str:
+    """The first lines of the page that has this table."""
+    number = paper(name)
+    title = f"Tables of {PAPERS[number]}" if number else OURS
+    return f"# {title}\n\n[How to read this, and all tables]({INDEX})\n"
+
+
+def write(folder: Path, outcome: TableOutcome, command: str) -> None:
+    """Writes the table's section with its picture, and the index. Raises SimulationError."""
+    table, scale = outcome.table, outcome.wanted.scale
+    picture = f"{PICTURES}/{catalogue.stem(table.id)}-{scale}.svg"
+    drawn = pictures.svg(outcome)
+    text = rendering.markdown(outcome, command, picture if drawn else "")
+    path = folder / page(table.id)
+    try:
+        (folder / PICTURES).mkdir(parents=True, exist_ok=True)
+        if drawn:
+            (folder / picture).write_text(drawn, "utf-8")
+        before = path.read_text("utf-8") if path.exists() else head(table.id)
+        path.write_text(put(before, Section(table.id, scale, text)), "utf-8")
+    except OSError as error:
+        raise SimulationError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
+    write_index(folder)
+
+
+def written(folder: Path) -> tuple[Section, ...]:
+    """The sections of every page. Raises SimulationError."""
+    try:
+        texts = [(file.name, file.read_text("utf-8")) for file in sorted(folder.glob("*.md"))]
+    except OSError as error:
+        raise SimulationError(f"cannot read {folder}: {(error.strerror or str(error)).lower()}") from None
+    return tuple(section for name, text in texts if name != INDEX for section in sections(text))
+
+
+def check(folder: Path) -> str:
+    """A line for each section whose code has changed since its runs, or is unknown."""
+    changed = [each for each in written(folder) if each.since != 0]
+    lines = (f"{each.name} {each.scale}: {each.state}" for each in changed)
+    return "\n".join(lines) or "no section's code has changed since"
+
+
+def write_index(folder: Path) -> None:
+    """Writes the index of all tables. Raises SimulationError."""
+    text = index(written(folder))
+    try:
+        (folder / INDEX).write_text(text, "utf-8")
+    except OSError as error:
+        raise SimulationError(f"cannot write {folder}: {(error.strerror or str(error)).lower()}") from None
+
+
+def index(there: Sequence[Section]) -> str:
+    """The index: every table of every paper, with its results, or the reason why it is not run."""
+    parts = [HEAD]
+    names = [*catalogue.names(), *catalogue.left_out()]
+    for number in (*PAPERS, ""):
+        title = f"{number}: {PAPERS[number]}" if number else OURS
+        mine = sorted((name for name in names if paper(name) == number), key=lambda name: _place(f"{name} ."))
+        rows = [f"| {_number(name)} | {_about(name)} | {_results(name, there)} |" for name in mine]
+        parts.append("\n".join([f"## {title}\n", "| table | compares | results |", "|---|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _number(name: str) -> str:
+    return name.partition("-t")[2] if paper(name) else f"`{name}`"
+
+
+def _about(name: str) -> str:
+    return "" if name in catalogue.left_out() else catalogue.load(name).title
+
+
+def _results(name: str, there: Iterable[Section]) -> str:
+    """Links to the sections of the table, with their verdicts; or why there is none."""
+    if why := catalogue.left_out().get(name):
+        return f"not run: {why}"
+    links = [
+        f"[scale {each.scale}]({page(name)}#{each.anchor}): {_verdicts(each)}{each.state}"
+        for each in there
+        if each.name == name
+    ]
+    return "<br>".join(links) or "can be run; no results yet"
+
+
+def _verdicts(section: Section) -> str:
+    counts = ((verdict, section.verdicts.count(verdict)) for verdict in VERDICTS)
+    said = ", ".join(f"{number} {verdict}" for verdict, number in counts if number)
+    return f"claims: {said}; " if said else ""
+
+
+HEAD = """# Results
+
+Every table of every paper, and our own: what was run, at which scale, and what is not run, and why.
+
+Each section is written by the command that stands in it, which also writes this page. Finished runs are kept
+in `benchmarks/papers/kept` and are not run again. So parts of a table can be run on several machines
+(`--columns`, `--rows`), and a section can be written anew without any data (`--only-kept`). Where git is not
+at hand, `DEVICE_RUNTIME_COMMIT` names the commit.
+
+Numbers of a paper are as printed there; ours are measured. Scale `cpu` is for two cores and hours, with
+smaller networks and data than the paper's: each section lists the differences. Scale `full` is the paper's.
+Seconds, energy, and what follows from them are modelled.
+
+A claim is an ordering that the paper prints or says, with the seeds paired. It **holds** if the 95% interval
+of the mean difference (Student's t, three seeds or more) lies beyond its bound and most seeds agree. It
+**fails** if that is so the other way round. Else it is **not shown**; with fewer than three seeds nothing is.
+Where both rows are within three points of guessing, nothing is claimed: **at chance**.
+
+A section names the commits of the code of its runs ("+": with changes that were not committed).
+`python -m benchmarks.papers --check` lists those whose code has changed since. Sections by code of an unknown
+commit were written by an older version: their runs are not kept, and "holds" there only says on which side of
+the bound the mean is."""

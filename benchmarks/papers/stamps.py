@@ -1,0 +1,44 @@
+"""Tells which commit of the project's code runs, and what changed since another one, by git."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ENV = "DEVICE_RUNTIME_COMMIT"
+"""The environment variable that names the commit where git is not there."""
+CODE = "device_runtime"
+DECIDES = (
+    "device_runtime/strategies",
+    "device_runtime/simulation",
+    "device_runtime/models",
+    "device_runtime/aggregator/merging",
+    "device_runtime/aggregator/tasks",
+)
+"""The parts of the code that decide the results of runs."""
+
+
+def commit(root: Path = ROOT) -> str:
+    """The short hash of the checked out commit, with "+" if the package was changed since; "" if unknown."""
+    if given := os.environ.get(ENV):
+        return given
+    found = git(root, "rev-parse", "--short", "HEAD").strip()
+    return found + ("+" if found and git(root, "status", "--porcelain", "--", CODE).strip() else "")
+
+
+def commits_since(commit: str, paths: Sequence[str], root: Path = ROOT) -> int | None:
+    """The number of commits that changed these paths since that one; None if git does not know it."""
+    found = git(root, "rev-list", "--count", f"{commit.removesuffix('+')}..HEAD", "--", *paths).strip()
+    return int(found) if found else None
+
+
+def git(root: Path, *words: str) -> str:
+    """The output of a git command in this folder; "" if it fails."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout
