@@ -18,7 +18,7 @@ from device_runtime.simulation.metrics.curves import (
     Model,
     accuracy,
 )
-from device_runtime.simulation.report.table import PASSES, PER_HOUR, PERCENT
+from device_runtime.simulation.report.table import PASSES, PER_HOUR, PERCENT, PLAIN
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,12 @@ def _energy(ran: FinishedRun) -> float:
     return sum(line.energy_j for line in ran.rounds)
 
 
+def _loss_gap(among: MeasuredRun) -> float:
+    """How far the test loss exceeds the loss in local training, in nats, in the last evaluated round."""
+    evaluated = [line for line in among.ran.rounds if not isnan(line.eval_loss)]
+    return evaluated[-1].eval_loss - evaluated[-1].train_loss if evaluated else nan
+
+
 def _bytes_up_a_round(among: MeasuredRun) -> float:
     return sum(line.bytes_up for line in among.ran.rounds) / len(among.ran.rounds)
 
@@ -118,6 +124,7 @@ MEASURES: Mapping[str, Measure] = {
         _late(CLOSED_FORM_HEAD),
         by_class=True,
     ),
+    "loss_gap": Measure("test loss over the loss in local training (nats)", PLAIN, _loss_gap),
     "best_base_acc": Measure("best test accuracy of the base model", PERCENT, _best_base),
     "acc_at_time": Measure(
         "accuracy at equal modelled time", PERCENT, _at_equal("time", lambda ran: ran.ends_s)

@@ -225,9 +225,13 @@ def test_the_key_names_the_bundle_by_how_it_is_made():
     once = exporting.identity("wrn-16-1-bn-trained", shared(), samples)
     bundles = shared().bundles
     longer = msgspec.structs.replace(bundles["wrn-16-1-bn-trained"].pretrain, rounds=13)
-    other = {**bundles, "wrn-16-1-bn-trained": msgspec.structs.replace(bundles["wrn-16-1-bn-trained"], pretrain=longer)}
+    other = {
+        **bundles,
+        "wrn-16-1-bn-trained": msgspec.structs.replace(bundles["wrn-16-1-bn-trained"], pretrain=longer),
+    }
     assert once.startswith("wrn-16-1-bn-trained-")
     assert (
-        exporting.identity("wrn-16-1-bn-trained", msgspec.structs.replace(shared(), bundles=other), samples) != once
+        exporting.identity("wrn-16-1-bn-trained", msgspec.structs.replace(shared(), bundles=other), samples)
+        != once
     )
     assert exporting.identity("digits-wrn-10-1", shared(), samples) == "digits-wrn-10-1"
