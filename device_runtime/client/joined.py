@@ -17,10 +17,10 @@ from .backend.base import MakeBackend
 from .backend.subprocess import STAYS_S, Subprocess
 from .connection.connecting import Connection, first_connection
 from .connection.other_tasks import warn_if_absent
-from .duty import in_this_process
 from .energy import needs_listening
 from .policy.process_priority import ProcessPriority
 from .policy.rules import Policy
+from .runner import in_this_process
 from .service.instance_lock import running_as_device
 from .settings import Settings
 

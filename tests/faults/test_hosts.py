@@ -222,8 +222,8 @@ def test_an_update_that_is_damaged_on_the_device_s_disk_while_it_is_fetched(site
     def damage(up, topic, _payload):
         """As the first blocks are asked for."""
         if not up and topic.endswith("/dn/get"):
-            for message in device.agent._rounds.outbox:
-                device.agent._rounds.blobs.path(message.blob.sha).write_bytes(bytes(message.blob.size))
+            for message in device.agent.runner.outbox:
+                device.agent.runner.blobs.path(message.blob.sha).write_bytes(bytes(message.blob.size))
 
     proxy.rule = damage
     aggregator = site.aggregator(broker.url, "full", rounds=2, round_deadline_s=15.0)
