@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import msgspec
 
-from device_runtime.broker.errors import BlobError, NoRoom
-from device_runtime.broker.wire.messages import Blob, Contribution, Get, Offer, Plan, Receipt
+from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire.messages import Blob, Get, Offer, Plan, Receipt
 from device_runtime.client.energy import resting
 from device_runtime.models.engines.freed_memory import collect_and_trim
 
 from . import events as ev
-from .backend.base import BackendListener, Bundles, MakeBackend, WorkBackend, WorkResult, bundles_of
+from .backend.base import BackendListener, MakeBackend, WorkBackend, WorkResult
 from .connection.offers import OpenRound
 from .connection.presence import DeviceMessages
 from .delivery import reports
@@ -28,10 +28,10 @@ from .delivery.outbox import Outbox
 from .delivery.sending import ContributionSender, counts
 from .errors import DeviceError, RoundLeftOut, RoundOver, StaleBase, WorkDied, WorkStopped
 from .machine import step
+from .machine_inputs import entry_of, first_state, names, offered_of, why_of
 from .policy.work_gate import LOOK_S, WorkGate
 from .selection.link_speed import LinkSpeed
 from .settings import Settings
-from .state import DeviceRules, DeviceState
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Runner:
         known = {offer.number: self._offers[offer.number] for offer in self.state.offers}
         opened = replace(heard, member="") if heard.offer.done else heard
         self._offers = {**known, self._taken: opened}
-        offer, flight = _offered(self._taken, heard), self._in_flight()
+        offer, flight = offered_of(self._taken, heard), self._in_flight()
         self.feed(ev.OfferReceived(self._clock(), offer, to_all, retained, over, flight))
 
     def hello(self) -> None:
@@ -278,7 +278,7 @@ class Runner:
             log.warning("round %d left out: %s", offer.round, error)
         else:
             self.warn(f"round {offer.round}: {error}")
-        return ev.WorkFailed(self._clock(), number, _why(error), current.base.whole)
+        return ev.WorkFailed(self._clock(), number, why_of(error), current.base.whole)
 
     def _preview(self, number: int) -> ev.DeviceEvent:
         preview = self.backend.preview(self._offers[number])
@@ -357,7 +357,7 @@ class Runner:
             self.feed(ev.KeepFailed(self._clock(), made.run, made.round))
             return
         self._transferred(up=made.bytes_up)
-        self.feed(ev.Kept(self._clock(), _waiting(message), self._in_flight()))
+        self.feed(ev.Kept(self._clock(), entry_of(message), self._in_flight()))
 
     def _send(self, seq: int, first: bool) -> None:
         try:
@@ -391,7 +391,7 @@ class Runner:
     def _in_flight(self) -> ev.InFlight:
         unacknowledged = self._messages.unacknowledged
         if not (messages := unacknowledged()):
-            return NOTHING
+            return ev.InFlight()
         return ev.InFlight(messages, unacknowledged("hello"), unacknowledged("contribution"))
 
     def _arrived(self, blob: Blob, seconds: float) -> None:
@@ -403,52 +403,3 @@ class Runner:
         """An emulated link takes its time, once the task is known."""
         if self._emulation is not None and self.backend.bundles:
             self._emulation.transfer(up, down)
-
-
-NOTHING = ev.InFlight()
-
-
-def first_state(settings: Settings, outbox: Outbox) -> DeviceState:
-    """The state of a device that has just started, with what an earlier process left."""
-    rules = DeviceRules(settings.task, settings.personal.keep)
-    waiting = tuple(_waiting(message) for message in outbox)
-    last = outbox.settled
-    settled = ("", 0) if last is None else (last.run, last.round)
-    return DeviceState(rules, task=settings.task, outbox=waiting, settled=settled)
-
-
-def names(bundles: Bundles) -> str:
-    """The bundles of a task as one text; empty for none."""
-    return " ".join(f"{member}:{blob.hex}" for member, blob in bundles)
-
-
-def _waiting(message: Contribution) -> ev.Waiting:
-    fetched = message.blob is not None
-    return ev.Waiting(message.seq, message.task, message.run, message.round, message.num_examples, fetched)
-
-
-def _offered(number: int, opened: OpenRound) -> ev.Offered:
-    offer = opened.offer
-    return ev.Offered(
-        number,
-        offer.task,
-        offer.run,
-        offer.round,
-        opened.closes,
-        offer.done,
-        names(bundles_of(offer)),
-        tuple(blob.hex for blob in offer.base.checkpoint),
-        offer.base.at,
-        bool(offer.family),
-    )
-
-
-def _why(error: BlobError | DeviceError) -> ev.Why:
-    kinds: tuple[tuple[type[Exception], ev.Why], ...] = (
-        (NoRoom, "no room"),
-        (BlobError, "blob"),
-        (StaleBase, "stale base"),
-        (WorkDied, "worker died"),
-        (RoundLeftOut, "left out"),
-    )
-    return next((why for kind, why in kinds if isinstance(error, kind)), "stopped")

@@ -324,6 +324,23 @@ def test_a_contribution_that_cannot_be_kept_is_not_trained_again(stage, monkeypa
     assert sum("cannot be kept" in record.message for record in caplog.records) == 1
 
 
+def test_what_an_earlier_process_kept_is_sent_when_the_full_disk_has_room_again(stage, monkeypatch, caplog):
+    def full_disk(_message):
+        raise OSError(28, "No space left on device")
+
+    stage.link.receipts = False
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    stage.start(boot=2)
+    with monkeypatch.context() as full:
+        full.setattr(stage.agent.runner.outbox, "add", full_disk)
+        stage.go()
+    assert (stage.contributions, "No space left" in caplog.text) == ([], True)
+    stage.clock.now += 10.0
+    stage.go()
+    assert [sent.boot for sent in stage.contributions] == [2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_device_that_hears_of_the_lobby_or_the_first_round_asks_at_once(stage, number):

@@ -4,16 +4,16 @@
  */
 
 import { Downloads } from "./downloads.js";
-import { BlobError, DeviceError, DiskError, RoundLeftOut, StaleBase, WorkStopped, oneLine } from "./errors.js";
+import { BlobError, DeviceError, DiskError, RoundLeftOut, WorkStopped, oneLine } from "./errors.js";
 import { EventReporter } from "./event_reporter.js";
 import { InProcess } from "./in_process.js";
 import { LinkSpeed } from "./link_speed.js";
 import { step } from "./machine.js";
+import { entryOf, offeredOf, offersOf, stateOf, whyOf } from "./machine_inputs.js";
 import { hexOf, isWhole } from "./messages.js";
 import { percent } from "./rounding.js";
 import { ContributionSender, counts } from "./sending.js";
 import { answerGet } from "./transfer.js";
-import { firstState, waiting } from "./turn.js";
 import { ClosedWhilePaused } from "./work.js";
 
 /** @typedef {import("./offers.js").OpenRound} OpenRound */
@@ -71,13 +71,7 @@ export class Runner {
     this.reporter = new EventReporter(environment.tell, gate.clock);
     const around = { ...environment, clock: () => gate.worked() };
     this.backend = new InProcess(around, blobs, this.#linkSpeed);
-    const { settled } = outbox;
-    this.state = firstState({
-      rules: { task, keeps: true },
-      task,
-      outbox: [...outbox].map(entryOf),
-      settled: settled ? [settled.run, settled.round] : ["", 0],
-    });
+    this.state = stateOf(task, outbox);
     messages.task = task;
   }
 
@@ -115,15 +109,11 @@ export class Runner {
    */
   take(heard, { to_all, retained = false, over = false }) {
     this.#taken += 1;
-    const { open, newest, training, worked_on: workedOn, final, past } = this.state;
-    const known = [open, newest, training, workedOn, final, past].filter(Boolean).map(({ number }) => number);
+    const known = offersOf(this.state).map(({ number }) => number);
     this.#offers = new Map([...this.#offers].filter(([number]) => known.includes(number)));
     this.#offers.set(this.#taken, heard);
-    const { offer, closes } = heard;
-    const { task, run, round, done, base, bundle, family } = offer;
-    const named = { number: this.#taken, task, run, round, closes, done, bundles: hexOf(bundle) };
-    const of = { ...named, checkpoint: base.checkpoint.map(hexOf), at: base.at, family: family.length > 0 };
-    return this.feed("OfferReceived", { offer: of, to_all, retained, over, flight: this.#inFlight });
+    const offer = offeredOf(this.#taken, heard);
+    return this.feed("OfferReceived", { offer, to_all, retained, over, flight: this.#inFlight });
   }
 
   /** Ask for the whole offer, unless a hello already waits for its answer. @param {Error} lost */
@@ -296,9 +286,7 @@ export class Runner {
     else if (error instanceof RoundLeftOut) {
       this.#environment.log("warning", `round ${round} left out: ${error.message}`);
     } else this.warn(`round ${round}: ${error.message}`);
-    if (error instanceof BlobError) return "blob";
-    if (error instanceof StaleBase) return "stale base";
-    return error instanceof WorkStopped ? "stopped" : "left out";
+    return whyOf(error);
   }
 
   async #preview(/** @type {number} */ number, /** @type {OpenRound} */ current) {
@@ -437,9 +425,4 @@ export class Runner {
     this.#linkSpeed.sawDown(blob.size, seconds);
     await this.feed("BlobArrived", { blob: hexOf(blob) });
   }
-}
-
-/** A contribution that waits, as the machine knows it. @param {any} message */
-function entryOf({ seq, task, run, round, num_examples: samples, blob }) {
-  return waiting({ seq, task, run, round, samples, fetched: Boolean(blob) });
 }

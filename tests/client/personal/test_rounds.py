@@ -7,7 +7,7 @@ from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.link import Connected
 from device_runtime.broker.wire.messages import Base, Contribution, Get, Hello
 from device_runtime.client.agent import Agent
-from device_runtime.client.errors import WorkDied
+from device_runtime.client.errors import RoundLeftOut, WorkDied
 from device_runtime.client.offer_rules import FINAL_S
 from device_runtime.client.personal.after_round import judged
 from device_runtime.client.personal.kept import PersonalModelStore
@@ -105,6 +105,20 @@ def test_a_device_that_is_to_stop_ends_judging_at_its_next_step(device, caplog, 
     stage.go()
     assert (len(stage.contributions), record(stage).rounds) == (1, ())
     assert "the model from before round 1 is not judged: the device stops" in caplog.text
+
+
+def test_a_model_that_cannot_be_judged_costs_a_warning_and_the_device_goes_on(device, caplog):
+    stage = device(PersonalModelSettings(keep=True))
+
+    def unusable(*_):
+        raise RoundLeftOut("its base is damaged")
+
+    stage.agent.runner.backend.evaluate_personal_model = unusable
+    for number in (1, 2):
+        stage.link.announce(stage.offer(number))
+        stage.go()
+    assert [sent.round for sent in stage.contributions] == [1, 2]
+    assert "after round 1: its base is damaged" in caplog.text
 
 
 @pytest.mark.slow

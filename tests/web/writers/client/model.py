@@ -6,7 +6,7 @@ from typing import Any
 from tests.client.modelled import World
 from tests.client.recorded import Recorder
 
-WALKS, STEPS = 25, 60
+WALKS, STEPS = 42, 60
 
 
 def vectors() -> dict[str, Any]:
