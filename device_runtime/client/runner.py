@@ -73,7 +73,6 @@ class Runner:
         self._plan: tuple[Plan, float] | None = None
         self._result: WorkResult | None = None
         self._receipt: Receipt | None = None
-        self._cancelled: ev.CancelReason | None = None
         self._share = 0.0
         self._warned = ""
 
@@ -114,7 +113,7 @@ class Runner:
         self.feed(ev.OfferReceived(self._clock(), offer, to_all, retained, over, flight))
 
     def hello(self) -> None:
-        """Say hello, because the device's task or samples have changed."""
+        """Say hello, because the samples have changed."""
         self.feed(ev.SamplesChanged(self._clock()))
 
     def ask_whole_offer(self, error: Exception) -> None:
@@ -168,10 +167,10 @@ class Runner:
     def _check_stopped(self) -> None:
         if self.stop.is_set():
             raise WorkStopped(f"stopped with {self._share:.0%} of an update done: it is not sent")
-        training = self.state.training
-        if training is None or self._cancelled is None:
+        training, cancelled = self.state.training, self.state.cancelled
+        if training is None or not cancelled:
             return
-        if self._cancelled == "closed":
+        if cancelled == "closed":
             raise RoundOver(f"{self._share:.0%} done when the round closed; {self._gate.reason}")
         raise WorkStopped(f"round {training.round} given up, {self._share:.0%} done: {self._gate.reason}")
 
@@ -223,7 +222,7 @@ class Runner:
                 offer = self._offers[command.number].offer
                 prune(self.blobs, offer, [message.blob for message in self.outbox])
             case ev.Cancel():
-                self._cancelled = command.reason
+                pass  # the next `pause_point` ends the training, by the state
             case _:
                 return False
         return True
@@ -239,7 +238,7 @@ class Runner:
             case ev.Prepare():
                 self._answered(command.number, self._prepare)
             case ev.Train():
-                self._cancelled, self._share = None, 0.0
+                self._share = 0.0
                 self._answered(command.number, self._train)
             case ev.Hold():
                 self._hold()

@@ -1,4 +1,4 @@
-"""The machine does in each step what the recorded traces say, with which the browser's machine is tested, too."""
+"""The machine does in each step what the recorded traces say; the tests of the browser do the same."""
 
 import json
 from pathlib import Path

@@ -46,7 +46,6 @@ export class Runner {
   #result = null;
   /** @type {any} */
   #receipt = null;
-  #cancelled = "";
   #share = 0;
   #tickedS = 0;
   #warned = "";
@@ -203,12 +202,12 @@ export class Runner {
 
   #checkStopped() {
     const done = percent(this.#share);
-    const { training } = this.state;
+    const { training, cancelled } = this.state;
     if (this.isStopped) throw new WorkStopped(`stopped with ${done} of an update done: it is not sent`);
-    if (!training || !this.#cancelled) return;
+    if (!training || !cancelled) return;
     const { reason } = this.#gate;
-    if (this.#cancelled === "closed") throw new ClosedWhilePaused(`${done} done when the round closed; ${reason}`);
-    if (this.#cancelled === "task done") throw new WorkStopped(`the task is over, with ${done} of an update`);
+    if (cancelled === "closed") throw new ClosedWhilePaused(`${done} done when the round closed; ${reason}`);
+    if (cancelled === "task done") throw new WorkStopped(`the task is over, with ${done} of an update`);
     throw new WorkStopped(`round ${training.round} given up, ${done} done: ${reason}`);
   }
 
@@ -244,9 +243,7 @@ export class Runner {
       const waits = [...this.outbox].map((message) => message.blob);
       return this.#downloads.prune(this.#offer(number).offer, waits);
     },
-    Cancel: ({ reason }) => {
-      this.#cancelled = reason;
-    },
+    Cancel: () => {}, // `progressed` ends the training, by the state
     Preview: ({ number }) => this.#answered(number, (current) => this.#preview(number, current)),
     Fetch: ({ number, blobs }) => this.#answered(number, () => this.#fetch(number, blobs)),
     Prepare: ({ number }) => this.#answered(number, (current) => this.#prepare(number, current)),
@@ -309,7 +306,6 @@ export class Runner {
   }
 
   async #train(/** @type {number} */ number, /** @type {OpenRound} */ current) {
-    this.#cancelled = "";
     this.#share = 0;
     try {
       await this.backend.work(current, {
