@@ -172,9 +172,7 @@ def test_a_database_that_is_full_for_a_while(site, eventually, monkeypatch):
         real(self)
 
     monkeypatch.setattr(Contributions, "settle", settle)
-    monkeypatch.setattr(
-        "device_runtime.client.delivery.sending._Sent.__init__.__defaults__", (0.5,), raising=True
-    )
+    monkeypatch.setattr("device_runtime.client.turn.RESEND_S", 0.5)
     broker = site.broker()
     aggregator = site.aggregator(broker.url, "few-shot")
     device = site.device("pi", broker.url)

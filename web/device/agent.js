@@ -137,7 +137,8 @@ export class Agent {
 
   /** Say hello, because samples have come or gone. */
   samplesChanged() {
-    if (this.#runner.backend.task) void this.#runner.feed("SamplesChanged");
+    const runner = this.#runner;
+    if (runner.backend.task) runner.feed("SamplesChanged").catch((error) => runner.logError(error));
   }
 
   /**

@@ -343,7 +343,8 @@ export class Runner {
   /** Send the plan now, so that it travels while the device computes. */
   #decided(/** @type {any} */ offer, /** @type {any} */ plan, /** @type {any} */ decision) {
     this.#plan = { plan, roomBytes: decision.roomBytes };
-    void this.feed("PlanMade", { task: plan.task, round: plan.round }); // the plan is sent at once
+    const { task, round } = plan;
+    this.feed("PlanMade", { task, round }).catch((error) => this.logError(error)); // the plan is sent at once
     this.reporter.decided(offer.round, decision);
   }
 
