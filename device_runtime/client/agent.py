@@ -12,25 +12,22 @@ from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.compact_round import UnknownRoundBefore, is_compact_offer
 from device_runtime.broker.wire.link import Connected, Disconnected, Event, Received, Will
-from device_runtime.broker.wire.messages import Blob, Get, MessageError, Offer, decode
+from device_runtime.broker.wire.messages import Get, MessageError, decode
 from device_runtime.broker.wire.topics import TopicError
 
 from .backend.base import MakeBackend
-from .connection.offers import OfferStream, OpenRound, opened
-from .connection.other_tasks import OtherTasks
+from .connection.offers import OfferStream, opened
 from .connection.presence import DeviceLink, DeviceMessages
 from .connection.trust import Trust
-from .duty import DeviceRounds, Interruption, in_this_process
-from .errors import WorkDied, WorkStopped
+from .errors import WorkDied
 from .policy.work_gate import WorkGate
+from .runner import Runner, in_this_process
 from .settings import Settings
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 """Seconds between looks at what is due, while nothing comes in."""
-ANOTHER_S = 10.0
-"""Seconds that a device without a task waits for another one after it hears of a task that is done."""
 
 
 class Agent:
@@ -53,12 +50,11 @@ class Agent:
         """
         self.settings = settings
         self.inbox = DeviceInbox(clock)
-        self.done = False
         self._messages = DeviceMessages(settings.name, boot)
+        self._messages.task = settings.task
         self.work_gate = WorkGate(clock)
-        self._rounds = DeviceRounds(settings, self.work_gate, self._messages, make)
-        self._interruption = Interruption(self.work_gate, self._rounds, self._hear_next, settings.meter)
-        self._rounds.pause_point = self._interruption.pause_point
+        self.runner = Runner(settings, self.work_gate, self._messages, make)
+        self.runner.hear = self._hear_next
         trust = Trust(settings.aggregator, folder=settings.folder, signs=bool(settings.secret))
         self._trust, self._offer_stream, self._messages.key = trust, OfferStream(trust), trust.key
         if settings.secret:
@@ -67,12 +63,6 @@ class Agent:
             )
 
             self._messages.sign(DeviceSigner(settings.secret).seal, trust.mac)
-        self._clock = clock
-        self._past: tuple[OpenRound, float] | None = None
-        self._messages.task = settings.task
-        self._other_tasks = OtherTasks()
-        self._heard = ("", 0)
-        self._base: tuple[Blob, ...] = ()
 
     def will(self) -> Will:
         """The last will: the broker publishes it when the connection is lost."""
@@ -91,15 +81,20 @@ class Agent:
         return (topics.offer(wanted) if wanted else topics.OFFERS, topics.down(self.settings.name, "#"))
 
     @property
+    def done(self) -> bool:
+        """Whether the task is done."""
+        return self.runner.state.done
+
+    @property
     def finished(self) -> bool:
         """Whether the task is done, all contributions have receipts, and a wanted model is here."""
-        rounds = self._rounds
-        return self.done and self.inbox.empty() and not len(rounds.outbox) and not rounds.finishing
+        state = self.runner.state
+        return state.done and self.inbox.empty() and not state.outbox and state.final is None
 
     @property
     def heard(self) -> bool:
         """Whether an offer of its task has come."""
-        return bool(self._heard[0])
+        return bool(self.runner.state.heard[0])
 
     @property
     def waiting(self) -> bool:
@@ -107,8 +102,8 @@ class Agent:
 
         If the link may lose messages, call it now and then in any case: an unanswered hello is repeated.
         """
-        rounds = self._rounds
-        return rounds.open is not None or len(rounds.outbox) > 0 or rounds.finishing or self._past is not None
+        state = self.runner.state
+        return bool(state.outbox) or any((state.open, state.final, state.past))
 
     def run(self, link: DeviceLink, stop: threading.Event, until_done: bool = False) -> None:
         """Work until stopped or, with `until_done`, until finished. Raises as `step` does."""
@@ -118,11 +113,11 @@ class Agent:
 
     def hello(self) -> None:
         """Send a hello, because this device's task or samples have changed."""
-        self._rounds.hello()
+        self.runner.hello()
 
     def begin(self, link: DeviceLink, stop: threading.Event | None = None) -> None:
         """Set the link to send through; `stop`, if given, ends work in progress."""
-        self._messages.link, self._interruption.stop = link, stop or self._interruption.stop
+        self._messages.link, self.runner.stop = link, stop or self.runner.stop
 
     def step(self, timeout: float = 0.0) -> bool:
         """Handle one event and, if no other waits, do what is due. Returns whether there was an event.
@@ -133,22 +128,20 @@ class Agent:
         heard = self._hear_next(timeout)
         try:
             if self.inbox.empty():  # work on the newest offer only
-                self._accept_done()
-                self._rounds.due(self._go_on)
+                self.runner.look_at_gate()
+                self.runner.tick()
         except BlobError as error:
-            self._rounds.warn(str(error))
-        except WorkStopped as error:
-            log.info("%s", error)
+            self.runner.warn(str(error))
         return heard
 
     def warm_up(self) -> None:
         """Prepare the backend: there will be work soon."""
-        self._rounds.backend.warm_up()
+        self.runner.backend.warm_up()
 
     def close(self) -> None:
         """Save the backend's state to disk and end it. May be called again, and goes on from there."""
-        self._rounds.backend.save_state()
-        self._rounds.backend.close()
+        self.runner.backend.save_state()
+        self.runner.backend.close()
 
     def _hear_next(self, timeout: float) -> bool:
         """Handle one event; returns whether there was one. An invalid message is logged and ignored."""
@@ -157,20 +150,20 @@ class Agent:
             if event:
                 self._handle(*event)
         except UnknownRoundBefore as error:
-            self._ask_whole_offer(error)
+            self.runner.ask_whole_offer(error)
         except (MessageError, TopicError) as error:
             log.warning("ignored: %s", error)
         except (BlobError, WorkDied) as error:
-            self._rounds.warn(str(error))
+            self.runner.warn(str(error))
         return event is not None
 
     def _handle(self, event: Event, came: float) -> None:
         if isinstance(event, Connected):
             log.info("connected to %s%s", self._messages.link.url, "" if event.first else " again")
-            self._rounds.restart()
-            self._rounds.hello()
+            self.runner.feed_link(up=True)
         elif isinstance(event, Disconnected):
             log.warning("disconnected: %s", event.reason)
+            self.runner.feed_link(up=False)
         else:
             self._receive(event, came)
 
@@ -178,126 +171,28 @@ class Agent:
         if topics.is_offer(message.topic) and self._is_of_other_task(message):
             return
         if topics.is_offer(message.topic):
-            self._hear(self._opened(message, came), message.retain)
+            self._take(message, came, to_all=True)
             return
         address = topics.parse(message.topic)
         if address.leaf == "task":
-            self._take(self._opened(message, came))
+            self._take(message, came, to_all=False)
         elif address.leaf == "n":
-            self._hear(self._opened(message, came), retained=False)
+            self._take(message, came, to_all=True)
         elif address.leaf == "receipt":
-            self._rounds.settle(self._trust.receipt(message.topic, message.payload))
+            self.runner.take_receipt(self._trust.receipt(message.topic, message.payload))
         elif address.leaf == "get":
-            self._rounds.answer(decode(message.payload, Get))
+            self.runner.answer(decode(message.payload, Get))
         elif address.leaf == "block":
-            self._rounds.block(address.sha, address.index, message.payload)
+            self.runner.block(address.sha, address.index, message.payload)
 
-    def _opened(self, message: Received, came: float) -> OpenRound:
-        heard = self._offer_stream.offer(message.topic, message.payload, message.retain, self._messages.task)
-        return opened(heard, came)
+    def _take(self, message: Received, came: float, to_all: bool) -> None:
+        retained = message.retain and to_all
+        offer = self._offer_stream.offer(message.topic, message.payload, message.retain, self._messages.task)
+        self.runner.take(opened(offer, came), to_all, retained, self._offer_stream.over)
 
     def _is_of_other_task(self, message: Received) -> bool:
         """Whether this is the next round of a task that the device is not in."""
         return is_compact_offer(message.payload) and message.topic != topics.offer(self._messages.task)
-
-    def _ask_whole_offer(self, lost: UnknownRoundBefore) -> None:
-        """Ask for the whole offer, unless a hello already waits for its answer."""
-        if not self._rounds.hello_retry.waiting:
-            log.info("%s", lost)
-            self._rounds.hello()
-
-    def _hear(self, heard: OpenRound, retained: bool) -> None:
-        """Handle an offer to all devices.
-
-        A retained offer only says that there is a task: a device learns the rest in answer to its hello. If
-        the offer was heard before, the aggregator has restarted and does not know which devices are here: say
-        hello again. A base that is new to all devices comes unasked to those that said they are ready, except
-        where some train smaller models.
-        """
-        offer, checkpoint = heard.offer, heard.offer.base.checkpoint
-        if not self._concerns(offer):
-            return
-        if retained and offer.done and not self._messages.task:
-            self._past = self._past or (heard, self._clock() + ANOTHER_S)
-            return
-        if retained and not offer.done:
-            return
-        again = offer.round == 0 or (offer.run, offer.round) == self._heard
-        if self._rounds.ready and not offer.done:
-            if again:
-                self._rounds.hello()
-                self._rounds.sending.restart()
-            elif offer.round > 1 and not (offer.family or offer.base.at):
-                for part in checkpoint:
-                    if part not in self._base:
-                        self._rounds.expect(part)
-        if self._offer_stream.over:
-            self._rounds.sending.over(offer.run, offer.round)
-        self._take(heard)
-
-    def _take(self, taken: OpenRound) -> None:
-        """Note the round; the newest replaces any other. Round 0 is the lobby: get ready.
-
-        A repeated offer that says that a task it has left is done, in answer to an earlier hello, changes
-        nothing. If two hellos are answered with different tasks, the device is in the one answered last and
-        notes the other.
-        """
-        offer = taken.offer
-        if offer.done and self._messages.task not in ("", offer.task):
-            self._rounds.sending.drop(offer.run)
-            return
-        self._rounds.hello_retry.answered()
-        if not self.done and self._messages.task not in ("", offer.task):
-            self._other_tasks.add(self._messages.task)
-        self._other_tasks.discard(offer.task)
-        self._messages.task = offer.task
-        self.done = offer.done
-        self._heard = (offer.run, offer.round)
-        self._base = offer.base.checkpoint
-        self._rounds.take(None if offer.done else taken)
-        if offer.done:
-            log.info("task %r is done after round %d", offer.task, offer.round)
-            self._rounds.sending.drop(offer.run)
-            self._rounds.finish(taken)
-            self._go_to_other_task()
-
-    def _accept_done(self) -> None:
-        """Accept that its task was done before it came, if no other task is offered in time.
-
-        Such an offer may be old, so it is not accepted at once.
-        """
-        if self._past is not None and self._messages.task:
-            self._past = None
-        elif self._past is not None and self._clock() >= self._past[1]:
-            over, self._past = self._past[0], None
-            self._take(over)
-
-    def _concerns(self, offer: Offer) -> bool:
-        """Whether an offer to all is of this device's task.
-
-        Another task is noted: a device whose settings name no task goes on to it when its own is done.
-        """
-        if offer.task == self._messages.task or (not self._messages.task and offer.done):
-            return True
-        if offer.done:
-            self._other_tasks.discard(offer.task)
-            return False
-        self._other_tasks.add(offer.task)
-        if not self._messages.task or self.done:
-            self._go_to_other_task()
-        return offer.task == self._messages.task
-
-    def _go_to_other_task(self) -> None:
-        task = "" if self.settings.task else self._other_tasks.take()
-        if task:
-            self._messages.task = task
-            self.done = False
-            log.info("going on to task %r", task)
-            self._rounds.hello()
-
-    def _go_on(self, done: float) -> None:
-        """Called while training, `done` from 0 to 1. Raises as `Interruption.pause_point` does."""
-        self._interruption.progress(done)
 
 
 _WAKE = Received("", b"")

@@ -16,11 +16,10 @@ from .agent import Agent
 from .backend.base import MakeBackend
 from .backend.subprocess import STAYS_S, Subprocess
 from .connection.connecting import Connection, first_connection
-from .connection.other_tasks import warn_if_absent
-from .duty import in_this_process
 from .energy import needs_listening
 from .policy.process_priority import ProcessPriority
 from .policy.rules import Policy
+from .runner import in_this_process
 from .service.instance_lock import running_as_device
 from .settings import Settings
 
@@ -65,6 +64,8 @@ class JoinedDevice:
                 if first_connection(link, stop, waits=agent.close):
                     joined()
                     if agent.settings.task:
+                        from .connection.other_tasks import warn_if_absent  # 45 kB
+
                         warn_if_absent(self._connection, agent.settings.task, lambda: agent.heard, stop)
                     agent.run(link, stop, until_done=until_done)
             finally:

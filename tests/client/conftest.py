@@ -22,7 +22,7 @@ from device_runtime.broker.wire.messages import (
 )
 from device_runtime.broker.wire.topics import parse
 from device_runtime.client.agent import Agent
-from device_runtime.client.duty import in_this_process
+from device_runtime.client.runner import in_this_process
 from device_runtime.client.settings import Settings
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import manifest as manifests

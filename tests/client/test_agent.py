@@ -59,7 +59,7 @@ def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, another
     stage.link.announce(stage.offer(1, another, run="s"))
     stage.go()
     assert [c.run for c in stage.contributions] == ["r", "s"]
-    assert stage.agent._rounds.backend.task.manifest.name == "another"
+    assert stage.agent.runner.backend.task.manifest.name == "another"
 
 
 @pytest.fixture
@@ -318,10 +318,27 @@ def test_a_contribution_that_cannot_be_kept_is_not_trained_again(stage, monkeypa
     def full_disk(_message):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(stage.agent._rounds.outbox, "add", full_disk)
+    monkeypatch.setattr(stage.agent.runner.outbox, "add", full_disk)
     stage.link.announce(stage.offer(1))
     stage.go()
     assert sum("cannot be kept" in record.message for record in caplog.records) == 1
+
+
+def test_what_an_earlier_process_kept_is_sent_when_the_full_disk_has_room_again(stage, monkeypatch, caplog):
+    def full_disk(_message):
+        raise OSError(28, "No space left on device")
+
+    stage.link.receipts = False
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    stage.start(boot=2)
+    with monkeypatch.context() as full:
+        full.setattr(stage.agent.runner.outbox, "add", full_disk)
+        stage.go()
+    assert (stage.contributions, "No space left" in caplog.text) == ([], True)
+    stage.clock.now += 10.0
+    stage.go()
+    assert [sent.boot for sent in stage.contributions] == [2]
 
 
 @pytest.mark.slow
@@ -357,13 +374,13 @@ def test_a_base_that_is_new_to_all_is_not_asked_for_by_those_who_are_ready(stage
 def test_the_plan_is_told_before_the_work_begins(stage):
     stage.go()
     told = []
-    pace = stage.agent._go_on
+    pace = stage.agent.runner.progressed
 
     def note(done):
         told.append([(plan.round, plan.kind) for plan in stage.link.of(Plan)])
         pace(done)
 
-    stage.agent._go_on = note
+    stage.agent.runner.progressed = note
     stage.link.announce(stage.offer())
     stage.go()
     assert told[0] == [(1, "class-means")]
@@ -445,13 +462,13 @@ def test_a_device_told_to_stop_gives_up_what_it_trains_and_sends_nothing(stage):
     stop = threading.Event()
     stage.link.offer = None
     stage.link.announce(stage.offer())
-    pace = stage.agent._go_on
+    pace = stage.agent.runner.progressed
 
     def stop_now(done):
         stop.set()
         pace(done)
 
-    stage.agent._go_on = stop_now
+    stage.agent.runner.progressed = stop_now
     stage.agent.run(stage.link, stop)
     assert stop.is_set()
     assert not stage.contributions

@@ -89,7 +89,7 @@ def test_a_device_killed_as_it_keeps_a_coded_update_sends_the_very_same(stage, m
     lost = []
     round_of(stage, 1, seed=1)
     with monkeypatch.context() as dying:
-        add = stage.agent._rounds.outbox.add
+        add = stage.agent.runner.outbox.add
 
         def die(message):
             lost.append(message)
@@ -97,7 +97,7 @@ def test_a_device_killed_as_it_keeps_a_coded_update_sends_the_very_same(stage, m
                 add(message)
             raise Killed
 
-        dying.setattr(stage.agent._rounds.outbox, "add", die)
+        dying.setattr(stage.agent.runner.outbox, "add", die)
         stage.link.announce(offer(stage, 2, seed=2))
         with pytest.raises(Killed):
             stage.go()

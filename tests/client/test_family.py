@@ -80,7 +80,7 @@ def test_what_a_base_has_of_the_bundle_is_looked_for_once(stage, offer, another,
     stage.contents.pop(moved.family[0].base.checkpoint[0].sha)  # it never comes
     monkeypatch.setattr(stage.link, "_answer", lambda message: None)
     for blob in (moved.bundle, moved.family[0].bundle):
-        stage.agent._rounds.blobs.put(stage.contents[blob.sha])
+        stage.agent.runner.blobs.put(stage.contents[blob.sha])
     stage.link.announce(moved, unasked=False)
     stage.go(ticks=30)
     assert stage.link.of(Get)

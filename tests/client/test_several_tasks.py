@@ -4,7 +4,7 @@ import pytest
 
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import Hello, encode
-from device_runtime.client.agent import ANOTHER_S
+from device_runtime.client.offer_rules import ANOTHER_S
 
 
 def hellos(stage):

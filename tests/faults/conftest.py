@@ -295,7 +295,7 @@ class Device:
     @property
     def waiting(self):
         """What is in its outbox still."""
-        return len(self.agent._rounds.outbox)
+        return len(self.agent.runner.outbox)
 
     def stop(self):
         self._stop.set()

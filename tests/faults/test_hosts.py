@@ -172,9 +172,7 @@ def test_a_database_that_is_full_for_a_while(site, eventually, monkeypatch):
         real(self)
 
     monkeypatch.setattr(Contributions, "settle", settle)
-    monkeypatch.setattr(
-        "device_runtime.client.delivery.sending._Sent.__init__.__defaults__", (0.5,), raising=True
-    )
+    monkeypatch.setattr("device_runtime.client.turn.RESEND_S", 0.5)
     broker = site.broker()
     aggregator = site.aggregator(broker.url, "few-shot")
     device = site.device("pi", broker.url)
@@ -222,8 +220,8 @@ def test_an_update_that_is_damaged_on_the_device_s_disk_while_it_is_fetched(site
     def damage(up, topic, _payload):
         """As the first blocks are asked for."""
         if not up and topic.endswith("/dn/get"):
-            for message in device.agent._rounds.outbox:
-                device.agent._rounds.blobs.path(message.blob.sha).write_bytes(bytes(message.blob.size))
+            for message in device.agent.runner.outbox:
+                device.agent.runner.blobs.path(message.blob.sha).write_bytes(bytes(message.blob.size))
 
     proxy.rule = damage
     aggregator = site.aggregator(broker.url, "full", rounds=2, round_deadline_s=15.0)

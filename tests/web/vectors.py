@@ -1,7 +1,8 @@
 """Test vectors that both sides check: `python -m tests.web.vectors` writes web/vectors/ from the real code,
 and the browser's copy of the table of what graphs may hold.
 
-Each module in `writers/` has `vectors()`, which gives a dict; it becomes `web/vectors/<module>.json`. Bytes
+Each module in `writers/` and its folders has `vectors()`, which gives a dict; it becomes
+`web/vectors/<module>.json`, in a folder of the same name. Bytes
 are written as hex digits. A whole number beyond 2**53 and a float that is not finite have no place in JSON:
 a writer gives them as text or bytes.
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-WRITERS = sorted(path for path in (HERE / "writers").glob("*.py") if not path.stem.startswith("_"))
+WRITERS = sorted(path for path in (HERE / "writers").rglob("*.py") if not path.stem.startswith("_"))
 FOLDER = HERE.parents[1] / "web" / "vectors"
 TABLE = HERE.parents[1] / "device_runtime" / "models" / "bundles" / "allowed_graphs.json"
 TABLE_IN_BROWSER = HERE.parents[1] / "web" / "device" / "allowed_graphs.js"
@@ -79,7 +80,7 @@ def _rounded_alike(now: str, before: Any) -> bool:
 
 
 def target(writer: Path) -> Path:
-    return FOLDER / f"{writer.stem}.json"
+    return (FOLDER / writer.relative_to(HERE / "writers")).with_suffix(".json")
 
 
 def table_in_browser() -> str:
@@ -115,6 +116,7 @@ def _plain(value: Any) -> Any:
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for path in WRITERS:
+        target(path).parent.mkdir(exist_ok=True)
         target(path).write_text(made(path), "utf-8")
         print(target(path))
     TABLE_IN_BROWSER.write_text(table_in_browser(), "utf-8")

@@ -1,19 +1,21 @@
-/** The device's main loop: handles messages from the link and runs work that is due. */
+/** The device's main loop: tells the runner of the link's messages, and when time has passed (client/agent.py). */
 
 import { Blobs } from "./blobs.js";
-import { DeviceRounds } from "./duty.js";
-import { BlobError, DiskError, MessageError, TopicError, WorkStopped, oneLine } from "./errors.js";
+import { MessageError, TopicError, UnknownRoundBefore, oneLine } from "./errors.js";
 import { Inbox } from "./inbox.js";
-import { Interruption } from "./interruption.js";
-import { MessageRouter } from "./message_router.js";
+import { Get, decode } from "./messages.js";
 import { OfferStream } from "./offer_stream.js";
+import { opened } from "./offers.js";
 import { Outbox } from "./outbox.js";
+import { isCompactOffer } from "./packets.js";
 import { DeviceMessages } from "./presence.js";
+import { Runner } from "./runner.js";
 import { sealer } from "./signing.js";
-import { TaskOffers } from "./task_offers.js";
 import * as topics from "./topics.js";
 import { Trust } from "./trust.js";
 import { WorkGate } from "./work_gate.js";
+
+/** @typedef {{topic: string, payload: Uint8Array, retain: boolean}} Received */
 
 /**
  * What a device is given by its program. `clock` gives seconds and only goes forward; `disk` as in disk.js;
@@ -38,12 +40,11 @@ const IDLE_S = 1;
 export class Agent {
   #environment;
   #settings;
-  #rounds;
-  #taskOffers;
-  #interruption;
+  #runner;
   #messages;
   #inbox;
-  #router;
+  #offerStream;
+  #trust;
 
   /**
    * Continue with what an earlier process left on disk. @param {Settings} settings @param {Environment} environment
@@ -63,20 +64,17 @@ export class Agent {
   constructor(settings, environment, { blobs, outbox, trust, seal }) {
     const gate = new WorkGate(environment.clock);
     const messages = new DeviceMessages(settings.name, drawnBoot());
-    const around = { ...environment, name: settings.name, clock: () => gate.worked() };
     this.#environment = environment;
     this.#settings = settings;
     this.#inbox = new Inbox(environment.clock);
-    this.#rounds = new DeviceRounds(around, { gate, messages, blobs, outbox });
-    this.#interruption = new Interruption(gate, this.#rounds, (seconds) => this.#hear(seconds));
+    this.#trust = trust;
+    this.#offerStream = new OfferStream(trust);
     this.#messages = messages;
-    this.#messages.key = trust.key;
-    const mac = trust.key.length ? trust.mac.bind(trust) : null;
-    if (seal) this.#messages.sign(seal, mac);
-    const parts = { rounds: this.#rounds, messages };
-    this.#taskOffers = new TaskOffers(environment, settings.task ?? "", parts);
-    const handlers = { ...parts, taskOffers: this.#taskOffers, offerStream: new OfferStream(trust), trust };
-    this.#router = new MessageRouter(environment.log, handlers);
+    messages.key = trust.key;
+    if (seal) messages.sign(seal, trust.key.length ? trust.mac.bind(trust) : null);
+    const around = { ...environment, name: settings.name };
+    this.#runner = new Runner(around, { gate, messages, blobs, outbox, task: settings.task ?? "" });
+    this.#runner.hear = (seconds) => this.#hear(seconds);
     /** The work gate: `pause` and `resume` take a reason. */
     this.workGate = gate;
   }
@@ -103,8 +101,8 @@ export class Agent {
 
   /** Whether the task is done, all contributions have receipts, and its final model is judged. */
   get finished() {
-    const { outbox, finishing } = this.#rounds;
-    return this.#taskOffers.done && this.#inbox.isEmpty && !outbox.size && !finishing;
+    const { done, outbox, final, evaluating } = this.#runner.state;
+    return done && this.#inbox.isEmpty && !outbox.length && !final && !evaluating;
   }
 
   /** Take an event of the link; see link_options.js. @param {any} event */
@@ -119,27 +117,28 @@ export class Agent {
 
   /** Work until stopped or, with `untilDone`, until finished. @param {{untilDone?: boolean}} [until] */
   async run({ untilDone = false } = {}) {
-    while (!this.#interruption.isStopped && !(untilDone && this.finished)) {
+    while (!this.#runner.isStopped && !(untilDone && this.finished)) {
       await this.step(this.#isWaiting ? TICK_S : IDLE_S);
     }
-    await this.#rounds.backend.close();
+    await this.#runner.backend.close();
   }
 
   /** Whether something may fall due without a message. */
   get #isWaiting() {
-    const { open, outbox, finishing, helloRetry } = this.#rounds;
-    return open !== null || outbox.size > 0 || finishing || helloRetry.waiting || this.#taskOffers.isLooking;
+    const { open, outbox, final, hello_s: helloS, past } = this.#runner.state;
+    return Boolean(open || outbox.length || final || helloS !== null || past);
   }
 
   /** End `run` soon. Work in progress is given up, and begun again by the next process. */
   stop() {
-    this.#interruption.isStopped = true;
+    this.#runner.isStopped = true;
     this.#inbox.wake();
   }
 
   /** Say hello, because samples have come or gone. */
   samplesChanged() {
-    if (this.#rounds.ready) this.#rounds.hello();
+    const runner = this.#runner;
+    if (runner.backend.task) runner.feed("SamplesChanged").catch((error) => runner.logError(error));
   }
 
   /**
@@ -147,30 +146,23 @@ export class Agent {
    * there is no model yet. @param {Float32Array} x prepared samples, (n, *input)
    */
   predict(x) {
-    const answer = this.#interruption.between(() => this.#rounds.backend.predict(x));
+    const answer = this.#runner.between(() => this.#runner.backend.predict(x));
     this.#inbox.wake();
     return answer;
   }
 
   /** Handle all events and do what is due; waits up to `timeout` seconds for an event. */
   async step(timeout = 0) {
+    const runner = this.#runner;
     await this.#hear(timeout);
-    this.#rounds.reporter.traffic(this.#messages.link);
+    runner.reporter.traffic(this.#messages.link);
     try {
-      await this.#interruption.others();
-      await this.#taskOffers.acceptDone();
-      await this.#rounds.due((done) => this.#interruption.progress(done));
+      await runner.others();
+      await runner.lookAtGate();
+      await runner.tick();
     } catch (error) {
-      this.#logError(error);
+      runner.logError(error);
     }
-  }
-
-  /** Log an error that ended a round; an unexpected one with its place. The device goes on. @param {any} error */
-  #logError(error) {
-    const place = String(error?.stack).split("\n")[1]?.trim();
-    if (error instanceof BlobError || error instanceof DiskError) this.#rounds.warn(error.message);
-    else if (error instanceof WorkStopped) this.#environment.log("info", error.message);
-    else this.#rounds.warn(`this is a fault: ${oneLine(error)}; ${place}`);
   }
 
   /** Handle all events. An invalid message is logged and ignored. @param {number} timeout */
@@ -180,7 +172,8 @@ export class Agent {
       try {
         await this.#handle(next.event, next.came);
       } catch (error) {
-        if (!(error instanceof MessageError || error instanceof TopicError)) this.#logError(error);
+        if (error instanceof UnknownRoundBefore) await this.#runner.askWholeOffer(error);
+        else if (!(error instanceof MessageError || error instanceof TopicError)) this.#runner.logError(error);
         else this.#environment.log("warning", `ignored: ${oneLine(error)}`);
       }
     }
@@ -191,14 +184,40 @@ export class Agent {
     if (event.kind === "connected") {
       log("info", `connected${event.first ? "" : " again"}`);
       tell({ type: "link", connected: true, reason: "" });
-      this.#rounds.restart();
-      this.#rounds.hello();
+      await this.#runner.linkChanged(true);
     } else if (event.kind === "disconnected") {
       log("warning", `disconnected: ${event.reason}`);
       tell({ type: "link", connected: false, reason: event.reason });
+      await this.#runner.linkChanged(false);
     } else {
-      await this.#router.receive(event, came);
+      await this.#receive(event, came);
     }
+  }
+
+  /**
+   * Handle a message that came at the time `came`. Throws MessageError, TopicError for an invalid one.
+   * @param {Received} message @param {number} came in seconds
+   */
+  async #receive(message, came) {
+    const runner = this.#runner;
+    if (topics.isOffer(message.topic)) {
+      const isOfOtherTask = isCompactOffer(message.payload) && message.topic !== topics.offer(this.#messages.task);
+      if (!isOfOtherTask) await this.#take(message, came, true);
+      return;
+    }
+    const { leaf, sha, index } = topics.parse(message.topic);
+    if (leaf === "task") await this.#take(message, came, false);
+    else if (leaf === "n") await this.#take({ ...message, retain: false }, came, true);
+    else if (leaf === "receipt") await runner.takeReceipt(await this.#trust.receipt(message.topic, message.payload));
+    else if (leaf === "get") await runner.answer(decode(Get, message.payload));
+    else if (leaf === "block") await runner.block(sha, index, message.payload);
+  }
+
+  /** Take an offer to all, or one in answer to a hello. */
+  async #take(/** @type {Received} */ message, /** @type {number} */ came, /** @type {boolean} */ to_all) {
+    const { topic, payload, retain } = message;
+    const offer = await this.#offerStream.offer(topic, payload, retain, this.#messages.task);
+    await this.#runner.take(opened(offer, came), { to_all, retained: retain && to_all, over: this.#offerStream.over });
   }
 }
 

@@ -51,21 +51,20 @@ export class Outbox {
     return this.#lastSeq + 1;
   }
 
-  /** Whether a contribution to this round waits, or is the last with a receipt. */
-  answered(run, number) {
-    const known = [...this.#waiting.values(), ...(this.#settled ? [this.#settled] : [])];
-    return known.some((message) => message.run === run && message.round === number);
+  /** The last contribution with a receipt; null if there is none. @returns {any} */
+  get settled() {
+    return this.#settled;
+  }
+
+  /** The contribution of this number, if it waits. @param {number} seq @returns {any} */
+  message(seq) {
+    return this.#waiting.get(seq);
   }
 
   /** Keep a contribution until it is receipted; durable when this resolves. */
   async add(message) {
     await this.#disk.put(keyOf(message.seq), encode(Contribution, message));
     this.#keep(message);
-  }
-
-  /** The contribution that this receipt settles; null if there is none, or it must be sent again. */
-  answering(receipt) {
-    return receipt.retry_after_s ? null : this.named(receipt);
   }
 
   /**
@@ -76,13 +75,6 @@ export class Outbox {
     const message = this.#waiting.get(receipt.seq || this.#seqOf(receipt.round));
     const fits = message && message.boot === receipt.boot && message.round === receipt.round;
     return fits ? message : null;
-  }
-
-  /** Remove the contribution that this receipt settles, and return it; null if there is none. */
-  async settle(receipt) {
-    const message = this.answering(receipt);
-    if (message) await this.end(message);
-    return message;
   }
 
   /** Remove this contribution from those that wait: its round is answered. */

@@ -3,11 +3,9 @@ import { test } from "node:test";
 
 import { fromHex } from "../device/bytes.js";
 import { Contribution, FromDevice, Hello, Plan, State, decode } from "../device/messages.js";
-import { PauseNotice } from "../device/pause_notice.js";
 import { AND_MORE, DeviceMessages } from "../device/presence.js";
 import { bareHello } from "../device/reports.js";
 import { sealer } from "../device/signing.js";
-import { WorkGate } from "../device/work_gate.js";
 import { vectors } from "./vectors.js";
 
 const BOOT = 7n;
@@ -105,25 +103,6 @@ test("reasons without room are left out, from the end, and then the plan", () =>
   assert.deepEqual(said[0].reasons, ["full needs more", AND_MORE]);
   messages.plan({ ...PLAN, kind: "zeroth-order", reasons }, 20);
   assert.equal(said.length, 1);
-});
-
-test("a pause is sent once, with the reason in the open round; the plan is sent again when the work goes on", () => {
-  const { messages, said } = spoken();
-  const gate = new WorkGate(() => 0);
-  const pauseNotice = new PauseNotice(gate, messages);
-  pauseNotice.plan({ ...PLAN, reasons: [] }, 1e4);
-  gate.pause("the page is hidden");
-  const offer = { task: "t", round: 3 };
-  pauseNotice.pause(offer);
-  pauseNotice.pause(offer);
-  assert.equal(pauseNotice.resume(), true);
-  assert.equal(pauseNotice.resume(), false);
-  messages.hello(bareHello(BOOT));
-  pauseNotice.helloSent();
-  const told = said.map((one) => [one.leaf, one.paused ?? one.kind ?? ""]);
-  const plan = ["plan", "few-shot"];
-  assert.deepEqual(told, [plan, ["state", true], ["plan", ""], ["state", false], ["hello", ""], plan]);
-  assert.deepEqual(said[2].reasons, ["paused: the page is hidden"]);
 });
 
 test("a block that is still on its way is not sent twice", () => {

@@ -3,8 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Offer, encode } from "../device/messages.js";
-import { OtherTasks } from "../device/other_tasks.js";
-import { ANOTHER_S } from "../device/task_offers.js";
+import { ANOTHER_S } from "../device/offer_rules.js";
 import * as topics from "../device/topics.js";
 import { World } from "./scripted.js";
 
@@ -136,16 +135,4 @@ test("a device accepts that its task was done before it came if no other task is
   world.pass(ANOTHER_S);
   await settled(agent);
   assert.equal(agent.finished, true);
-});
-
-test("a limited number of other tasks is remembered, and taken in the order of names", () => {
-  const otherTasks = new OtherTasks();
-  assert.equal(otherTasks.take(), "");
-  for (let at = 0; at < 1000; at += 1) otherTasks.add(`t${at}`);
-  otherTasks.add("t990");
-  otherTasks.discard("t936");
-  const names = [];
-  for (let next = otherTasks.take(); next; next = otherTasks.take()) names.push(next);
-  const last = Array.from({ length: 63 }, (_, i) => `t${937 + i}`);
-  assert.deepEqual(names, last);
 });

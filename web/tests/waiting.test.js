@@ -2,7 +2,6 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { MessageError } from "../device/errors.js";
-import { HelloRetry } from "../device/hello_retry.js";
 import { Inbox } from "../device/inbox.js";
 import { LinkSpeed } from "../device/link_speed.js";
 import { opened } from "../device/offers.js";
@@ -12,32 +11,6 @@ const CHECKPOINT = [{ sha: new Uint8Array(32), size: 1 }];
 const BASE = { checkpoint: CHECKPOINT, sha: new Uint8Array(32), steps: 0, at: 0 };
 const member = (/** @type {string} */ name) => ({ name, base: BASE });
 const OFFER = { task: "t", run: "r", round: 2, seed: 5n, deadline_s: 20, remaining_s: 12.5, base: BASE, family: [] };
-
-test("a hello without answer is repeated after waits that double up to a minute", () => {
-  const helloRetry = new HelloRetry(() => 0);
-  assert.equal(helloRetry.due(1e9), false);
-  helloRetry.sent(0);
-  assert.equal(helloRetry.waiting, true);
-  const said = [];
-  for (let now = 0; now <= 300; now += 1) {
-    if (!helloRetry.due(now)) continue;
-    said.push(now);
-    helloRetry.sent(now);
-  }
-  assert.deepEqual(said, [10, 30, 70, 130, 190, 250]);
-  helloRetry.answered();
-  assert.equal(helloRetry.due(1000), false);
-});
-
-test("while a hello is on its way to the broker, the wait for an answer does not begin", () => {
-  let unacknowledged = 1;
-  const helloRetry = new HelloRetry(() => unacknowledged);
-  helloRetry.sent(0);
-  assert.equal(helloRetry.due(50), false);
-  unacknowledged = 0;
-  assert.equal(helloRetry.due(59), false);
-  assert.equal(helloRetry.due(60), true);
-});
 
 test("a round closes on the device's own clock, and an invalid offer is refused with the reason", () => {
   assert.equal(opened(OFFER, 100).closes, 112.5);

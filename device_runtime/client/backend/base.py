@@ -53,10 +53,10 @@ class BackendListener:
     """Callbacks of a round's work.
 
     `progress`, from 0 to 1, and `pause_point`, after each run of an engine, raise as
-    `Interruption.pause_point` does. `lost`: seconds that the work has been paused. `decided`: the plan that
+    `Runner.pause_point` does. `lost`: seconds that the work has been paused. `decided`: the plan that
     is tried now. `made`: the result.
     `answered`: whether this round's work was done before. `waiting`: the rounds of a run whose contributions
-    have no receipt.
+    have no receipt. `died`: the worker process died at the form that was planned.
     """
 
     progress: Callable[[float], None]
@@ -66,6 +66,7 @@ class BackendListener:
     made: Callable[[WorkResult], None]
     answered: Callable[[Offer], bool]
     waiting: Callable[[str], Collection[int]]
+    died: Callable[[], None] = lambda: None
 
 
 class WorkBackend(Protocol):

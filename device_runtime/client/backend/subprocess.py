@@ -9,11 +9,11 @@ from math import inf
 import msgspec
 
 from device_runtime.broker.errors import BlobError, NoRoom
-from device_runtime.broker.wire.messages import Contribution, Hello, Offer, Plan
+from device_runtime.broker.wire.messages import Contribution, Hello, Offer
 from device_runtime.client import energy as meters
 from device_runtime.client import errors
 from device_runtime.client.connection.offers import OpenRound
-from device_runtime.client.delivery.reports import bare_hello
+from device_runtime.client.delivery.reports import bare_hello, sat_out_plan
 from device_runtime.client.errors import DeviceError, RoundOver, WorkDied, WorkerDeath
 from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
@@ -144,6 +144,7 @@ class Subprocess:
                 log.warning("%s given up: %s", self._tried_form, error)
                 self._deaths = (before, (*deaths, WorkerDeath(self._tried_form, str(error), self._killed)))
                 self._not_before_s = -inf  # start at once: each time there is one form less to try
+                listener.died()
                 _end_reason(listener.progress, 0.0)  # the next form, too, waits while the rules say no
 
     def evaluate_personal_model(self, current: OpenRound, pause_point: Callable[[], None]) -> None:
@@ -302,15 +303,7 @@ class Subprocess:
 def _sat_out(offer: Offer, deaths: tuple[WorkerDeath, ...], listener: BackendListener) -> bool:
     """Report why the round has no contribution; its work is over."""
     reasons = tuple(f"{death.label} given up: {death.why}" for death in deaths)
-    plan = Plan(
-        task=offer.task,
-        round=offer.round,
-        kind="",
-        seconds=0.0,
-        memory_bytes=0,
-        energy_j=0.0,
-        reasons=reasons,
-    )
+    plan = sat_out_plan(offer.task, offer.round, reasons)
     listener.decided(offer, plan, 0.0)
     listener.made(WorkResult(offer.run, offer.round, reasons=reasons))
     return True

@@ -171,7 +171,7 @@ class DeviceWorker:
         self.pause_point()
 
     def pause_point(self) -> None:
-        """Report progress and wait for the reply; raises as `Interruption.pause_point` does.
+        """Report progress and wait for the reply; raises as `Runner.pause_point` does.
 
         The work is paused until the reply comes; only lack of memory ends that wait.
         """

@@ -1,4 +1,4 @@
-"""Other tasks at the broker: warns if the wanted task is not offered, and notes where to go next."""
+"""Warns if the wanted task is not among those that are offered at the broker."""
 
 from __future__ import annotations
 
@@ -85,31 +85,3 @@ def _offer(trust: Trust, message: Received) -> Offer | None:
     except (MessageError, TopicError) as error:
         log.debug("offer left out: %s", error)
         return None
-
-
-TASKS = 64
-"""Most tasks that are remembered, those heard of last: any of them will do."""
-
-
-class OtherTasks:
-    """Names of other open tasks, which a device may join when its own is done."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[str, None] = {}
-
-    def add(self, task: str) -> None:
-        """Note a task that is open."""
-        self._tasks.pop(task, None)
-        self._tasks[task] = None
-        if len(self._tasks) > TASKS:
-            del self._tasks[next(iter(self._tasks))]
-
-    def discard(self, task: str) -> None:
-        """Forget a task that is done."""
-        self._tasks.pop(task, None)
-
-    def take(self) -> str:
-        """Remove and return the first task by name; empty if there is none."""
-        first = min(self._tasks, default="")
-        self.discard(first)
-        return first

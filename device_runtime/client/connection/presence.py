@@ -16,13 +16,11 @@ from device_runtime.broker.wire.messages import (
     Get,
     Hello,
     Message,
-    Offer,
     Plan,
     State,
     encode,
 )
 from device_runtime.broker.wire.transfer import answer_get
-from device_runtime.client.policy.work_gate import WorkGate
 
 AND_MORE = "..."
 """Stands for reasons that are left out."""
@@ -149,59 +147,3 @@ def _shorter(plan: Plan) -> Plan | None:
     """The plan with one reason less; None if it has none."""
     reasons = tuple(reason for reason in plan.reasons if reason != AND_MORE)
     return msgspec.structs.replace(plan, reasons=(*reasons[:-1], AND_MORE)) if reasons else None
-
-
-class PauseNotice:
-    """Tells the aggregator, once, whether this device is paused, so that no round waits for it."""
-
-    def __init__(self, gate: WorkGate, messages: DeviceMessages) -> None:
-        self._gate, self._messages = gate, messages
-        self._paused = False
-        self._sat_out = ("", 0)
-        self._plan: tuple[Plan, float] | None = None
-
-    def plan(self, plan: Plan, room_bytes: float) -> None:
-        """Send the current plan; it is sent again when its work goes on after a pause."""
-        self._plan = (plan, room_bytes)
-        self._messages.plan(plan, room_bytes)
-
-    def pause(self, offer: Offer | None) -> None:
-        """No work is allowed; `offer` is that of the open round, if it has no answer yet."""
-        if not self._paused:
-            self._paused = True
-            self._messages.paused(True)
-        if offer is not None and offer.round > 0 and (offer.task, offer.round) != self._sat_out:
-            self._sat_out = (offer.task, offer.round)
-            nothing = Plan(
-                task=offer.task,
-                round=offer.round,
-                kind="",
-                seconds=0.0,
-                memory_bytes=0,
-                energy_j=0.0,
-                reasons=(self._gate.reason,),
-            )
-            self._messages.plan(nothing, 0.0)
-
-    def resume(self) -> bool:
-        """Work is allowed. Returns whether it was not until now.
-
-        The device must then say hello, as no round waits for it.
-        """
-        if not self._paused:
-            return False
-        self._paused = False
-        self._messages.paused(False)
-        return True
-
-    def hello_sent(self) -> None:
-        """A hello says that the device is ready: if it is paused, say so after the hello.
-
-        If the device has told that it sits the round out, tell its plan after all.
-        """
-        if self._paused:
-            self._messages.paused(True)
-            return
-        if self._plan and (self._plan[0].task, self._plan[0].round) == self._sat_out:
-            self._messages.plan(*self._plan)
-        self._sat_out = ("", 0)

@@ -42,11 +42,14 @@ class Outbox:
         """A number never used by this process: a second receipt of an earlier one may still come."""
         return self._last_seq + 1
 
-    def answered(self, run: str, number: int) -> bool:
-        """Whether a contribution to this round waits, or is the last with a receipt."""
-        known = [message for _, message in self._waiting.values()]
-        known += [self._settled] if self._settled else []
-        return any((message.run, message.round) == (run, number) for message in known)
+    @property
+    def settled(self) -> Contribution | None:
+        """The last contribution with a receipt."""
+        return self._settled
+
+    def message(self, seq: int) -> Contribution:
+        """The contribution of this number. Raises KeyError."""
+        return self._waiting[seq][1]
 
     def add(self, message: Contribution) -> None:
         """Keep it until it is receipted; durable when this returns. Raises OSError."""
@@ -55,25 +58,14 @@ class Outbox:
         self._waiting[message.seq] = (path, message)
         self._last_seq = max(self._last_seq, message.seq)
 
-    def answering(self, receipt: Receipt) -> Contribution | None:
-        """The contribution that this receipt settles; None if there is none, or it must be sent again."""
-        return None if receipt.retry_after_s else self.named(receipt)
-
     def named(self, receipt: Receipt) -> Contribution | None:
-        """The contribution that this receipt is for; None if there is none.
+        """The contribution that this receipt is for; None if none waits for it.
 
         The receipt of a compact contribution (see `compact_round`) has no number, and names only the round.
         """
         _, message = self._waiting.get(receipt.seq or self._seq_of(receipt.round), (None, None))
         fits = message and (message.boot, message.round) == (receipt.boot, receipt.round)
         return message if fits else None
-
-    def settle(self, receipt: Receipt) -> Contribution | None:
-        """Remove the contribution that this receipt settles, and return it."""
-        message = self.answering(receipt)
-        if message is not None:
-            self.end(message)
-        return message
 
     def end(self, message: Contribution) -> None:
         """Remove this contribution from those that wait: its round is answered."""

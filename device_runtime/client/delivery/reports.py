@@ -31,6 +31,11 @@ def plan_message(offer: Offer, decision: Decision) -> Plan:
     )
 
 
+def sat_out_plan(task: str, number: int, reasons: tuple[str, ...]) -> Plan:
+    """The plan of a device that trains nothing in a round, for these reasons."""
+    return Plan(task=task, round=number, kind="", seconds=0.0, memory_bytes=0, energy_j=0.0, reasons=reasons)
+
+
 def contribution_message(offer: Offer, outcome: WorkOutcome, body: bytes | Blob) -> Contribution:
     """The contribution with its tensors inline, or their blob; the sender fills in boot and seq.
 

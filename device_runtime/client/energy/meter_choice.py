@@ -9,7 +9,7 @@ from pathlib import Path
 
 from device_runtime.profiles import Power
 
-from . import battery, command, ina219, jetson, pmic, rapl, termux
+from . import battery, jetson, pmic, rapl, termux
 from .meter import MODELLED, Meter, MeterError, NoMeter
 
 AUTO = "auto"
@@ -85,11 +85,15 @@ def _named(option: str, clock: Callable[[], float], root: Path) -> FoundMeter:
     if option in HERE:
         return FoundMeter(HERE[option](root, clock))
     if kind == "ina219":
+        from . import ina219  # like the next two, loaded only if it is asked for
+
         return FoundMeter(ina219.found(ina219.Wiring.of(rest), root, clock))
     if kind == "command":
+        from . import command
+
         return FoundMeter(command.command_meter(rest, clock))
     if kind in ("mqtt", "mqtts"):
-        from . import mqtt  # loads an MQTT client only if needed
+        from . import mqtt
 
         return FoundMeter(mqtt.found(option, clock))
     raise MeterError(f"expected one of {', '.join(METER_OPTIONS)}")

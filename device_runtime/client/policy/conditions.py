@@ -21,7 +21,6 @@ from typing import Any
 
 from device_runtime.client.energy.battery import is_battery, supply
 from device_runtime.client.external_programs import run_program
-from device_runtime.profiles.machine import read_system_file
 
 from .rules import NOT_LOOKED_AT, Charge, Conditions, Policy, Reading
 
@@ -210,7 +209,7 @@ class Load:
         now = self.clock()
         if self._before is not None and now - self._before[0] < LOAD_OVER_S:
             return self._seen
-        known, own_s = read_ticks(read_system_file(self.stat)), self.own_s()
+        known, own_s = read_ticks(_read(self.stat)), self.own_s()
         if known is None:
             return Reading(None, f"{self.stat} cannot be read")
         if self._before is None:
@@ -298,7 +297,7 @@ class ConditionReader:
 
     def _metered(self) -> Reading[bool]:
         known = metered_by_busctl(self._run_program(NETWORK_MANAGER))
-        if known is None and (interface := default_interface(read_system_file(Path("/proc/net/route")))):
+        if known is None and (interface := default_interface(_read(Path("/proc/net/route")))):
             known = metered_by_nmcli(self._run_program((*NMCLI, interface)))
         if known is not None:
             return Reading(known, "NetworkManager")
@@ -313,3 +312,9 @@ class ConditionReader:
             text = self.output_of(command)
             self._outputs[command] = (now, text)
         return text
+
+
+def _read(path: Path) -> str:
+    from device_runtime.profiles.machine import read_system_file  # 50 kB, needed by few rules
+
+    return read_system_file(path)

@@ -15,8 +15,6 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
-from device_runtime.strategies import settings as ranges
-
 ORDERS = (*(1.5 + i / 4 for i in range(10)), *range(4, 64), 80, 128, 256, 512, 1024, 2048, 4096)
 """Orders of Rényi divergence: quarters around the best one at epsilon 5, high ones for a small epsilon."""
 
@@ -56,7 +54,7 @@ class PrivacySpending:
     rounds: int = 1
 
     def __post_init__(self) -> None:
-        ranges.check_positive(noise=self.noise, sampling_rate=self.sampling_rate)
+        _check_positive(noise=self.noise, sampling_rate=self.sampling_rate)
         if self.steps < 1 or self.rounds < 1:
             raise ValueError(f"{self.steps} steps in {self.rounds} rounds, expected 1 or more of each")
         if self.sampling_rate > 1:
@@ -65,9 +63,15 @@ class PrivacySpending:
 
 def check_budget(epsilon: float, delta: float) -> None:
     """Raises ValueError unless epsilon > 0 and 0 < delta < 1."""
-    ranges.check_positive(epsilon=epsilon, delta=delta)
+    _check_positive(epsilon=epsilon, delta=delta)
     if delta >= 1:
         raise ValueError(f"delta is {delta}, expected less than 1")
+
+
+def _check_positive(**values: float) -> None:
+    from device_runtime.strategies import settings as ranges  # 80 kB, which an idle device does not need
+
+    ranges.check_positive(**values)
 
 
 def total_epsilon(events: Iterable[PrivacySpending], delta: float) -> float:

@@ -58,14 +58,14 @@ class Hall:
         settings = Settings(name, self.folder / f"{name}.npz", self.folder / name)
         agent = self.agents[name] = Agent(settings, 1, lambda: self.bench.now)
         agent.begin(Cable(self, agent))
-        go_on = agent._go_on
+        go_on = agent.runner.progressed
 
         def busy(done):
             go_on(done)
             if meanwhile := self.during.pop(name, None):
                 meanwhile()
 
-        agent._go_on = busy
+        agent.runner.progressed = busy
         agent.inbox.put(Connected(first=True))
 
     @property

@@ -27,11 +27,11 @@ from device_runtime.client.backend import subprocess as working
 from device_runtime.client.backend.rpc import LENGTH, ReceiptRequest
 from device_runtime.client.backend.subprocess import AGAIN_S, Subprocess
 from device_runtime.client.connection.offers import OpenRound
-from device_runtime.client.duty import in_this_process
 from device_runtime.client.energy import MeterError
 from device_runtime.client.errors import WorkDied, WorkerDeath
 from device_runtime.client.policy.rules import Rule, RuleVerdict
 from device_runtime.client.policy.work_gate import LOOK_S, WorkGate
+from device_runtime.client.runner import in_this_process
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.models.errors import DataError
@@ -76,7 +76,7 @@ def apart(stage, measured):
 
 def process(stage):
     """The process that works for it now."""
-    working = stage.agent._rounds.backend._child
+    working = stage.agent.runner.backend._child
     return None if working is None else working.process
 
 
@@ -130,7 +130,7 @@ def test_work_that_dies_is_given_up_for_a_cheaper_kind_and_the_device_stays(apar
     why = f"the process that worked on it was ended by {number.name}"
     assert (plan.kind, plan.reasons) == ("class-means", (f"full given up: {why}",))
     assert f"full given up: {why}" in caplog.text
-    (death,) = apart.agent._rounds.backend._deaths[1]
+    (death,) = apart.agent.runner.backend._deaths[1]
     assert death == WorkerDeath("full", why, memory=number == signal.SIGKILL)
     apart.link.announce(apart.offer(number=2, kinds=(MEANS,)))
     assert len(apart.go().contributions) == 2
@@ -165,13 +165,13 @@ def test_what_died_is_tried_again_when_its_round_has_a_new_deadline_and_not_befo
 
 @pytest.mark.slow
 def test_an_update_that_was_handed_over_is_not_made_again_when_its_process_dies(apart):
-    add = apart.agent._rounds.outbox.add
+    add = apart.agent.runner.outbox.add
 
     def killed(message):
         add(message)
         kill(apart)
 
-    apart.agent._rounds.outbox.add = killed
+    apart.agent.runner.outbox.add = killed
     apart.link.announce(apart.offer(kinds=(SHORT, MEANS), remaining_s=DAY_S))
     (sent,) = apart.go().contributions
     assert sent.kind == "full"
@@ -252,7 +252,7 @@ def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog)
 
 @pytest.mark.slow
 def test_work_that_stands_still_is_not_taken_for_idle_and_receipts_come_after_it(apart):
-    backend, looks, settled, worked = apart.agent._rounds.backend, [], [], set()
+    backend, looks, settled, worked = apart.agent.runner.backend, [], [], set()
     ask, backend._stays_s = backend._ask, 0.0
     (apart.folder / "left" / "r").mkdir(parents=True)
     earlier = contribution(number=0)
@@ -280,12 +280,12 @@ def test_work_that_stands_still_is_not_taken_for_idle_and_receipts_come_after_it
 def run_until_it_is_over(stage, pause_s=LOOK_S):
     """In real time: what comes is waited for. Only a pause is skipped, in looks of so many seconds."""
     stop = threading.Event()
-    agent, rounds, take = stage.agent, stage.agent._rounds, stage.agent.inbox.next
+    agent, rounds, take = stage.agent, stage.agent.runner, stage.agent.inbox.next
     begun = []
 
     def next_event(timeout):
-        begun.append(rounds.open is not None)
-        if any(begun) and rounds.open is None:
+        begun.append(rounds.state.open is not None)
+        if any(begun) and rounds.state.open is None:
             stop.set()
         if agent.work_gate.verdict.allows:
             return take(timeout)
@@ -308,7 +308,7 @@ def test_a_process_that_is_idle_ends_and_another_comes_with_the_next_round(apart
     apart.make_backend = partial(Subprocess, stays_s=0.0)
     apart.start().link.announce(apart.offer())
     apart.go(ticks=3)
-    backend = apart.agent._rounds.backend
+    backend = apart.agent.runner.backend
     backend._cpu_s = 0.0
     backend.end_if_idle()
     assert (len(apart.contributions), process(apart)) == (1, None)
@@ -402,7 +402,7 @@ from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.connection.offers import OpenRound
 from device_runtime.client.settings import Settings
-from device_runtime.client.duty import in_this_process
+from device_runtime.client.runner import in_this_process
 from device_runtime.client.errors import WorkerDeath
 from device_runtime.client.backend.base import BackendListener
 
@@ -431,7 +431,7 @@ def alone(stage, kind, *how):
     offer = stage.offer(kinds=(kind,), remaining_s=DAY_S)
     (stage.folder / "offer").write_bytes(encode(offer))
     for data in stage.contents.values():
-        stage.agent._rounds.blobs.put(data)
+        stage.agent.runner.blobs.put(data)
     script = stage.folder / "bin" / "alone.py"
     script.parent.mkdir()
     script.write_text(ALONE)
@@ -473,7 +473,7 @@ def test_the_command_of_a_device_imports_nothing_that_only_work_needs():
 
 
 def test_a_device_that_ends_has_saved_first_what_is_in_memory_alone(apart):
-    backend, done = apart.agent._rounds.backend, []
+    backend, done = apart.agent.runner.backend, []
     ask, close = backend._ask, backend.close
     backend._ask = lambda request, *more: (done.append(type(request).__name__), ask(request, *more))[1]
     backend.close = lambda: (done.append("close"), close())

@@ -74,14 +74,14 @@ def test_a_device_killed_as_it_keeps_an_update_loses_no_memory_and_trains_from_n
     stage.link.announce(stage.offer(1))
     stage.go()
     with monkeypatch.context() as dying:
-        add = stage.agent._rounds.outbox.add
+        add = stage.agent.runner.outbox.add
 
         def die(message):
             if where == "after":
                 add(message)
             raise Killed
 
-        dying.setattr(stage.agent._rounds.outbox, "add", die)
+        dying.setattr(stage.agent.runner.outbox, "add", die)
         stage.link.announce(stage.offer(2))
         with pytest.raises(Killed):
             stage.go()

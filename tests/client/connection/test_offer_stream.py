@@ -161,7 +161,7 @@ def test_an_enrolled_device_says_a_key_in_its_hello_and_takes_the_next_round_tha
         agent.inbox.put(Received(MINE, small.with_mac(payload, mac)))
         for _ in range(2):
             agent.step()
-        assert agent._rounds.open.offer.round == expected
+        assert agent.runner.state.open.round == expected
 
 
 def test_two_lives_of_a_device_say_different_keys_and_one_that_is_not_enrolled_none():

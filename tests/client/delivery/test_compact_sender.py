@@ -1,4 +1,6 @@
-"""Which contributions go in few bytes, and what ends the wait for a receipt of those."""
+"""Which contributions go in few bytes, and how their receipts are taken."""
+
+import logging
 
 import msgspec
 import numpy as np
@@ -45,20 +47,23 @@ def sending(line, tmp_path):
     return ContributionSender(Outbox(tmp_path), messages)
 
 
-def give(sending, number, now=0.0, kind="zeroth-order", **changes):
+def give(sending, number, kind="zeroth-order", **changes):
     body = encode({"g": np.array([number, -1.5], np.float32)})
     made = Contribution(
         task="t", run="r", round=number, boot=0, seq=0, kind=kind, num_examples=4,
         metrics=Metrics(0.5, 10, 20, 30), body=body,
     )  # fmt: skip
     message = sending.keep(msgspec.structs.replace(made, **changes))
-    sending.due(now)
+    sending.send(message.seq, first=True)
     return message
 
 
 def receive(sending, message, status="accepted", seq=None):
     seq = message.seq if seq is None else seq
-    sending.settle(Receipt(boot=BOOT, seq=seq, round=message.round, status=status), 0.0)
+    receipt = Receipt(boot=BOOT, seq=seq, round=message.round, status=status)
+    named = sending.outbox.named(receipt)
+    if named is not None:
+        sending.settle(named.seq, receipt)
 
 
 def test_what_is_like_one_that_was_counted_goes_in_few_bytes(sending, line):
@@ -104,18 +109,16 @@ def test_a_large_update_goes_whole(sending, line):
 
 def test_who_listens_after_a_lost_link_may_be_another(sending, line):
     receive(sending, give(sending, 1))
-    give(sending, 2)
-    sending.restart()
-    sending.due(1.0)
+    second = give(sending, 2)
+    sending.forget()
+    sending.send(second.seq, first=True)
     assert line.leaves == ["contribution", "c", "contribution"]
 
 
 def test_what_has_no_receipt_is_sent_again_whole(sending, line):
     receive(sending, give(sending, 1))
     second = give(sending, 2)
-    sending.due(9.0)
-    assert line.leaves == ["contribution", "c"]
-    sending.due(10.0)
+    sending.send(second.seq, first=False)
     assert decode(line.sent[-1][1], Contribution) == second
 
 
@@ -126,7 +129,7 @@ def test_a_receipt_of_a_short_one_names_its_round(sending):
     assert len(sending.outbox) == 1
     receive(sending, second, seq=0)
     assert len(sending.outbox) == 0
-    assert sending.outbox.answered("r", 2)
+    assert sending.outbox.settled == second
 
 
 def test_a_receipt_of_a_short_one_is_not_that_of_an_older_task_s_round_of_this_number(sending):
@@ -136,18 +139,12 @@ def test_a_receipt_of_a_short_one_is_not_that_of_an_older_task_s_round_of_this_n
     assert list(sending.outbox) == [older]
 
 
-def test_that_the_next_round_is_open_ends_the_wait_for_short_ones_alone(sending, tmp_path):
-    first = give(sending, 1)
-    sending.over("r", 2)
-    assert len(sending.outbox) == 1  # it went whole: it has a receipt, or is sent again
-    receive(sending, first)
-    give(sending, 2)
-    for run, number in (("another", 3), ("r", 2)):
-        sending.over(run, number)
-        assert len(sending.outbox) == 1
-    sending.over("r", 3)
-    assert len(sending.outbox) == 0
-    assert Outbox(tmp_path).answered("r", 2)
+def test_a_short_one_whose_round_is_over_is_answered_and_one_of_a_task_that_is_done_is_not(sending, tmp_path):
+    first, second = give(sending, 1), give(sending, 2)
+    sending.close(first.seq, over=True)
+    sending.close(second.seq, over=False)
+    left = Outbox(tmp_path)
+    assert (len(left), left.settled) == (0, first)
 
 
 def test_a_short_one_goes_on_its_own_topic(line):
@@ -159,11 +156,27 @@ def test_a_short_one_goes_on_its_own_topic(line):
     assert published == [(up("pi-0", "c"), b"abc")]
 
 
-def test_after_a_lost_session_a_short_one_goes_again_whole_at_once(sending, line):
-    receive(sending, give(sending, 1))
-    second = give(sending, 2)
-    line.unacknowledged = lambda topic="": 1  # something that went whole is still on its way
-    sending.restart()
-    sending.due(1.0)
-    assert line.leaves == ["contribution", "c", "contribution"]
-    assert decode(line.sent[-1][1], Contribution) == second
+def test_a_receipt_is_told_with_what_of_the_samples_privacy_was_spent(sending, caplog):
+    caplog.set_level(logging.INFO)
+    for number, spent in ((1, 0), (2, 2616)):
+        metrics = Metrics(0.5, 10, 20, 30, epsilon_milli=spent)
+        receive(sending, give(sending, number, kind="few-shot", metrics=metrics))
+    assert [record.getMessage() for record in caplog.records] == [
+        "round 1: few-shot accepted",
+        "round 2: few-shot accepted, epsilon 2.62 spent of these samples' privacy",
+    ]
+
+
+def test_what_an_earlier_process_kept_is_sent_in_this_one_s_name(line, tmp_path):
+    Outbox(tmp_path).add(
+        Contribution(
+            task="t", run="r", round=1, boot=3, seq=5, kind="few-shot", num_examples=4,
+            metrics=Metrics(0.5, 10, 20, 30), body=b"x",
+        )
+    )  # fmt: skip
+    messages = DeviceMessages("a", BOOT)
+    messages.link = line
+    sending = ContributionSender(Outbox(tmp_path), messages)
+    assert not sending.send(5, first=True)
+    assert decode(line.sent[0][1], Contribution).boot == BOOT
+    assert Outbox(tmp_path).message(5).boot == BOOT

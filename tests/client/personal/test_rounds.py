@@ -7,14 +7,16 @@ from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.link import Connected
 from device_runtime.broker.wire.messages import Base, Contribution, Get, Hello
 from device_runtime.client.agent import Agent
-from device_runtime.client.duty import FINAL_S
-from device_runtime.client.errors import WorkDied
+from device_runtime.client.errors import RoundLeftOut, WorkDied
+from device_runtime.client.offer_rules import FINAL_S
 from device_runtime.client.personal.after_round import judged
 from device_runtime.client.personal.kept import PersonalModelStore
 from device_runtime.client.personal.personal_settings import PersonalModelSettings
 from device_runtime.client.settings import Settings
 from device_runtime.models.bundles import tensors
 from device_runtime.models.data import SampleSource
+from device_runtime.strategies import registry
+from device_runtime.strategies.fedavg import FedAvg
 
 
 @pytest.fixture
@@ -78,11 +80,12 @@ def test_without_the_wish_nothing_is_kept(device):
     assert stage.contributions[0].num_examples == 120  # nor held out
 
 
-def test_it_is_judged_only_when_nothing_waits_to_be_sent(device):
+def test_it_is_judged_only_when_nothing_is_to_be_fetched_from_the_device(device):
     stage = device(PersonalModelSettings(keep=True, held_out=0.25))
     stage.link.receipts = False
-    stage.link.announce(stage.offer(1))
+    stage.link.announce(stage.offer(1, kinds=(registry.write(FedAvg(epochs=1, batch=60)),)))
     stage.go()
+    assert stage.contributions[0].blob is not None
     assert record(stage).rounds == ()
     stage.link.receipt(stage.contributions[0])
     stage.go()
@@ -94,7 +97,7 @@ def test_a_device_that_is_to_stop_ends_judging_at_its_next_step(device, caplog, 
     stage = device(PersonalModelSettings(keep=True, held_out=0.25))
 
     def stopping(*given):
-        stage.agent._interruption.stop.set()
+        stage.agent.runner.stop.set()
         return judged(*given)
 
     monkeypatch.setattr("device_runtime.client.training.local_task.judged", stopping)
@@ -102,6 +105,20 @@ def test_a_device_that_is_to_stop_ends_judging_at_its_next_step(device, caplog, 
     stage.go()
     assert (len(stage.contributions), record(stage).rounds) == (1, ())
     assert "the model from before round 1 is not judged: the device stops" in caplog.text
+
+
+def test_a_model_that_cannot_be_judged_costs_a_warning_and_the_device_goes_on(device, caplog):
+    stage = device(PersonalModelSettings(keep=True))
+
+    def unusable(*_):
+        raise RoundLeftOut("its base is damaged")
+
+    stage.agent.runner.backend.evaluate_personal_model = unusable
+    for number in (1, 2):
+        stage.link.announce(stage.offer(number))
+        stage.go()
+    assert [sent.round for sent in stage.contributions] == [1, 2]
+    assert "after round 1: its base is damaged" in caplog.text
 
 
 @pytest.mark.slow
@@ -202,7 +219,7 @@ def test_a_final_model_is_asked_for_before_whoever_works_is_there(device, monkey
 
     offer, data = over(stage)
     with monkeypatch.context() as patch:
-        patch.setattr(stage.agent._rounds.backend, "preview", starting)
+        patch.setattr(stage.agent.runner.backend, "preview", starting)
         stage.link.announce(offer, unasked=False)
         stage.agent.step()
     assert stage.go().agent.finished
@@ -214,7 +231,7 @@ def test_a_final_model_is_tried_for_again_where_the_process_dies_at_it(device, c
     stage = device(PersonalModelSettings(keep=True))
     stage.link.announce(stage.offer(1))
     stage.go()
-    backend, deaths = stage.agent._rounds.backend, [WorkDied("it was ended by SIGKILL")]
+    backend, deaths = stage.agent.runner.backend, [WorkDied("it was ended by SIGKILL")]
     keep = backend.keep_final_model
 
     def dies(*given):

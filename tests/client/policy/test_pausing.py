@@ -145,7 +145,7 @@ def test_work_stands_still_at_its_next_step_and_goes_on_where_it_was(stage, tick
     """Ten steps of a second; the rules are looked at once a second: paused for three of them."""
     says = Says(stage)
     stage.link.announce(ten_steps(stage))
-    go_on, done = stage.agent._go_on, []
+    go_on, done = stage.agent.runner.progressed, []
 
     def noted(share):
         done.append(share)
@@ -154,7 +154,7 @@ def test_work_stands_still_at_its_next_step_and_goes_on_where_it_was(stage, tick
             says.then = {says.asked + 4: YES}
         go_on(share)
 
-    stage.agent._go_on = noted
+    stage.agent.runner.progressed = noted
     ticking(30)
     [sent] = stage.contributions
     assert len(steps) == 10
@@ -168,20 +168,20 @@ def test_work_stands_still_at_its_next_step_and_goes_on_where_it_was(stage, tick
 def test_work_that_stands_still_until_its_round_closes_is_given_up_with_the_reason(stage, ticking):
     says = Says(stage)
     stage.link.announce(ten_steps(stage))
-    go_on = stage.agent._go_on
+    go_on = stage.agent.runner.progressed
 
     def noted(share):
         says.verdict = NO
         stage.agent.work_gate.look_again()
         go_on(share)
 
-    stage.agent._go_on = noted
+    stage.agent.runner.progressed = noted
     ticking(30)
     assert stage.contributions == []
     last = stage.link.of(Plan)[-1]
     assert last.kind == ""
     assert any("when the round closed; paused: on battery power" in reason for reason in last.reasons)
-    assert stage.agent._rounds.open is None
+    assert stage.agent.runner.state.open is None
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_too_little_time_after_a_pause_is_stepped_down_to_what_fits(stage, ticki
     says = Says(stage)
     kinds = (FULL, registry.write(ClassMeans()))
     stage.link.announce(stage.offer(kinds=kinds, remaining_s=30.0))
-    go_on, done = stage.agent._go_on, []
+    go_on, done = stage.agent.runner.progressed, []
 
     def noted(share):
         done.append(share)
@@ -199,7 +199,7 @@ def test_too_little_time_after_a_pause_is_stepped_down_to_what_fits(stage, ticki
             says.then = {says.asked + 26: YES}
         go_on(share)
 
-    stage.agent._go_on = noted
+    stage.agent.runner.progressed = noted
     ticking(30)
     assert [c.kind for c in stage.contributions] == ["class-means"]
     assert len(steps) < 10
@@ -210,7 +210,7 @@ def test_a_newer_round_that_is_heard_during_a_pause_ends_the_work_on_the_old_one
     caplog.set_level("INFO")
     says = Says(stage)
     stage.link.announce(ten_steps(stage))
-    go_on = stage.agent._go_on
+    go_on = stage.agent.runner.progressed
 
     def noted(share):
         if not stage.contributions and says.verdict is YES and stage.link.offer.round == 1:
@@ -219,7 +219,7 @@ def test_a_newer_round_that_is_heard_during_a_pause_ends_the_work_on_the_old_one
             stage.link.announce(ten_steps(stage, number=2))
         go_on(share)
 
-    stage.agent._go_on = noted
+    stage.agent.runner.progressed = noted
     ticking(100)
     assert [c.round for c in stage.contributions] == [2]
     assert "round 1 given up" in caplog.text

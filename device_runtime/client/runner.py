@@ -1,0 +1,404 @@
+"""Does what the device's machine commands, and tells it what happens.
+
+Training runs in this process, in another, or at a site's devices: the backend decides that. While a command
+runs, its callbacks tell the machine of events and do what it commands.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire.messages import Blob, Get, Offer, Plan, Receipt
+from device_runtime.client.energy import resting
+from device_runtime.models.engines.freed_memory import collect_and_trim
+
+from . import events as ev
+from .backend.base import BackendListener, MakeBackend, WorkBackend, WorkResult
+from .connection.offers import OpenRound
+from .connection.presence import DeviceMessages
+from .delivery import reports
+from .delivery.downloads import Downloads, prune, store
+from .delivery.outbox import Outbox
+from .delivery.sending import ContributionSender, counts
+from .errors import DeviceError, RoundLeftOut, RoundOver, StaleBase, WorkDied, WorkStopped
+from .machine import step
+from .machine_inputs import entry_of, first_state, names, offered_of, why_of
+from .policy.work_gate import LOOK_S, WorkGate
+from .selection.link_speed import LinkSpeed
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def in_this_process(settings: Settings, gate: WorkGate, link: LinkSpeed) -> WorkBackend:
+    """Makes the backend that works in this process."""
+    from .backend.in_process import InProcess  # imports numpy and the engines
+
+    return InProcess(settings, gate, link)
+
+
+class Runner:
+    """The machine's `state`, and all that its commands act on.
+
+    `stop` ends work in progress. `hear` handles a message, waiting for it for so many seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        gate: WorkGate,
+        messages: DeviceMessages,
+        make: MakeBackend = in_this_process,
+    ) -> None:
+        self.outbox = Outbox(settings.folder / "outbox")
+        self.blobs = store(settings.folder, settings.disk_bytes)
+        self.stop = threading.Event()
+        self.hear: Callable[[float], object] = lambda _: None
+        self.state = first_state(settings, self.outbox)
+        self._gate, self._messages, self._clock = gate, messages, gate.clock
+        self._meter, self._emulation = settings.meter, settings.emulation
+        self._link_speed = LinkSpeed()
+        self.backend = make(settings, gate, self._link_speed)
+        self._downloads = Downloads(self.blobs, messages.ask, self._arrived)
+        self._sending = ContributionSender(self.outbox, messages)
+        self._offers: dict[int, OpenRound] = {}
+        self._taken = 0
+        self._named: dict[str, Blob] = {}
+        self._plan: tuple[Plan, float] | None = None
+        self._result: WorkResult | None = None
+        self._receipt: Receipt | None = None
+        self._share = 0.0
+        self._warned = ""
+
+    def feed(self, event: ev.DeviceEvent) -> None:
+        """Tell the machine of an event, and do what it commands.
+
+        Raises DataError, ModelError, OutOfMemory for errors that waiting does not solve.
+        """
+        self.state, commands = step(self.state, event)
+        self._messages.task = self.state.task
+        for command in commands:
+            if not (self._say(command) or self._note(command)):
+                self._work(command)
+
+    def tick(self) -> None:
+        """Time has passed. Raises as `feed`."""
+        self.feed(ev.Tick(self._clock(), self._in_flight()))
+        self.backend.end_if_idle()
+
+    def look_at_gate(self) -> None:
+        """Tell the machine if the owner's rules have changed their verdict. Raises as `feed`."""
+        allows, quiet = self._gate.open(), self._gate.verdict.quiet
+        if allows == self.state.paused or (not allows and quiet != self.state.quiet):
+            self.feed(ev.WorkGateChanged(self._clock(), allows, quiet))
+
+    def feed_link(self, up: bool) -> None:
+        """The link is connected, or lost. Raises as `feed`."""
+        now = self._clock()
+        self.feed(ev.LinkUp(now, self._in_flight()) if up else ev.LinkDown(now))
+
+    def take(self, heard: OpenRound, to_all: bool, retained: bool = False, over: bool = False) -> None:
+        """Take an offer that is trusted; the arguments are those of `OfferReceived`."""
+        self._taken += 1
+        known = {offer.number: self._offers[offer.number] for offer in self.state.offers}
+        opened = replace(heard, member="") if heard.offer.done else heard
+        self._offers = {**known, self._taken: opened}
+        offer, flight = offered_of(self._taken, heard), self._in_flight()
+        self.feed(ev.OfferReceived(self._clock(), offer, to_all, retained, over, flight))
+
+    def hello(self) -> None:
+        """Say hello, because the samples have changed."""
+        self.feed(ev.SamplesChanged(self._clock()))
+
+    def ask_whole_offer(self, error: Exception) -> None:
+        """Ask for the whole offer, unless a hello already waits for its answer."""
+        if self.state.hello_s is None:
+            log.info("%s", error)
+        self.feed(ev.WholeOfferNeeded(self._clock()))
+
+    def take_receipt(self, receipt: Receipt) -> None:
+        """Take a receipt. Raises BlobError, WorkDied: then its contribution is sent again."""
+        message, wait_s = self.outbox.named(receipt), receipt.retry_after_s
+        if message is None:
+            return
+        if wait_s:
+            log.warning("round %d: %s again in %g s: %s", receipt.round, message.kind, wait_s, receipt.reason)
+        self._receipt = receipt
+        self.feed(ev.ReceiptReceived(self._clock(), message.seq, counts(receipt), wait_s))
+
+    def block(self, sha: bytes, index: int, data: bytes) -> None:
+        """Take a block that came."""
+        self._downloads.received(sha, index, data, self._clock())
+
+    def answer(self, get: Get) -> None:
+        """Send the blocks asked for; not while a network rule says no: they must be asked for again."""
+        if not self._gate.verdict.quiet:
+            self._messages.blocks(self.blobs, get)
+
+    def warn(self, text: str) -> None:
+        """Log a warning once in a row: what is tried at each tick may fail at each."""
+        if text != self._warned:
+            log.warning("%s", text)
+        self._warned = text
+
+    def progressed(self, done: float) -> None:
+        """Called between steps of training, `done` from 0 to 1. Raises as `pause_point` does."""
+        self._share = done
+        self.pause_point()
+
+    def pause_point(self) -> None:
+        """Called between steps of work: holds the training while the device is paused.
+
+        Raises WorkStopped when the device is to stop, or when its training is cancelled; RoundOver when the
+        round closed during the pause; OutOfMemory when memory runs out.
+        """
+        self._check_stopped()
+        if self.state.training is not None:
+            self.look_at_gate()
+            if self.state.paused:  # an earlier hold was ended by an error
+                self._hold()
+
+    def _check_stopped(self) -> None:
+        if self.stop.is_set():
+            raise WorkStopped(f"stopped with {self._share:.0%} of an update done: it is not sent")
+        training, cancelled = self.state.training, self.state.cancelled
+        if training is None or not cancelled:
+            return
+        if cancelled == "closed":
+            raise RoundOver(f"{self._share:.0%} done when the round closed; {self._gate.reason}")
+        raise WorkStopped(f"round {training.round} given up, {self._share:.0%} done: {self._gate.reason}")
+
+    def _say(self, command: ev.DeviceCommand) -> bool:
+        """Send a message to the aggregator; returns whether the command was one."""
+        match command:
+            case ev.SayHello():
+                self._say_hello(command.least)
+            case ev.SayPaused():
+                self._messages.paused(command.yes)
+            case ev.SendPlan():
+                if self._plan is not None:
+                    self._messages.plan(*self._plan)
+            case ev.SendSatOut():
+                reasons = (self._gate.reason,)
+                self._messages.plan(reports.sat_out_plan(command.task, command.round, reasons), 0.0)
+            case ev.Send():
+                self._send(command.seq, command.first)
+            case _:
+                return False
+        return True
+
+    def _note(self, command: ev.DeviceCommand) -> bool:
+        """Do what is done at once and not answered; returns whether the command was so."""
+        match command:
+            case ev.JoinTask():
+                log.info("going on to task %r", command.task)
+            case ev.TaskDone():
+                log.info("task %r is done after round %d", command.task, command.round)
+            case ev.RestartDownloads():
+                self._downloads.restart()
+            case ev.ForgetAggregator():
+                self._sending.forget()
+            case ev.ExpectBlobs():
+                for blob in self._offers[command.number].offer.base.checkpoint:
+                    if blob.hex in command.blobs:
+                        self._downloads.expect(blob, self._clock())
+            case ev.FetchAhead():
+                parts = self._offers[command.number].offer.base.checkpoint
+                self._downloads.advance([x for x in parts if not self.blobs.has(x)], self._clock())
+            case ev.CloseContribution():
+                self._sending.close(command.seq, over=command.reason == "round over")
+            case ev.RoundEnded():
+                log.debug("round %d of %s: %s", command.round, command.run, command.reason)
+            case ev.FinalModelMissed():
+                task = self._offers[command.number].offer.task
+                log.warning("the model of task %r has not come in time", task)
+            case ev.Prune():
+                offer = self._offers[command.number].offer
+                prune(self.blobs, offer, [message.blob for message in self.outbox])
+            case ev.Cancel():
+                pass  # the next `pause_point` ends the training, by the state
+            case _:
+                return False
+        return True
+
+    def _work(self, command: ev.DeviceCommand) -> None:
+        """Do what is answered by an event."""
+        match command:
+            case ev.Preview():
+                self._answered(command.number, self._preview)
+            case ev.Fetch():
+                wanted = [self._named[blob] for blob in command.blobs]
+                self._answered(command.number, lambda current: self._fetch(command.number, wanted))
+            case ev.Prepare():
+                self._answered(command.number, self._prepare)
+            case ev.Train():
+                self._share = 0.0
+                self._answered(command.number, self._train)
+            case ev.Hold():
+                self._hold()
+            case ev.Keep():
+                self._keep()
+            case ev.Settle():
+                self._settle(command)
+            case ev.Evaluate():
+                self._answered(command.number, self._evaluate)
+            case ev.KeepFinalModel():
+                self._answered(command.number, self._keep_final_model)
+
+    def _answered(self, number: int, work: Callable[[int], ev.DeviceEvent | None]) -> None:
+        """Do some work on an offer, and tell the machine of its end or failure."""
+        evaluating = self.state.evaluating == number
+        try:
+            event = work(number)
+        except (BlobError, StaleBase, WorkDied, RoundLeftOut, WorkStopped) as error:
+            event = self._failed(number, error, evaluating)
+        bundles = names(self.backend.bundles)
+        if bundles != self.state.bundles:
+            self.feed(ev.TaskKnown(self._clock(), bundles))
+        if event is not None:
+            self.feed(event)
+
+    def _failed(self, number: int, error: BlobError | DeviceError, evaluating: bool) -> ev.WorkFailed:
+        current, final = self._offers[number], self.state.final
+        offer = current.offer
+        if isinstance(error, WorkStopped):
+            log.info("%s", error)
+        elif final is not None and final.number == number:
+            self.warn(f"the model of task {offer.task!r} is not kept: {error}")
+        elif evaluating:
+            self.warn(f"after round {offer.round}: {error}")
+        elif isinstance(error, RoundLeftOut):
+            log.warning("round %d left out: %s", offer.round, error)
+        else:
+            self.warn(f"round {offer.round}: {error}")
+        return ev.WorkFailed(self._clock(), number, why_of(error), current.base.whole)
+
+    def _preview(self, number: int) -> ev.DeviceEvent:
+        preview = self.backend.preview(self._offers[number])
+        self._offers[number] = replace(self._offers[number], member=preview.member)
+        self._named = {blob.hex: blob for blob in preview.missing}
+        return ev.Previewed(self._clock(), number, tuple(self._named))
+
+    def _fetch(self, number: int, wanted: list[Blob]) -> ev.DeviceEvent | None:
+        now = self._clock()
+        return None if self._downloads.advance(wanted, now) else ev.FetchRefused(now, number)
+
+    def _prepare(self, number: int) -> ev.DeviceEvent:
+        self._downloads.advance((), self._clock())  # nothing is fetched any longer
+        self.backend.prepare(self._offers[number])
+        return ev.Prepared(self._clock(), number)
+
+    def _train(self, number: int) -> ev.DeviceEvent:
+        listener = BackendListener(
+            self.progressed,
+            self.pause_point,
+            self._gate.lost,
+            self._decided,
+            self._made,
+            lambda offer: self.state.has_answered(offer.run, offer.round),
+            lambda run: {entry.round for entry in self.state.outbox if entry.run == run},
+            lambda: self.feed(ev.WorkerDied(self._clock())),
+        )
+        over = self.backend.work(self._offers[number], listener)
+        return (ev.Trained if over else ev.TrainingGoesOn)(self._clock(), number)
+
+    def _hold(self) -> None:
+        """Hold the training: handle messages and send until work is allowed. Raises as `pause_point`."""
+        collect_and_trim()
+        with self._gate.held(), resting(self._meter):
+            while self.state.paused:
+                self.tick()
+                self.hear(LOOK_S)
+                self._check_stopped()
+                self.backend.check_paused_work()
+                self.look_at_gate()
+
+    def _evaluate(self, number: int) -> ev.DeviceEvent:
+        begun = self._clock()
+        self.backend.evaluate_personal_model(self._offers[number], self.pause_point)
+        return ev.Evaluated(self._clock(), number, self._clock() - begun)
+
+    def _keep_final_model(self, number: int) -> ev.DeviceEvent:
+        self.backend.keep_final_model(self._offers[number], self.pause_point)
+        return ev.Evaluated(self._clock(), number)
+
+    def _decided(self, offer: Offer, plan: Plan, room_bytes: float) -> None:
+        """Send the plan now, so that it travels while the device computes."""
+        self._plan = (plan, room_bytes)
+        self.feed(ev.PlanMade(self._clock(), plan.task, plan.round))
+
+    def _made(self, made: WorkResult) -> None:
+        self._result = made
+        if made.message is not None:
+            self.feed(ev.Made(self._clock(), made.run, made.round, "contribution"))
+        elif made.trouble:
+            log.warning("round %d left out: %s", made.round, made.trouble)
+            self.feed(ev.Made(self._clock(), made.run, made.round, "failed"))
+        else:
+            log.warning("round %d: sitting out: %s", made.round, "; ".join(made.reasons))
+            self.feed(ev.Made(self._clock(), made.run, made.round, "sat out"))
+
+    def _keep(self) -> None:
+        """Write a contribution to disk, with the boot and number that its receipt will name."""
+        made, self._result = self._result, None
+        if made is None or made.message is None:
+            raise TypeError("there is no contribution to keep")
+        try:
+            message = self._sending.keep(made.message)
+        except (BlobError, OSError) as error:
+            log.warning("round %d left out: its contribution cannot be kept: %s", made.round, error)
+            self.feed(ev.KeepFailed(self._clock(), made.run, made.round))
+            return
+        self._transferred(up=made.bytes_up)
+        self.feed(ev.Kept(self._clock(), entry_of(message), self._in_flight()))
+
+    def _send(self, seq: int, first: bool) -> None:
+        try:
+            compact = self._sending.send(seq, first)
+        except OSError as error:
+            self.warn(f"the contribution {seq} of an earlier process cannot be sent: {error}")
+            return
+        entry = self.state.waiting(seq)
+        if entry is not None and entry.compact != compact:
+            self.feed(ev.Sent(self._clock(), seq, compact))
+
+    def _settle(self, command: ev.Settle) -> None:
+        """Take a receipt. Raises as `take_receipt`."""
+        receipt, message = self._receipt, self.outbox.message(command.seq)
+        if receipt is None:
+            raise TypeError("there is no receipt to take")
+        self.backend.receipt_received(message, command.counts)
+        self._sending.settle(command.seq, receipt)
+        now, size = self._clock(), message.blob.size if message.blob else 0
+        self._link_speed.saw_up(size, 0.0 if command.first_s is None else now - command.first_s)
+        self.feed(ev.Settled(now, command.seq, command.counts))
+
+    def _say_hello(self, least: int) -> None:
+        boot, ready = self._messages.boot, bool(self.backend.bundles)
+        hello = self.backend.hello(boot) if ready else reports.bare_hello(boot)
+        samples = max(hello.num_examples, least if ready else 0)
+        self._messages.hello(msgspec.structs.replace(hello, num_examples=samples))
+        if samples != self.state.samples:
+            self.feed(ev.HelloSaid(self._clock(), samples))
+
+    def _in_flight(self) -> ev.InFlight:
+        unacknowledged = self._messages.unacknowledged
+        if not (messages := unacknowledged()):
+            return ev.InFlight()
+        return ev.InFlight(messages, unacknowledged("hello"), unacknowledged("contribution"))
+
+    def _arrived(self, blob: Blob, seconds: float) -> None:
+        self._link_speed.saw_down(blob.size, seconds)
+        self.feed(ev.BlobArrived(self._clock(), blob.hex))
+        self._transferred(down=blob.size)
+
+    def _transferred(self, up: int = 0, down: int = 0) -> None:
+        """An emulated link takes its time, once the task is known."""
+        if self._emulation is not None and self.backend.bundles:
+            self._emulation.transfer(up, down)
