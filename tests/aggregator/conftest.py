@@ -220,7 +220,11 @@ class Bench:
                 known = small.full_offer(known, small.decode_offer(payload))
             else:
                 known = messages.decode(payload, Offer)
-        return msgspec.structs.replace(known, base=self.store.base(known.round)) if known.kinds else known
+        return (
+            msgspec.structs.replace(known, base=self.store.rounds.start(known.round).base)
+            if known.kinds
+            else known
+        )
 
     def heard(self, kind):
         return [happening for happening in self.told if isinstance(happening, kind)]

@@ -56,7 +56,11 @@ class OfferPublisher:
             return True
         self.everybody(state)
         store, number = self._rounds.store, state.round
-        if store.opened(number - 1) and not self._rounds.task.family and not store.base(number).at:
+        if (
+            store.rounds.opened(number - 1)
+            and not self._rounds.task.family
+            and not store.rounds.start(number).base.at
+        ):
             self._push(state, store, number)
         return False
 
@@ -77,8 +81,8 @@ class OfferPublisher:
 
     def _push(self, state: RoundsState, store: Store, number: int) -> None:
         """Send the first blocks of each new checkpoint of the base to the devices that are ready."""
-        known = store.base(number - 1).checkpoint
-        for part in store.base(number).checkpoint:
+        known = store.rounds.start(number - 1).base.checkpoint
+        for part in store.rounds.start(number).base.checkpoint:
             if part not in known:
                 for device in state.ready:
                     self._out.blocks(device, opening_blocks(part), store.models)

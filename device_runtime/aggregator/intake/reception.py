@@ -105,7 +105,7 @@ class Reception:
 
     def _check_opened(self, number: int) -> None:
         """Raise UpdateRefused for a round that this site has not offered: it may skip rounds from above."""
-        if self._rounds.outside and not self._rounds.store.opened(number):
+        if self._rounds.outside and not self._rounds.store.rounds.opened(number):
             raise UpdateRefused(f"round {number} was not offered by this site")
 
     def block(self, device: str, sha: bytes, block: tuple[int, bytes]) -> bool:

@@ -18,7 +18,7 @@ from device_runtime.aggregator.merging.merge_round import MergeTools, open_famil
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.model_versions import ModelVersions
 from device_runtime.aggregator.storage.run_files import check_identity
-from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, Store
+from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, RoundModels, RoundStart, Store
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import RoundClosed
@@ -91,11 +91,11 @@ class OpenRun:
 
     def saved(self) -> Saved | None:
         """The run's progress, for `machine.resume`; None for a new run."""
-        saved = self.store.saved()
+        saved = self.store.session.saved()
         if saved is None:
             return None
         begun = saved.round if saved.phase == "collect" else saved.round + 1
-        paces, progress = self.store.paces(WINDOW, begun), self.progress()
+        paces, progress = self.store.rounds.paces(WINDOW, begun), self.progress()
         return replace(saved, paces=paces, progress=progress, given_up=self.given_up())
 
     def given_up(self) -> frozenset[int]:
@@ -108,7 +108,7 @@ class OpenRun:
         fixed, learnt = self.rules.deadline_s(number), self.task.pace
         if learnt is None or number <= self.task.untimed_rounds:
             return fixed
-        return pace.deadline_s(learnt, self.store.paces(WINDOW, number), fixed)
+        return pace.deadline_s(learnt, self.store.rounds.paces(WINDOW, number), fixed)
 
     def progress(self) -> Progress:
         """The progress of the run after all closed rounds."""
@@ -119,7 +119,7 @@ class OpenRun:
         """The progress after each closed round, and before the first (0), without rounds rolled back."""
         task, back = self.task, self._set_back()
         known, latest = {0: Progress()}, 0
-        for number, figures in self.store.every_figures():
+        for number, figures in self.store.rounds.every_figures():
             score = score_of(task.stop_metric, figures.eval_acc, figures.eval_loss)
             before = known[back.get(number, latest)]
             known[number] = before.after(number, score, task.stop_gain, number in back)
@@ -132,7 +132,7 @@ class OpenRun:
 
     def score(self, number: int) -> float:
         """The score of an evaluated round's model, for `events.PhaseDone`."""
-        figures = self.store.figures(number)
+        figures = self.store.rounds.figures(number)
         return score_of(self.task.stop_metric, figures.eval_acc, figures.eval_loss)
 
     def restored_progress(self, number: int) -> Progress | None:
@@ -170,13 +170,13 @@ class OpenRun:
     def open(self, number: int) -> None:
         """Stores that a round is open. Round 1 distributes the first base, if it is not given another."""
         if given := self.given(number):
-            self.store.open_given(number, given.base, given.carried, given.steps)
+            self.store.rounds.open(number, RoundStart(given.base, given.carried), given.steps)
         elif back := self.store.history.rollback_into(number, instead=False):
-            self.store.open_round(number, *self._made_again(back.to))
+            self.store.rounds.open(number, self._made_again(back.to))
         elif number == 1:
-            self.store.open_round(number, self._first_base, self._first_carried)
+            self.store.rounds.open(number, RoundStart(self._first_base, self._first_carried))
         else:
-            self.store.open_round(number, self.store.base(number), self.store.carried(number))
+            self.store.rounds.open(number, self.store.rounds.start(number))
 
     def lobby(self, number: int = 0) -> Offer:
         """The offer of round 0, with which devices prepare.
@@ -192,9 +192,9 @@ class OpenRun:
             deadline_s=self.task.round_deadline_s,
             remaining_s=self.task.round_deadline_s,
             bundle=self._packed,
-            base=self.store.base(number) if number else self._first_base,
+            base=self.store.rounds.start(number).base if number else self._first_base,
             kinds=(),
-            family=self._members(self.store.carried(number) if number else self._first_carried),
+            family=self._members(self.store.rounds.start(number).carried if number else self._first_carried),
         )
 
     def offer(self, number: int, remaining_s: float) -> Offer:
@@ -207,10 +207,10 @@ class OpenRun:
             deadline_s=self.deadline_s(number),
             remaining_s=remaining_s,
             bundle=self._packed,
-            base=self.store.base(number),
+            base=self.store.rounds.start(number).base,
             kinds=self.task.offer_kinds(number),
-            family=self._members(self.store.carried(number)),
-            aside=self.store.carried(number).aside,
+            family=self._members(self.store.rounds.start(number).carried),
+            aside=self.store.rounds.start(number).carried.aside,
             rare=self._rare(number),
         )
 
@@ -228,7 +228,7 @@ class OpenRun:
             return ()
         if given := self.given(number):
             return given.rare
-        kept = self.store.carried(number).memory.get(closed_form.MEMORY)
+        kept = self.store.rounds.start(number).carried.memory.get(closed_form.MEMORY)
         return closed_form.rarest_classes(tensors.decode(self.store.models.get(kept))) if kept else ()
 
     def _members(self, carried: CarriedBlobs) -> tuple[Member, ...]:
@@ -240,7 +240,7 @@ class OpenRun:
 
     def farewell(self) -> Offer:
         """The last offer of a finished task; its base is the served model. Raises BlobError."""
-        last = self.store.latest_closed()
+        last = self.store.rounds.latest_closed()
         return Offer(
             task=self.task.name,
             run=self.run,
@@ -256,7 +256,7 @@ class OpenRun:
 
     def _served_base(self) -> Base:
         """The served model as a base: the base that its round made, where that has the same weights."""
-        made = self.registry.made(self.registry.served())
+        made = self.store.rounds.made(self.registry.served())
         if made.served.sha == made.base.sha:
             return made.base
         if self._served.sha != made.served.sha:
@@ -270,26 +270,29 @@ class OpenRun:
 
     def merge(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> None:
         """Merges round `number`, or takes the model rolled back to; the rest as in `events.DoPhase`."""
-        self.store.begin_merge(number, durations, early)
+        self.store.rounds.begin_merge(number, durations, early)
         if back := self.store.history.rollback_into(number, instead=True):
-            self.store.merged(number, self._instead(back.to))
+            self.store.rounds.merged(number, self._instead(back.to))
             return
-        self.store.merged(number, merging.merge_round(self.store, self.task, self._tools, number, self.seed))
+        self.store.rounds.merged(
+            number, merging.merge_round(self.store, self.task, self._tools, number, self.seed)
+        )
         self._tools.unload()
 
-    def _made_again(self, number: int) -> tuple[Base, CarriedBlobs]:
+    def _made_again(self, number: int) -> RoundStart:
         """The base and the rest that an earlier round made, as a new checkpoint.
 
         It needs its own checkpoint, because the steps taken since do not lead to it.
         """
         weights = bases.made_weights(self.store, number, self.manifest)
-        return bases.checkpoint(weights, self.store.models, self.manifest), self.registry.made(number).carried
+        base = bases.checkpoint(weights, self.store.models, self.manifest)
+        return RoundStart(base, self.store.rounds.made(number).carried)
 
     def _instead(self, number: int) -> MergeResult:
         """The result of a round whose contributions a rollback discarded: the model rolled back to."""
-        base, carried = self._made_again(number)
+        start, served = self._made_again(number), self.store.rounds.made(number).served
         note = f"went back to the model of round {number}; what came for this round does not count"
-        return MergeResult(base, self.store.served(number), carried, (), note)
+        return MergeResult(RoundModels(start.base, start.carried, served), (), note)
 
     def go_back(self, to: int) -> None:
         """Serves the model of round `to` and continues from it; see `ModelVersions.go_back`.
@@ -313,35 +316,35 @@ class OpenRun:
     def redeploy(self) -> None:
         """Writes the served model again, because a crash may have come before it was written."""
         if number := self.registry.served():
-            self._deploy(self.store.served(number))
+            self._deploy(self.store.rounds.made(number).served)
 
     def evaluate(self, number: int) -> None:
         """Evaluates the round's models; serves the next base where its trained head is the better one."""
         served, base = (
-            tensors.decode(self.store.models.get(self.store.served(number))),
+            tensors.decode(self.store.models.get(self.store.rounds.made(number).served)),
             self.weights(number + 1),
         )
         figures = self._evaluator.figures(served, base)
         if self.task.evaluation_judges and (why := reason_to_serve_trained_head(figures)):
             log.info("round %d: %s", number, why)
             instead = self.store.models.put(tensors.encode(base))
-            self.store.evaluated(number, self._evaluator.figures(base, base), instead)
+            self.store.rounds.evaluated(number, self._evaluator.figures(base, base), instead)
         else:
-            self.store.evaluated(number, figures)
+            self.store.rounds.evaluated(number, figures)
 
     def publish(self, number: int, traffic: Mapping[str, DeviceTraffic], duration_s: float) -> RoundClosed:
         """Closes the round and deploys its served model."""
         back = self.store.history.rollback_after(number)
-        self._deploy(self.store.served(back.to if back else number))
+        self._deploy(self.store.rounds.made(back.to if back else number).served)
         self.registry.published(number)
         self.store.contributions.save_traffic(number, traffic)
         contributions = self.store.contributions.records(number)
-        figures = self.store.figures(number)
+        figures = self.store.rounds.figures(number)
         record = summarise(figures, contributions, traffic, (number, duration_s))
         deadline_s = nan if number <= self.task.untimed_rounds else self.deadline_s(number)
-        self.store.close_round(replace(record, deadline_s=deadline_s))
+        self.store.rounds.close(replace(record, deadline_s=deadline_s))
         self._prune(number)
-        return self.store.closed(number)[0]
+        return self.store.rounds.closed(number)[0]
 
     def _prune(self, number: int) -> None:
         """Deletes the blobs and steps that nothing needs any more after round `number`.
@@ -353,19 +356,21 @@ class OpenRun:
         """
         back = self.task.max_staleness - 1 if self.rules.counts_late else 0
         first = max(1, number - max(0, back))
-        kept = [n for n in range(first, number + 1) if self.store.opened(n)] + [number + 1]
-        offered = (self._first_base, *(self.store.base(n) for n in kept))
+        kept = [n for n in range(first, number + 1) if self.store.rounds.opened(n)] + [number + 1]
+        offered = (self._first_base, *(self.store.rounds.start(n).base for n in kept))
         blobs = [part for base in offered for part in (*base.checkpoint, *base.log)]
-        for carried in (self._first_carried, *(self.store.carried(n) for n in kept)):
+        for carried in (self._first_carried, *(self.store.rounds.start(n).carried for n in kept)):
             blobs += carried.blobs
         versions = self.registry.kept(self.progress().best)
         for _, made in versions:
             blobs += (*made.blobs, *made.base.log)
         bundled = (self._packed, *self._family.values())
-        self.store.models.prune([*bundled, self.store.served(number), *blobs])
-        bases_kept = [(kept[0], self.store.base(kept[0]))] + [(n + 1, one.base) for n, one in versions[:1]]
+        self.store.models.prune([*bundled, self.store.rounds.made(number).served, *blobs])
+        bases_kept = [(kept[0], self.store.rounds.start(kept[0]).base)] + [
+            (n + 1, one.base) for n, one in versions[:1]
+        ]
         latest = number if self.outside else number + 1
-        at = self.store.base(latest).at
+        at = self.store.rounds.start(latest).base.at
         written = (latest, min(at, max(at % SEGMENT, TAIL)))
         self.store.taken.forget([written, *((n, base.steps) for n, base in bases_kept)])
 

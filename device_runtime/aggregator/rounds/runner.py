@@ -20,7 +20,6 @@ from device_runtime.aggregator.intake.contributions import StoredContribution, r
 from device_runtime.aggregator.intake.receipts import Receipts
 from device_runtime.aggregator.intake.reception import Reception, ReceptionPorts
 from device_runtime.aggregator.storage import rollback_request
-from device_runtime.aggregator.storage.run_files import SavedSession
 from device_runtime.aggregator.views.listener import (
     Contributed,
     Finished,
@@ -61,7 +60,6 @@ class RoundRunner:
         self.out = Outbound(ports, self.traffic)
         self.plans: dict[str, tuple[str, str]] = {}
         self.gave_up = ""
-        self._fruitless = 0
         self._max_devices = ports.max_devices
         self.state = RoundsState(self._rules)
         self.reception = Reception(
@@ -75,7 +73,7 @@ class RoundRunner:
         self._tell = tell
         self._events: deque[events.Event] = deque()
         self._busy = False
-        self._session = SavedSession(rounds.store)
+        self._session = rounds.store.session
         self._receipts = Receipts(self.reception, self.out, ports.clock, tell)
 
     @property
@@ -90,7 +88,6 @@ class RoundRunner:
         if self.rounds.registry.pending():
             self.rounds.redeploy()
         state, commands = machine.resume(self._rules, saved, self._clock())
-        self._fruitless = state.fruitless
         self._do(state, commands)
         self._drain()
         self._offering.started(self.state, saved.round if saved else 0)
@@ -100,6 +97,8 @@ class RoundRunner:
 
         An event that a command has caused waits until those before it are done.
         """
+        if isinstance(event, events.DevicePresent | events.Forgotten):
+            self._session.note(event)
         self._events.append(event)
         if not self._busy:
             self._drain()
@@ -114,17 +113,12 @@ class RoundRunner:
         self._session.settle(self.state)
         self._receipts.pay()
 
-    def save_presence(self, device: str) -> None:
-        """Saves for a restart that a device came, went, or is ready."""
-        self._session.save_presence(device)
-
     def forget(self, device: str) -> None:
         """Forgets a device that is away."""
         self.plans.pop(device, None)
         self.traffic.forget(device)
         self.out.forget(device)
         self.feed(events.Forgotten(self._clock(), device))
-        self._session.forget(device)
 
     def offer(self) -> None:
         """Publishes the current offer again: a broker may have lost it."""
@@ -250,7 +244,6 @@ class RoundRunner:
         if not command.again:
             self.rounds.open(number)
             self.traffic.begin({})
-            self._fruitless = 0
         kinds = tuple(kind.name for kind in task.offered(number))
         deadline_s, count = self.state.deadline_s(number), self.state.contributions
         self._tell(RoundOpened(number, kinds, deadline_s, command.again, count))
@@ -259,9 +252,7 @@ class RoundRunner:
     def _extend(self, command: events.Extend) -> None:
         """Extends a round. Fruitless deadlines are stored: else a run that keeps crashing would never end."""
         state, number = self.state, command.round
-        if state.fruitless != self._fruitless:
-            self.rounds.store.fruitless(number, state.fruitless)
-            self._fruitless = state.fruitless
+        self.rounds.store.session.fruitless(number, state.fruitless)
         self._tell(
             RoundExtended(
                 round=number,
@@ -277,7 +268,7 @@ class RoundRunner:
 
     def _give_up(self, command: events.GiveUp) -> None:
         """Abandons the run. Stores 0 fruitless deadlines, so that a restart counts them from 0."""
-        self.rounds.store.fruitless(command.round, 0)
+        self.rounds.store.session.fruitless(command.round, 0)
         self.gave_up = abandoned_text(command, {device: why for device, (_, why) in self.plans.items()})
 
     def _invite(self, command: events.Invite) -> None:
@@ -287,7 +278,7 @@ class RoundRunner:
         """
         devices = draw(self.state, command, self.rounds.task.seed)
         if devices:
-            self.rounds.store.ask(command.round, devices, self.state.rules.earliest(command.round))
+            self.rounds.store.session.ask(command.round, devices, self.state.rules.earliest(command.round))
             self._offering.each(self.state, devices)
         self._events.appendleft(events.Invited(self._clock(), command.round, devices))
 

@@ -279,7 +279,7 @@ def test_what_a_site_has_when_the_round_above_is_over_comes_late_and_counts_wher
     h.service.close_round()
     h.go()
     assert h.counted == [(1, "site", "full", 30)]
-    assert h.service.rounds.store.saved().round == 2
+    assert h.service.rounds.store.session.saved().round == 2
     assert h.offer.round == 2
 
 

@@ -68,7 +68,7 @@ def forwarded(monkeypatch):
 def pool(h, bundle):
     """What the aggregator above has pooled so far."""
     store = h.service.rounds.store
-    kept = store.carried(h.service.state.round).memory[closed_form.MEMORY]
+    kept = store.rounds.start(h.service.state.round).carried.memory[closed_form.MEMORY]
     return closed_form.StatisticsPool.of(
         tensors.decode(store.models.get(kept)),
         len(bundle.manifest.labels),
@@ -170,7 +170,7 @@ def test_in_rounds_of_scalars_alone_the_statistics_go_up_beside_the_scalars(leve
         150, abs=10
     )  # measured were 80; each count is rounded down
     assert known.moment_sums.counts.sum() == 80
-    assert h.service.rounds.store.closed(1)[0].note == ""
+    assert h.service.rounds.store.rounds.closed(1)[0].note == ""
     assert h.offer.base.at == 1  # its devices are told the step, and fetch no checkpoint
 
 
@@ -228,7 +228,7 @@ def test_killed_before_or_after_merging_it_forwards_the_same(levels, bundle, sen
         h.wait(3.0)
         assert h.counted == [(1, "site", "full", 150)]
         store = h.service.rounds.store
-        return store.base(2).sha, store.carried(2).memory
+        return store.rounds.start(2).base.sha, store.rounds.start(2).carried.memory
 
     assert played(kill=True) == played(kill=False)
 
@@ -336,7 +336,7 @@ def test_a_site_forwards_the_sum_of_what_its_devices_have_counted(levels, bundle
     h.wait(1.0)
     assert forwarded[-1][RIGHT].tolist() == [[28, 3, 14]]
     assert pool(h, bundle).statistics.right.tolist() == [28, 3, 14]
-    assert "28 held-out samples 3 right" in h.service.rounds.store.closed(2)[0].note
+    assert "28 held-out samples 3 right" in h.service.rounds.store.rounds.closed(2)[0].note
 
 
 def test_a_site_of_class_means_alone_forwards_them_whichever_head_its_devices_find_better(

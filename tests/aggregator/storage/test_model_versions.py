@@ -46,7 +46,7 @@ def deployed(b):
 
 
 def of_round(b, number):
-    return b.store.models.get(b.store.served(number))
+    return b.store.models.get(b.store.rounds.made(number).served)
 
 
 def versions(b):
@@ -93,7 +93,7 @@ def test_going_back_serves_the_model_at_once_and_is_the_next_base(bench, make_ta
         np.testing.assert_array_equal(value, made[name])
     assert b.offer.round == 5
     assert deployed(b) == of_round(b, 1) == of_round(b, 4)
-    assert b.store.closed(4)[0].note == (
+    assert b.store.rounds.closed(4)[0].note == (
         "went back to the model of round 1; what came for this round does not count"
     )
     send(b, update_of, 5, "full")
@@ -140,21 +140,21 @@ def test_a_kill_between_the_word_and_the_file_serves_what_was_asked_for(bench, m
     assert deployed(b) == of_round(b, 1)
 
 
-@pytest.mark.parametrize("dies_in", ["merged", "evaluated", "publish", "close_round"])
+@pytest.mark.parametrize("dies_in", ["merged", "evaluated", "publish", "close"])
 def test_a_kill_in_any_phase_of_the_round_that_is_given_up_ends_the_same(
     bench, make_task, update_of, dies_in, monkeypatch
 ):
     b = play(bench, make_task("few-shot", rounds=6), update_of, 2)
     b.service._run.go_back(1)
     with monkeypatch.context() as patched:
-        owner = b.store.history if dies_in == "publish" else b.store
+        owner = b.store.history if dies_in == "publish" else b.store.rounds
         patched.setattr(owner, dies_in, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             send(b, update_of, 3)
     b.restart()
     assert deployed(b) == of_round(b, 1) == of_round(b, 3)
     assert b.service.state.round == 4
-    assert b.store.base(4).sha == b.store.base(2).sha
+    assert b.store.rounds.start(4).base.sha == b.store.rounds.start(2).base.sha
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_version_that_never_was_is_refused(bench, make_task, update_of, to, te
 @pytest.mark.parametrize("which", [0, -1], ids=["base", "served"])
 def test_a_version_that_is_damaged_on_disk_is_not_gone_back_to(bench, make_task, update_of, which):
     b = play(bench, make_task("full", rounds=6), update_of, 3, "full")
-    blob = b.service.rounds.registry.made(1).blobs[which]
+    blob = b.store.rounds.made(1).blobs[which]
     path = b.store.models.path(blob.sha)
     path.write_bytes(bytes(path.stat().st_size))
     before = deployed(b)
@@ -187,7 +187,7 @@ def test_a_run_ends_with_the_latest_sound_model_where_the_best_is_damaged(
 ):
     b = play(bench, make_task("full", rounds=6), update_of, 3, "full")
     for number in lost:
-        path = b.store.models.path(b.store.served(number).sha)
+        path = b.store.models.path(b.store.rounds.made(number).served.sha)
         path.write_bytes(bytes(path.stat().st_size))
     if lost == (1, 2, 3):
         with pytest.raises(RollbackError, match="no model that was served is kept and sound"):
@@ -213,7 +213,7 @@ def test_a_done_run_serves_what_it_is_set_back_to(bench, make_task, update_of):
     b.service._run.go_back(2)
     b.restart()
     assert (b.service.state.phase, deployed(b)) == ("done", of_round(b, 2))
-    assert b.offer.base.sha == b.store.served(2).sha
+    assert b.offer.base.sha == b.store.rounds.made(2).served.sha
 
 
 def test_what_is_asked_for_in_the_run_folder_is_done_and_the_word_removed(bench, make_task, update_of):
