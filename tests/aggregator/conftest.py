@@ -132,7 +132,7 @@ class Bench:
 
     @property
     def store(self):
-        return self.service._rounds.store
+        return self.service.rounds.store
 
     def restart(self):
         """As after a crash: the folder is all that is left. The old bench is of no use any more."""

@@ -200,8 +200,7 @@ class Site:
 
     def farewell(self) -> None:
         """Tell the devices that the task is done."""
-        rounds = self._service.rounds
-        lobby = rounds.lobby(self._service.state.round)
+        lobby = self._service.offers.lobby(self._service.state.round)
         done = msgspec.structs.replace(lobby, round=self._service.state.round, done=True)
         topic = topics.offer(done.task)
         self._ports.link.publish(topic, self._ports.seal(topic, done), retain=True)

@@ -13,8 +13,8 @@ from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from device_runtime.aggregator.errors import DatabaseError, RollbackError, RunFolderError
-from device_runtime.aggregator.rounds.run import SERVED
 from device_runtime.aggregator.storage import rollback_request
+from device_runtime.aggregator.storage.model_versions import SERVED
 from device_runtime.aggregator.storage.model_versions import Version as Made
 from device_runtime.aggregator.storage.stored_versions import check_rollback, versions_in
 from device_runtime.broker.wire.messages import Status

@@ -39,7 +39,7 @@ class Reception:
         self._refusals: dict[Update, str] = {}
         self._samples: dict[str, int] = {}
         self._offered = ExpectedContributions(
-            rounds.task, rounds.run, rounds.manifests, rounds.weights
+            rounds.task, rounds.run, rounds.tools.manifests, rounds.weights
         ).offered
 
     def heard(self, device: str, samples: int) -> None:
@@ -172,5 +172,5 @@ class Reception:
 
         If not, its content is not checked, as the base to check it against may be gone.
         """
-        rules = self._rounds.rules
+        rules = self._rounds.progress.rules
         return made_for < number and rules.counts_late and number - made_for <= rules.max_staleness

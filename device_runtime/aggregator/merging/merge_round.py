@@ -177,6 +177,7 @@ class MergeTools:
     ) -> None:
         """`models` by member, the main model by "". `generic`: samples that belong to no device."""
         self.generic = generic
+        self.manifests = {name: bundle.manifest for name, bundle in models.items()}
         self._bundles, self._engine = models, engine or EngineSettings()
         self._opened: dict[str, DeviceModel] = {}
 
@@ -188,7 +189,7 @@ class MergeTools:
 
     def manifest(self, member: str = "") -> Manifest:
         """The manifest of a member. Raises KeyError."""
-        return self._bundles[member].manifest
+        return self.manifests[member]
 
     def unload(self) -> None:
         """Frees the memory of all sessions until the next use."""

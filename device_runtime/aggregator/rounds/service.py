@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from device_runtime.aggregator.delivery.last_will import HeldWills
+from device_runtime.aggregator.delivery.offers import OfferMaker
 from device_runtime.aggregator.errors import DatabaseError, NoContributions, RunFolderError, UpdateRefused
 from device_runtime.aggregator.intake.check_process import CheckedMessage
 from device_runtime.aggregator.intake.limits import RATE, KnownDevices, RateLimit, message_cost
@@ -93,6 +94,11 @@ class Service:
     def rounds(self) -> OpenRun:
         """The open run, which is on the disk."""
         return self._rounds
+
+    @property
+    def offers(self) -> OfferMaker:
+        """Makes the run's offers."""
+        return self._run.offers
 
     def give(self, given: GivenRound) -> None:
         """Gives a later round, or the open one with another deadline; it is stored before it is offered.

@@ -12,15 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import nan
 
-from device_runtime.aggregator.errors import RollbackError
+from device_runtime.aggregator.errors import RollbackError, RunFolderError
 from device_runtime.aggregator.views.listener import RoundClosed
 from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.models.bundles.targets import ACCURACY
 
 from .history import Rollback
 from .store import RoundModels, Store
 
 log = logging.getLogger(__name__)
+
+SERVED = "served.safetensors"
+"""File in the run folder: the served model of the latest closed round."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,19 @@ class ModelVersions:
     def __init__(self, store: Store, keep: int, wall: Callable[[], float] = time.time) -> None:
         """`wall` gives the seconds since 1970."""
         self._store, self._keep, self._wall = store, keep, wall
+
+    def deploy(self, number: int = 0) -> None:
+        """Writes the model of round `number` as the served one; 0: that of the round that is served.
+
+        A crash may have come before it was written, so it is written again.
+        """
+        if not (number := number or self.served()):
+            return
+        path = self._store.folder / SERVED
+        try:
+            replace_file(path, self._store.models.get(self._store.rounds.made(number).served))
+        except OSError as error:
+            raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from None
 
     def published(self, number: int) -> None:
         """Records that the served model of a round is published now."""
@@ -130,10 +147,16 @@ class ModelVersions:
         return rollback
 
     def end_with(self, best: int) -> None:
-        """Serves the version of round `best` or, where that is damaged, the latest sound one, with a warning.
+        """Ends the run: serves the version of round `best` (0: the last round).
 
-        Raises RollbackError where all are damaged.
+        Where that is damaged, it is the latest sound one, with a warning. A pending rollback takes
+        precedence. Raises RollbackError where all are damaged.
         """
+        if best and self.pending() is None:
+            self._go_back_to_best(best)
+        self.deploy()
+
+    def _go_back_to_best(self, best: int) -> None:
         others = [version.round for version in reversed(self.versions()) if version.round != best]
         for number in (best, *others):
             try:

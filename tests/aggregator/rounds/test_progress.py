@@ -154,7 +154,7 @@ def test_a_model_that_was_given_up_is_not_what_is_served_in_the_end(graded, upda
             b.wait(1.1)
         b.contribute("a", b.contribution("few-shot", update_of("few-shot", number), number))
     assert b.service.state.phase == "done"
-    assert b.service.state.progress == b.service.rounds.progress()
+    assert b.service.state.progress == b.service.rounds.progress.latest()
     deployed = (b.folder / "served.safetensors").read_bytes()
     assert (
         deployed

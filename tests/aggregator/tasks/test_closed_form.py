@@ -37,10 +37,10 @@ def sends(bundle):
     x, y = bundle.manifest.input.prepare(raw.images[:240, None]), raw.target[:240].astype(np.int64)
 
     def update(b, device, kind="full", number=1):
-        model.load(b.service._rounds.weights(number))
+        model.load(b.service.rounds.weights(number))
         strategy = next(one.strategy for one in b.task.kinds if one.name == kind)
         data = LocalData(x[HALVES[device]], y[HALVES[device]])
-        run = Run(b.service._rounds.seed(number), device, clock=lambda: 0.0, deadline=1.0, round=number)
+        run = Run(b.service.rounds.seed(number), device, clock=lambda: 0.0, deadline=1.0, round=number)
         made = kind_statistics.train(strategy, model, data, run)
         return made.tensors, made.num_examples
 
@@ -134,8 +134,8 @@ def test_where_no_statistics_are_asked_for_no_class_is_named(bench, task, sends)
         b.contribute(device, b.contribution("full", sends(b, device)))
     assert b.store.rounds.start(2).carried.memory[closed_form.MEMORY]
     trained = msgspec.structs.replace(task, head="trained")
-    b.service._rounds.task = trained
-    assert b.service._rounds.offer(2, 1.0).rare == ()
+    b.service.rounds.task = trained
+    assert b.service.offers.offer(2, 1.0).rare == ()
 
 
 def test_where_the_trained_head_is_better_it_is_served_and_the_log_says_so(
@@ -154,7 +154,7 @@ def test_where_the_trained_head_is_better_it_is_served_and_the_log_says_so(
     record = b.store.rounds.closed()[0].record
     assert record.eval_acc == record.base_eval_acc
     assert "with the trained one, which is served" in caplog.text
-    assert b.store.models.get(b.store.rounds.made(1).served) == encode(b.service._rounds.weights(2))
+    assert b.store.models.get(b.store.rounds.made(1).served) == encode(b.service.rounds.weights(2))
 
 
 def test_a_bundle_that_can_have_no_such_head_is_served_as_trained_and_the_log_says_why(
