@@ -132,7 +132,7 @@ class Bench:
 
     @property
     def store(self):
-        return self.service._rounds.store
+        return self.service.rounds.store
 
     def restart(self):
         """As after a crash: the folder is all that is left. The old bench is of no use any more."""
@@ -220,7 +220,11 @@ class Bench:
                 known = small.full_offer(known, small.decode_offer(payload))
             else:
                 known = messages.decode(payload, Offer)
-        return msgspec.structs.replace(known, base=self.store.base(known.round)) if known.kinds else known
+        return (
+            msgspec.structs.replace(known, base=self.store.rounds.start(known.round).base)
+            if known.kinds
+            else known
+        )
 
     def heard(self, kind):
         return [happening for happening in self.told if isinstance(happening, kind)]

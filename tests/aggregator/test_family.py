@@ -82,7 +82,9 @@ def test_an_update_of_a_smaller_model_is_held_against_its_own_base_late_ones_aga
 
     def base(number):
         return float(
-            (b.weights(b.store.carried(number).family["twin"])[name] - bundle.weights()[name]).mean()
+            (
+                b.weights(b.store.rounds.start(number).carried.family["twin"])[name] - bundle.weights()[name]
+            ).mean()
         )
 
     assert [send("a", 1.0, 1), send("a", 2.0, 2)] == ["accepted", "accepted"]

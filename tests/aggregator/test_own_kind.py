@@ -35,7 +35,8 @@ def test_an_update_at_which_the_kind_fails_is_left_out_and_the_round_is_merged(
         assert [receipt.status for receipt in b.contribute(device, sent)] == ["accepted"]
     assert b.offer.round == 2
     changed = sum(
-        int((value != bundle.weights()[name]).sum()) for name, value in b.weights(b.store.base(2)).items()
+        int((value != bundle.weights()[name]).sum())
+        for name, value in b.weights(b.store.rounds.start(2).base).items()
     )
     assert changed == len(update(bundle.manifest, 0)[0]["values"])
     assert "top-k fails at the update of b" in caplog.text

@@ -175,7 +175,7 @@ def test_in_a_cohort_late_scalars_count_once_and_none_of_who_was_not_asked(bench
     assert b.service.state.round == 3
     assert steps(b, 3) == [(1, 1.0, (1.0, 1.0)), (1, 0.375, (-4.0, 2.0)), (2, 0.25, (3.0, 3.0))]
     replayed = replay(bundle.weights(), log(b, 3), bundle.manifest)
-    assert hashlib.sha256(tensors.encode(replayed)).digest() == b.store.base(3).sha
+    assert hashlib.sha256(tensors.encode(replayed)).digest() == b.store.rounds.start(3).base.sha
 
 
 def test_a_liar_among_those_that_are_asked_moves_no_more_than_others_in_time_or_late(bench, make_task):

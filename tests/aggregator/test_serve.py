@@ -84,7 +84,7 @@ def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once
     store = Store(folder)
     kept = [stored for n in range(1, rounds + 1) for stored in store.contributions.of_round(n)]
     stored = Counter((one.round, one.device, one.kind) for one in kept)
-    closed = store.closed()
+    closed = store.rounds.closed()
     store.close()
     acknowledged = {
         (receipt.round, device.device, kind)

@@ -355,7 +355,7 @@ class Site:
         store = Store(aggregator.folder)
         try:
             kept = [one for n in range(1, rounds + 1) for one in store.contributions.of_round(n)]
-            closed = store.closed()
+            closed = store.rounds.closed()
         finally:
             store.close()
         counted = Counter((one.round, one.device, one.kind) for one in kept)

@@ -146,8 +146,8 @@ def test_class_statistics_of_a_javascript_device_make_the_head_that_is_served(se
     run = tmp_path / "run"
     sent = [one["num_examples"] for one in lines(run / "contributions.jsonl")]
     with closing(Store(run, reading=True)) as store:
-        kept = tensors.decode(store.models.get(store.carried(3).memory[closed_form.MEMORY]))
-        assert [store.closed(number)[0].note for number in (1, 2)] == ["", ""]
+        kept = tensors.decode(store.models.get(store.rounds.start(3).carried.memory[closed_form.MEMORY]))
+        assert [store.rounds.closed(number)[0].note for number in (1, 2)] == ["", ""]
     known = closed_form.StatisticsPool.of(kept, 10, ClassStatistics().projection(64))
     assert (known.rounds, known.samples) == (2, sum(sent) / 2)
 
@@ -162,8 +162,8 @@ def test_a_javascript_device_counts_what_it_held_out_by_the_head_that_came_besid
     run = tmp_path / "run"
     trained = [one["num_examples"] for one in lines(run / "contributions.jsonl")]
     with closing(Store(run, reading=True)) as store:
-        kept = tensors.decode(store.models.get(store.carried(3).memory[closed_form.MEMORY]))
-        note = store.closed(2)[0].note
+        kept = tensors.decode(store.models.get(store.rounds.start(3).carried.memory[closed_form.MEMORY]))
+        note = store.rounds.closed(2)[0].note
     held, closed, _ = kept["right"]
     assert abs(held - trained[1]) <= 1
     assert 0 <= closed <= held and note == held_out.trained_is_better(kept["right"])

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.rounds.state import RoundsState
-from device_runtime.aggregator.storage.store import Store
 from device_runtime.broker.wire import compact_round
 from device_runtime.broker.wire.messages import Offer
 from device_runtime.broker.wire.transfer import opening_blocks
 
+from .offers import OfferMaker
 from .outbound import Outbound
 
 DEADLINE_SLACK = 1.25
@@ -26,10 +26,10 @@ class OfferPublisher:
     is not asked does not train.
     """
 
-    def __init__(self, rounds: OpenRun, out: Outbound, clock: Callable[[], float]) -> None:
-        self._rounds = rounds
-        self._out = out
-        self._clock = clock
+    def __init__(
+        self, rounds: OpenRun, offers: OfferMaker, out: Outbound, clock: Callable[[], float]
+    ) -> None:
+        self._rounds, self._offers, self._out, self._clock = rounds, offers, out, clock
         self._last: Offer | None = None
 
     def started(self, state: RoundsState, saved: int) -> None:
@@ -57,9 +57,7 @@ class OfferPublisher:
         if self._compact(state):
             return True
         self.everybody(state)
-        store, number = self._rounds.store, state.round
-        if store.opened(number - 1) and not self._rounds.task.family and not store.base(number).at:
-            self._push(state, store, number)
+        self._push(state)
         return False
 
     def _compact(self, state: RoundsState) -> bool:
@@ -70,17 +68,23 @@ class OfferPublisher:
         if before.deadline_s <= now.deadline_s <= DEADLINE_SLACK * before.deadline_s:
             now = replace(now, deadline_s=before.deadline_s)
         steps = self._rounds.store.taken.last(now.round, max(0, now.base.at - before.base.at))
-        made = compact_round.compact_offer(before, now, steps, over=not self._rounds.rules.counts_late)
+        made = compact_round.compact_offer(before, now, steps, over=not state.rules.counts_late)
         if made is None:
             return False
         self._last = now
         self._out.next(now, made, state.online)
         return True
 
-    def _push(self, state: RoundsState, store: Store, number: int) -> None:
+    def _push(self, state: RoundsState) -> None:
         """Send the first blocks of each new checkpoint of the base to the devices that are ready."""
-        known = store.base(number - 1).checkpoint
-        for part in store.base(number).checkpoint:
+        store, number = self._rounds.store, state.round
+        if self._rounds.task.family or not store.rounds.opened(number - 1):
+            return
+        base = store.rounds.start(number).base
+        if base.at:
+            return
+        known = store.rounds.start(number - 1).base.checkpoint
+        for part in base.checkpoint:
             if part not in known:
                 for device in state.ready:
                     self._out.blocks(device, opening_blocks(part), store.models)
@@ -119,11 +123,11 @@ class OfferPublisher:
     def _current(self, state: RoundsState, asked: bool) -> Offer | None:
         """The offer for devices that the open round asks, or for the others; None while a round is merged."""
         if state.phase == "done":
-            return self._rounds.farewell()
+            return self._offers.farewell()
         if asked:
-            return self._rounds.offer(state.round, state.remaining_s(self._clock()))
+            return self._offers.offer(state.round, state.remaining_s(self._clock()))
         if state.phase in ("wait", "collect"):
-            return self._rounds.lobby(state.round)
+            return self._offers.lobby(state.round)
         return None
 
 

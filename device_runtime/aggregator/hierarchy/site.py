@@ -125,7 +125,7 @@ class Site:
     def _base(self, given: RoundInputs, steps: tuple[Step, ...] | None) -> Base:
         """The base that the site offers: steps on its own step log, else a checkpoint and a new log."""
         rounds = self._service.rounds
-        if steps is None or not rounds.store.opened(self._number):
+        if steps is None or not rounds.store.rounds.opened(self._number):
             return bases.checkpoint(given.base, rounds.store.models, rounds.manifest)
         seed = next((one.seeds for one in given.offer.base.tail if isinstance(one.seeds, int)), None)
         led = Merged(given.base, given.base, steps, replayable=True)
@@ -164,15 +164,19 @@ class Site:
     def result(self) -> SiteResult | str:
         """The result of the round that was given last, or why there is nothing to forward."""
         rounds, number = self._service.rounds, self._number
-        closed = rounds.store.closed(number)[0]
+        closed = rounds.store.rounds.closed(number)[0]
         devices = len({one.device for one in closed.contributions})
         if devices < self.task.min_contributions:
             return f"{devices} of {self.task.min_contributions} contributions"
         statistics = self._statistics(number)
         known = statistics is not None and statistics.sums.counts.any()
-        if closed.note and not known and rounds.store.base(number + 1).sha == rounds.store.base(number).sha:
+        if (
+            closed.note
+            and not known
+            and rounds.store.rounds.start(number + 1).base.sha == rounds.store.rounds.start(number).base.sha
+        ):
             return closed.note
-        before, after = rounds.store.base(number), rounds.store.base(number + 1)
+        before, after = rounds.store.rounds.start(number).base, rounds.store.rounds.start(number + 1).base
         taken = after.at - before.at if after.line == before.line else 0
         steps = rounds.store.taken.last(number + 1, taken)
         return site_result(closed, rounds.weights(number + 1), steps, statistics)
@@ -180,7 +184,7 @@ class Site:
     def _statistics(self, number: int) -> Statistics | None:
         """The class statistics of all devices of a merged round; None if none were stored."""
         rounds = self._service.rounds
-        kept = rounds.store.carried(number + 1).memory.get(closed_form.MEMORY)
+        kept = rounds.store.rounds.start(number + 1).carried.memory.get(closed_form.MEMORY)
         if kept is None:
             return None
         memory = tensors.decode(rounds.store.models.get(kept))
@@ -196,8 +200,7 @@ class Site:
 
     def farewell(self) -> None:
         """Tell the devices that the task is done."""
-        rounds = self._service.rounds
-        lobby = rounds.lobby(self._service.state.round)
+        lobby = self._service.offers.lobby(self._service.state.round)
         done = msgspec.structs.replace(lobby, round=self._service.state.round, done=True)
         topic = topics.offer(done.task)
         self._ports.link.publish(topic, self._ports.seal(topic, done), retain=True)

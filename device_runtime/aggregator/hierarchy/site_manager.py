@@ -191,6 +191,6 @@ def _waiting(site: Path) -> int:
     if given is None or not (site / database.FILE).exists():
         return 0
     with closing(Store(site, reading=True)) as store:
-        if store.closed(given.number):
+        if store.rounds.closed(given.number):
             return 0
         return sum(1 for _ in store.contributions.of_round(given.number))

@@ -13,17 +13,18 @@ from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from device_runtime.aggregator.errors import DatabaseError, RollbackError, RunFolderError
-from device_runtime.aggregator.rounds.run import SERVED
 from device_runtime.aggregator.storage import rollback_request
+from device_runtime.aggregator.storage.model_versions import SERVED
 from device_runtime.aggregator.storage.model_versions import Version as Made
 from device_runtime.aggregator.storage.stored_versions import check_rollback, versions_in
 from device_runtime.broker.wire.messages import Status
 
+from .devices import DeviceFilter
 from .journal import Filter
 from .metrics import ProcessMetrics
 from .security import Token
 from .shapes import DevicePage, Entries, ModelVersion, RollbackAnswer, RoundPage, TaskInfo, measured
-from .watch import PAGE_LIMIT, DeviceFilter, ServedTask
+from .watch import PAGE_LIMIT, ServedTask
 
 STREAMS = 32
 """The most live views at one time; any more get 503."""

@@ -6,8 +6,8 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,6 @@ from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import (
     Contributed,
-    ContributionRecord,
     ContributionRefused,
     DeviceSeen,
     Finished,
@@ -31,12 +30,11 @@ from device_runtime.aggregator.views.listener import (
 )
 from device_runtime.models.bundles.manifest import Manifest
 
+from .devices import DeviceFilter, WatchedDevices, page_of
 from .journal import Journal
 from .shapes import (
     Check,
     DevicePage,
-    DeviceStatus,
-    Doing,
     Health,
     KindFigures,
     RoundPage,
@@ -45,23 +43,8 @@ from .shapes import (
     measured,
 )
 
-MOST_DEVICES = 200_000
-"""Devices that are remembered; beyond that, the one that was first seen longest ago is forgotten."""
 PAGE_LIMIT = 1000
 """The most rounds or devices on one page."""
-
-
-@dataclass(frozen=True)
-class DeviceFilter:
-    """Selects devices by text in their name, profile, kind, reason or activity, and by presence.
-
-    `online`: True or False for those that are online or not, None for both.
-    """
-
-    search: str = ""
-    online: bool | None = None
-    offset: int = 0
-    limit: int = 100
 
 
 class TaskWatch:
@@ -74,11 +57,9 @@ class TaskWatch:
     def __init__(self, task: str, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._devices: dict[str, DeviceStatus] = {}
+        self._devices = WatchedDevices()
         self._rounds: list[RoundStatus] = []
         self._counts: dict[str, int] = {}
-        self._sitting_out: set[str] = set()
-        self._online = 0
         self._live = TaskStatus(task)
         self.manifest: Manifest | None = None
         """The manifest of the task's bundle; None until the service has started."""
@@ -99,25 +80,17 @@ class TaskWatch:
             return replace(
                 self._live,
                 contributions=dict(sorted(self._counts.items())),
-                sitting_out=len(self._sitting_out),
+                sitting_out=len(self._devices.sitting_out),
                 devices=len(self._devices),
-                online=self._online,
+                online=self._devices.online,
                 closed_rounds=len(self._rounds),
             )
 
     def devices(self, wanted: DeviceFilter) -> DevicePage:
         """The selected devices, those online first, then by name."""
         with self._lock:
-            known = list(self._devices.values())
-        words = wanted.search.casefold()
-        found = [
-            device
-            for device in known
-            if (wanted.online is None or device.online == wanted.online)
-            and any(words in text.casefold() for text in _texts(device))
-        ]
-        found.sort(key=lambda device: (not device.online, device.device))
-        return DevicePage(len(found), found[wanted.offset : wanted.offset + wanted.limit])
+            known = self._devices.all()
+        return page_of(known, wanted)
 
     def rounds(self, after: int = 0, limit: int = PAGE_LIMIT) -> RoundPage:
         """The closed rounds after round `after`, at most `limit`."""
@@ -134,13 +107,16 @@ class TaskWatch:
             case RoundExtended():
                 self._extend(happening, now)
             case DeviceSeen():
-                self._seen(happening, now)
+                self._devices.seen(happening, now)
             case PlanMade():
-                self._planned(happening, now)
+                self._devices.planned(happening, now)
             case Contributed(record=record):
-                self._contributed(record, now)
+                self._devices.contributed(record, now)
+                self._counts[record.kind] = self._counts.get(record.kind, 0) + 1
+                self._change(moved_at=now)
             case ContributionRefused():
-                self._refused(happening, now)
+                self._devices.refused(happening, now)
+                self._change(not_counted=self._live.not_counted + 1)
             case RoundClosed():
                 self._close(happening, now)
             case Finished():
@@ -150,17 +126,13 @@ class TaskWatch:
         self.manifest = happening.manifest
         for closed in happening.closed:
             self._close(closed, None)
-            for record in closed.contributions:
-                before = self._device(record.device)
-                self._set(
-                    before, {"online": False, "contributions": before.contributions + 1, **_costs(record)}
-                )
+            self._devices.closed(closed)
         phase = "finished" if len(happening.closed) >= happening.task.rounds else "waiting"
         needed = happening.task.min_contributions
         self._change(run=happening.run, rounds=happening.task.rounds, phase=phase, needed=needed)
 
     def _open(self, happening: RoundOpened, now: float) -> None:
-        self._counts, self._sitting_out = {}, set()
+        self._counts, self._devices.sitting_out = {}, set()
         if happening.again and happening.contributions:
             self._counts = {"before the restart": happening.contributions}
         self._change(
@@ -177,7 +149,7 @@ class TaskWatch:
         )
 
     def _extend(self, happening: RoundExtended, now: float) -> None:
-        self._sitting_out = set()
+        self._devices.sitting_out = set()
         counted = f"{happening.contributions} of {happening.needed} contributions"
         self._change(
             closes_at=now + happening.deadline_s,
@@ -185,59 +157,9 @@ class TaskWatch:
             note=f"extended: {counted}{happening.outlook}",
         )
 
-    def _seen(self, happening: DeviceSeen, now: float) -> None:
-        told: dict[str, object] = {"online": happening.online, "last_seen": now}
-        if happening.engine or happening.profile:
-            told |= {"profile": happening.profile, "engine": happening.engine}
-            told |= {"num_examples": happening.num_examples, "memory_bytes": happening.memory_bytes}
-            told["battery_percent"] = happening.battery_percent
-        self._set(self._device(happening.device), told)
-
-    def _planned(self, plan: PlanMade, now: float) -> None:
-        doing: Doing = "planned" if plan.kind else "sits out"
-        (self._sitting_out.discard if plan.kind else self._sitting_out.add)(plan.device)
-        told = {"doing": doing, "round": plan.round, "kind": plan.kind, "why": "; ".join(plan.reasons)}
-        predicted_s = measured(plan.seconds)
-        self._set(self._device(plan.device), {**told, "predicted_s": predicted_s, "last_seen": now})
-
-    def _contributed(self, record: ContributionRecord, now: float) -> None:
-        before = self._device(record.device)
-        told = {"doing": "sent", "contributions": before.contributions + 1, "last_seen": now}
-        self._set(before, {**told, **_costs(record)})
-        self._counts[record.kind] = self._counts.get(record.kind, 0) + 1
-        self._change(moved_at=now)
-
-    def _refused(self, refused: ContributionRefused, now: float) -> None:
-        self._change(not_counted=self._live.not_counted + 1)
-        before = self._device(refused.device)
-        told: dict[str, object] = {"last_seen": now, "not_counted": before.not_counted + 1}
-        if refused.status != "duplicate":
-            told |= {"doing": refused.status, "round": refused.round, "kind": refused.kind}
-            told["why"] = refused.reason
-        self._set(before, told)
-
     def _close(self, closed: RoundClosed, now: float | None) -> None:
         record = closed.record
-        self._rounds.append(
-            RoundStatus(
-                round=record.round,
-                closed_at=now,
-                accuracy=measured(record.eval_acc),
-                loss=measured(record.eval_loss),
-                base_accuracy=measured(record.base_eval_acc),
-                train_loss=measured(record.train_loss),
-                participants=record.participants,
-                bytes_up=record.bytes_up,
-                bytes_down=record.bytes_down,
-                energy_j=record.energy_j,
-                train_s=record.train_time_s,
-                duration_s=record.duration_s,
-                note=closed.note,
-                kinds=by_kind(closed),
-                metric=record.metric,
-                metrics=record.metrics,
-            )
-        )
+        self._rounds.append(_status_of(closed, now))
         self._change(
             round=record.round,
             accuracy=measured(record.eval_acc),
@@ -251,20 +173,31 @@ class TaskWatch:
             metrics=record.metrics,
         )
 
-    def _device(self, name: str) -> DeviceStatus:
-        return self._devices.get(name) or DeviceStatus(name, online=False)
-
-    def _set(self, before: DeviceStatus, told: Mapping[str, object]) -> None:
-        known = before.device in self._devices
-        if not known and len(self._devices) >= MOST_DEVICES:
-            gone = self._devices.pop(next(iter(self._devices)))
-            self._online -= gone.online
-        after = replace(before, **told)  # type: ignore[arg-type]
-        self._online += after.online - (before.online if known else False)
-        self._devices[before.device] = after
-
     def _change(self, **changes: object) -> None:
         self._live = replace(self._live, **changes)  # type: ignore[arg-type]
+
+
+def _status_of(closed: RoundClosed, closed_at: float | None) -> RoundStatus:
+    """A closed round as HTTP shows it."""
+    record = closed.record
+    return RoundStatus(
+        round=record.round,
+        closed_at=closed_at,
+        accuracy=measured(record.eval_acc),
+        loss=measured(record.eval_loss),
+        base_accuracy=measured(record.base_eval_acc),
+        train_loss=measured(record.train_loss),
+        participants=record.participants,
+        bytes_up=record.bytes_up,
+        bytes_down=record.bytes_down,
+        energy_j=record.energy_j,
+        train_s=record.train_time_s,
+        duration_s=record.duration_s,
+        note=closed.note,
+        kinds=by_kind(closed),
+        metric=record.metric,
+        metrics=record.metrics,
+    )
 
 
 def by_kind(closed: RoundClosed) -> dict[str, KindFigures]:
@@ -281,25 +214,6 @@ def by_kind(closed: RoundClosed) -> dict[str, KindFigures]:
             sums.train_s + record.train_time_s,
         )
     return figures
-
-
-def _costs(record: ContributionRecord) -> dict[str, object]:
-    return {
-        "round": record.round,
-        "kind": record.kind,
-        "why": record.why,
-        "num_examples": record.num_examples,
-        "train_s": measured(record.train_time_s),
-        "energy_j": measured(record.energy_j),
-        "energy_source": record.energy_source,
-        "energy_uncertainty": measured(record.energy_uncertainty),
-        "bytes_up": record.bytes_up,
-        "bytes_down": record.bytes_down,
-    }
-
-
-def _texts(device: DeviceStatus) -> tuple[str, ...]:
-    return (device.device, device.profile, device.kind, device.why, device.doing)
 
 
 class LinkCounters(Protocol):

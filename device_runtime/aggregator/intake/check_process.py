@@ -66,7 +66,7 @@ class ContributionChecker:
         if message.run != self._run or message.blob or not 1 <= message.round <= self.task.rounds:
             return None
         try:
-            if self._standard.needs_base and not self._store.opened(message.round):
+            if self._standard.needs_base and not self._store.rounds.opened(message.round):
                 return None  # until the round is open, its base may still change
             offered = self._standard.offered(message.round)
             check.check_message(message, offered)

@@ -39,7 +39,7 @@ class Reception:
         self._refusals: dict[Update, str] = {}
         self._samples: dict[str, int] = {}
         self._offered = ExpectedContributions(
-            rounds.task, rounds.run, rounds.manifests, rounds.weights
+            rounds.task, rounds.run, rounds.tools.manifests, rounds.weights
         ).offered
 
     def heard(self, device: str, samples: int) -> None:
@@ -105,7 +105,7 @@ class Reception:
 
     def _check_opened(self, number: int) -> None:
         """Raise UpdateRefused for a round that this site has not offered: it may skip rounds from above."""
-        if self._rounds.outside and not self._rounds.store.opened(number):
+        if self._rounds.outside and not self._rounds.store.rounds.opened(number):
             raise UpdateRefused(f"round {number} was not offered by this site")
 
     def block(self, device: str, sha: bytes, block: tuple[int, bytes]) -> bool:
@@ -172,5 +172,5 @@ class Reception:
 
         If not, its content is not checked, as the base to check it against may be gone.
         """
-        rules = self._rounds.rules
+        rules = self._rounds.progress.rules
         return made_for < number and rules.counts_late and number - made_for <= rules.max_staleness

@@ -18,7 +18,7 @@ from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.intake.check import codec_of
 from device_runtime.aggregator.intake.contributions import StoredContribution
 from device_runtime.aggregator.storage.bases import StepLine, base_weights, checkpoint, next_base
-from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, Store
+from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, RoundModels, Store
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.errors import BlobError
 from device_runtime.models.bundles import bundle as bundles
@@ -64,7 +64,7 @@ def merge_round(store: Store, task: Task, tools: MergeTools, number: int, seed: 
     served = store.models.put(tensors.encode(merged.served))
     base = next_base(store, number, merged, StepLine(manifest, task.seed))
     carried = store_carried(merged.carried, store, tools)
-    return MergeResult(base, served, carried, merged.steps, note)
+    return MergeResult(RoundModels(base, carried, served), merged.steps, note)
 
 
 def store_carried(carried: CarriedState, store: Store, tools: MergeTools) -> CarriedBlobs:
@@ -82,7 +82,7 @@ def store_carried(carried: CarriedState, store: Store, tools: MergeTools) -> Car
 
 def _carried(store: Store, number: int, tools: MergeTools) -> CarriedState:
     """Reads what round `number` took over in addition to its base."""
-    blobs = store.carried(number)
+    blobs = store.rounds.start(number).carried
     return CarriedState(
         family={name: base_weights(store, number, tools.manifest(name), name) for name in blobs.family},
         memory={name: tensors.decode(store.models.get(blob)) for name, blob in blobs.memory.items()},
@@ -177,6 +177,7 @@ class MergeTools:
     ) -> None:
         """`models` by member, the main model by "". `generic`: samples that belong to no device."""
         self.generic = generic
+        self.manifests = {name: bundle.manifest for name, bundle in models.items()}
         self._bundles, self._engine = models, engine or EngineSettings()
         self._opened: dict[str, DeviceModel] = {}
 
@@ -188,7 +189,7 @@ class MergeTools:
 
     def manifest(self, member: str = "") -> Manifest:
         """The manifest of a member. Raises KeyError."""
-        return self._bundles[member].manifest
+        return self.manifests[member]
 
     def unload(self) -> None:
         """Frees the memory of all sessions until the next use."""

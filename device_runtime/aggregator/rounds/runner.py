@@ -14,13 +14,13 @@ from typing import TypeVar
 import numpy as np
 
 from device_runtime.aggregator.delivery.offering import OfferPublisher
+from device_runtime.aggregator.delivery.offers import OfferMaker
 from device_runtime.aggregator.delivery.outbound import Outbound, RoundTraffic
 from device_runtime.aggregator.errors import AggregatorError, DatabaseError, RollbackError, RunFolderError
 from device_runtime.aggregator.intake.contributions import StoredContribution, record_of
 from device_runtime.aggregator.intake.receipts import Receipts
 from device_runtime.aggregator.intake.reception import Reception, ReceptionPorts
 from device_runtime.aggregator.storage import rollback_request
-from device_runtime.aggregator.storage.run_files import SavedSession
 from device_runtime.aggregator.views.listener import (
     Contributed,
     Finished,
@@ -34,6 +34,7 @@ from device_runtime.broker.wire.messages import Offer
 
 from . import events, machine
 from .commit_group import CommitGroup
+from .phases import RoundPhases
 from .ports import Ports
 from .run import OpenRun
 from .state import RoundsState, Rules
@@ -56,12 +57,11 @@ class RoundRunner:
     """
 
     def __init__(self, rounds: OpenRun, ports: Ports, tell: Callable[[RunEvent], None]) -> None:
-        self.rounds = rounds
+        self.rounds, self.phases, self.offers = rounds, RoundPhases(rounds), OfferMaker(rounds)
         self.traffic = RoundTraffic(ports.mqtt5)
         self.out = Outbound(ports, self.traffic)
         self.plans: dict[str, tuple[str, str]] = {}
         self.gave_up = ""
-        self._fruitless = 0
         self._max_devices = ports.max_devices
         self.state = RoundsState(self._rules)
         self.reception = Reception(
@@ -70,27 +70,26 @@ class RoundRunner:
         )
         self._group = CommitGroup(rounds.store.contributions)
         self._strategies = {kind.name: kind.strategy for kind in rounds.task.kinds}
-        self._offering = OfferPublisher(rounds, self.out, ports.clock)
+        self._offering = OfferPublisher(rounds, self.offers, self.out, ports.clock)
         self._clock = ports.clock
         self._tell = tell
         self._events: deque[events.Event] = deque()
         self._busy = False
-        self._session = SavedSession(rounds.store)
+        self._session = rounds.store.session
         self._receipts = Receipts(self.reception, self.out, ports.clock, tell)
 
     @property
     def _rules(self) -> Rules:
-        return replace(self.rounds.rules, max_contributions=self._max_devices)
+        return replace(self.rounds.progress.rules, max_contributions=self._max_devices)
 
     def start(self) -> None:
         """Starts a new run, or resumes the one in the folder."""
-        saved = self.rounds.saved()
+        saved = self.rounds.progress.saved()
         if saved:
             self.traffic.begin(self.rounds.store.contributions.traffic(saved.round))
         if self.rounds.registry.pending():
-            self.rounds.redeploy()
+            self.rounds.registry.deploy()
         state, commands = machine.resume(self._rules, saved, self._clock())
-        self._fruitless = state.fruitless
         self._do(state, commands)
         self._drain()
         self._offering.started(self.state, saved.round if saved else 0)
@@ -100,6 +99,8 @@ class RoundRunner:
 
         An event that a command has caused waits until those before it are done.
         """
+        if isinstance(event, events.DevicePresent | events.Forgotten):
+            self._session.note(event)
         self._events.append(event)
         if not self._busy:
             self._drain()
@@ -114,17 +115,12 @@ class RoundRunner:
         self._session.settle(self.state)
         self._receipts.pay()
 
-    def save_presence(self, device: str) -> None:
-        """Saves for a restart that a device came, went, or is ready."""
-        self._session.save_presence(device)
-
     def forget(self, device: str) -> None:
         """Forgets a device that is away."""
         self.plans.pop(device, None)
         self.traffic.forget(device)
         self.out.forget(device)
         self.feed(events.Forgotten(self._clock(), device))
-        self._session.forget(device)
 
     def offer(self) -> None:
         """Publishes the current offer again: a broker may have lost it."""
@@ -142,7 +138,7 @@ class RoundRunner:
         """
         self.settle()
         self.rounds.go_back(to)
-        self.feed(events.RolledBack(self._clock(), self.rounds.given_up()))
+        self.feed(events.RolledBack(self._clock(), self.rounds.progress.given_up()))
 
     def do_requested_rollback(self) -> None:
         """Does a rollback that was requested in the run folder; logs why, where it cannot."""
@@ -158,7 +154,7 @@ class RoundRunner:
 
     def farewell(self) -> Offer | None:
         """The offer to leave retained on the broker when the run is done; None when it is to be resumed."""
-        return self.rounds.farewell() if self.state.phase == "done" else None
+        return self.offers.farewell() if self.state.phase == "done" else None
 
     def reply(self, reply: events.Reply) -> None:
         """Sends a device the receipt of its contribution."""
@@ -240,7 +236,7 @@ class RoundRunner:
             case events.DoPhase():
                 self._do_phase(command)
             case events.Finish():
-                self.rounds.finish(command.best)
+                self.rounds.registry.end_with(command.best)
                 self._receipts.pay_all()
                 self.offer()
                 self._tell(Finished(self.rounds.run, self.state.round))
@@ -248,9 +244,8 @@ class RoundRunner:
     def _announce(self, command: events.Announce) -> None:
         task, number = self.rounds.task, command.round
         if not command.again:
-            self.rounds.open(number)
+            self.phases.open(number)
             self.traffic.begin({})
-            self._fruitless = 0
         kinds = tuple(kind.name for kind in task.offered(number))
         deadline_s, count = self.state.deadline_s(number), self.state.contributions
         self._tell(RoundOpened(number, kinds, deadline_s, command.again, count))
@@ -259,9 +254,7 @@ class RoundRunner:
     def _extend(self, command: events.Extend) -> None:
         """Extends a round. Fruitless deadlines are stored: else a run that keeps crashing would never end."""
         state, number = self.state, command.round
-        if state.fruitless != self._fruitless:
-            self.rounds.store.fruitless(number, state.fruitless)
-            self._fruitless = state.fruitless
+        self.rounds.store.session.fruitless(number, state.fruitless)
         self._tell(
             RoundExtended(
                 round=number,
@@ -277,7 +270,7 @@ class RoundRunner:
 
     def _give_up(self, command: events.GiveUp) -> None:
         """Abandons the run. Stores 0 fruitless deadlines, so that a restart counts them from 0."""
-        self.rounds.store.fruitless(command.round, 0)
+        self.rounds.store.session.fruitless(command.round, 0)
         self.gave_up = abandoned_text(command, {device: why for device, (_, why) in self.plans.items()})
 
     def _invite(self, command: events.Invite) -> None:
@@ -287,7 +280,7 @@ class RoundRunner:
         """
         devices = draw(self.state, command, self.rounds.task.seed)
         if devices:
-            self.rounds.store.ask(command.round, devices, self.state.rules.earliest(command.round))
+            self.rounds.store.session.ask(command.round, devices, self.state.rules.earliest(command.round))
             self._offering.each(self.state, devices)
         self._events.appendleft(events.Invited(self._clock(), command.round, devices))
 
@@ -316,17 +309,17 @@ class RoundRunner:
         return why if kind.split(" ")[0] == update.kind else ""
 
     def _do_phase(self, command: events.DoPhase) -> None:
-        number, rounds = command.round, self.rounds
+        number, phases, progress = command.round, self.phases, self.rounds.progress
         worked = events.PhaseDone(self._clock(), command.phase)
         match command.phase:
             case "merge":
-                self._with_room(lambda: rounds.merge(number, command.durations, command.early))
+                self._with_room(lambda: phases.merge(number, command.durations, command.early))
             case "evaluate":
-                self._with_room(lambda: rounds.evaluate(number))
+                self._with_room(lambda: phases.evaluate(number))
             case "publish":
                 duration_s = self._clock() - self.state.opened_s
-                self._tell(self._with_room(lambda: rounds.publish(number, self.traffic.all(), duration_s)))
-                worked = replace(worked, score=rounds.score(number), back=rounds.restored_progress(number))
+                self._tell(self._with_room(lambda: phases.publish(number, self.traffic.all(), duration_s)))
+                worked = replace(worked, score=progress.score(number), back=progress.restored(number))
         self._events.append(replace(worked, now=self._clock()))
 
     def _with_room(self, work: Callable[[], T]) -> T:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from device_runtime.aggregator.delivery.last_will import HeldWills
+from device_runtime.aggregator.delivery.offers import OfferMaker
 from device_runtime.aggregator.errors import DatabaseError, NoContributions, RunFolderError, UpdateRefused
 from device_runtime.aggregator.intake.check_process import CheckedMessage
 from device_runtime.aggregator.intake.limits import RATE, KnownDevices, RateLimit, message_cost
@@ -94,6 +95,11 @@ class Service:
         """The open run, which is on the disk."""
         return self._rounds
 
+    @property
+    def offers(self) -> OfferMaker:
+        """Makes the run's offers."""
+        return self._run.offers
+
     def give(self, given: GivenRound) -> None:
         """Gives a later round, or the open one with another deadline; it is stored before it is offered.
 
@@ -146,7 +152,7 @@ class Service:
                 "nothing compares the closed-form head with the trained one: set eval_data or "
                 "statistics.hold_out"
             )
-        closed = rounds.store.closed()
+        closed = rounds.store.rounds.closed()
         self._tell(Started(rounds.task, rounds.run, rounds.resumed, closed, rounds.manifest))
         self._run.start()
         self._crowd.remember((*self.state.asked, *self.state.devices))
@@ -305,7 +311,6 @@ class Service:
         ready = before.ready if before and known else retain and self.state.round > 0
         ready = ready and not state.paused  # until it says hello
         self._run.feed(events.DevicePresent(self._ports.clock(), device, state.boot, state.online, ready))
-        self._run.save_presence(device)
         if self.state.devices.get(device) != before:
             self._tell(DeviceSeen(device, state.online))
         now = self.state.devices.get(device)
@@ -336,7 +341,6 @@ class Service:
         self._run.feed(
             events.DevicePresent(self._ports.clock(), device, hello.boot, True, hello.num_examples > 0)
         )
-        self._run.save_presence(device)
         self._run.answer(device)
 
     def _on_plan(self, device: str, plan: wire.Plan) -> None:
@@ -388,7 +392,6 @@ class Service:
             return
         if device not in self.state.devices:
             self._run.feed(events.DevicePresent(self._ports.clock(), device, message.boot, True))
-            self._run.save_presence(device)
         self._run.reception.announce(update, message, refusal)
 
     def _tell(self, happening: RunEvent) -> None:

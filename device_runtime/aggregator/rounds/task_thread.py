@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 
 from device_runtime.aggregator.delivery.router import Router
 from device_runtime.aggregator.errors import NoContributions
@@ -30,20 +31,27 @@ not interrupt it.
 """
 
 
-class TaskThread:
-    """One task with its thread, its inbox, and the clock of its service. The event `stop` ends it.
+@dataclass(frozen=True)
+class TaskEnd:
+    """How the service of a task ended: in which round, and whether the task is done.
 
-    `gave_up`: the error that ended the run because no contributions came; None if it did not end so.
+    farewell: the last offer of a task that is done. gave_up: the error of a run that was abandoned.
     """
+
+    round: int = 0
+    done: bool = False
+    farewell: Will | None = None
+    gave_up: NoContributions | None = None
+
+
+class TaskThread:
+    """One task with its thread, its inbox, and the clock of its service. The event `stop` ends it."""
 
     def __init__(self, task: Task, stop: threading.Event) -> None:
         self.task = task
         self.inbox = BoundedInbox()
         self.loop_clock = LoopClock()
-        self.farewell: Will | None = None
-        self.gave_up: NoContributions | None = None
-        self.round = 0
-        self.done = False
+        self.ended = TaskEnd()
         self._stop = stop
         self._error: BaseException | None = None
         self._opened, self._begun = threading.Event(), threading.Event()
@@ -84,12 +92,13 @@ class TaskThread:
                 self._begun.wait()
                 if self._stop.is_set():
                     return
+                gave_up = None
                 try:
                     service.run(self._stop)
                 except NoContributions as error:  # the other tasks go on
-                    self.gave_up = error
-                self.farewell = service.farewell()
-                self.round, self.done = service.state.round, service.state.phase == "done"
+                    gave_up = error
+                state = service.state
+                self.ended = TaskEnd(state.round, state.phase == "done", service.farewell(), gave_up)
         except BaseException as error:  # whatever it is, it ends the process: `end` raises it there
             self._error = error
             self._stop.set()
@@ -132,8 +141,8 @@ def _route(
                 said.clear()
             router.route(event)
         for name, thread in threads.items():
-            if thread.farewell and name not in said:
-                publish(thread.farewell.topic, thread.farewell.payload, thread.farewell.retain)
+            if (will := thread.ended.farewell) and name not in said:
+                publish(will.topic, will.payload, will.retain)
                 said.add(name)
 
 

@@ -95,7 +95,7 @@ class Process:
     @property
     def done(self) -> bool:
         """Whether all tasks are done."""
-        return all(one.done for one in self._tasks)
+        return all(one.ended.done for one in self._tasks)
 
     def run(self) -> None:
         """Serves until all tasks are done or a signal comes; a second signal ends at once and loses nothing.
@@ -143,11 +143,11 @@ class Process:
                 at_work.close()
                 self._stay()
         for one in self._tasks:
-            if not one.done and not one.gave_up:
-                text = f"stopped in round {one.round}; the same command goes on with it"
+            if not one.ended.done and not one.ended.gave_up:
+                text = f"stopped in round {one.ended.round}; the same command goes on with it"
                 log.info("%s", text) if self._structured else print(self._label(one.task.name) + text)
-        if vain := [f"{self._label(one.task.name)}{one.gave_up}" for one in self._tasks if one.gave_up]:
-            raise NoContributions("; ".join(vain))
+        if vain := [(one.task.name, one.ended.gave_up) for one in self._tasks if one.ended.gave_up]:
+            raise NoContributions("; ".join(f"{self._label(name)}{error}" for name, error in vain))
 
     def _welcome(self, http: HttpServer, access: BrowserAccess) -> None:
         """Prints how browsers join; a log, which many may read, gets no one-time link."""
@@ -197,14 +197,14 @@ class Process:
 
     def _leave(self, link: Link) -> None:
         """Closes the link, and leaves a retained message for each task that is done."""
-        wills = [one.farewell for one in self._tasks if one.farewell]
+        wills = [one.ended.farewell for one in self._tasks if one.ended.farewell]
         for will in wills[:-1]:
             link.publish(will.topic, will.payload, will.retain)
         link.close(wills[-1] if wills else None)
 
     def _stay(self) -> None:
         """Keeps HTTP running after all tasks are done until a signal comes, if `http.stay` is set."""
-        if any(one.gave_up for one in self._tasks):
+        if any(one.ended.gave_up for one in self._tasks):
             return
         if self._server.http and self._server.http.stay and not self._stop.is_set():
             self._say("all is done; http answers until it is stopped")

@@ -23,7 +23,7 @@ from device_runtime.models.bundles.tensors import Tensors, encoded_parts
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.merging.merge import Merged
 
-from .store import Store
+from .store import Latest, Store
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ def base_weights(store: Store, number: int, manifest: Manifest, member: str = ""
     `manifest` is that of the family's member, or of the main model. Raises RunFolderError when the weights
     are not those that were distributed (by sha256).
     """
-    base = store.carried(number).family[member] if member else store.base(number)
+    base = store.rounds.start(number).carried.family[member] if member else store.rounds.start(number).base
     return _weights_of(store, base, number, manifest)
 
 
 def made_weights(store: Store, number: int, manifest: Manifest) -> Tensors:
     """The weights of the main model that round `number` made. Raises RunFolderError as `base_weights`."""
-    return _weights_of(store, store.made(number)[0], number + 1, manifest)
+    return _weights_of(store, store.rounds.made(number).base, number + 1, manifest)
 
 
 def _weights_of(store: Store, base: Base, number: int, manifest: Manifest) -> Tensors:
@@ -88,14 +88,14 @@ def next_base(store: Store, number: int, merged: Merged, line: StepLine) -> Base
 
     Raises BlobError.
     """
-    old, new = store.base(number), tuple(merged.steps)
+    old, new = store.rounds.start(number).base, tuple(merged.steps)
     if not merged.replayable:
         base = checkpoint(merged.base, store.models, line.manifest)
     elif not new:
         return old
     else:
         base = _further(store, number, merged, line)
-    store.remember(base, merged.base)
+    store.latest = Latest(base, merged.base)
     return base
 
 
@@ -105,7 +105,7 @@ def _further(store: Store, number: int, merged: Merged, line: StepLine) -> Base:
     Whenever a segment of the log is full, a new checkpoint is made, so that no offered base is more than a
     segment of steps away from its checkpoint.
     """
-    old, new = store.base(number), tuple(merged.steps)
+    old, new = store.rounds.start(number).base, tuple(merged.steps)
     at = old.at + len(new)
     parts, since = old.checkpoint, old.steps + len(new)
     if at // SEGMENT > old.at // SEGMENT:

@@ -12,16 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import nan
 
-from device_runtime.aggregator.errors import RollbackError
+from device_runtime.aggregator.errors import RollbackError, RunFolderError
 from device_runtime.aggregator.views.listener import RoundClosed
 from device_runtime.broker.errors import BlobError
-from device_runtime.broker.wire.messages import Base, Blob
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.models.bundles.targets import ACCURACY
 
 from .history import Rollback
-from .store import CarriedBlobs, Store
+from .store import RoundModels, Store
 
 log = logging.getLogger(__name__)
+
+SERVED = "served.safetensors"
+"""File in the run folder: the served model of the latest closed round."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,6 @@ class Version:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class RoundModels:
-    """The models that a round made: the next base, what goes with it, and the served model."""
-
-    base: Base
-    carried: CarriedBlobs
-    served: Blob
-
-    @property
-    def blobs(self) -> tuple[Blob, ...]:
-        """All blobs that a rollback to it needs, besides the steps since the checkpoint."""
-        return (*self.base.checkpoint, *self.carried.blobs, self.served)
-
-
 class ModelVersions:
     """The versions of a run folder. `keep`: how many of the latest are kept; 0: all.
 
@@ -72,10 +61,18 @@ class ModelVersions:
         """`wall` gives the seconds since 1970."""
         self._store, self._keep, self._wall = store, keep, wall
 
-    def made(self, number: int) -> RoundModels:
-        """The models that a merged round made."""
-        base, carried = self._store.made(number)
-        return RoundModels(base, carried, self._store.served(number))
+    def deploy(self, number: int = 0) -> None:
+        """Writes the model of round `number` as the served one; 0: that of the round that is served.
+
+        A crash may have come before it was written, so it is written again.
+        """
+        if not (number := number or self.served()):
+            return
+        path = self._store.folder / SERVED
+        try:
+            replace_file(path, self._store.models.get(self._store.rounds.made(number).served))
+        except OSError as error:
+            raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from None
 
     def published(self, number: int) -> None:
         """Records that the served model of a round is published now."""
@@ -84,10 +81,10 @@ class ModelVersions:
     def versions(self) -> tuple[Version, ...]:
         """All versions, in the order of their rounds."""
         times, served = self._store.history.published(), self.served()
-        return tuple(self._version(closed, times, served) for closed in self._store.closed())
+        return tuple(self._version(closed, times, served) for closed in self._store.rounds.closed())
 
     def _version(self, closed: RoundClosed, times: dict[int, float], served: int) -> Version:
-        record, made = closed.record, self.made(closed.record.round)
+        record, made = closed.record, self._store.rounds.made(closed.record.round)
         return Version(
             round=record.round,
             sha256=made.served.hex,
@@ -108,7 +105,7 @@ class ModelVersions:
 
     def _is_sound(self, number: int) -> bool:
         """Whether a version is kept and undamaged: after a rollback to a damaged one the run is stuck."""
-        made = self.made(number)
+        made = self._store.rounds.made(number)
         if not self._is_kept(number, made):
             return False
         try:
@@ -120,13 +117,13 @@ class ModelVersions:
 
     def served(self) -> int:
         """The round whose model is served: the latest closed one, or that of a rollback; 0 for none."""
-        latest = self._store.latest_closed()
+        latest = self._store.rounds.latest_closed()
         pending = self._store.history.rollback_after(latest)
         return pending.to if pending else latest
 
     def pending(self) -> Rollback | None:
         """The rollback after which no round has closed yet; None without one."""
-        return self._store.history.rollback_after(self._store.latest_closed())
+        return self._store.history.rollback_after(self._store.rounds.latest_closed())
 
     def go_back(self, to: int) -> Rollback:
         """Serves the version of round `to` and continues the run from it; durable on return.
@@ -134,8 +131,8 @@ class ModelVersions:
         Contributions of an open round are discarded, as they were made from a discarded base. A repeated call
         changes nothing. Raises RollbackError for a version that is not kept or is damaged.
         """
-        saved = self._store.saved()
-        closed = {one.record.round for one in self._store.closed()}
+        saved = self._store.session.saved()
+        closed = {one.record.round for one in self._store.rounds.closed()}
         if saved is None or to not in closed:
             known = f"rounds 1 to {max(closed)}" if closed else "no round"
             raise RollbackError(f"round {to} has served no model; {known} did")
@@ -150,10 +147,16 @@ class ModelVersions:
         return rollback
 
     def end_with(self, best: int) -> None:
-        """Serves the version of round `best` or, where that is damaged, the latest sound one, with a warning.
+        """Ends the run: serves the version of round `best` (0: the last round).
 
-        Raises RollbackError where all are damaged.
+        Where that is damaged, it is the latest sound one, with a warning. A pending rollback takes
+        precedence. Raises RollbackError where all are damaged.
         """
+        if best and self.pending() is None:
+            self._go_back_to_best(best)
+        self.deploy()
+
+    def _go_back_to_best(self, best: int) -> None:
         others = [version.round for version in reversed(self.versions()) if version.round != best]
         for number in (best, *others):
             try:
@@ -170,8 +173,11 @@ class ModelVersions:
 
     def kept(self, best: int) -> tuple[tuple[int, RoundModels], ...]:
         """The versions to keep, by round: the latest ones, that of round `best`, and the served one."""
-        latest = self._store.latest_closed()
+        latest = self._store.rounds.latest_closed()
         first = max(1, latest - self._keep + 1) if self._keep else 1
         wanted = {*range(first, latest + 1), best, self.served()} - {0}
-        made = ((number, self.made(number)) for number in filter(self._store.opened, sorted(wanted)))
+        made = (
+            (number, self._store.rounds.made(number))
+            for number in filter(self._store.rounds.opened, sorted(wanted))
+        )
         return tuple((number, one) for number, one in made if number >= first or self._is_kept(number, one))

@@ -1,10 +1,9 @@
-"""Files of a run: its figures as JSON lines and CSV, its identity, and the devices that are online."""
+"""Files of a run: its figures as JSON lines and CSV, and its identity."""
 
 from __future__ import annotations
 
 import csv
 import io
-import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -13,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.aggregator.errors import RunFolderError
-from device_runtime.aggregator.rounds.state import RoundsState
 from device_runtime.aggregator.tasks.task import Task, decode
 from device_runtime.aggregator.views.listener import (
     ContributionRecord,
@@ -24,8 +22,6 @@ from device_runtime.aggregator.views.listener import (
 )
 
 from .store import Identity, Store
-
-log = logging.getLogger(__name__)
 
 SHA_BYTES = 32
 Record = RoundRecord | ContributionRecord
@@ -117,39 +113,3 @@ def _differences(old: Task, new: Task) -> list[str]:
         if before != after:
             texts.append(field if field == "kinds" else f"{field} {before}, now {after}")
     return texts
-
-
-class SavedSession:
-    """Saves which devices are online and ready: after a restart a round may wait for them.
-
-    It holds the changes that are not on the disk yet.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._changed: set[str] = set()
-        self._forgotten: set[str] = set()
-
-    def save_presence(self, device: str) -> None:
-        """Notes that a device came, went, or is ready."""
-        self._changed.add(device)
-
-    def forget(self, device: str) -> None:
-        """Notes that a device is away and is to be forgotten."""
-        self._forgotten.add(device)
-        self._changed.add(device)
-
-    def settle(self, state: RoundsState) -> None:
-        """Writes the changes; if the disk refuses them, they are written the next time."""
-        if not self._changed:
-            return
-        known = {device: state.devices.get(device) for device in self._changed}
-        here = {device: one.boot for device, one in known.items() if one and one.online and one.ready}
-        forgotten = [device for device in self._forgotten if device not in state.asked]
-        try:
-            self._store.save_presence(here, self._changed - here.keys(), forgotten)
-        except RunFolderError as error:
-            log.warning("the presence of devices is not stored: %s", error)
-        else:
-            self._changed.clear()
-            self._forgotten.clear()

@@ -48,7 +48,7 @@ def served_onnx(folder: Path, database: str = "") -> tuple[Version, bytes]:
         if identity is None or version is None:
             raise RunFolderError(f"{folder} serves no model yet: its first round is not closed")
         bundle = Bundle.open(store.models.path(identity.bundles[:SHA_BYTES]))
-        weights = tensors.decode(store.models.get(store.served(version.round)))
+        weights = tensors.decode(store.models.get(store.rounds.made(version.round).served))
         metadata = {"task": tasks.decode(identity.task).name, "round": str(version.round)}
         return version, onnx_whole.graph_with_weights(
             bundle, weights, {**onnx_whole.metadata_of(bundle.manifest), **metadata}

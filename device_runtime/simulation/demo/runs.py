@@ -15,8 +15,8 @@ import numpy as np
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.rounds.ports import Ports
-from device_runtime.aggregator.rounds.run import SERVED
 from device_runtime.aggregator.rounds.service import Service
+from device_runtime.aggregator.storage.model_versions import SERVED
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.aggregator.views.console_log import PeopleView

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.aggregator.rounds.run import SERVED
+from device_runtime.aggregator.storage.model_versions import SERVED
 from device_runtime.aggregator.storage.store import Identity, Store
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import (

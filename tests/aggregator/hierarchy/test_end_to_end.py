@@ -91,7 +91,9 @@ def test_two_sites_and_a_direct_device_learn_while_an_edge_is_killed_in_a_round(
         assert of_site == Counter((n, device) for n in range(1, ROUNDS + 1) for device in devices)
     assert (tmp_path / "a1.log").read_text().count("full accepted") == ROUNDS
     with closing(Store(run, reading=True)) as store:
-        kept = tensors.decode(store.models.get(store.carried(ROUNDS + 1).memory[closed_form.MEMORY]))
+        kept = tensors.decode(
+            store.models.get(store.rounds.start(ROUNDS + 1).carried.memory[closed_form.MEMORY])
+        )
     pool = closed_form.StatisticsPool.of(kept, 10, ClassStatistics().projection(64))
     assert (pool.rounds, pool.samples) == (ROUNDS, sum(held.values()))
     accuracies = [one["eval_acc"] for one in lines(run / "rounds.jsonl")]

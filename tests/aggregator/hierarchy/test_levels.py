@@ -95,7 +95,7 @@ def test_strangers_without_end_are_not_remembered_for_the_next_site(levels, monk
 def test_the_site_offers_the_base_the_seed_and_the_kinds_of_the_round_above_with_less_time(levels):
     h = levels("full", "zeroth-order")
     h.go().join("a")
-    above = h.service.rounds.offer(1, 100.0)
+    above = h.service.offers.offer(1, 100.0)
     assert (h.offer.round, h.offer.seed, h.offer.base, h.offer.bundle) == (
         1,
         above.seed,
@@ -279,7 +279,7 @@ def test_what_a_site_has_when_the_round_above_is_over_comes_late_and_counts_wher
     h.service.close_round()
     h.go()
     assert h.counted == [(1, "site", "full", 30)]
-    assert h.service.rounds.store.saved().round == 2
+    assert h.service.rounds.store.session.saved().round == 2
     assert h.offer.round == 2
 
 

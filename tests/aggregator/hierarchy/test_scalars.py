@@ -10,7 +10,7 @@ import pytest
 from device_runtime.aggregator.hierarchy import site_manager as ground
 from device_runtime.aggregator.hierarchy.forwarding import steps_between
 from device_runtime.aggregator.hierarchy.site_manager import SiteRules
-from device_runtime.aggregator.rounds import run as rounds
+from device_runtime.aggregator.rounds import phases
 from device_runtime.aggregator.rounds.given_rounds import SEEDS, GivenRound, GivenRoundStore
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.store import CarriedBlobs
@@ -53,10 +53,12 @@ def test_devices_of_a_site_are_told_steps_and_fetch_no_checkpoint(levels):
         h.wait(1.0)
     assert h.offer.round == 6
     assert h.offer.base.at == 5
-    above = h.service.rounds.store.base(6)
+    above = h.service.rounds.store.rounds.start(6).base
     assert h.offer.base.sha == above.sha[:4]
     assert h.offer.seed == h.service.rounds.seed(6)
-    assert {site(h).store.base(n).checkpoint for n in range(1, 7)} == {site(h).store.base(1).checkpoint}
+    assert {site(h).store.rounds.start(n).base.checkpoint for n in range(1, 7)} == {
+        site(h).store.rounds.start(1).base.checkpoint
+    }
     assert [length for length in h.lengths if length < 40] == h.lengths[-4:]  # the second says how steps are
 
 
@@ -78,7 +80,7 @@ def test_a_site_that_was_killed_or_has_missed_rounds_goes_on_by_steps(levels):
     h.go().join("a")
     assert (h.offer.round, h.offer.base.at) == (5, 4)
     assert same_model(h)
-    begun = site(h).store.base(1)
+    begun = site(h).store.rounds.start(1).base
     assert (h.offer.base.line, h.offer.base.checkpoint) == (begun.line, begun.checkpoint)
     assert h.contribute("a", KIND, scalars(5), 30).status == "accepted"
     h.wait(3.0)
@@ -92,9 +94,9 @@ def test_a_site_goes_on_when_a_segment_of_its_log_is_full_and_what_was_before_it
 ):
     """The tail of an offer, and the log, need the steps to what the last round was given with."""
     monkeypatch.setattr(ground, "Task", partial(Task, keep_versions=1))
-    for module in (bases, rounds, steps):
+    for module in (bases, phases, steps):
         monkeypatch.setattr(module, "SEGMENT", 6)
-    for module in (rounds, steps):
+    for module in (phases, steps):
         monkeypatch.setattr(module, "TAIL", 4)
     h = levels(KIND, rounds=12)
     h.go().join("a")
@@ -114,7 +116,7 @@ def test_a_site_that_was_away_while_the_run_went_back_twice_to_one_model_takes_n
     """The lines that begin there have one name; the second is further than the site was on the first. With a
     tail of one step the offer does not say what was there before it.
     """
-    for module in (rounds, steps):
+    for module in (phases, steps):
         monkeypatch.setattr(module, "TAIL", tail)
     h = levels(KIND, rounds=20)
     h.go().join("a")
@@ -125,14 +127,17 @@ def test_a_site_that_was_away_while_the_run_went_back_twice_to_one_model_takes_n
         assert h.contribute("a", KIND, scalars(number), 30).status == "accepted"
         h.wait(1.0)
     store = h.service.rounds.store
-    assert (h.offer.round, store.base(5).at) == (5, 2)
+    assert (h.offer.round, store.rounds.start(5).base.at) == (5, 2)
     h.above.up = False
     h.service._run.go_back(1)
     for number in (5, 6, 7, 8):
         assert h.service.state.round == number
         h.contribute_above("direct", KIND, scalars(number), 30)
         h.service.close_round()
-    assert (store.base(9).line, store.base(9).at) == (store.base(5).line, 3)
+    assert (store.rounds.start(9).base.line, store.rounds.start(9).base.at) == (
+        store.rounds.start(5).base.line,
+        3,
+    )
     h.kill()
     h.go().join("a")
     assert h.offer.round == 9

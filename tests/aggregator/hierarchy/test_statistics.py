@@ -68,7 +68,7 @@ def forwarded(monkeypatch):
 def pool(h, bundle):
     """What the aggregator above has pooled so far."""
     store = h.service.rounds.store
-    kept = store.carried(h.service.state.round).memory[closed_form.MEMORY]
+    kept = store.rounds.start(h.service.state.round).carried.memory[closed_form.MEMORY]
     return closed_form.StatisticsPool.of(
         tensors.decode(store.models.get(kept)),
         len(bundle.manifest.labels),
@@ -170,7 +170,7 @@ def test_in_rounds_of_scalars_alone_the_statistics_go_up_beside_the_scalars(leve
         150, abs=10
     )  # measured were 80; each count is rounded down
     assert known.moment_sums.counts.sum() == 80
-    assert h.service.rounds.store.closed(1)[0].note == ""
+    assert h.service.rounds.store.rounds.closed(1)[0].note == ""
     assert h.offer.base.at == 1  # its devices are told the step, and fetch no checkpoint
 
 
@@ -228,7 +228,7 @@ def test_killed_before_or_after_merging_it_forwards_the_same(levels, bundle, sen
         h.wait(3.0)
         assert h.counted == [(1, "site", "full", 150)]
         store = h.service.rounds.store
-        return store.base(2).sha, store.carried(2).memory
+        return store.rounds.start(2).base.sha, store.rounds.start(2).carried.memory
 
     assert played(kill=True) == played(kill=False)
 
@@ -296,10 +296,10 @@ def test_a_site_passes_on_which_classes_are_rare_and_what_one_class_of_a_device_
         measured = np.frombuffer(made[device][1][ROWS][0, 2:6].tobytes(), "<u4")[0]
         assert counts[label] == pytest.approx(measured * samples / 40, abs=1)
     assert np.flatnonzero(counts).tolist() == [5, 7]
-    assert h.service.rounds.offer(2, 1.0).rare == (0, 1, 2, 3, 4, 6, 8, 9)
+    assert h.service.offers.offer(2, 1.0).rare == (0, 1, 2, 3, 4, 6, 8, 9)
     h.wait(1.0)
     assert h.edge.site_manager.site.source.rare == (0, 1, 2, 3, 4, 6, 8, 9)
-    assert h.edge.site_manager.site._service.rounds.offer(2, 1.0).rare == (0, 1, 2, 3, 4, 6, 8, 9)
+    assert h.edge.site_manager.site._service.offers.offer(2, 1.0).rare == (0, 1, 2, 3, 4, 6, 8, 9)
 
 
 def test_more_samples_measured_than_counted_are_sent_as_no_more():
@@ -336,7 +336,7 @@ def test_a_site_forwards_the_sum_of_what_its_devices_have_counted(levels, bundle
     h.wait(1.0)
     assert forwarded[-1][RIGHT].tolist() == [[28, 3, 14]]
     assert pool(h, bundle).statistics.right.tolist() == [28, 3, 14]
-    assert "28 held-out samples 3 right" in h.service.rounds.store.closed(2)[0].note
+    assert "28 held-out samples 3 right" in h.service.rounds.store.rounds.closed(2)[0].note
 
 
 def test_a_site_of_class_means_alone_forwards_them_whichever_head_its_devices_find_better(

@@ -15,13 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from device_runtime.aggregator.http import server
+from device_runtime.aggregator.http import devices, server
 from device_runtime.aggregator.http import server as sites
-from device_runtime.aggregator.http import watch as watching
+from device_runtime.aggregator.http.devices import DeviceFilter
 from device_runtime.aggregator.http.journal import COMMIT_EVERY_S, FILE, Filter, Journal
 from device_runtime.aggregator.http.metrics import ProcessMetrics
 from device_runtime.aggregator.http.shapes import KindFigures
-from device_runtime.aggregator.http.watch import DeviceFilter, ServedTask, TaskWatch, health_of
+from device_runtime.aggregator.http.watch import ServedTask, TaskWatch, health_of
 from device_runtime.aggregator.rounds.ports import LoopClock
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.tasks.task import Task, kinds_named
@@ -88,7 +88,7 @@ def test_a_device_is_shown_as_it_was_last_heard(clock):
 
 
 def test_devices_without_end_do_not_fill_the_memory(clock, monkeypatch):
-    monkeypatch.setattr(watching, "MOST_DEVICES", 3)
+    monkeypatch.setattr(devices, "MOST_DEVICES", 3)
     watch = TaskWatch("digits", clock)
     for number in range(5):
         watch(DeviceSeen(f"pi-{number}", True))

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from device_runtime.aggregator.intake.contributions import ROWS_AT_ONCE, DeviceTraffic, StoredContribution
-from device_runtime.aggregator.storage.store import CarriedBlobs, Store
+from device_runtime.aggregator.storage.store import CarriedBlobs, RoundStart, Store
 from device_runtime.aggregator.views.listener import RoundRecord
 from device_runtime.broker.wire.messages import Base, Metrics
 
@@ -45,11 +45,11 @@ def test_those_of_a_round_come_in_order_however_many_there_are(store, monkeypatc
 def test_a_restart_reads_all_records_with_few_queries(store, monkeypatch):
     rounds, count = 5, 40
     for number in range(1, rounds + 1):
-        store.open_round(number, Base(checkpoint=(), sha=b""), CarriedBlobs())
+        store.rounds.open(number, RoundStart(Base(checkpoint=(), sha=b""), CarriedBlobs()))
         for device in range(count):
             store.contributions.keep(stored(f"pi-{device:02d}", number), DeviceTraffic(number, device))
         store.contributions.settle()
-        store.close_round(record(number))
+        store.rounds.close(record(number))
     asked, rows = Counter(), store._db.rows
 
     def counted(sql, *values):
@@ -57,7 +57,7 @@ def test_a_restart_reads_all_records_with_few_queries(store, monkeypatch):
         return rows(sql, *values)
 
     monkeypatch.setattr(store._db, "rows", counted)
-    closed = store.closed()
+    closed = store.rounds.closed()
     assert asked["queries"] <= 3
     assert [one.record.round for one in closed] == [1, 2, 3, 4, 5]
     moved = [[each.bytes_down for each in one.contributions] for one in closed]
@@ -66,5 +66,5 @@ def test_a_restart_reads_all_records_with_few_queries(store, monkeypatch):
     asked.clear()
     assert len(list(store.contributions.of_round(3))) == count
     assert asked["queries"] <= count // ROWS_AT_ONCE + 2
-    [alone] = store.closed(4)
+    [alone] = store.rounds.closed(4)
     assert [each.device for each in alone.contributions] == [each.device for each in closed[3].contributions]

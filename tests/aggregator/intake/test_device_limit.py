@@ -72,7 +72,7 @@ def test_strangers_of_many_names_leave_the_service_no_larger_and_the_round_goes_
         small.say(name, "state", State(boot=1, online=False, leaving=True))
         assert known(small) <= 3
     small.wait(0.1)
-    assert len(small.store.saved().present) <= 3
+    assert len(small.store.session.saved().present) <= 3
     for name in ("pi-1", "pi-2"):
         assert (
             small.contribute(name, small.contribution("few-shot", update_of("few-shot")))[0].status
@@ -135,7 +135,7 @@ def test_a_round_takes_so_many_valid_updates_of_strangers_and_tells_the_others_w
 
 
 def asked(b):
-    return set(b.store.saved().asked)
+    return set(b.store.session.saved().asked)
 
 
 def test_strangers_that_are_asked_and_leave_fill_no_table(bench, make_task):

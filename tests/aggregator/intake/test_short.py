@@ -7,7 +7,7 @@ from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.intake.contributions import Contributions
 from device_runtime.aggregator.intake.receipts import RECEIPT_S
 from device_runtime.aggregator.rounds.state import SETTLE_S
-from device_runtime.aggregator.storage.store import Store
+from device_runtime.aggregator.storage.store import StoredRounds
 from device_runtime.aggregator.views.listener import RoundClosed
 from device_runtime.broker.security.signing import Signer
 from device_runtime.broker.wire import compact_round as small
@@ -193,11 +193,11 @@ class Killed(BaseException):
 
 MOMENTS = {
     "commit": (Contributions, "settle"),
-    "merging": (Store, "begin_merge"),
-    "merged": (Store, "merged"),
-    "evaluated": (Store, "evaluated"),
-    "closed": (Store, "close_round"),
-    "opened": (Store, "open_round"),
+    "merging": (StoredRounds, "begin_merge"),
+    "merged": (StoredRounds, "merged"),
+    "evaluated": (StoredRounds, "evaluated"),
+    "closed": (StoredRounds, "close"),
+    "opened": (StoredRounds, "open"),
     "told": (Outbound, "next"),
 }
 
@@ -230,7 +230,7 @@ def test_killed_at_any_instant_before_the_next_round_is_told_each_short_one_coun
         receipts = b.contribute(device, b.contribution(KIND, scalars(2), 2))
         assert [receipt.status for receipt in receipts] == [status]
     assert b.service.state.round == 3
-    assert [one.device for one in b.store.closed(2)[0].contributions] == ["a", "b"]
+    assert [one.device for one in b.store.rounds.closed(2)[0].contributions] == ["a", "b"]
     [_, step] = b.store.taken.last(3, 2)
     assert (step.round, step.scalars) == (2, tuple(scalars(2)[0]["g"].tolist()))
     b.store.latest = None
@@ -247,7 +247,7 @@ def test_killed_before_it_has_opened_the_next_round_it_offers_that_twice_and_who
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "evaluated", killed)
+        patch.setattr(StoredRounds, "evaluated", killed)
         with pytest.raises(Killed):
             for device in ("a", "b"):
                 b.contribute(device, b.contribution(KIND, scalars(2), 2))
@@ -260,7 +260,7 @@ def test_killed_before_it_has_opened_the_next_round_it_offers_that_twice_and_who
 def test_a_deadline_that_is_a_little_longer_than_the_last_that_was_told_is_not_told(two, monkeypatch):
     b, _ = two
     deadlines = {3: 10.5, 4: 12.4, 5: 9.9, 6: 12.4}
-    monkeypatch.setattr(b.service.rounds, "deadline_s", lambda number: deadlines.get(number, 10.0))
+    monkeypatch.setattr(b.service.rounds.progress, "deadline_s", lambda number: deadlines.get(number, 10.0))
     for number in range(2, 6):
         for device in ("a", "b"):
             b.contribute(device, b.contribution(KIND, scalars(number), number))
@@ -272,7 +272,7 @@ def test_who_says_hello_is_told_the_deadline_that_the_next_round_leaves_unsaid(t
     """Round 4 has less time than round 3 had, and more than was told: who knew the 12 s would be late."""
     b, _ = two
     deadlines = {3: 12.0, 4: 10.5}
-    monkeypatch.setattr(b.service.rounds, "deadline_s", lambda number: deadlines.get(number, 10.0))
+    monkeypatch.setattr(b.service.rounds.progress, "deadline_s", lambda number: deadlines.get(number, 10.0))
     for device in ("a", "b"):
         b.contribute(device, b.contribution(KIND, scalars(2), 2))
     b.wait(1.0)

@@ -147,7 +147,7 @@ def test_nothing_is_held_against_the_base_of_a_round_that_is_not_open_yet(looked
 
 def test_a_base_that_cannot_be_read_leaves_the_check_to_the_aggregator(looked_at, update_of, caplog):
     b = looked_at(KindSettings(name="few-shot", max_norm=20.0), alone=True)
-    for part in b.store.base(1).checkpoint:
+    for part in b.store.rounds.start(1).base.checkpoint:
         path = b.store.models.path(part.sha)
         path.write_bytes(path.read_bytes()[::-1])
     assert b.checker.refusal(b.contribution("few-shot", update_of("few-shot", 1))) is None
@@ -377,7 +377,7 @@ def test_workers_and_aggregator_are_killed_and_nothing_is_lost_or_counted_twice(
 
     with closing(Store(folder)) as store:
         kept = [one for n in range(1, rounds + 1) for one in store.contributions.of_round(n)]
-        closed = store.closed()
+        closed = store.rounds.closed()
     stored = Counter((one.round, one.device, one.kind) for one in kept)
     assert stored == {(n, f"pi-{kind}", kind): 1 for n in range(1, rounds + 1) for kind in KINDS}
     assert {record.record.participants for record in closed} == {4}

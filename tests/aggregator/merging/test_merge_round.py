@@ -22,7 +22,7 @@ def test_the_order_in_which_contributions_arrive_changes_no_bit(bench, make_task
         b.join(*(device for device, _, _ in sent))
         for device, kind, update in order:
             assert b.contribute(device, b.contribution(kind, update))[0].status == "accepted"
-        results.add((b.store.base(2).sha, b.store.served(1).sha))
+        results.add((b.store.rounds.start(2).base.sha, b.store.rounds.made(1).served.sha))
     assert len(results) == 1
 
 
@@ -36,7 +36,7 @@ def test_updates_are_averaged_by_examples_times_the_weight_of_their_kind(bench, 
     b.join("a", "b")
     b.contribute("a", b.contribution("full", (filled("all", 1.0), 10)))
     b.contribute("b", b.contribution("entropy-subset", (filled("mid", 4.0), 40)))
-    merged = b.weights(b.store.base(2))
+    merged = b.weights(b.store.rounds.start(2).base)
     upper = set(bundle.manifest.names("mid"))
     for name in bundle.manifest.names("all"):
         # upper: (10 * 2 * 1 + 40 * 4) / (10 * 2 + 40) = 3; below it only the full update
@@ -48,10 +48,10 @@ def test_a_merge_that_is_done_again_gives_the_same(bench, make_task, update_of):
     b.join("a", "b", "c")
     b.contribute("a", b.contribution("full", update_of("full")))
     b.contribute("b", b.contribution("zeroth-order", update_of("zeroth-order")))
-    b.service._rounds.merge(1)
-    first = b.store.base(2), b.store.served(1)
-    b.service._rounds.merge(1)
-    assert (b.store.base(2), b.store.served(1)) == first
+    b.service._run.phases.merge(1)
+    first = b.store.rounds.start(2).base, b.store.rounds.made(1).served
+    b.service._run.phases.merge(1)
+    assert (b.store.rounds.start(2).base, b.store.rounds.made(1).served) == first
 
 
 def test_a_merge_that_is_not_finite_leaves_the_base_as_it_was_and_says_so(bench, make_task):
@@ -60,8 +60,8 @@ def test_a_merge_that_is_not_finite_leaves_the_base_as_it_was_and_says_so(bench,
     before = b.offer.base
     huge = {"g": np.full(2, 1e3, np.float32)}
     b.contribute("a", b.contribution("zeroth-order", (huge, 10)))
-    assert b.store.closed()[0].note == "the merged model is not finite: the base stays as it was"
-    assert b.store.base(2) == before
+    assert b.store.rounds.closed()[0].note == "the merged model is not finite: the base stays as it was"
+    assert b.store.rounds.start(2).base == before
 
 
 def test_steps_are_on_one_line_and_a_full_segment_of_the_log_makes_a_checkpoint_beside_it(
@@ -122,7 +122,7 @@ def test_contents_are_forgotten_once_their_round_is_closed_and_what_is_told_stay
     b.contribute("b", b.contribution("few-shot", update_of("few-shot")))
     assert not b.store.updates.has(message.blob)
     assert [stored.body for stored in b.store.contributions.of_round(1)] == [b"", b""]
-    assert [c.device for c in b.store.closed()[0].contributions] == ["b", "a"]  # by kind, then device
+    assert [c.device for c in b.store.rounds.closed()[0].contributions] == ["b", "a"]  # by kind, then device
 
 
 @pytest.mark.parametrize("mode", [{"late": "count"}, {"buffer_size": 1}])
@@ -139,7 +139,7 @@ def test_a_late_update_counts_with_its_own_change_and_less_the_later_it_is(bench
         return {**bundle.weights(), name: start + np.float32(change)}, 10
 
     def base(number):
-        return b.weights(b.store.base(number))[name] - start
+        return b.weights(b.store.rounds.start(number).base)[name] - start
 
     b.join("a", "b", "c")
     b.contribute("a", b.contribution("full", full(1.0)))

@@ -76,10 +76,10 @@ def test_what_was_not_committed_was_not_acknowledged_either(crowd, update_of):
 
 def test_the_round_that_closes_does_so_on_committed_contributions(crowd, update_of, monkeypatch):
     b, at_merge = crowd(), []
-    rounds = b.service._rounds
-    real = type(rounds).merge
+    phases = b.service._run.phases
+    real = type(phases).merge
     monkeypatch.setattr(
-        type(rounds), "merge", lambda self, *of: (at_merge.append(statuses(b)), real(self, *of))
+        type(phases), "merge", lambda self, *of: (at_merge.append(statuses(b)), real(self, *of))
     )
     heard(b, update_of, *DEVICES)
     b.service.tick()

@@ -20,9 +20,9 @@ from device_runtime.aggregator.rounds.events import (
 )
 from device_runtime.aggregator.rounds.given_rounds import FILE, GivenRound
 from device_runtime.aggregator.rounds.machine import step
-from device_runtime.aggregator.rounds.run import SERVED
 from device_runtime.aggregator.rounds.state import RoundsState, Rules, Saved
 from device_runtime.aggregator.storage import bases, rollback_request
+from device_runtime.aggregator.storage.model_versions import SERVED
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.views.listener import RoundClosed
 
@@ -85,7 +85,7 @@ def site(bench, make_task):
 def given(site, number, shift, **changes):
     """A round whose base is the bundle's weights and `shift`."""
     rounds = site.service.rounds
-    weights = {n: v + np.asarray(shift, v.dtype) for n, v in rounds.bundle.weights().items()}
+    weights = {n: v + np.asarray(shift, v.dtype) for n, v in site.weights(rounds.initial.start.base).items()}
     base = bases.checkpoint(weights, rounds.store.models, rounds.manifest)
     fields = {"seed": 77, "deadline_s": 30.0, "base": base, "carried": CarriedBlobs(), "source": b"up"}
     return GivenRound(number=number, **{**fields, **changes})
@@ -103,7 +103,7 @@ def test_a_given_round_is_offered_and_merged_with_what_it_was_given(site, update
     assert site.service.state.phase == "wait"
     assert [step.seed for step in site.store.taken.last(2, 1)] == [77]
     site.service.give(given(site, 2, 0.25, seed=78))
-    weights, bundle = site.weights(site.offer.base), site.service.rounds.bundle.weights()
+    weights, bundle = map(site.weights, (site.offer.base, site.service.rounds.initial.start.base))
     assert all(np.array_equal(weights[n], v + np.asarray(0.25, v.dtype)) for n, v in bundle.items())
     assert site.offer.seed == 78
 

@@ -180,7 +180,7 @@ def test_on_the_service_the_record_says_what_was_learnt_and_a_restart_learns_the
     assert b.offer.deadline_s == learnt
     b.contribute("a", b.contribution("few-shot", update_of("few-shot"), 2, boot=2))
     b.wait(2)
-    assert [closed.record.deadline_s for closed in b.store.closed()] == [50.0, learnt]
+    assert [closed.record.deadline_s for closed in b.store.rounds.closed()] == [50.0, learnt]
 
 
 def test_a_learnt_deadline_that_was_doubled_is_told_as_such_by_the_next_life(bench, make_task, update_of):

@@ -122,11 +122,11 @@ def test_the_best_model_is_deployed_and_offered_at_the_end(graded, update_of):
         b.contribute("a", b.contribution("few-shot", update_of("few-shot", number), number))
     assert b.service.state.phase == "done"
     deployed = (b.folder / "served.safetensors").read_bytes()
-    assert deployed == b.store.models.get(b.store.served(2))
-    assert deployed != b.store.models.get(b.store.served(4))
+    assert deployed == b.store.models.get(b.store.rounds.made(2).served)
+    assert deployed != b.store.models.get(b.store.rounds.made(4).served)
     assert b.offer.done
     assert b.offer.round == 4
-    assert b.offer.base.sha == b.store.served(2).sha
+    assert b.offer.base.sha == b.store.rounds.made(2).served.sha
     assert all(b.store.models.has(part) for part in b.offer.base.checkpoint)
     b.restart()
     assert b.service.state.phase == "done"
@@ -154,9 +154,13 @@ def test_a_model_that_was_given_up_is_not_what_is_served_in_the_end(graded, upda
             b.wait(1.1)
         b.contribute("a", b.contribution("few-shot", update_of("few-shot", number), number))
     assert b.service.state.phase == "done"
-    assert b.service.state.progress == b.service.rounds.progress()
+    assert b.service.state.progress == b.service.rounds.progress.latest()
     deployed = (b.folder / "served.safetensors").read_bytes()
-    assert deployed == b.store.models.get(b.store.served(4)) != b.store.models.get(b.store.served(2))
+    assert (
+        deployed
+        == b.store.models.get(b.store.rounds.made(4).served)
+        != b.store.models.get(b.store.rounds.made(2).served)
+    )
 
 
 def test_a_restart_between_the_last_round_and_the_best_model_serves_the_best(graded, update_of):
@@ -167,6 +171,6 @@ def test_a_restart_between_the_last_round_and_the_best_model_serves_the_best(gra
     )
     with pytest.raises(KeyboardInterrupt):
         b.contribute("a", b.contribution("few-shot", update_of("few-shot", 2), 2))
-    assert (b.folder / "served.safetensors").read_bytes() == b.store.models.get(b.store.served(2))
+    assert (b.folder / "served.safetensors").read_bytes() == b.store.models.get(b.store.rounds.made(2).served)
     b.restart()
-    assert (b.folder / "served.safetensors").read_bytes() == b.store.models.get(b.store.served(1))
+    assert (b.folder / "served.safetensors").read_bytes() == b.store.models.get(b.store.rounds.made(1).served)

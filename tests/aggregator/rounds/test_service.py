@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import shutil
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -622,7 +623,7 @@ def test_models_are_kept_while_they_are_offered_or_still_fetched_and_no_longer(b
         b.contribute("pi-01", b.contribution("full", update_of("full", number), number))
         assert all(b.store.models.has(part) for part in (*before, *b.offer.base.checkpoint))
         assert b.store.models.has(b.offer.bundle)
-        assert b.store.models.has(b.store.served(number))
+        assert b.store.models.has(b.store.rounds.made(number).served)
     kept = [path for path in b.store.models.folder.iterdir() if path.is_file()]
     parts = len(b.offer.base.checkpoint)
     assert (
@@ -723,7 +724,7 @@ def test_who_is_here_is_remembered_once_the_disk_has_room_again(bench, make_task
         raise RunFolderError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(b.store), "save_presence", full)
+        patch.setattr(b.store.session, "_db", SimpleNamespace(commit=full))
         b.join("pi-01")
     b.wait(0.1)
     b = b.restart()

@@ -94,7 +94,7 @@ one.open(lambda: service)
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})  # so that another thread is given it
 one.end()
-print("ended in round", one.round)
+print("ended in round", one.ended.round)
 """
 
 

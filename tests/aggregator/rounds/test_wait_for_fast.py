@@ -497,12 +497,12 @@ def test_on_the_service_a_late_update_weighs_as_many_times_as_the_rounds_that_it
     for number in (3, 4):
         sends(b, "a", number)
         b.wait(11)
-    base, earlier = b.weights(b.store.base(5)), b.weights(b.store.base(3))
+    base, earlier = b.weights(b.store.rounds.start(5).base), b.weights(b.store.rounds.start(3).base)
     late, mine = update_of("few-shot", 5), update_of("few-shot", 6)
     b.contribute("d", b.contribution("few-shot", late, 3, seq=11))
     b.contribute("a", b.contribution("few-shot", mine, 5, seq=12))
     b.wait(11)
-    made = b.weights(b.store.base(6))
+    made = b.weights(b.store.rounds.start(6).base)
     for name in mine[0]:
         forward = base[name] + late[0][name] - earlier[name]
         weighed = (3 * late[1] * forward + mine[1] * mine[0][name]) / (3 * late[1] + mine[1])
@@ -519,7 +519,7 @@ def test_a_restart_knows_what_was_learnt_and_what_was_said(fast):
     b.restart()
     assert [dict(durations) for durations in b.service.state.paces] == learnt
     assert b.service.state.fast_s == pytest.approx(b.now + 10.0)
-    assert [one.note for one in b.store.closed()] == ["", "", note]
+    assert [one.note for one in b.store.rounds.closed()] == ["", "", note]
     b.join("a", "b", "c", "d", boot=2)
     sends(b, "a", 4, boot=2)
     b.wait(11)
@@ -530,10 +530,10 @@ def test_a_restart_knows_what_was_learnt_and_what_was_said(fast):
 def test_what_a_round_said_of_its_end_is_kept_where_the_aggregator_dies_as_it_merges(fast, monkeypatch):
     b = fast
     sends(b, "a", 3)
-    monkeypatch.setattr("device_runtime.aggregator.merging.merge_round.merge_round", lambda *_: 1 / 0)
+    monkeypatch.setattr("device_runtime.aggregator.rounds.phases.merge_round", lambda *_: 1 / 0)
     with pytest.raises(RunFolderError):
         b.wait(11)
     monkeypatch.undo()
     b.restart()
-    assert b.store.closed(3)[0].note.startswith("closed at 11 s, when the fast were done; ")
+    assert b.store.rounds.closed(3)[0].note.startswith("closed at 11 s, when the fast were done; ")
     assert len(b.service.state.paces) == 2

@@ -13,7 +13,7 @@ import pytest
 
 from device_runtime import cli
 from device_runtime.aggregator.errors import RollbackError, RunFolderError
-from device_runtime.aggregator.rounds import run as rounds_module
+from device_runtime.aggregator.rounds import phases
 from device_runtime.aggregator.rounds.runner import RoundRunner
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.storage import bases, rollback_request
@@ -46,11 +46,11 @@ def deployed(b):
 
 
 def of_round(b, number):
-    return b.store.models.get(b.store.served(number))
+    return b.store.models.get(b.store.rounds.made(number).served)
 
 
 def versions(b):
-    return b.service._rounds.registry.versions()
+    return b.service.rounds.registry.versions()
 
 
 def test_every_served_model_is_a_version_and_the_latest_is_served(bench, make_task, update_of):
@@ -83,7 +83,7 @@ def test_the_version_that_was_gone_back_to_outlives_the_retention(bench, make_ta
 
 def test_going_back_serves_the_model_at_once_and_is_the_next_base(bench, make_task, update_of):
     b = play(bench, make_task("full", rounds=6), update_of, 3, "full")
-    made = bases.made_weights(b.store, 1, b.service._rounds.manifest)
+    made = bases.made_weights(b.store, 1, b.service.rounds.manifest)
     b.service._run.go_back(1)
     assert deployed(b) == of_round(b, 1)
     assert [version.served for version in versions(b)] == [True, False, False]
@@ -93,7 +93,7 @@ def test_going_back_serves_the_model_at_once_and_is_the_next_base(bench, make_ta
         np.testing.assert_array_equal(value, made[name])
     assert b.offer.round == 5
     assert deployed(b) == of_round(b, 1) == of_round(b, 4)
-    assert b.store.closed(4)[0].note == (
+    assert b.store.rounds.closed(4)[0].note == (
         "went back to the model of round 1; what came for this round does not count"
     )
     send(b, update_of, 5, "full")
@@ -120,7 +120,7 @@ def test_what_comes_late_from_before_does_not_count_in_what_was_gone_back_to(ben
 
 def test_zeroth_order_steps_since_then_are_not_taken(bench, make_task, update_of):
     b = play(bench, make_task("zeroth-order", rounds=6), update_of, 3, "zeroth-order")
-    made = bases.made_weights(b.store, 2, b.service._rounds.manifest)
+    made = bases.made_weights(b.store, 2, b.service.rounds.manifest)
     b.service._run.go_back(2)
     send(b, update_of, 4, "zeroth-order")
     assert b.offer.base.steps == 0
@@ -129,32 +129,32 @@ def test_zeroth_order_steps_since_then_are_not_taken(bench, make_task, update_of
     send(b, update_of, 5, "zeroth-order")
     assert b.offer.base.steps == 1
     b.restart()
-    assert b.service._rounds.weights(6).keys() == made.keys()  # its hash is looked at
+    assert b.service.rounds.weights(6).keys() == made.keys()  # its hash is looked at
 
 
 def test_a_kill_between_the_word_and_the_file_serves_what_was_asked_for(bench, make_task, update_of):
     b = play(bench, make_task("few-shot", rounds=6), update_of, 3)
-    b.service._rounds.registry.go_back(1)  # and then the process is gone
+    b.service.rounds.registry.go_back(1)  # and then the process is gone
     assert deployed(b) == of_round(b, 3)
     b.restart()
     assert deployed(b) == of_round(b, 1)
 
 
-@pytest.mark.parametrize("dies_in", ["merged", "evaluated", "publish", "close_round"])
+@pytest.mark.parametrize("dies_in", ["merged", "evaluated", "publish", "close"])
 def test_a_kill_in_any_phase_of_the_round_that_is_given_up_ends_the_same(
     bench, make_task, update_of, dies_in, monkeypatch
 ):
     b = play(bench, make_task("few-shot", rounds=6), update_of, 2)
     b.service._run.go_back(1)
     with monkeypatch.context() as patched:
-        owner = b.store.history if dies_in == "publish" else b.store
+        owner = b.store.history if dies_in == "publish" else b.store.rounds
         patched.setattr(owner, dies_in, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             send(b, update_of, 3)
     b.restart()
     assert deployed(b) == of_round(b, 1) == of_round(b, 3)
     assert b.service.state.round == 4
-    assert b.store.base(4).sha == b.store.base(2).sha
+    assert b.store.rounds.start(4).base.sha == b.store.rounds.start(2).base.sha
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_version_that_never_was_is_refused(bench, make_task, update_of, to, te
 @pytest.mark.parametrize("which", [0, -1], ids=["base", "served"])
 def test_a_version_that_is_damaged_on_disk_is_not_gone_back_to(bench, make_task, update_of, which):
     b = play(bench, make_task("full", rounds=6), update_of, 3, "full")
-    blob = b.service.rounds.registry.made(1).blobs[which]
+    blob = b.store.rounds.made(1).blobs[which]
     path = b.store.models.path(blob.sha)
     path.write_bytes(bytes(path.stat().st_size))
     before = deployed(b)
@@ -187,17 +187,17 @@ def test_a_run_ends_with_the_latest_sound_model_where_the_best_is_damaged(
 ):
     b = play(bench, make_task("full", rounds=6), update_of, 3, "full")
     for number in lost:
-        path = b.store.models.path(b.store.served(number).sha)
+        path = b.store.models.path(b.store.rounds.made(number).served.sha)
         path.write_bytes(bytes(path.stat().st_size))
     if lost == (1, 2, 3):
         with pytest.raises(RollbackError, match="no model that was served is kept and sound"):
-            b.service.rounds.finish(1)
+            b.service.rounds.registry.end_with(1)
         return
-    b.service.rounds.finish(1)
+    b.service.rounds.registry.end_with(1)
     instead = 2 if 3 in lost else 3
     assert deployed(b) == of_round(b, instead)
     assert f"the best model, that of round 1, is lost: that of round {instead} is served" in caplog.text
-    b.service.rounds.finish(1)  # as in the next life
+    b.service.rounds.registry.end_with(1)  # as in the next life
     assert deployed(b) == of_round(b, instead)
 
 
@@ -213,7 +213,7 @@ def test_a_done_run_serves_what_it_is_set_back_to(bench, make_task, update_of):
     b.service._run.go_back(2)
     b.restart()
     assert (b.service.state.phase, deployed(b)) == ("done", of_round(b, 2))
-    assert b.offer.base.sha == b.store.served(2).sha
+    assert b.offer.base.sha == b.store.rounds.made(2).served.sha
 
 
 def test_what_is_asked_for_in_the_run_folder_is_done_and_the_word_removed(bench, make_task, update_of):
@@ -313,14 +313,14 @@ def test_the_served_model_is_written_as_one_onnx_file_that_gives_its_logits(
     assert cli.main(["models", str(b.folder), "--export-onnx", str(file)]) == 0
     assert "the model of round 3" in capsys.readouterr().out
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    bundle = Bundle.open(bundles.find_bundle(b.service._rounds.task.bundle))
+    bundle = Bundle.open(bundles.find_bundle(b.service.rounds.task.bundle))
     x = np.random.default_rng(0).standard_normal((5, *bundle.manifest.input.shape)).astype(np.float32)
     [logits] = session.run(["logits"], {"x": x})
     served = OnnxModel(bundle, tensors.decode(deployed(b)))
     assert np.array_equal(logits, served.logits(x))
     assert not np.allclose(logits, OnnxModel(bundle).logits(x))
     told = session.get_modelmeta().custom_metadata_map
-    assert (told["task"], told["round"]) == (b.service._rounds.task.name, "3")
+    assert (told["task"], told["round"]) == (b.service.rounds.task.name, "3")
     assert json.loads(told["labels"]) == list(bundle.manifest.labels)
 
 
@@ -377,9 +377,9 @@ def test_what_is_asked_for_while_another_request_is_followed_comes_next(bench, m
 @pytest.fixture
 def short_segments(monkeypatch):
     """A checkpoint every four steps, and as many in an offer."""
-    for module in (bases, log, rounds_module):
+    for module in (bases, log, phases):
         monkeypatch.setattr(module, "SEGMENT", 4)
-    for module in (log, rounds_module):
+    for module in (log, phases):
         monkeypatch.setattr(module, "TAIL", 2)
 
 
@@ -403,7 +403,7 @@ def test_steps_that_lead_to_nothing_that_is_kept_are_forgotten(bench, make_task,
     b.store.latest = None  # else it is remembered
     assert b.service.rounds.weights(15)  # its hash is looked at
     assert [version.round for version in versions(b) if version.kept] == [13, 14]
-    made = bases.made_weights(b.store, 13, b.service._rounds.manifest)
+    made = bases.made_weights(b.store, 13, b.service.rounds.manifest)
     b.service._run.go_back(13)
     send(b, update_of, 15, "zeroth-order")
     assert b.offer.round == 16
@@ -414,7 +414,7 @@ def test_steps_to_an_old_model_are_kept_as_long_as_that_is(bench, make_task, upd
     b = play(bench, make_task("zeroth-order", rounds=20, keep_versions=5), update_of, 9, "zeroth-order")
     assert [version.round for version in versions(b) if version.kept] == [5, 6, 7, 8, 9]
     assert taken(b) == [5, 6, 7, 8, 9]
-    expected = bases.made_weights(b.store, 6, b.service._rounds.manifest)
+    expected = bases.made_weights(b.store, 6, b.service.rounds.manifest)
     b.service._run.go_back(6)
     send(b, update_of, 10, "zeroth-order")
     assert b.offer.round == 11

@@ -88,7 +88,7 @@ def test_what_is_killed_costs_no_task_anything_and_none_has_of_the_other_s(
         numbers = range(1, ROUNDS[task] + 1)
         with closing(Store(tmp_path / "runs" / task, reading=True)) as store:
             kept = [one for number in numbers for one in store.contributions.of_round(number)]
-            closed = store.closed()
+            closed = store.rounds.closed()
         stored = Counter((one.round, one.device, one.kind) for one in kept)
         assert stored == {(number, f"pi-{kind}", kind): 1 for number in numbers for kind in kinds}
         assert [one.record.round for one in closed] == list(numbers)

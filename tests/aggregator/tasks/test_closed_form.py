@@ -37,10 +37,10 @@ def sends(bundle):
     x, y = bundle.manifest.input.prepare(raw.images[:240, None]), raw.target[:240].astype(np.int64)
 
     def update(b, device, kind="full", number=1):
-        model.load(b.service._rounds.weights(number))
+        model.load(b.service.rounds.weights(number))
         strategy = next(one.strategy for one in b.task.kinds if one.name == kind)
         data = LocalData(x[HALVES[device]], y[HALVES[device]])
-        run = Run(b.service._rounds.seed(number), device, clock=lambda: 0.0, deadline=1.0, round=number)
+        run = Run(b.service.rounds.seed(number), device, clock=lambda: 0.0, deadline=1.0, round=number)
         made = kind_statistics.train(strategy, model, data, run)
         return made.tensors, made.num_examples
 
@@ -52,15 +52,18 @@ def test_a_round_serves_the_head_in_closed_form_and_offers_the_trained_one(bench
     b.join("a", "b")
     for device, kind in (("a", "full"), ("b", "few-shot")):
         assert b.contribute(device, b.contribution(kind, sends(b, device, kind)))[0].status == "accepted"
-    served, base = read(b.store.models.get(b.store.served(1))), b.weights(b.store.base(2))
+    served, base = (
+        read(b.store.models.get(b.store.rounds.made(1).served)),
+        b.weights(b.store.rounds.start(2).base),
+    )
     assert not np.array_equal(served["head.weight"], base["head.weight"])
     pool = closed_form.StatisticsPool.of(
-        read(b.store.models.get(b.store.carried(2).memory[closed_form.MEMORY])),
+        read(b.store.models.get(b.store.rounds.start(2).carried.memory[closed_form.MEMORY])),
         len(bundle.manifest.labels),
         ClassStatistics().projection(bundle.manifest.head.features),
     )
     assert (pool.rounds, pool.weight, pool.samples) == (1, 240, 240)
-    assert b.store.closed()[0].note == ""
+    assert b.store.rounds.closed()[0].note == ""
 
 
 def test_a_liar_is_refused_with_the_reason(bench, task, sends):
@@ -83,9 +86,9 @@ def test_an_update_without_statistics_counts_as_ever(bench, task, sends):
     plain = class_statistics.split_statistics(content)[0], examples
     assert b.contribute("a", b.contribution("full", plain))[0].status == "accepted"
     b.wait(20.0)
-    assert b.store.served(1)
+    assert b.store.rounds.made(1).served
     why = "no device has sent second moments of enough samples yet"
-    assert b.store.closed()[0].note == f"the trained head is served: {why}"
+    assert b.store.rounds.closed()[0].note == f"the trained head is served: {why}"
 
 
 def test_a_restarted_aggregator_goes_on_to_the_bit(bench, task, sends):
@@ -101,7 +104,9 @@ def test_a_restarted_aggregator_goes_on_to_the_bit(bench, task, sends):
                     b.join(*HALVES)
                     b.wait(SETTLE_S + 0.1)
         models = b.store.models
-        return models.get(b.store.served(2)), models.get(b.store.carried(3).memory[closed_form.MEMORY])
+        return models.get(b.store.rounds.made(2).served), models.get(
+            b.store.rounds.start(3).carried.memory[closed_form.MEMORY]
+        )
 
     assert played(restarts=True) == played(restarts=False)
 
@@ -127,10 +132,10 @@ def test_where_no_statistics_are_asked_for_no_class_is_named(bench, task, sends)
     b.join(*HALVES)
     for device in HALVES:
         b.contribute(device, b.contribution("full", sends(b, device)))
-    assert b.store.carried(2).memory[closed_form.MEMORY]
+    assert b.store.rounds.start(2).carried.memory[closed_form.MEMORY]
     trained = msgspec.structs.replace(task, head="trained")
-    b.service._rounds.task = trained
-    assert b.service._rounds.offer(2, 1.0).rare == ()
+    b.service.rounds.task = trained
+    assert b.service.offers.offer(2, 1.0).rare == ()
 
 
 def test_where_the_trained_head_is_better_it_is_served_and_the_log_says_so(
@@ -146,10 +151,10 @@ def test_where_the_trained_head_is_better_it_is_served_and_the_log_says_so(
     rows[:, :2] = content[ROWS][:, :2]
     turned = {**content, ROWS: rows}
     assert b.contribute("a", b.contribution("full", (turned, examples)))[0].status == "accepted"
-    record = b.store.closed()[0].record
+    record = b.store.rounds.closed()[0].record
     assert record.eval_acc == record.base_eval_acc
     assert "with the trained one, which is served" in caplog.text
-    assert b.store.models.get(b.store.served(1)) == encode(b.service._rounds.weights(2))
+    assert b.store.models.get(b.store.rounds.made(1).served) == encode(b.service.rounds.weights(2))
 
 
 def test_a_bundle_that_can_have_no_such_head_is_served_as_trained_and_the_log_says_why(
@@ -219,16 +224,16 @@ def test_devices_that_hold_samples_out_say_which_head_is_served(bench, make_task
         assert b.contribute("a", message)[0].status == "accepted"
         b.wait(20.0)
         b = b.restart() if number == 2 else b
-    closed = b.store.closed()
+    closed = b.store.rounds.closed()
     why = "of 24 held-out samples 3 right with the closed-form head, 9 with the trained one, which is served"
     assert [one.note for one in closed] == ["", why, ""]
     records = [one.record for one in closed]
     assert records[1].eval_acc == records[1].base_eval_acc
     assert records[0].eval_acc != records[0].base_eval_acc
     aside = read(b.store.models.get(b.offer.aside))
-    served = read(b.store.models.get(b.store.served(3)))
+    served = read(b.store.models.get(b.store.rounds.made(3).served))
     np.testing.assert_array_equal(aside["closed-form/head.weight"], served["head.weight"])
-    memory = read(b.store.models.get(b.store.carried(4).memory[closed_form.MEMORY]))
+    memory = read(b.store.models.get(b.store.rounds.start(4).carried.memory[closed_form.MEMORY]))
     assert 24 < memory["right"][0] < 48 and memory["right"][1] > memory["right"][2]
 
 

@@ -39,7 +39,7 @@ def test_what_is_merged_is_what_the_codec_reads(bench, make_task, update_of, bun
             b.contribute(device, b.contribution("full", body_of(update, base, word)))[0].status == "accepted"
         )
         read.append(codec_named(word).rounded(update[0], base, NO_TENSORS).read)
-    merged = b.weights(b.store.base(2))
+    merged = b.weights(b.store.rounds.start(2).base)
     for name, value in read[0].items():
         expected = (10.0 * value.astype(np.float64) + 11.0 * read[1][name].astype(np.float64)) / 21
         np.testing.assert_array_equal(merged[name], expected.astype(np.float32))
@@ -70,11 +70,13 @@ def test_a_late_coded_update_is_read_against_the_base_that_it_was_made_for(bench
     b.join("a", "b")
     b.contribute("a", b.contribution("full", full(1.0)))
     b.wait(10.0)
-    np.testing.assert_allclose(b.weights(b.store.base(2))[name] - start, 1.0, atol=1e-6)
+    np.testing.assert_allclose(b.weights(b.store.rounds.start(2).base)[name] - start, 1.0, atol=1e-6)
     receipt = b.contribute("b", b.contribution("full", full(2.0)))[0]
     assert (receipt.status, receipt.reason) == ("accepted", "round 1 is closed, counted in round 2")
     b.wait(10.0)
-    np.testing.assert_allclose(b.weights(b.store.base(3))[name] - start, 1 + 2 * 2**-0.5, atol=1e-5)
+    np.testing.assert_allclose(
+        b.weights(b.store.rounds.start(3).base)[name] - start, 1 + 2 * 2**-0.5, atol=1e-5
+    )
 
 
 def test_a_round_of_coded_updates_goes_on_after_a_restart(bench, make_task, update_of, bundle):
@@ -85,7 +87,7 @@ def test_a_round_of_coded_updates_goes_on_after_a_restart(bench, make_task, upda
     sent = b.contribution("full", body_of(update_of("full", 1), bundle.weights()), boot=2)
     assert b.contribute("b", sent)[0].status == "accepted"
     b.wait(2.0)
-    assert [closed.record.participants for closed in b.store.closed()] == [2]
+    assert [closed.record.participants for closed in b.store.rounds.closed()] == [2]
 
 
 def test_a_decompression_bomb_is_refused_with_its_reason(bench, make_task):

@@ -155,7 +155,7 @@ def test_agents_send_class_statistics_where_the_task_asks_for_them(hall):
     assert all(body[ROWS].shape[1] == 10 + 64 for body in wire)  # label, count, scale; a mean as int8
     sent = [counts_of(body) for body in wire]
     assert all(counts.sum() > 10 for counts in sent)
-    memory = h.bench.store.carried(3).memory[closed_form.MEMORY]
+    memory = h.bench.store.rounds.start(3).carried.memory[closed_form.MEMORY]
     pool = tensors.decode(h.bench.store.models.get(memory))
     np.testing.assert_array_equal(pool["counts"] > 0, sum(sent) > 0)
 
@@ -198,6 +198,6 @@ def counts_of(update):
 
 def statistics_of(bench, number):
     """How many samples of each class are pooled before that round."""
-    return tensors.decode(bench.store.models.get(bench.store.carried(number).memory[closed_form.MEMORY]))[
-        "counts"
-    ]
+    return tensors.decode(
+        bench.store.models.get(bench.store.rounds.start(number).carried.memory[closed_form.MEMORY])
+    )["counts"]

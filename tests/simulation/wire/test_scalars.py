@@ -59,7 +59,7 @@ def caught_up(monkeypatch):
 
     def last(self):
         rounds = self._service.rounds
-        base, manifest = rounds.farewell().base, rounds.manifest
+        base, manifest = self._service.offers.farewell().base, rounds.manifest
         for name, holdings in known.items():
             for blob in holdings.missing(base):
                 holdings.blobs.put(rounds.store.models.get(blob))

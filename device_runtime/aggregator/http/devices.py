@@ -1,0 +1,133 @@
+"""The devices of one task as they were last heard, and pages of those that a filter selects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from device_runtime.aggregator.views.listener import (
+    ContributionRecord,
+    ContributionRefused,
+    DeviceSeen,
+    PlanMade,
+    RoundClosed,
+)
+
+from .shapes import DevicePage, DeviceStatus, Doing, measured
+
+MOST_DEVICES = 200_000
+"""Devices that are remembered; beyond that, the one that was first seen longest ago is forgotten."""
+
+
+@dataclass(frozen=True)
+class DeviceFilter:
+    """Selects devices by text in their name, profile, kind, reason or activity, and by presence.
+
+    `online`: True or False for those that are online or not, None for both.
+    """
+
+    search: str = ""
+    online: bool | None = None
+    offset: int = 0
+    limit: int = 100
+
+
+class WatchedDevices:
+    """What is known of each device of a task. Times are in seconds since 1970; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, DeviceStatus] = {}
+        self.sitting_out: set[str] = set()
+        """Devices that sit the open round out."""
+        self.online = 0
+        """The number of devices that are online."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def all(self) -> list[DeviceStatus]:
+        """A copy of the list of all devices."""
+        return list(self._known.values())
+
+    def seen(self, happening: DeviceSeen, now: float) -> None:
+        """A device came, went, or said hello."""
+        told: dict[str, object] = {"online": happening.online, "last_seen": now}
+        if happening.engine or happening.profile:
+            told |= {"profile": happening.profile, "engine": happening.engine}
+            told |= {"num_examples": happening.num_examples, "memory_bytes": happening.memory_bytes}
+            told["battery_percent"] = happening.battery_percent
+        self._set(self._of(happening.device), told)
+
+    def planned(self, plan: PlanMade, now: float) -> None:
+        """A device has decided what to do in the round."""
+        doing: Doing = "planned" if plan.kind else "sits out"
+        (self.sitting_out.discard if plan.kind else self.sitting_out.add)(plan.device)
+        told = {"doing": doing, "round": plan.round, "kind": plan.kind, "why": "; ".join(plan.reasons)}
+        predicted_s = measured(plan.seconds)
+        self._set(self._of(plan.device), {**told, "predicted_s": predicted_s, "last_seen": now})
+
+    def contributed(self, record: ContributionRecord, now: float) -> None:
+        """A contribution of a device counts."""
+        self._count(record, {"doing": "sent", "last_seen": now})
+
+    def closed(self, closed: RoundClosed) -> None:
+        """An earlier process closed this round: the devices of its contributions may be gone."""
+        for record in closed.contributions:
+            self._count(record, {"online": False})
+
+    def refused(self, refused: ContributionRefused, now: float) -> None:
+        """A contribution of a device does not count."""
+        before = self._of(refused.device)
+        told: dict[str, object] = {"last_seen": now, "not_counted": before.not_counted + 1}
+        if refused.status != "duplicate":
+            told |= {"doing": refused.status, "round": refused.round, "kind": refused.kind}
+            told["why"] = refused.reason
+        self._set(before, told)
+
+    def _count(self, record: ContributionRecord, told: Mapping[str, object]) -> None:
+        before = self._of(record.device)
+        self._set(before, {**told, "contributions": before.contributions + 1, **_costs(record)})
+
+    def _of(self, name: str) -> DeviceStatus:
+        return self._known.get(name) or DeviceStatus(name, online=False)
+
+    def _set(self, before: DeviceStatus, told: Mapping[str, object]) -> None:
+        known = before.device in self._known
+        if not known and len(self._known) >= MOST_DEVICES:
+            gone = self._known.pop(next(iter(self._known)))
+            self.online -= gone.online
+        after = replace(before, **told)  # type: ignore[arg-type]
+        self.online += after.online - (before.online if known else False)
+        self._known[before.device] = after
+
+
+def page_of(devices: Iterable[DeviceStatus], wanted: DeviceFilter) -> DevicePage:
+    """The selected devices, those online first, then by name."""
+    words = wanted.search.casefold()
+    found = [
+        device
+        for device in devices
+        if (wanted.online is None or device.online == wanted.online)
+        and any(words in text.casefold() for text in _texts(device))
+    ]
+    found.sort(key=lambda device: (not device.online, device.device))
+    return DevicePage(len(found), found[wanted.offset : wanted.offset + wanted.limit])
+
+
+def _costs(record: ContributionRecord) -> dict[str, object]:
+    return {
+        "round": record.round,
+        "kind": record.kind,
+        "why": record.why,
+        "num_examples": record.num_examples,
+        "train_s": measured(record.train_time_s),
+        "energy_j": measured(record.energy_j),
+        "energy_source": record.energy_source,
+        "energy_uncertainty": measured(record.energy_uncertainty),
+        "bytes_up": record.bytes_up,
+        "bytes_down": record.bytes_down,
+    }
+
+
+def _texts(device: DeviceStatus) -> tuple[str, ...]:
+    return (device.device, device.profile, device.kind, device.why, device.doing)
