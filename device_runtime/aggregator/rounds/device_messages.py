@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from math import inf
 
+from device_runtime.aggregator.delivery.last_will import HeldWills
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import DatabaseError, RunFolderError, UpdateRefused
-from device_runtime.aggregator.intake.admission import Admission
 from device_runtime.aggregator.intake.check_process import CheckedMessage
+from device_runtime.aggregator.intake.limits import RATE, KnownDevices, RateLimit, message_cost
 from device_runtime.aggregator.views.listener import DeviceSeen, PlanMade
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BrokerError
+from device_runtime.broker.security.signing import NotTrusted
 from device_runtime.broker.wire import compact_round, link, topics
 from device_runtime.broker.wire import messages as wire
 
-from .events import Forgotten, Planned, Reply, Update
+from .events import DevicePresent, Forgotten, Planned, Reply, Update
 from .ports import Ports
-from .presence import DevicePresence
 from .run import OpenRun
 from .runner import RoundRunner
 
@@ -29,6 +31,8 @@ FETCHED_S, MOST_LINGER_S = 10.0, 60.0
 """Seconds that it stays after a device has asked for a part of the model; and at most, all together."""
 MOST_REASONS = 64
 """Reasons of a plan that are kept and reported; a device sends one for each form that it does not choose."""
+SIGNED = ("hello", "plan", "contribution")
+"""Messages that devices with a key sign."""
 
 
 class Linger:
@@ -46,6 +50,122 @@ class Linger:
         if self._done_s == inf:
             self._done_s, self._until_s = now, now + LINGER_S
         return now >= min(self._until_s, self._done_s + MOST_LINGER_S)
+
+
+class Admission:
+    """Admits messages of enrolled and known devices, within their rate, and signed where they have a key."""
+
+    def __init__(
+        self, runner: RoundRunner, out: Outbound, ports: Ports, forget: Callable[[str], None]
+    ) -> None:
+        """`forget` is called with a device that gives its place to a new one."""
+        self._runner, self._out, self._ports = runner, out, ports
+        self._flood, self._forged = RateLimit(), RateLimit()
+        self.crowd = KnownDevices(self._is_away, forget, ports.max_devices)
+
+    def admitted(self, event: link.Received, address: topics.Address) -> bytes | None:
+        """The payload of a message, without its signature; None if it is dropped. Raises MessageError."""
+        device, leaf, payload = address.device, address.leaf, event.payload
+        if self._is_stranger(address):
+            self.say_forged("", f"{leaf} of {device}, who is not enrolled")
+            if payload and event.retain:
+                self._out.clear(event.topic)
+            return None
+        if not self.crowd.lets_in(device):
+            return None
+        if event.retain and leaf != "state":
+            log.warning("message from %s dropped: only presence may be retained, not %s", device, leaf)
+            self._out.clear(event.topic)
+            return None
+        if payload and not event.retain:
+            self._out.traffic.up(device, event.topic, payload)
+        if leaf != "block" and not self.within_rate(device, message_cost(leaf, len(payload))):
+            return None
+        if leaf not in SIGNED:
+            return payload
+        devices = self._ports.devices
+        if devices is None:
+            return wire.device_message_in(payload)
+        try:
+            return devices.verified_payload(device, event.topic, payload)
+        except NotTrusted as error:
+            self.say_forged(device, str(error))
+            return None
+
+    def within_rate(self, device: str, count: float = 1.0) -> bool:
+        """Whether a device stays within its rate limit with one more message, which counts as `count`."""
+        now = self._ports.clock()
+        if self._flood.lets(device, now, count):
+            return True
+        if self._flood.worth_saying(device, now):
+            log.warning("messages from %s dropped: it sends more than %g a second", device, RATE)
+        return False
+
+    def say_forged(self, device: str, what: str) -> None:
+        """Logs that a message was dropped because another than the device may have sent it.
+
+        It gets no answer: a refusal would make the real device drop its update. The number of log lines is
+        limited; messages of strangers share one limit.
+        """
+        if self._forged.worth_saying(device, self._ports.clock()):
+            log.warning("dropped, perhaps forged: %s", printable(what))
+
+    def _is_stranger(self, address: topics.Address) -> bool:
+        """Whether a device is not enrolled, though devices have to be.
+
+        The presence of a known device still counts: one that was revoked may go offline.
+        """
+        devices, device = self._ports.devices, address.device
+        if devices is None or devices.knows(device):
+            return False
+        return address.leaf != "state" or device not in self._runner.state.devices
+
+    def _is_away(self, device: str) -> bool:
+        known = self._runner.state.devices.get(device)
+        return known is None or not known.online
+
+
+class DevicePresence:
+    """The presence of devices. Their last wills are held back for a while, as a device may return."""
+
+    def __init__(self, runner: RoundRunner, out: Outbound, ports: Ports) -> None:
+        self._runner, self._out, self._ports = runner, out, ports
+        self.wills = HeldWills(ports.will_grace_s)
+
+    def heard(self, device: str, state: wire.State, retain: bool) -> None:
+        """Takes a device's presence message."""
+        before = self._runner.state.devices.get(device)
+        self.wills.heard(device)
+        is_will = not (state.online or state.leaving) and before and before.online
+        if is_will and self.wills.holds(device, state, retain, self._ports.clock()):
+            return
+        self._apply(device, state, retain)
+
+    def here(self, device: str, boot: int, ready: bool = True) -> None:
+        """Feeds the machine that a device is online. `ready`: as in DevicePresent."""
+        self._runner.feed(DevicePresent(self._ports.clock(), device, boot, True, ready))
+
+    def apply_wills(self) -> None:
+        """Applies the last wills of devices that did not come back in time."""
+        for device, state in self.wills.due(self._ports.clock()):
+            self._apply(device, state, retain=True)
+
+    def _apply(self, device: str, state: wire.State, retain: bool) -> None:
+        """Feeds a device's presence to the machine.
+
+        A retained message is of a device that was here before the aggregator started; it may be ready.
+        """
+        runner = self._runner
+        before = runner.state.devices.get(device)
+        known = before is not None and before.boot == state.boot
+        ready = before.ready if before and known else retain and runner.state.round > 0
+        ready = ready and not state.paused  # until it says hello
+        runner.feed(DevicePresent(self._ports.clock(), device, state.boot, state.online, ready))
+        now = runner.state.devices.get(device)
+        if now != before:
+            self._ports.tell(DeviceSeen(device, state.online))
+        if not state.online and not (now and now.online):
+            self._out.clear_state(device)
 
 
 class DeviceMessages:

@@ -7,21 +7,226 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
+import numpy as np
+
+from device_runtime.aggregator.delivery.offering import OfferMaker, OfferPublisher
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import AggregatorError, DatabaseError, RollbackError, RunFolderError
+from device_runtime.aggregator.intake.contributions import StoredContribution, record_of
+from device_runtime.aggregator.intake.receipts import Receipts
+from device_runtime.aggregator.intake.reception import DeviceStatements, Reception
 from device_runtime.aggregator.storage import rollback_request
-from device_runtime.aggregator.views.text import printable
+from device_runtime.aggregator.views.listener import Contributed, Finished, RoundExtended, RoundOpened
+from device_runtime.aggregator.views.text import abandoned_text, printable
+from device_runtime.broker.errors import BlobError
 
 from . import events, machine
-from .contribution_commands import ContributionCommands
+from .commit_group import CommitGroup
+from .events import (
+    Announce,
+    ContributionCommand,
+    DoPhase,
+    Event,
+    Extend,
+    Fetch,
+    Finish,
+    GiveUp,
+    Invite,
+    Invited,
+    PhaseDone,
+    Reply,
+    RoundCommand,
+    StoreContribution,
+    Update,
+)
 from .ports import Ports
-from .round_commands import RoundCommands
-from .run import OpenRun
+from .run import OpenRun, RoundPhases
 from .state import RoundsState, Rules
 
 log = logging.getLogger(__name__)
+
+
+class ContributionCommands:
+    """The contributions of one run on their way from a message to a receipt. `out` sends to devices."""
+
+    def __init__(self, rounds: OpenRun, out: Outbound, ports: Ports) -> None:
+        self.statements = DeviceStatements()
+        self.reception = Reception(
+            rounds, self.statements, ports.clock, lambda device, get: out.send(device, "get", get)
+        )
+        self.receipts = Receipts(self.reception, out, ports)
+        self.group = CommitGroup(rounds.store.contributions)
+        self._traffic, self._ports = out.traffic, ports
+
+    def do(self, command: ContributionCommand, state: RoundsState) -> Event | None:
+        """Executes a command in this state. Returns the event that it causes at once, if any."""
+        match command:
+            case Fetch():
+                return self.reception.fetch(command.update, state.round)
+            case StoreContribution():
+                self._store(command)
+            case Reply():
+                self.group.then(partial(self.receipts.give, command, state))
+        return None
+
+    def _store(self, command: StoreContribution) -> None:
+        """Adds a contribution to the commit group; its content is durable already, its receipt follows."""
+        update, device = command.update, command.update.device
+        message, moved = self.reception.message(update), self._traffic.of(device)
+        stored = StoredContribution(
+            device=device,
+            round=message.round,
+            into=command.into,
+            kind=message.kind,
+            num_examples=message.num_examples,
+            metrics=message.metrics,
+            why=self.statements.why(update),
+            blob=message.blob,
+            body=message.body,
+            form=message.form,
+        )
+        self.group.keep(update, stored, moved)
+        self.group.then(lambda: self._ports.tell(Contributed(record_of(stored, moved))))
+
+    def drop(self, error: Exception, uncounted: Update | None = None) -> tuple[Update, ...]:
+        """Drops all contributions that wait for their commit, because of an error. Returns those counted.
+
+        `uncounted`: one more that is dropped, which the state does not count.
+        """
+        lost = self.group.drop()
+        for update in dict.fromkeys((*lost, uncounted) if uncounted else lost):
+            self.release(update, error)
+        return tuple(update for update in lost if update != uncounted)
+
+    def release(self, update: Update, error: Exception) -> None:
+        """Releases a contribution that an error stopped; its device sends it again."""
+        log.warning("update from %s: %s: %s", update.device, type(error).__name__, error)
+        self.reception.release(update)
+
+
+T = TypeVar("T")
+
+COHORT_DRAW = 0xC0407
+"""Keeps the draws of devices apart from all others of the same seed."""
+
+
+class RoundCommands:
+    """The rounds of one run. `gave_up`: why the run was abandoned; empty if it was not."""
+
+    def __init__(
+        self, rounds: OpenRun, contributions: ContributionCommands, out: Outbound, ports: Ports
+    ) -> None:
+        self.phases, self.offers = RoundPhases(rounds), OfferMaker(rounds)
+        self.offering = OfferPublisher(rounds, self.offers, out, ports.clock)
+        self.gave_up = ""
+        self._rounds, self._contributions, self._ports = rounds, contributions, ports
+        self._traffic = out.traffic
+
+    def do(self, command: RoundCommand, state: RoundsState) -> Event | None:
+        """Executes a command in this state. Returns the event that answers it, if any."""
+        match command:
+            case Announce():
+                self._announce(command, state)
+            case Extend():
+                self._extend(command, state)
+            case GiveUp():
+                self._give_up(command)
+            case Invite():
+                return self._invite(command, state)
+            case DoPhase():
+                return self._do_phase(command, state)
+            case Finish():
+                self._rounds.registry.end_with(command.best)
+                self._contributions.receipts.pay_all()
+                self.offering.everybody(state)
+                self._ports.tell(Finished(self._rounds.run, state.round))
+        return None
+
+    def _announce(self, command: Announce, state: RoundsState) -> None:
+        number = command.round
+        if not command.again:
+            self.phases.open(number)
+            self._traffic.begin({})
+        kinds = tuple(kind.name for kind in self._rounds.task.offered(number))
+        deadline_s, count = state.deadline_s(number), state.contributions
+        self._ports.tell(RoundOpened(number, kinds, deadline_s, command.again, count))
+        self._contributions.receipts.pay_all(said=self.offering.opened(state))
+
+    def _extend(self, command: Extend, state: RoundsState) -> None:
+        """Extends a round. Fruitless deadlines are stored: else a run that keeps crashing would never end."""
+        number = command.round
+        self._rounds.store.session.fruitless(number, state.fruitless)
+        self._ports.tell(
+            RoundExtended(
+                round=number,
+                deadline_s=state.deadline_s(number),
+                contributions=command.contributions,
+                needed=self._rounds.task.min_contributions,
+                devices=len(state.ready),
+                fruitless=state.fruitless,
+                left=state.extensions_left if state.fruitless else None,
+            )
+        )
+        self.offering.extended(state)
+
+    def _give_up(self, command: GiveUp) -> None:
+        """Abandons the run. Stores 0 fruitless deadlines, so that a restart counts them from 0."""
+        self._rounds.store.session.fruitless(command.round, 0)
+        plans = self._contributions.statements.plans
+        self.gave_up = abandoned_text(command, {device: why for device, (_, why) in plans.items()})
+
+    def _invite(self, command: Invite, state: RoundsState) -> Invited:
+        """Draws devices and offers them the round."""
+        devices = draw(state, command, self._rounds.task.seed)
+        if devices:
+            self._rounds.store.session.ask(command.round, devices, state.rules.earliest(command.round))
+            self.offering.each(state, devices)
+        return Invited(self._ports.clock(), command.round, devices)
+
+    def _do_phase(self, command: DoPhase, state: RoundsState) -> PhaseDone:
+        number, phases, progress = command.round, self.phases, self._rounds.progress
+        match command.phase:
+            case "merge":
+                self._with_room(lambda: phases.merge(number, command.durations, command.early))
+            case "evaluate":
+                self._with_room(lambda: phases.evaluate(number))
+            case "publish":
+                traffic, duration_s = self._traffic.all(), self._ports.clock() - state.opened_s
+                self._ports.tell(self._with_room(lambda: phases.publish(number, traffic, duration_s)))
+                score, back = progress.score(number), progress.restored(number)
+                return PhaseDone(self._ports.clock(), "publish", score, back)
+        return PhaseDone(self._ports.clock(), command.phase)
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        """Does a phase of a round; if the disk refuses, deletes unfinished uploads and tries once more."""
+        try:
+            return work()
+        except (BlobError, RunFolderError) as error:
+            freed = self._contributions.reception.make_room()
+            if not freed:
+                raise
+            log.warning("%s; %d bytes of unfinished uploads were removed, trying again", error, freed)
+            return work()
+
+
+def draw(state: RoundsState, invite: Invite, seed: int) -> tuple[str, ...]:
+    """Draws the devices to ask for a round: `invite.count`, or fewer where there are fewer, uniformly.
+
+    Candidates are ready, not yet asked for this round, and not at work on an earlier one. The draw can be
+    repeated: it is the same for the same candidates, task `seed`, round, and number of devices that were
+    asked for this round already.
+    """
+    number = invite.round
+    free = sorted(d for d in state.ready if state.asked.get(d) != number and d not in state.behind)
+    before = sum(latest == number for latest in state.asked.values())
+    rng = np.random.default_rng([seed, COHORT_DRAW, number, before])
+    chosen = rng.choice(len(free), size=min(invite.count, len(free)), replace=False)
+    return tuple(free[i] for i in chosen)
 
 
 class RoundRunner:

@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from device_runtime.aggregator.delivery.offers import OfferMaker
+from device_runtime.aggregator.delivery.offering import OfferMaker
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import NoContributions
 from device_runtime.aggregator.tasks.task import Task

@@ -115,11 +115,11 @@ def test_after_a_restart_the_cohort_is_the_same_and_what_it_sends_counts(bench, 
 def test_a_restart_between_a_round_and_its_draw_draws_when_it_is_known_who_is_there(
     bench, make_task, monkeypatch
 ):
-    from device_runtime.aggregator.rounds import round_commands
+    from device_runtime.aggregator.rounds import runner
 
     expected = asked(cohort_bench(bench, make_task))
     with monkeypatch.context() as patch:
-        patch.setattr(round_commands, "draw", lambda *_: ())  # killed before anything was written
+        patch.setattr(runner, "draw", lambda *_: ())  # killed before anything was written
         b = cohort_bench(bench, make_task)
     assert asked(b) == []
     b = b.restart()

@@ -5,7 +5,7 @@ import pytest
 from rpds import HashTrieMap, HashTrieSet
 
 from device_runtime.aggregator.rounds.events import Invite
-from device_runtime.aggregator.rounds.round_commands import draw
+from device_runtime.aggregator.rounds.runner import draw
 from device_runtime.aggregator.rounds.state import RoundsState, Rules
 
 NAMES = [f"pi-{i:02d}" for i in range(20)]
