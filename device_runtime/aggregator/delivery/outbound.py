@@ -26,9 +26,9 @@ class Outbound:
     are sent as soon as there is room.
     """
 
-    def __init__(self, ports: Ports, traffic: RoundTraffic) -> None:
+    def __init__(self, ports: Ports) -> None:
         self._link = ports.link
-        self._traffic = traffic
+        self.traffic = RoundTraffic(ports.mqtt5)
         self._seal, self._agree = ports.seal, ports.agree
         self._blocks = BlockSender(self._block, ports.clock, ports.backlog)
         self._session_keys: dict[str, SessionKey] = {}
@@ -54,6 +54,7 @@ class Outbound:
 
     def forget(self, device: str) -> None:
         """Forget a device that is no longer known."""
+        self.traffic.forget(device)
         self._session_keys.pop(device, None)
         self._signing.discard(device)
         self._blocks.forget(device)
@@ -86,7 +87,7 @@ class Outbound:
         topic = topics.down(device, topics.block(blob.sha, index))
         sent = self._link.publish(topic, data)
         if sent:
-            self._traffic.down((device,), topic, data)
+            self.traffic.down((device,), topic, data)
         return sent
 
     def broadcast(self, offer: Offer, online: Iterable[str]) -> None:
@@ -94,7 +95,7 @@ class Outbound:
         topic = topics.offer(offer.task)
         payload = self._seal(topic, offer)
         if self._link.publish(topic, payload, retain=True):
-            self._traffic.down(online, topic, payload)
+            self.traffic.down(online, topic, payload)
         else:
             log.warning("the link has no room: the offer of round %d is not sent", offer.round)
 
@@ -127,7 +128,7 @@ class Outbound:
 
     def _send(self, devices: Iterable[str], topic: str, payload: bytes) -> None:
         if self._link.publish(topic, payload):
-            self._traffic.down(devices, topic, payload)
+            self.traffic.down(devices, topic, payload)
         else:
             log.warning("the link has no room: the message on %s is not sent", topic)
 

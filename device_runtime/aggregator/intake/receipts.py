@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from math import inf
 
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.rounds.events import Reply
+from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.state import RoundsState
-from device_runtime.aggregator.views.listener import ContributionRefused, RunEvent
+from device_runtime.aggregator.views.listener import ContributionRefused
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.wire.messages import Receipt
 
@@ -25,16 +25,10 @@ If the next round opens before that, its offer is the receipt. Devices send agai
 
 
 class Receipts:
-    """Sends receipts through `out` and releases the contributions from `reception`. `clock` gives seconds."""
+    """Sends receipts through `out` and releases the contributions from `reception`."""
 
-    def __init__(
-        self,
-        reception: Reception,
-        out: Outbound,
-        clock: Callable[[], float],
-        tell: Callable[[RunEvent], None],
-    ) -> None:
-        self._reception, self._out, self._clock, self._tell = reception, out, clock, tell
+    def __init__(self, reception: Reception, out: Outbound, ports: Ports) -> None:
+        self._reception, self._out, self._ports = reception, out, ports
         self._owed: dict[Reply, float] = {}
         self._full = 0
 
@@ -48,7 +42,7 @@ class Receipts:
         update = reply.update
         if reply.status == "accepted" and not update.seq and not state.rules.counts_late:
             self._reception.release(update)
-            self._owed[reply] = self._clock()
+            self._owed[reply] = self._ports.clock()
             return
         if reply.status != "accepted":
             self._reception.turn_away(update)
@@ -58,11 +52,11 @@ class Receipts:
             self._say_full(state)
         if reply.status != "accepted":
             kind, reason = printable(update.kind), printable(reply.reason)
-            self._tell(ContributionRefused(update.device, update.round, kind, reply.status, reason))
+            self._ports.tell(ContributionRefused(update.device, update.round, kind, reply.status, reason))
 
     def pay(self) -> None:
         """Send the receipts that have waited for RECEIPT_S."""
-        self._pay(self._clock() - RECEIPT_S)
+        self._pay(self._ports.clock() - RECEIPT_S)
 
     def pay_all(self, said: bool = False) -> None:
         """Send all waiting receipts, or drop them if the next offer has `said` the same."""

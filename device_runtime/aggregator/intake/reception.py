@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from device_runtime.aggregator.errors import UpdateRefused
-from device_runtime.aggregator.rounds.events import Announced, Event, Rejected, Update, Validated
+from device_runtime.aggregator.rounds.events import Announced, Rejected, Update, Validated
 from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire import compact_round
 from device_runtime.broker.wire.messages import Contribution, Get
 
 from . import check
@@ -20,103 +21,131 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ReceptionPorts:
-    """The outside of `Reception`: a clock in seconds, Gets to devices, and events to the round machine."""
+class HeldMessage:
+    """A contribution's message. `refusal` is what a worker found, as in `CheckedMessage`."""
 
-    clock: Callable[[], float]
-    ask: Callable[[str, Get], None]
-    feed: Callable[[Event], None]
+    message: Contribution
+    refusal: str | None = None
 
 
-class Reception:
-    """Holds each message from `announce` until `release`, so that it can be stored if it counts."""
+class DeviceStatements:
+    """The samples in each device's hello, its latest plan, and its last full contribution.
 
-    def __init__(self, rounds: OpenRun, desk: ReceptionPorts) -> None:
-        self._rounds = rounds
-        self._desk = desk
-        self._intake = ContributionFetcher(rounds.store.updates, desk.ask)
-        self._in_hand: dict[Update, Contribution] = {}
-        self._refusals: dict[Update, str] = {}
+    `plans`: kind and reasons of each device's latest plan.
+    """
+
+    def __init__(self) -> None:
+        self.plans: dict[str, tuple[str, str]] = {}
         self._samples: dict[str, int] = {}
-        self._offered = ExpectedContributions(
-            rounds.task, rounds.run, rounds.tools.manifests, rounds.weights
-        ).offered
+        self._whole: dict[str, Contribution] = {}
 
-    def heard(self, device: str, samples: int) -> None:
-        """Note the samples in a device's hello; the largest number limits those of its contributions."""
+    def greeted(self, device: str, samples: int) -> None:
+        """Note the samples in a device's hello."""
         self._samples[device] = max(samples, self._samples.get(device, 0))
+
+    def samples(self, device: str) -> int:
+        """The largest number of samples in a device's hellos; 0 if none has come."""
+        return self._samples.get(device, 0)
+
+    def why(self, update: Update) -> str:
+        """The reasons of the device's latest plan (sent when it changes), if the update is of its kind."""
+        kind, why = self.plans.get(update.device, ("", ""))
+        return why if kind.split(" ")[0] == update.kind else ""
+
+    def contributed(self, device: str, message: Contribution, size: int) -> None:
+        """Note a device's last full contribution: compact ones leave out what they share with it."""
+        self._whole.pop(device, None)
+        if message.seq and message.body and size <= compact_round.MOST_BYTES:
+            self._whole[device] = compact_round.without_values(message)
+
+    def whole(self, device: str) -> Contribution | None:
+        """The contribution that a compact one of this device is completed from; None for none."""
+        return self._whole.get(device)
 
     def forget(self, device: str) -> None:
         """Forget a device that is away."""
-        self._samples.pop(device, None)
+        for said in (self.plans, self._samples, self._whole):
+            said.pop(device, None)
+
+
+class Reception:
+    """Holds each message from `announced` until `release`, so that it can be stored if it counts.
+
+    It returns events for the round machine. `clock` gives seconds; `ask` sends a Get to a device.
+    """
+
+    def __init__(
+        self,
+        rounds: OpenRun,
+        statements: DeviceStatements,
+        clock: Callable[[], float],
+        ask: Callable[[str, Get], None],
+    ) -> None:
+        self._rounds, self._statements, self._clock = rounds, statements, clock
+        self._intake = ContributionFetcher(rounds.store.updates, ask)
+        self._in_hand: dict[Update, HeldMessage] = {}
+        self._offered = ExpectedContributions(
+            rounds.task, rounds.run, rounds.tools.manifests, rounds.weights
+        ).offered
+        rules = rounds.progress.rules
+        self._most_late = rules.max_staleness if rules.counts_late else 0
 
     def check_address(self, message: Contribution) -> None:
         """Raise UpdateRefused for a message to another task, or to another run of this one."""
         check.check_address(message, self._offered(0))
 
-    def announce(self, update: Update, message: Contribution, refusal: str | None = None) -> None:
-        """Tell the round machine of a contribution, which decides whether its content is wanted.
-
-        `refusal` is what a worker found, as in `CheckedMessage`.
-        """
-        self._in_hand[update] = message
-        self._refusals.pop(update, None)
-        if refusal is not None:
-            self._refusals[update] = refusal
-        self._desk.feed(Announced(self._desk.clock(), update, self._sent(update)))
+    def announced(self, update: Update, message: Contribution, refusal: str | None = None) -> Announced:
+        """Take a contribution's message. The machine decides whether its content is wanted."""
+        self._in_hand[update] = HeldMessage(message, refusal)
+        return Announced(self._clock(), update, self._sent(update))
 
     def message(self, update: Update) -> Contribution:
         """The message of a contribution that is not released."""
-        return self._in_hand[update]
+        return self._in_hand[update].message
 
     def release(self, update: Update) -> None:
         """Forget a message whose receipt is sent, or that the device will send again."""
         self._in_hand.pop(update, None)
-        self._refusals.pop(update, None)
 
     def turn_away(self, update: Update) -> None:
         """Remove the content of a contribution that does not count, before the round closes."""
-        message = self._in_hand.get(update)
-        if message and message.blob:
+        held = self._in_hand.get(update)
+        if held and held.message.blob:
             try:
-                self._rounds.store.contributions.let_go(message.blob)
+                self._rounds.store.contributions.let_go(held.message.blob)
             except BlobError as error:
                 log.warning("content from %s: %s", update.device, error)
 
-    def fetch(self, update: Update, number: int) -> None:
-        """Fetch and check the content of an announced contribution; `number` is the open round."""
-        message = self._in_hand[update]
-        refusal = self._refusals.get(update)
+    def fetch(self, update: Update, number: int) -> Validated | Rejected | None:
+        """Check an announced contribution, or fetch its content first; `number` is the open round."""
+        held = self._in_hand[update]
+        message, refusal = held.message, held.refusal
         try:
-            check.check_samples(message, self._samples.get(update.device, 0), self._offered(0))
+            check.check_samples(message, self._statements.samples(update.device), self._offered(0))
             if refusal is None:
                 check.check_message(message, self._offered(0))
-                self._check_opened(update.round)
+                if self._rounds.outside and not self._rounds.store.rounds.opened(update.round):
+                    refusal = f"round {update.round} was not offered by this site"  # which may skip rounds
         except UpdateRefused as error:
             refusal = str(error)
         if refusal is not None:
-            self._report(update, refusal)
-            return
+            return self._found(update, refusal)
         if message.blob and not self._rounds.store.updates.has(message.blob):
             self.release(update)
             self._intake.want(update, message, message.blob)
-        else:
-            self._check_arrived(FetchedContribution(update, message), number)
-
-    def _check_opened(self, number: int) -> None:
-        """Raise UpdateRefused for a round that this site has not offered: it may skip rounds from above."""
-        if self._rounds.outside and not self._rounds.store.rounds.opened(number):
-            raise UpdateRefused(f"round {number} was not offered by this site")
+            return None
+        return self._check_arrived(FetchedContribution(update, message), number)
 
     def block(self, device: str, sha: bytes, block: tuple[int, bytes]) -> bool:
         """Take a block (number, bytes) of an upload. Returns whether it was expected."""
-        return self._intake.received(device, sha, block, self._desk.clock())
+        return self._intake.received(device, sha, block, self._clock())
 
-    def tick(self, number: int) -> None:
+    def tick(self, number: int) -> Iterator[Validated | Rejected]:
         """Go on fetching, and check what is complete; `number` is the open round."""
-        for arrival in self._intake.tick(self._desk.clock()):
-            self._in_hand[arrival.update] = arrival.message
-            self._check_arrived(arrival, number)
+        for arrival in self._intake.tick(self._clock()):
+            self._in_hand[arrival.update] = HeldMessage(arrival.message)
+            if event := self._check_arrived(arrival, number):
+                yield event
 
     def make_room(self) -> int:
         """Make room on a full disk: remove all contents that are incomplete or do not count.
@@ -133,27 +162,29 @@ class Reception:
         """Ask again for missing blocks, as the link was down."""
         self._intake.restart()
 
-    def _check_arrived(self, arrival: FetchedContribution, number: int) -> None:
-        """Check a content that has arrived, and tell the round machine the result."""
+    def _check_arrived(self, arrival: FetchedContribution, number: int) -> Validated | Rejected | None:
+        """Check a content that has arrived; None where our disk failed, and the device will send it again.
+
+        The content of a contribution that is too late to count in the open round `number` is not checked, as
+        the base to check it against may be gone.
+        """
         update, message, refusal = arrival.update, arrival.message, arrival.refusal
-        if not refusal and (update.round == number or self._may_count(update.round, number)):
+        if not refusal and 0 <= number - update.round <= self._most_late:
             try:
-                offered = self._offered(update.round)
-                check.check_content(message, self._content(arrival), offered)
+                check.check_content(message, self._content(arrival), self._offered(update.round))
             except UpdateRefused as error:
                 refusal = str(error)
-            except BlobError as error:  # our disk failed, not the device, which will send again
+            except BlobError as error:
                 log.warning("update from %s dropped: %s", update.device, error)
                 self.release(update)
-                return
-        self._report(update, refusal)
+                return None
+        return self._found(update, refusal)
 
-    def _report(self, update: Update, refusal: str) -> None:
-        now = self._desk.clock()
+    def _found(self, update: Update, refusal: str) -> Validated | Rejected:
+        """The result of all checks; no `refusal` means that the contribution is valid."""
         if refusal:
-            self._desk.feed(Rejected(now, update, refusal))
-        else:
-            self._desk.feed(Validated(now, update, self._sent(update)))
+            return Rejected(self._clock(), update, refusal)
+        return Validated(self._clock(), update, self._sent(update))
 
     def _content(self, arrival: FetchedContribution) -> bytes:
         blob, updates = arrival.message.blob, self._rounds.store.updates
@@ -166,11 +197,3 @@ class Reception:
         if not 1 <= update.round <= self._rounds.task.rounds:
             return ""
         return self._rounds.store.contributions.sent(update.round, update.device)
-
-    def _may_count(self, made_for: int, number: int) -> bool:
-        """Whether a contribution to an earlier round may count in the open round `number`.
-
-        If not, its content is not checked, as the base to check it against may be gone.
-        """
-        rules = self._rounds.progress.rules
-        return made_for < number and rules.counts_late and number - made_for <= rules.max_staleness

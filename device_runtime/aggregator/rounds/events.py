@@ -272,4 +272,8 @@ class Finish:
     best: int = 0
 
 
-Command = Announce | Extend | GiveUp | Invite | Fetch | StoreContribution | Reply | DoPhase | Finish
+ContributionCommand = Fetch | StoreContribution | Reply
+"""About one contribution: an error in such a command does not stop the run."""
+RoundCommand = Announce | Extend | GiveUp | Invite | DoPhase | Finish
+"""About the round: executed when all counted contributions are on the disk."""
+Command = ContributionCommand | RoundCommand

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from typing import Protocol
 
 from device_runtime.aggregator.delivery.last_will import GRACE_S
 from device_runtime.aggregator.intake.limits import MOST_DEVICES
-from device_runtime.aggregator.views.listener import Observer
+from device_runtime.aggregator.views.listener import Observer, RunEvent
 from device_runtime.broker.wire.link import Event
 from device_runtime.broker.wire.messages import Offer, encode
 from device_runtime.broker.wire.session_mac import SessionKey
+
+log = logging.getLogger(__name__)
 
 
 class AggregatorLink(Protocol):
@@ -95,3 +98,11 @@ class Ports:
     max_devices: int = MOST_DEVICES
     database: str = ""
     backlog: Callable[[], int] = lambda: 0
+
+    def tell(self, happening: RunEvent) -> None:
+        """Tells all observers; one that fails must not stop the rounds."""
+        for observer in self.observers:
+            try:
+                observer(happening)
+            except Exception as error:
+                log.warning("observer failed: %s: %s", type(error).__name__, error)

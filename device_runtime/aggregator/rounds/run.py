@@ -1,25 +1,40 @@
-"""An open run: its task, its models, and its folder on the disk, without sockets or a clock."""
+"""An open run: its task, models and folder, how it goes on, and the work of each phase of a round.
+
+No sockets, no clock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 
 import numpy as np
 
 from device_runtime.aggregator.errors import RollbackError
-from device_runtime.aggregator.merging.evaluation import Evaluator
-from device_runtime.aggregator.merging.merge_round import MergeTools, open_family, samples, store_carried
+from device_runtime.aggregator.intake.contributions import DeviceTraffic
+from device_runtime.aggregator.merging.evaluation import Evaluator, reason_to_serve_trained_head, summarise
+from device_runtime.aggregator.merging.merge_round import (
+    MergeTools,
+    merge_round,
+    open_family,
+    samples,
+    store_carried,
+)
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.model_versions import ModelVersions
 from device_runtime.aggregator.storage.run_files import check_identity
-from device_runtime.aggregator.storage.store import RoundStart, Store
+from device_runtime.aggregator.storage.store import MergeResult, RoundModels, RoundStart, Store
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.task import Task
+from device_runtime.aggregator.views.listener import RoundClosed
 from device_runtime.broker.wire.blobs import BlobRoom
 from device_runtime.broker.wire.messages import Blob
+from device_runtime.broker.wire.step_log import SEGMENT, TAIL
 from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.initial import initial_values
 from device_runtime.models.bundles.manifest import Manifest
@@ -27,13 +42,94 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import derived_bases
 
+from . import pace
 from .given_rounds import SITE_ROLLBACK_TEXT, GivenRound, GivenRoundStore
-from .progress import RunProgress
+from .pace import WINDOW, Progress, score_of
+from .state import Rules, Saved
+
+log = logging.getLogger(__name__)
 
 MERGED, SPARE_BYTES = 4, 16 * 1024**2
 """Uploads leave room on the disk for merging a round: MERGED times the bundles' size plus SPARE_BYTES."""
 FRESH_WEIGHTS_DRAW = 3
 """Keeps the draws of fresh parameters apart from all others of the same seed."""
+
+
+class RunProgress:
+    """How a run goes on. `outside`: where its rounds are given from outside. Raises as Store."""
+
+    def __init__(self, task: Task, store: Store, outside: GivenRoundStore | None) -> None:
+        self._task, self._store, self._outside = task, store, outside
+
+    @property
+    def rules(self) -> Rules:
+        """The task's rules; where rounds are given from outside, with the deadline of the last one.
+
+        Where only zeroth-order updates are offered in given rounds, each counts in its own round only: their
+        merged scalars must all be along the directions of one round.
+        """
+        rules = Rules.of(self._task)
+        if self._outside is None:
+            return rules
+        latest, kinds = self._outside.latest, self._task.kinds
+        scalars = {kind.name for kind in kinds} if all(kind.strategy.scalars for kind in kinds) else set()
+        return replace(
+            rules,
+            given=True,
+            round_deadline_s=latest.deadline_s if latest else rules.round_deadline_s,
+            bound=rules.bound | scalars,
+        )
+
+    def saved(self) -> Saved | None:
+        """The run's progress, for `machine.resume`; None for a new run."""
+        saved = self._store.session.saved()
+        if saved is None:
+            return None
+        begun = saved.round if saved.phase == "collect" else saved.round + 1
+        paces = self._store.rounds.paces(WINDOW, begun)
+        return replace(saved, paces=paces, progress=self.latest(), given_up=self.given_up())
+
+    def given_up(self) -> frozenset[int]:
+        """All rounds that a rollback discarded: those after the model rolled back to, until the rollback."""
+        backs = self._store.history.rollbacks()
+        return frozenset(n for back in backs for n in range(back.to + 1, back.into + back.instead))
+
+    def deadline_s(self, number: int) -> float:
+        """The deadline of round `number` in seconds: fixed, or learnt from the rounds before it."""
+        fixed, learnt = self.rules.deadline_s(number), self._task.pace
+        if learnt is None or number <= self._task.untimed_rounds:
+            return fixed
+        return pace.deadline_s(learnt, self._store.rounds.paces(WINDOW, number), fixed)
+
+    def latest(self) -> Progress:
+        """The progress of the run after all closed rounds."""
+        known = self._known()
+        return known[max(known)]
+
+    def restored(self, number: int) -> Progress | None:
+        """The progress at the model that the run rolled back to in this round; None without a rollback."""
+        to = self._set_back().get(number)
+        return None if to is None else self._known()[to]
+
+    def score(self, number: int) -> float:
+        """The score of an evaluated round's model, for `events.PhaseDone`."""
+        figures = self._store.rounds.figures(number)
+        return score_of(self._task.stop_metric, figures.eval_acc, figures.eval_loss)
+
+    def _known(self) -> dict[int, Progress]:
+        """The progress after each closed round, and before the first (0), without rounds rolled back."""
+        task, back = self._task, self._set_back()
+        known, latest = {0: Progress()}, 0
+        for number, figures in self._store.rounds.every_figures():
+            score = score_of(task.stop_metric, figures.eval_acc, figures.eval_loss)
+            before = known[back.get(number, latest)]
+            known[number] = before.after(number, score, task.stop_gain, number in back)
+            latest = number
+        return known
+
+    def _set_back(self) -> dict[int, int]:
+        """For each round in which the run rolled back: the round whose model it went back to."""
+        return {rollback.into: rollback.to for rollback in self._store.history.rollbacks()}
 
 
 @dataclass(frozen=True)
@@ -109,6 +205,100 @@ class OpenRun:
             raise RollbackError(SITE_ROLLBACK_TEXT)
         self.registry.go_back(to)
         self.registry.deploy()
+
+
+class RoundPhases:
+    """The phases of the rounds of one run. Raises RunFolderError, BlobError when the disk fails."""
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run, self._store = run, run.store
+
+    def open(self, number: int) -> None:
+        """Stores that a round is open. Round 1 distributes the first base, if it is not given another."""
+        rounds = self._store.rounds
+        if given := self._run.given(number):
+            rounds.open(number, RoundStart(given.base, given.carried), given.steps)
+        elif back := self._store.history.rollback_into(number, instead=False):
+            rounds.open(number, self._made_again(back.to))
+        else:
+            rounds.open(number, self._run.initial.start if number == 1 else rounds.start(number))
+
+    def merge(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> None:
+        """Merges round `number`, or takes the model rolled back to; the rest as in `events.DoPhase`."""
+        run, store = self._run, self._store
+        store.rounds.begin_merge(number, durations, early)
+        if back := store.history.rollback_into(number, instead=True):
+            store.rounds.merged(number, self._instead(back.to))
+            return
+        store.rounds.merged(number, merge_round(store, run.task, run.tools, number, run.seed))
+        run.tools.unload()
+
+    def _made_again(self, number: int) -> RoundStart:
+        """The base and the rest that an earlier round made, as a new checkpoint.
+
+        It needs its own checkpoint, because the steps taken since do not lead to it.
+        """
+        weights = bases.made_weights(self._store, number, self._run.manifest)
+        base = bases.checkpoint(weights, self._store.models, self._run.manifest)
+        return RoundStart(base, self._store.rounds.made(number).carried)
+
+    def _instead(self, number: int) -> MergeResult:
+        """The result of a round whose contributions a rollback discarded: the model rolled back to."""
+        start, served = self._made_again(number), self._store.rounds.made(number).served
+        note = f"went back to the model of round {number}; what came for this round does not count"
+        return MergeResult(RoundModels(start.base, start.carried, served), (), note)
+
+    def evaluate(self, number: int) -> None:
+        """Evaluates the round's models; serves the next base where its trained head is the better one."""
+        models, evaluator = self._store.models, self._run.evaluator
+        served = tensors.decode(models.get(self._store.rounds.made(number).served))
+        base, instead = self._run.weights(number + 1), None
+        figures = evaluator.figures(served, base)
+        if self._run.task.evaluation_judges and (why := reason_to_serve_trained_head(figures)):
+            log.info("round %d: %s", number, why)
+            figures, instead = evaluator.figures(base, base), models.put(tensors.encode(base))
+        self._store.rounds.evaluated(number, figures, instead)
+
+    def publish(self, number: int, traffic: Mapping[str, DeviceTraffic], duration_s: float) -> RoundClosed:
+        """Closes the round and deploys its served model."""
+        run, store = self._run, self._store
+        back = store.history.rollback_after(number)
+        run.registry.deploy(back.to if back else number)
+        run.registry.published(number)
+        store.contributions.save_traffic(number, traffic)
+        contributions = store.contributions.records(number)
+        figures = store.rounds.figures(number)
+        record = summarise(figures, contributions, traffic, (number, duration_s))
+        deadline_s = nan if number <= run.task.untimed_rounds else run.progress.deadline_s(number)
+        store.rounds.close(replace(record, deadline_s=deadline_s))
+        self._prune(number)
+        return store.rounds.closed(number)[0]
+
+    def _prune(self, number: int) -> None:
+        """Deletes the blobs and steps that nothing needs any more after round `number`.
+
+        Kept are the next base, that of round `number` (devices may still fetch it), the served models, the
+        steps since their checkpoints, and the steps that the log is written from. Where late contributions
+        count, the bases that they may have been made for are kept too. Where rounds are given from outside,
+        the log continues from the base that the last round was given, not from the one that it made.
+        """
+        run, rounds = self._run, self._store.rounds
+        back = run.task.max_staleness - 1 if run.progress.rules.counts_late else 0
+        first = max(1, number - max(0, back))
+        numbers = [n for n in range(first, number + 1) if rounds.opened(n)] + [number + 1]
+        starts = {n: rounds.start(n) for n in numbers}
+        blobs = [*run.initial.bundles.values(), rounds.made(number).served]
+        for start in (run.initial.start, *starts.values()):
+            blobs += (*start.base.checkpoint, *start.base.log, *start.carried.blobs)
+        versions = run.registry.kept(run.progress.latest().best)
+        for _, made in versions:
+            blobs += (*made.blobs, *made.base.log)
+        self._store.models.prune(blobs)
+        bases_kept = [(numbers[0], starts[numbers[0]].base)] + [(n + 1, one.base) for n, one in versions[:1]]
+        latest = number if run.outside else number + 1
+        at = rounds.start(latest).base.at
+        written = (latest, min(at, max(at % SEGMENT, TAIL)))
+        self._store.taken.forget([written, *((n, base.steps) for n, base in bases_kept)])
 
 
 def first_base(task: Task, models: Mapping[str, Bundle], tools: MergeTools) -> tuple[Tensors, CarriedState]:

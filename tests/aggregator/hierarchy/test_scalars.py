@@ -10,7 +10,7 @@ import pytest
 from device_runtime.aggregator.hierarchy import site_manager as ground
 from device_runtime.aggregator.hierarchy.forwarding import steps_between
 from device_runtime.aggregator.hierarchy.site_manager import SiteRules
-from device_runtime.aggregator.rounds import phases
+from device_runtime.aggregator.rounds import run as run_module
 from device_runtime.aggregator.rounds.given_rounds import SEEDS, GivenRound, GivenRoundStore
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.store import CarriedBlobs
@@ -94,9 +94,9 @@ def test_a_site_goes_on_when_a_segment_of_its_log_is_full_and_what_was_before_it
 ):
     """The tail of an offer, and the log, need the steps to what the last round was given with."""
     monkeypatch.setattr(ground, "Task", partial(Task, keep_versions=1))
-    for module in (bases, phases, steps):
+    for module in (bases, run_module, steps):
         monkeypatch.setattr(module, "SEGMENT", 6)
-    for module in (phases, steps):
+    for module in (run_module, steps):
         monkeypatch.setattr(module, "TAIL", 4)
     h = levels(KIND, rounds=12)
     h.go().join("a")
@@ -116,7 +116,7 @@ def test_a_site_that_was_away_while_the_run_went_back_twice_to_one_model_takes_n
     """The lines that begin there have one name; the second is further than the site was on the first. With a
     tail of one step the offer does not say what was there before it.
     """
-    for module in (phases, steps):
+    for module in (run_module, steps):
         monkeypatch.setattr(module, "TAIL", tail)
     h = levels(KIND, rounds=20)
     h.go().join("a")

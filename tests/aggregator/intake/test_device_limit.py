@@ -53,8 +53,8 @@ def small(bench, make_task):
 
 
 def known(b):
-    run = b.service._run
-    return max(len(b.service.state.devices), len(run.plans), len(run.traffic.all()), len(b.service._crowd))
+    plans, moved = b.service._run.contributions.statements.plans, b.service._out.traffic.all()
+    return max(len(b.service.state.devices), len(plans), len(moved), len(b.service._messages.admission.crowd))
 
 
 def test_strangers_of_many_names_leave_the_service_no_larger_and_the_round_goes_on(small, update_of):
@@ -171,11 +171,11 @@ def test_who_was_asked_for_rounds_that_do_not_matter_any_more_is_not_on_the_disk
 def test_one_that_is_forgotten_and_asked_again_at_once_is_known_to_be_asked(bench, make_task):
     b = bench(make_task("few-shot", devices_per_round=3))
     b.join("pi-1")
-    b.service._run.forget("pi-1")
+    b.service._messages.forget("pi-1")
     hello = Hello(boot=1, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx")
     b.service.handle(Received(topics.up("pi-1", "hello"), encode(hello), False))
     b.service.tick()
     assert asked(b) == {"pi-1"}
-    b.service._run.forget("pi-1")
+    b.service._messages.forget("pi-1")
     b.service.tick()
     assert asked(b) == set()

@@ -154,7 +154,7 @@ def test_a_deadline_that_passes_is_offered_whole_and_goes_on_from_there(bench, m
 def test_where_devices_are_enrolled_each_is_told_by_itself_with_a_word_or_else_whole(two):
     b, _ = two
     signer, trust = Signer(bytes(32)), Trust(Signer(bytes(32)).public)
-    b.service._run.out._agree = signer.agree
+    b.service._out._agree = signer.agree
     hello = Hello(boot=1, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx", key=trust.key)
     b.say("a", "hello", hello)
     sent = len(b.link.sent)
@@ -169,7 +169,7 @@ def test_where_devices_are_enrolled_each_is_told_by_itself_with_a_word_or_else_w
 
 def test_a_key_that_is_none_is_a_hello_that_is_none(two):
     b, _ = two
-    b.service._run.out._agree = Signer(bytes(32)).agree
+    b.service._out._agree = Signer(bytes(32)).agree
     sent = len(b.link.sent)
     for key in (bytes(32), b"x"):
         hello = Hello(boot=1, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx", key=key)
@@ -182,7 +182,7 @@ def test_of_what_is_too_long_nothing_is_remembered_to_be_like(two):
     b, like = two
     for long in ({"kind": "k" * 2000}, {"body": like.body[:8] + bytes(2100)}):
         b.contribute("a", b.contribution(KIND, scalars(2), 2, seq=8, **long))
-        assert not b.service._whole.get("a")
+        assert not b.service._run.contributions.statements.whole("a")
         assert short(b, 2, like) == []
     assert b.service.state.contributions == 0
 

@@ -48,9 +48,9 @@ def test_a_merge_that_is_done_again_gives_the_same(bench, make_task, update_of):
     b.join("a", "b", "c")
     b.contribute("a", b.contribution("full", update_of("full")))
     b.contribute("b", b.contribution("zeroth-order", update_of("zeroth-order")))
-    b.service._run.phases.merge(1)
+    b.service._run.commands.phases.merge(1)
     first = b.store.rounds.start(2).base, b.store.rounds.made(1).served
-    b.service._run.phases.merge(1)
+    b.service._run.commands.phases.merge(1)
     assert (b.store.rounds.start(2).base, b.store.rounds.made(1).served) == first
 
 

@@ -76,7 +76,7 @@ def test_what_was_not_committed_was_not_acknowledged_either(crowd, update_of):
 
 def test_the_round_that_closes_does_so_on_committed_contributions(crowd, update_of, monkeypatch):
     b, at_merge = crowd(), []
-    phases = b.service._run.phases
+    phases = b.service._run.commands.phases
     real = type(phases).merge
     monkeypatch.setattr(
         type(phases), "merge", lambda self, *of: (at_merge.append(statuses(b)), real(self, *of))
@@ -117,13 +117,13 @@ def test_what_cannot_be_kept_takes_its_group_along_and_nothing_of_it_is_written_
     b = crowd(min_contributions=3)
     heard(b, update_of, "pi-01")
     with monkeypatch.context() as patch:
-        patch.setattr(type(b.service._run), "_why", lambda *_: 1 / 0)
+        patch.setattr(type(b.service._run.contributions.statements), "why", lambda *_: 1 / 0)
         heard(b, update_of, "pi-02")
     heard(b, update_of, "pi-03")
     b.service.tick()
     assert statuses(b) == [[], [], ["accepted"]]
     assert b.service.state.contributions == 1
-    assert b.service._run.reception._in_hand == {}
+    assert b.service._run.contributions.reception._in_hand == {}
     assert kept(b) == ["pi-03"]
 
 
@@ -174,7 +174,7 @@ def test_a_receipt_that_cannot_be_sent_keeps_no_other_from_its_device(crowd, upd
     b.wait(0.1)
     assert statuses(b) == [[], ["accepted"], ["accepted"]]
     assert "a report after a commit failed: ValueError: no such topic" in caplog.text
-    assert b.service._run.reception._in_hand == {}
+    assert b.service._run.contributions.reception._in_hand == {}
     monkeypatch.undo()
     heard(b, update_of, DEVICES[0])
     b.wait(0.1)

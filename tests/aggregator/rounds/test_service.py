@@ -12,7 +12,7 @@ import pytest
 
 from device_runtime.aggregator.delivery.last_will import GRACE_S, RETURN_S
 from device_runtime.aggregator.intake.fetching import MAX_PULLS
-from device_runtime.aggregator.rounds.service import FETCHED_S, LINGER_S, MOST_LINGER_S, MOST_REASONS
+from device_runtime.aggregator.rounds.device_messages import FETCHED_S, LINGER_S, MOST_LINGER_S, MOST_REASONS
 from device_runtime.aggregator.tasks.task import KindSettings
 from device_runtime.aggregator.views.listener import (
     Contributed,
@@ -245,7 +245,7 @@ def test_a_run_to_which_no_device_contributes_ends_with_the_devices_reasons(benc
         b.sit_out("pi-02", 1)
         b.wait(10.0)
     assert b.service.finished
-    said = b.service._run.gave_up
+    said = b.service._run.commands.gave_up
     assert said.startswith(
         "round 1 is abandoned: 2 deadlines in a row, the last of 10 s, brought no contribution"
     )
@@ -305,7 +305,7 @@ def test_bytes_are_those_of_the_packets_of_each_device(bench, make_task, update_
     b = bench(make_task("few-shot", rounds=1))
     b.join("pi-01", "pi-02")
     sent = len(b.link.sent)
-    counted = b.service._run.traffic.of("pi-02")
+    counted = b.service._out.traffic.of("pi-02")
     message = b.contribution("few-shot", update_of("few-shot"))
     b.contribute("pi-02", message)
     up = packet_bytes(topics.up("pi-02", "contribution"), messages.encode(message))

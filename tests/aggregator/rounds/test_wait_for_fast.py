@@ -530,7 +530,7 @@ def test_a_restart_knows_what_was_learnt_and_what_was_said(fast):
 def test_what_a_round_said_of_its_end_is_kept_where_the_aggregator_dies_as_it_merges(fast, monkeypatch):
     b = fast
     sends(b, "a", 3)
-    monkeypatch.setattr("device_runtime.aggregator.rounds.phases.merge_round", lambda *_: 1 / 0)
+    monkeypatch.setattr("device_runtime.aggregator.rounds.run.merge_round", lambda *_: 1 / 0)
     with pytest.raises(RunFolderError):
         b.wait(11)
     monkeypatch.undo()

@@ -13,7 +13,7 @@ import pytest
 
 from device_runtime import cli
 from device_runtime.aggregator.errors import RollbackError, RunFolderError
-from device_runtime.aggregator.rounds import phases
+from device_runtime.aggregator.rounds import run as run_module
 from device_runtime.aggregator.rounds.runner import RoundRunner
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.storage import bases, rollback_request
@@ -377,9 +377,9 @@ def test_what_is_asked_for_while_another_request_is_followed_comes_next(bench, m
 @pytest.fixture
 def short_segments(monkeypatch):
     """A checkpoint every four steps, and as many in an offer."""
-    for module in (bases, log, phases):
+    for module in (bases, log, run_module):
         monkeypatch.setattr(module, "SEGMENT", 4)
-    for module in (log, phases):
+    for module in (log, run_module):
         monkeypatch.setattr(module, "TAIL", 2)
 
 

@@ -1,0 +1,297 @@
+"""Hears the messages of devices, and gives them to the round machine and to what remembers them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from math import inf
+
+from device_runtime.aggregator.delivery.last_will import HeldWills
+from device_runtime.aggregator.delivery.outbound import Outbound
+from device_runtime.aggregator.errors import DatabaseError, RunFolderError, UpdateRefused
+from device_runtime.aggregator.intake.check_process import CheckedMessage
+from device_runtime.aggregator.intake.limits import RATE, KnownDevices, RateLimit, message_cost
+from device_runtime.aggregator.views.listener import DeviceSeen, PlanMade
+from device_runtime.aggregator.views.text import printable
+from device_runtime.broker.errors import BrokerError
+from device_runtime.broker.security.signing import NotTrusted
+from device_runtime.broker.wire import compact_round, link, topics
+from device_runtime.broker.wire import messages as wire
+
+from .events import DevicePresent, Forgotten, Planned, Reply, Update
+from .ports import Ports
+from .run import OpenRun
+from .runner import RoundRunner
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 2.0
+"""Seconds that a finished service stays, at most, so that devices learn that it is done, and leave."""
+FETCHED_S, MOST_LINGER_S = 10.0, 60.0
+"""Seconds that it stays after a device has asked for a part of the model; and at most, all together."""
+MOST_REASONS = 64
+"""Reasons of a plan that are kept and reported; a device sends one for each form that it does not choose."""
+SIGNED = ("hello", "plan", "contribution")
+"""Messages that devices with a key sign."""
+
+
+class Linger:
+    """How long a finished service stays. `now` is in seconds of any one clock."""
+
+    def __init__(self) -> None:
+        self._done_s, self._until_s = inf, 0.0
+
+    def fetched(self, now: float) -> None:
+        """A device has asked for a part of the model."""
+        self._until_s = max(self._until_s, now + FETCHED_S)
+
+    def is_over(self, now: float) -> bool:
+        """Whether devices had time to learn that the task is done, as it was at the first call."""
+        if self._done_s == inf:
+            self._done_s, self._until_s = now, now + LINGER_S
+        return now >= min(self._until_s, self._done_s + MOST_LINGER_S)
+
+
+class Admission:
+    """Admits messages of enrolled and known devices, within their rate, and signed where they have a key."""
+
+    def __init__(
+        self, runner: RoundRunner, out: Outbound, ports: Ports, forget: Callable[[str], None]
+    ) -> None:
+        """`forget` is called with a device that gives its place to a new one."""
+        self._runner, self._out, self._ports = runner, out, ports
+        self._flood, self._forged = RateLimit(), RateLimit()
+        self.crowd = KnownDevices(self._is_away, forget, ports.max_devices)
+
+    def admitted(self, event: link.Received, address: topics.Address) -> bytes | None:
+        """The payload of a message, without its signature; None if it is dropped. Raises MessageError."""
+        device, leaf, payload = address.device, address.leaf, event.payload
+        if self._is_stranger(address):
+            self.say_forged("", f"{leaf} of {device}, who is not enrolled")
+            if payload and event.retain:
+                self._out.clear(event.topic)
+            return None
+        if not self.crowd.lets_in(device):
+            return None
+        if event.retain and leaf != "state":
+            log.warning("message from %s dropped: only presence may be retained, not %s", device, leaf)
+            self._out.clear(event.topic)
+            return None
+        if payload and not event.retain:
+            self._out.traffic.up(device, event.topic, payload)
+        if leaf != "block" and not self.within_rate(device, message_cost(leaf, len(payload))):
+            return None
+        if leaf not in SIGNED:
+            return payload
+        devices = self._ports.devices
+        if devices is None:
+            return wire.device_message_in(payload)
+        try:
+            return devices.verified_payload(device, event.topic, payload)
+        except NotTrusted as error:
+            self.say_forged(device, str(error))
+            return None
+
+    def within_rate(self, device: str, count: float = 1.0) -> bool:
+        """Whether a device stays within its rate limit with one more message, which counts as `count`."""
+        now = self._ports.clock()
+        if self._flood.lets(device, now, count):
+            return True
+        if self._flood.worth_saying(device, now):
+            log.warning("messages from %s dropped: it sends more than %g a second", device, RATE)
+        return False
+
+    def say_forged(self, device: str, what: str) -> None:
+        """Logs that a message was dropped because another than the device may have sent it.
+
+        It gets no answer: a refusal would make the real device drop its update. The number of log lines is
+        limited; messages of strangers share one limit.
+        """
+        if self._forged.worth_saying(device, self._ports.clock()):
+            log.warning("dropped, perhaps forged: %s", printable(what))
+
+    def _is_stranger(self, address: topics.Address) -> bool:
+        """Whether a device is not enrolled, though devices have to be.
+
+        The presence of a known device still counts: one that was revoked may go offline.
+        """
+        devices, device = self._ports.devices, address.device
+        if devices is None or devices.knows(device):
+            return False
+        return address.leaf != "state" or device not in self._runner.state.devices
+
+    def _is_away(self, device: str) -> bool:
+        known = self._runner.state.devices.get(device)
+        return known is None or not known.online
+
+
+class DevicePresence:
+    """The presence of devices. Their last wills are held back for a while, as a device may return."""
+
+    def __init__(self, runner: RoundRunner, out: Outbound, ports: Ports) -> None:
+        self._runner, self._out, self._ports = runner, out, ports
+        self.wills = HeldWills(ports.will_grace_s)
+
+    def heard(self, device: str, state: wire.State, retain: bool) -> None:
+        """Takes a device's presence message."""
+        before = self._runner.state.devices.get(device)
+        self.wills.heard(device)
+        is_will = not (state.online or state.leaving) and before and before.online
+        if is_will and self.wills.holds(device, state, retain, self._ports.clock()):
+            return
+        self._apply(device, state, retain)
+
+    def here(self, device: str, boot: int, ready: bool = True) -> None:
+        """Feeds the machine that a device is online. `ready`: as in DevicePresent."""
+        self._runner.feed(DevicePresent(self._ports.clock(), device, boot, True, ready))
+
+    def apply_wills(self) -> None:
+        """Applies the last wills of devices that did not come back in time."""
+        for device, state in self.wills.due(self._ports.clock()):
+            self._apply(device, state, retain=True)
+
+    def _apply(self, device: str, state: wire.State, retain: bool) -> None:
+        """Feeds a device's presence to the machine.
+
+        A retained message is of a device that was here before the aggregator started; it may be ready.
+        """
+        runner = self._runner
+        before = runner.state.devices.get(device)
+        known = before is not None and before.boot == state.boot
+        ready = before.ready if before and known else retain and runner.state.round > 0
+        ready = ready and not state.paused  # until it says hello
+        runner.feed(DevicePresent(self._ports.clock(), device, state.boot, state.online, ready))
+        now = runner.state.devices.get(device)
+        if now != before:
+            self._ports.tell(DeviceSeen(device, state.online))
+        if not state.online and not (now and now.online):
+            self._out.clear_state(device)
+
+
+class DeviceMessages:
+    """Hears the messages of the devices of one run. Raises RunFolderError, BlobError, DatabaseError."""
+
+    def __init__(self, rounds: OpenRun, runner: RoundRunner, out: Outbound, ports: Ports) -> None:
+        self._rounds, self._runner, self._out, self._ports = rounds, runner, out, ports
+        self._contributions = runner.contributions
+        self.presence = DevicePresence(runner, out, ports)
+        self.admission = Admission(runner, out, ports, self.forget)
+        self.linger = Linger()
+
+    def hear(self, event: link.Received) -> None:
+        """Hears one message. Nothing that a device sends raises: whatever it is, others must be served."""
+        try:
+            self._hear(event)
+        except (RunFolderError, DatabaseError):
+            raise
+        except Exception as error:
+            kind = "" if isinstance(error, BrokerError) else f"{type(error).__name__}: "
+            where, why = printable(event.topic), printable(str(error))
+            log.warning("message on %s dropped: %s%s", where, kind, why)
+
+    def forget(self, device: str) -> None:
+        """Forgets a device that is away."""
+        self.presence.wills.heard(device)
+        self._contributions.statements.forget(device)
+        self._out.forget(device)
+        self._runner.feed(Forgotten(self._ports.clock(), device))
+
+    def _hear(self, event: link.Received) -> None:
+        address = topics.parse(event.topic)
+        payload = self.admission.admitted(event, address)
+        if payload is None:
+            return
+        device = address.device
+        match address.leaf:
+            case "state":
+                if payload:  # else it is cleared, by us
+                    self.presence.heard(device, wire.decode(payload, wire.State), event.retain)
+            case "hello":
+                self._on_hello(device, wire.decode(payload, wire.Hello), wire.is_from_device(event.payload))
+            case "plan":
+                self._on_plan(device, wire.decode(payload, wire.Plan))
+            case "contribution":
+                refusal = event.refusal if isinstance(event, CheckedMessage) else None
+                message = wire.decode(payload, wire.Contribution)
+                self._contributions.statements.contributed(device, message, len(payload))
+                self._on_contribution(device, message, refusal)
+            case "c":
+                self._on_compact(device, payload)
+            case "get":
+                self.linger.fetched(self._ports.clock())
+                self._out.blocks(device, wire.decode(payload, wire.Get), self._rounds.store.models)
+            case "block":
+                block = address.index, payload
+                if not self._contributions.reception.block(device, address.sha, block):
+                    self.admission.within_rate(device)  # blocks that are asked for are free
+            case "trial":
+                pass  # `doctor` looks whether a device may write
+            case leaf:
+                log.warning("message from %s dropped: no topic ends in %s", device, printable(leaf))
+
+    def _on_hello(self, device: str, hello: wire.Hello, signed: bool) -> None:
+        """Answers a hello with the open round and the seconds that remain of it (clocks are not compared).
+
+        Before round 1, and for a device that is not asked, the answer is the offer of round 0 (the lobby):
+        the device fetches the bundle, measures, and says hello again.
+        """
+        self.presence.wills.heard(device)
+        if hello.task not in ("", self._rounds.task.name):
+            name, here = printable(hello.task), self._rounds.task.name
+            log.warning("%s asks for task %s; this aggregator has task %s", device, name, here)
+            return
+        self._out.agree(device, hello.key, signed)
+        self._contributions.statements.greeted(device, hello.num_examples)
+        profile, engine = printable(hello.profile), printable(hello.engine)
+        battery = hello.battery_percent if 0 <= hello.battery_percent <= 100 else None
+        self._ports.tell(
+            DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery)
+        )
+        self.presence.here(device, hello.boot, ready=hello.num_examples > 0)
+        self._runner.commands.offering.one(self._runner.state, device)
+
+    def _on_plan(self, device: str, plan: wire.Plan) -> None:
+        if plan.task != self._rounds.task.name:
+            return
+        kind, reasons = printable(plan.kind), tuple(map(printable, plan.reasons[:MOST_REASONS]))
+        self._contributions.statements.plans[device] = (kind, printable("; ".join(reasons)))
+        self._ports.tell(
+            PlanMade(
+                device=device,
+                round=plan.round,
+                kind=kind,
+                seconds=plan.seconds,
+                memory_bytes=plan.memory_bytes,
+                energy_j=plan.energy_j,
+                reasons=reasons,
+            )
+        )
+        self._runner.feed(Planned(self._ports.clock(), device, plan.round, plan.kind))
+
+    def _on_compact(self, device: str, payload: bytes) -> None:
+        """Completes a compact contribution from the device's last full one.
+
+        Without that one it is ignored: the device sends it again in full after a while.
+        """
+        like = self._contributions.statements.whole(device)
+        if like is None:
+            return
+        content, mac = compact_round.split_mac(payload)
+        signs = self._ports.devices is not None and self._ports.devices.signs(device)
+        if signs and not self._out.is_authentic(device, like.run, content, mac):
+            self.admission.say_forged(device, f"a contribution in few bytes without the MAC of {device}")
+            return
+        self._on_contribution(device, compact_round.full_contribution(content, like), None)
+
+    def _on_contribution(self, device: str, message: wire.Contribution, refusal: str | None) -> None:
+        key = device, message.round, message.kind, message.boot, message.seq
+        update = Update(*key, samples=message.num_examples, form=message.form)
+        runner, reception = self._runner, self._contributions.reception
+        try:
+            reception.check_address(message)
+        except UpdateRefused as error:
+            self._contributions.receipts.give(Reply(update, "refused", str(error)), runner.state)
+            return
+        if device not in runner.state.devices:
+            self.presence.here(device, message.boot)
+        runner.feed(reception.announced(update, message, refusal))
