@@ -22,7 +22,7 @@ from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.metrics.tally import AskCounts, BusyDevice
 from device_runtime.simulation.records import SimulatedRound
 
-FOLDER = Path(__file__).with_name("kept")
+FOLDER = Path(__file__).with_name("kept-runs")
 """The folder of kept runs, with a folder for each table and scale."""
 DIGITS = 6
 COMMITS = "commits.txt"

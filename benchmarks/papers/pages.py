@@ -207,7 +207,7 @@ HEAD = """# Results
 Every table of every paper, and our own: what was run, at which scale, and what is not run, and why.
 
 Each section is written by the command that stands in it, which also writes this page. Finished runs are kept
-in `benchmarks/papers/kept` and are not run again. So parts of a table can be run on several machines
+in `benchmarks/papers/kept-runs` and are not run again. So parts of a table can be run on several machines
 (`--columns`, `--rows`), and a section can be written anew without any data (`--only-kept`). Where git is not
 at hand, `DEVICE_RUNTIME_COMMIT` names the commit.
 
