@@ -12,7 +12,7 @@ from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.broker.wire import compact_round, messages, topics
 from device_runtime.broker.wire.blobs import BLOCK, Blobs, block_count
 from device_runtime.broker.wire.link import packet_bytes
-from device_runtime.broker.wire.messages import Blob, Get, Message, Offer, Receipt
+from device_runtime.broker.wire.messages import Blob, Get, Offer, Receipt
 from device_runtime.broker.wire.session_mac import SessionKey
 from device_runtime.broker.wire.transfer import MAX_WINDOW, answer_get
 
@@ -68,9 +68,9 @@ class Outbound:
         topic = topics.down(device, "task")
         self._send((device,), topic, self._seal(topic, offer))
 
-    def send(self, device: str, leaf: str, message: Message) -> None:
-        """Send a message to one device."""
-        self._send((device,), topics.down(device, leaf), messages.encode(message))
+    def ask(self, device: str, get: Get) -> None:
+        """Ask a device for blocks of its contribution."""
+        self._send((device,), topics.down(device, "get"), messages.encode(get))
 
     def receipt(self, device: str, receipt: Receipt) -> None:
         """Send a receipt to one device; a MAC follows it if the device signs."""

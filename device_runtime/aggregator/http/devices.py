@@ -36,18 +36,11 @@ class WatchedDevices:
     """What is known of each device of a task. Times are in seconds since 1970; not thread-safe."""
 
     def __init__(self) -> None:
-        self._known: dict[str, DeviceStatus] = {}
+        self.known: dict[str, DeviceStatus] = {}
         self.sitting_out: set[str] = set()
         """Devices that sit the open round out."""
         self.online = 0
         """The number of devices that are online."""
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def all(self) -> list[DeviceStatus]:
-        """A copy of the list of all devices."""
-        return list(self._known.values())
 
     def seen(self, happening: DeviceSeen, now: float) -> None:
         """A device came, went, or said hello."""
@@ -89,16 +82,16 @@ class WatchedDevices:
         self._set(before, {**told, "contributions": before.contributions + 1, **_costs(record)})
 
     def _of(self, name: str) -> DeviceStatus:
-        return self._known.get(name) or DeviceStatus(name, online=False)
+        return self.known.get(name) or DeviceStatus(name, online=False)
 
     def _set(self, before: DeviceStatus, told: Mapping[str, object]) -> None:
-        known = before.device in self._known
-        if not known and len(self._known) >= MOST_DEVICES:
-            gone = self._known.pop(next(iter(self._known)))
+        known = before.device in self.known
+        if not known and len(self.known) >= MOST_DEVICES:
+            gone = self.known.pop(next(iter(self.known)))
             self.online -= gone.online
         after = replace(before, **told)  # type: ignore[arg-type]
         self.online += after.online - (before.online if known else False)
-        self._known[before.device] = after
+        self.known[before.device] = after
 
 
 def page_of(devices: Iterable[DeviceStatus], wanted: DeviceFilter) -> DevicePage:

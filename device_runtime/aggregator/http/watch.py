@@ -81,7 +81,7 @@ class TaskWatch:
                 self._live,
                 contributions=dict(sorted(self._counts.items())),
                 sitting_out=len(self._devices.sitting_out),
-                devices=len(self._devices),
+                devices=len(self._devices.known),
                 online=self._devices.online,
                 closed_rounds=len(self._rounds),
             )
@@ -89,7 +89,7 @@ class TaskWatch:
     def devices(self, wanted: DeviceFilter) -> DevicePage:
         """The selected devices, those online first, then by name."""
         with self._lock:
-            known = self._devices.all()
+            known = list(self._devices.known.values())
         return page_of(known, wanted)
 
     def rounds(self, after: int = 0, limit: int = PAGE_LIMIT) -> RoundPage:

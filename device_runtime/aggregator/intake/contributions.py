@@ -190,18 +190,10 @@ def _stored(row: DatabaseRow) -> StoredContribution:
 
 def _row(stored: StoredContribution) -> tuple[object, ...]:
     """A contribution as a row of the table."""
-    return (
-        stored.round,
-        stored.device,
-        stored.kind,
-        stored.into,
-        stored.num_examples,
-        msgspec.msgpack.encode(stored.metrics),
-        stored.why,
-        msgspec.msgpack.encode(stored.blob) if stored.blob else None,
-        stored.body or None,
-        stored.form,
-    )
+    metrics = msgspec.msgpack.encode(stored.metrics)
+    blob = msgspec.msgpack.encode(stored.blob) if stored.blob else None
+    key = stored.round, stored.device, stored.kind, stored.into
+    return (*key, stored.num_examples, metrics, stored.why, blob, stored.body or None, stored.form)
 
 
 def record_of(stored: StoredContribution, moved: DeviceTraffic) -> ContributionRecord:

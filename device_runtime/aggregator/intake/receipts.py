@@ -54,20 +54,18 @@ class Receipts:
             kind, reason = printable(update.kind), printable(reply.reason)
             self._ports.tell(ContributionRefused(update.device, update.round, kind, reply.status, reason))
 
-    def pay(self) -> None:
-        """Send the receipts that have waited for RECEIPT_S."""
-        self._pay(self._ports.clock() - RECEIPT_S)
+    def pay(self, waited_s: float = RECEIPT_S) -> None:
+        """Send the receipts that have waited for so many seconds."""
+        until = self._ports.clock() - waited_s
+        for reply in [reply for reply, since in self._owed.items() if since <= until]:
+            del self._owed[reply]
+            self._send(reply)
 
     def pay_all(self, said: bool = False) -> None:
         """Send all waiting receipts, or drop them if the next offer has `said` the same."""
         if said:
             self._owed.clear()
-        self._pay(inf)
-
-    def _pay(self, until: float) -> None:
-        for reply in [reply for reply, since in self._owed.items() if since <= until]:
-            del self._owed[reply]
-            self._send(reply)
+        self.pay(-inf)
 
     def _send(self, reply: Reply) -> None:
         update = reply.update

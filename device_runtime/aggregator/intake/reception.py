@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import UpdateRefused
 from device_runtime.aggregator.rounds.events import Announced, Rejected, Update, Validated
+from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import compact_round
-from device_runtime.broker.wire.messages import Contribution, Get
+from device_runtime.broker.wire.messages import Contribution
 
 from . import check
 from .check import ExpectedContributions
@@ -71,18 +73,12 @@ class DeviceStatements:
 class Reception:
     """Holds each message from `announced` until `release`, so that it can be stored if it counts.
 
-    It returns events for the round machine. `clock` gives seconds; `ask` sends a Get to a device.
+    It returns events for the round machine. `out` asks devices for blocks.
     """
 
-    def __init__(
-        self,
-        rounds: OpenRun,
-        statements: DeviceStatements,
-        clock: Callable[[], float],
-        ask: Callable[[str, Get], None],
-    ) -> None:
-        self._rounds, self._statements, self._clock = rounds, statements, clock
-        self._intake = ContributionFetcher(rounds.store.updates, ask)
+    def __init__(self, rounds: OpenRun, statements: DeviceStatements, out: Outbound, ports: Ports) -> None:
+        self._rounds, self._statements, self._clock = rounds, statements, ports.clock
+        self._intake = ContributionFetcher(rounds.store.updates, out.ask)
         self._in_hand: dict[Update, HeldMessage] = {}
         self._offered = ExpectedContributions(
             rounds.task, rounds.run, rounds.tools.manifests, rounds.weights

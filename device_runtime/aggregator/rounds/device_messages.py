@@ -255,17 +255,8 @@ class DeviceMessages:
             return
         kind, reasons = printable(plan.kind), tuple(map(printable, plan.reasons[:MOST_REASONS]))
         self._contributions.statements.plans[device] = (kind, printable("; ".join(reasons)))
-        self._ports.tell(
-            PlanMade(
-                device=device,
-                round=plan.round,
-                kind=kind,
-                seconds=plan.seconds,
-                memory_bytes=plan.memory_bytes,
-                energy_j=plan.energy_j,
-                reasons=reasons,
-            )
-        )
+        figures = plan.seconds, plan.memory_bytes, plan.energy_j
+        self._ports.tell(PlanMade(device, plan.round, kind, *figures, reasons))
         self._runner.feed(Planned(self._ports.clock(), device, plan.round, plan.kind))
 
     def _on_compact(self, device: str, payload: bytes) -> None:

@@ -26,56 +26,49 @@ from device_runtime.aggregator.views.text import abandoned_text, printable
 from device_runtime.broker.errors import BlobError
 
 from . import events, machine
-from .commit_group import CommitGroup
-from .events import (
-    Announce,
-    ContributionCommand,
-    DoPhase,
-    Event,
-    Extend,
-    Fetch,
-    Finish,
-    GiveUp,
-    Invite,
-    Invited,
-    PhaseDone,
-    Reply,
-    RoundCommand,
-    StoreContribution,
-    Update,
-)
 from .ports import Ports
 from .run import OpenRun, RoundPhases
 from .state import RoundsState, Rules
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+COHORT_DRAW = 0xC0407
+"""Keeps the draws of devices apart from all others of the same seed."""
+
 
 class ContributionCommands:
-    """The contributions of one run on their way from a message to a receipt. `out` sends to devices."""
+    """The contributions of one run on their way from a message to a receipt. `out` sends to devices.
+
+    A commit waits for the disk, and each call of the database for other threads; these two are most of the
+    cost of a small contribution. So contributions that come close to each other are written together by
+    `settle`, and receipts and other reports wait until then.
+    """
 
     def __init__(self, rounds: OpenRun, out: Outbound, ports: Ports) -> None:
         self.statements = DeviceStatements()
-        self.reception = Reception(
-            rounds, self.statements, ports.clock, lambda device, get: out.send(device, "get", get)
-        )
+        self.reception = Reception(rounds, self.statements, out, ports)
         self.receipts = Receipts(self.reception, out, ports)
-        self.group = CommitGroup(rounds.store.contributions)
-        self._traffic, self._ports = out.traffic, ports
+        self._stored, self._traffic, self._ports = rounds.store.contributions, out.traffic, ports
+        self._waiting: list[events.Update] = []
+        self._said: list[Callable[[], None]] = []
 
-    def do(self, command: ContributionCommand, state: RoundsState) -> Event | None:
+    def do(self, command: events.ContributionCommand, state: RoundsState) -> events.Event | None:
         """Executes a command in this state. Returns the event that it causes at once, if any."""
         match command:
-            case Fetch():
+            case events.Fetch():
                 return self.reception.fetch(command.update, state.round)
-            case StoreContribution():
+            case events.StoreContribution():
                 self._store(command)
-            case Reply():
-                self.group.then(partial(self.receipts.give, command, state))
+            case events.Reply() if self._waiting:
+                self._said.append(partial(self.receipts.give, command, state))
+            case events.Reply():
+                self.receipts.give(command, state)
         return None
 
-    def _store(self, command: StoreContribution) -> None:
-        """Adds a contribution to the commit group; its content is durable already, its receipt follows."""
+    def _store(self, command: events.StoreContribution) -> None:
+        """Adds a contribution to the next commit; its content is durable already, its receipt follows."""
         update, device = command.update, command.update.device
         message, moved = self.reception.message(update), self._traffic.of(device)
         stored = StoredContribution(
@@ -90,29 +83,40 @@ class ContributionCommands:
             body=message.body,
             form=message.form,
         )
-        self.group.keep(update, stored, moved)
-        self.group.then(lambda: self._ports.tell(Contributed(record_of(stored, moved))))
+        self._stored.keep(stored, moved)
+        self._waiting.append(update)
+        self._said.append(lambda: self._ports.tell(Contributed(record_of(stored, moved))))
 
-    def drop(self, error: Exception, uncounted: Update | None = None) -> tuple[Update, ...]:
+    def settle(self) -> None:
+        """Commits, then sends what waited; one report that fails does not stop the others.
+
+        Raises RunFolderError where the commit fails: nothing is stored then, call `drop`.
+        """
+        if not self._waiting:
+            return
+        self._stored.settle()
+        said, self._waiting, self._said = self._said, [], []
+        for say in said:
+            try:
+                say()
+            except Exception as error:  # whatever it is, the others have their receipts
+                log.warning("a report after a commit failed: %s: %s", type(error).__name__, error)
+
+    def drop(self, error: Exception, uncounted: events.Update | None = None) -> tuple[events.Update, ...]:
         """Drops all contributions that wait for their commit, because of an error. Returns those counted.
 
         `uncounted`: one more that is dropped, which the state does not count.
         """
-        lost = self.group.drop()
+        lost, self._waiting, self._said = tuple(self._waiting), [], []
+        self._stored.drop()
         for update in dict.fromkeys((*lost, uncounted) if uncounted else lost):
             self.release(update, error)
         return tuple(update for update in lost if update != uncounted)
 
-    def release(self, update: Update, error: Exception) -> None:
+    def release(self, update: events.Update, error: Exception) -> None:
         """Releases a contribution that an error stopped; its device sends it again."""
         log.warning("update from %s: %s: %s", update.device, type(error).__name__, error)
         self.reception.release(update)
-
-
-T = TypeVar("T")
-
-COHORT_DRAW = 0xC0407
-"""Keeps the draws of devices apart from all others of the same seed."""
 
 
 class RoundCommands:
@@ -127,27 +131,27 @@ class RoundCommands:
         self._rounds, self._contributions, self._ports = rounds, contributions, ports
         self._traffic = out.traffic
 
-    def do(self, command: RoundCommand, state: RoundsState) -> Event | None:
+    def do(self, command: events.RoundCommand, state: RoundsState) -> events.Event | None:
         """Executes a command in this state. Returns the event that answers it, if any."""
         match command:
-            case Announce():
+            case events.Announce():
                 self._announce(command, state)
-            case Extend():
+            case events.Extend():
                 self._extend(command, state)
-            case GiveUp():
+            case events.GiveUp():
                 self._give_up(command)
-            case Invite():
+            case events.Invite():
                 return self._invite(command, state)
-            case DoPhase():
+            case events.DoPhase():
                 return self._do_phase(command, state)
-            case Finish():
+            case events.Finish():
                 self._rounds.registry.end_with(command.best)
                 self._contributions.receipts.pay_all()
                 self.offering.everybody(state)
                 self._ports.tell(Finished(self._rounds.run, state.round))
         return None
 
-    def _announce(self, command: Announce, state: RoundsState) -> None:
+    def _announce(self, command: events.Announce, state: RoundsState) -> None:
         number = command.round
         if not command.again:
             self.phases.open(number)
@@ -157,7 +161,7 @@ class RoundCommands:
         self._ports.tell(RoundOpened(number, kinds, deadline_s, command.again, count))
         self._contributions.receipts.pay_all(said=self.offering.opened(state))
 
-    def _extend(self, command: Extend, state: RoundsState) -> None:
+    def _extend(self, command: events.Extend, state: RoundsState) -> None:
         """Extends a round. Fruitless deadlines are stored: else a run that keeps crashing would never end."""
         number = command.round
         self._rounds.store.session.fruitless(number, state.fruitless)
@@ -174,21 +178,21 @@ class RoundCommands:
         )
         self.offering.extended(state)
 
-    def _give_up(self, command: GiveUp) -> None:
+    def _give_up(self, command: events.GiveUp) -> None:
         """Abandons the run. Stores 0 fruitless deadlines, so that a restart counts them from 0."""
         self._rounds.store.session.fruitless(command.round, 0)
         plans = self._contributions.statements.plans
         self.gave_up = abandoned_text(command, {device: why for device, (_, why) in plans.items()})
 
-    def _invite(self, command: Invite, state: RoundsState) -> Invited:
+    def _invite(self, command: events.Invite, state: RoundsState) -> events.Invited:
         """Draws devices and offers them the round."""
         devices = draw(state, command, self._rounds.task.seed)
         if devices:
             self._rounds.store.session.ask(command.round, devices, state.rules.earliest(command.round))
             self.offering.each(state, devices)
-        return Invited(self._ports.clock(), command.round, devices)
+        return events.Invited(self._ports.clock(), command.round, devices)
 
-    def _do_phase(self, command: DoPhase, state: RoundsState) -> PhaseDone:
+    def _do_phase(self, command: events.DoPhase, state: RoundsState) -> events.PhaseDone:
         number, phases, progress = command.round, self.phases, self._rounds.progress
         match command.phase:
             case "merge":
@@ -199,8 +203,8 @@ class RoundCommands:
                 traffic, duration_s = self._traffic.all(), self._ports.clock() - state.opened_s
                 self._ports.tell(self._with_room(lambda: phases.publish(number, traffic, duration_s)))
                 score, back = progress.score(number), progress.restored(number)
-                return PhaseDone(self._ports.clock(), "publish", score, back)
-        return PhaseDone(self._ports.clock(), command.phase)
+                return events.PhaseDone(self._ports.clock(), "publish", score, back)
+        return events.PhaseDone(self._ports.clock(), command.phase)
 
     def _with_room(self, work: Callable[[], T]) -> T:
         """Does a phase of a round; if the disk refuses, deletes unfinished uploads and tries once more."""
@@ -214,7 +218,7 @@ class RoundCommands:
             return work()
 
 
-def draw(state: RoundsState, invite: Invite, seed: int) -> tuple[str, ...]:
+def draw(state: RoundsState, invite: events.Invite, seed: int) -> tuple[str, ...]:
     """Draws the devices to ask for a round: `invite.count`, or fewer where there are fewer, uniformly.
 
     Candidates are ready, not yet asked for this round, and not at work on an earlier one. The draw can be
@@ -266,7 +270,7 @@ class RoundRunner:
     def settle(self) -> None:
         """Commits counted contributions and sends their receipts; drops those that the disk refuses."""
         try:
-            self.contributions.group.settle()
+            self.contributions.settle()
         except RunFolderError as error:
             self._lost(error)
             self._drain()
@@ -318,7 +322,7 @@ class RoundRunner:
         for command in commands:
             if isinstance(command, events.RoundCommand):
                 try:
-                    self.contributions.group.settle()
+                    self.contributions.settle()
                 except RunFolderError as error:
                     self._undo(before, event, error)
                     return

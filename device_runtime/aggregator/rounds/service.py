@@ -121,10 +121,8 @@ class Service:
         """Starts a new run, or resumes the one in the folder."""
         rounds = self.rounds
         if rounds.task.evaluation_judges and not rounds.task.eval_data and rounds.outside is None:
-            log.info(
-                "nothing compares the closed-form head with the trained one: set eval_data or "
-                "statistics.hold_out"
-            )
+            text = "nothing compares the closed-form head with the trained one"
+            log.info("%s: set eval_data or statistics.hold_out", text)
         closed = rounds.store.rounds.closed()
         self._ports.tell(Started(rounds.task, rounds.run, rounds.resumed, closed, rounds.manifest))
         self._run.start()

@@ -209,9 +209,8 @@ class Process:
         if self._server.http and self._server.http.stay and not self._stop.is_set():
             self._say("all is done; http answers until it is stopped")
             while not self._stop.is_set():
-                time.sleep(
-                    task_thread.LOOK_S
-                )  # not by the event, whose lock a signal's handler may then wait for
+                # not by the event, whose lock a signal's handler may then wait for
+                time.sleep(task_thread.LOOK_S)
 
     @contextmanager
     def _http_server(self, link: Link) -> Iterator[HttpServer | None]:

@@ -164,7 +164,7 @@ def test_a_worker_whose_database_was_away_for_too_long_ends_and_another_begins_a
     def away(number):
         raise DatabaseError("PostgreSQL at db is away for 60 s")
 
-    monkeypatch.setattr(b.checker._store, "opened", away)
+    monkeypatch.setattr(b.checker._store.rounds, "opened", away)
     with pytest.raises(DatabaseError):
         check_received(Received("t", message), {b.task.name: b.checker})
 
