@@ -33,9 +33,8 @@ class DeviceFilter:
 
 
 class WatchedDevices:
-    """What is `known` of each device of a task. Times are in seconds since 1970; not thread-safe.
-
-    sitting_out: devices that sit the open round out. online: the number of devices that are online.
+    """What is `known` of each device of a task, the set `sitting_out` of the open round, and how many are
+    `online`. Times are in seconds since 1970; not thread-safe.
     """
 
     def __init__(self) -> None:

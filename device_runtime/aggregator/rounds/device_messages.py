@@ -198,8 +198,7 @@ class DeviceMessages:
                 self.needed_until_s = max(self.needed_until_s, self._ports.clock() + FETCHED_S)
                 self._out.blocks(device, wire.decode(payload, wire.Get), self._rounds.store.models)
             case "block":
-                block = address.index, payload
-                if not self._contributions.reception.block(device, address.sha, block):
+                if not self._contributions.reception.block(device, address.sha, (address.index, payload)):
                     self.admission.within_rate(device)  # blocks that are asked for are free
             case "trial":
                 pass  # `doctor` looks whether a device may write

@@ -1,7 +1,4 @@
-"""An open run: its task, models and folder, how it goes on, and the work of each phase of a round.
-
-No sockets, no clock.
-"""
+"""An open run: its folder, its progress, and the work of each phase of a round; no sockets, no clock."""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ from .state import RoundsState
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
 COHORT_DRAW = 0xC0407
 """Keeps the draws of devices apart from all others of the same seed."""
 
@@ -335,9 +334,10 @@ class RoundRunner:
                     return
                 self.contributions.release(command.update, error)
                 continue
-            if answer:
-                place = self._events.appendleft if isinstance(answer, events.Invited) else self._events.append
-                place(answer)
+            if isinstance(answer, events.Invited):
+                self._events.appendleft(answer)
+            elif answer:
+                self._events.append(answer)
 
     def _undo(self, before: RoundsState, event: events.Event | None, error: Exception) -> None:
         """Goes back to the state before an event, because the disk refused contributions counted in it."""
