@@ -252,10 +252,10 @@ class Soak:
         for number, record in records.items():
             told, kept = (
                 msgspec.msgpack.decode(record)["participants"],
-                sum(one[3] == number for one in stored),
+                len({device for _, device, _, into in stored if into == number}),
             )
             if told != kept:
-                wrong.append(f"round {number} says {told} participants, {kept} are stored")
+                wrong.append(f"round {number} says {told} participants, contributions of {kept} are stored")
         lines = (self.folder / "run" / "contributions.jsonl").read_bytes().splitlines()
         closed = sum(one[3] in records for one in stored)
         if len(lines) != closed:

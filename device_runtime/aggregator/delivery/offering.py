@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from msgspec.structs import replace
 
 from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.rounds.state import RoundsState
 from device_runtime.aggregator.storage import bases
-from device_runtime.aggregator.storage.store import CarriedBlobs, RoundStart
+from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.broker.wire import compact_round
 from device_runtime.broker.wire.messages import Base, Member, Offer
 from device_runtime.broker.wire.transfer import opening_blocks
@@ -26,8 +27,8 @@ class OfferMaker:
     """Makes the offers of one run. Raises RunFolderError, BlobError."""
 
     def __init__(self, run: OpenRun) -> None:
-        self._run = run
-        self._known_rare: tuple[int, tuple[int, ...]] = (0, ())
+        self.run = run
+        self._rare = lru_cache(1)(self._look_up_rare)
         self._served = run.initial.start.base
         self._blank = Offer(
             task=run.task.name,
@@ -47,63 +48,56 @@ class OfferMaker:
         They get it before round 1, or (`number`) while that round asks others. Its base is that of round
         `number`, or the first base.
         """
-        start = self._run.store.rounds.start(number) if number else self._run.initial.start
+        start = self.run.store.rounds.start(number) if number else self.run.initial.start
         return replace(self._blank, base=start.base, family=self._members(start.carried))
 
     def offer(self, number: int, remaining_s: float) -> Offer:
         """The offer of an open round."""
-        start = self._run.store.rounds.start(number)
+        start = self.run.store.rounds.start(number)
         return replace(
             self._blank,
             round=number,
-            seed=self._run.seed(number),
-            deadline_s=self._run.progress.deadline_s(number),
+            seed=self.run.seed(number),
+            deadline_s=self.run.progress.deadline_s(number),
             remaining_s=remaining_s,
             base=start.base,
-            kinds=self._run.task.offer_kinds(number),
+            kinds=self.run.task.offer_kinds(number),
             family=self._members(start.carried),
             aside=start.carried.aside,
-            rare=self._rare(number, start),
+            rare=self._rare(number),
         )
 
     def farewell(self) -> Offer:
         """The last offer of a finished task; its base is the served model."""
-        last = self._run.store.rounds.latest_closed()
-        seed, base = self._run.task.round_seed(last), self._served_base()
+        last = self.run.store.rounds.latest_closed()
+        seed, base = self.run.task.round_seed(last), self._served_base()
         return replace(self._blank, round=last, seed=seed, remaining_s=0.0, base=base, done=True)
 
     def _members(self, carried: CarriedBlobs) -> tuple[Member, ...]:
-        bundles = self._run.initial.bundles.items()
-        return tuple(
-            Member(name, one, carried.family[name]) for name, one in bundles if name in carried.family
-        )
+        bundles, family = self.run.initial.bundles, carried.family
+        return tuple(Member(name, bundles[name], family[name]) for name in bundles if name in family)
 
-    def _rare(self, number: int, start: RoundStart) -> tuple[int, ...]:
+    def _look_up_rare(self, number: int) -> tuple[int, ...]:
         """The labels of rare classes that round `number` names.
 
         They come from the statistics pooled at its beginning, or from the aggregator above.
         """
-        if self._known_rare[0] != number:
-            self._known_rare = number, self._look_up_rare(number, start)
-        return self._known_rare[1]
-
-    def _look_up_rare(self, number: int, start: RoundStart) -> tuple[int, ...]:
-        if all(kind.strategy.statistics is None for kind in self._run.task.offered(number)):
+        if all(kind.strategy.statistics is None for kind in self.run.task.offered(number)):
             return ()
-        if given := self._run.given(number):
+        if given := self.run.given(number):
             return given.rare
-        kept = start.carried.memory.get(closed_form.MEMORY)
-        return closed_form.rarest_classes(tensors.decode(self._run.store.models.get(kept))) if kept else ()
+        kept = self.run.store.rounds.start(number).carried.memory.get(closed_form.MEMORY)
+        return closed_form.rarest_classes(tensors.decode(self.run.store.models.get(kept))) if kept else ()
 
     def _served_base(self) -> Base:
         """The served model as a base: the base that its round made, where that has the same weights."""
-        store = self._run.store
-        made = store.rounds.made(self._run.registry.served())
+        store = self.run.store
+        made = store.rounds.made(self.run.registry.served())
         if made.served.sha == made.base.sha:
             return made.base
         if self._served.sha != made.served.sha:
             served = tensors.decode(store.models.get(made.served))
-            self._served = bases.checkpoint(served, store.models, self._run.manifest)
+            self._served = bases.checkpoint(served, store.models, self.run.manifest)
         return self._served
 
 
@@ -114,10 +108,16 @@ class OfferPublisher:
     is not asked does not train.
     """
 
+<<<<<<< HEAD
     def __init__(
         self, rounds: OpenRun, offers: OfferMaker, out: Outbound, clock: Callable[[], float]
     ) -> None:
         self._rounds, self._offers, self._out, self._clock = rounds, offers, out, clock
+=======
+    def __init__(self, offers: OfferMaker, out: Outbound, clock: Callable[[], float]) -> None:
+        self._rounds, self._offers, self._out, self._clock = offers.run, offers, out, clock
+        self._cohorts = offers.run.task.devices_per_round is not None
+>>>>>>> h5
         self._last: Offer | None = None
 
     def started(self, state: RoundsState, saved: int) -> None:

@@ -170,13 +170,9 @@ class Site:
             return f"{devices} of {self.task.min_contributions} contributions"
         statistics = self._statistics(number)
         known = statistics is not None and statistics.sums.counts.any()
-        if (
-            closed.note
-            and not known
-            and rounds.store.rounds.start(number + 1).base.sha == rounds.store.rounds.start(number).base.sha
-        ):
-            return closed.note
         before, after = rounds.store.rounds.start(number).base, rounds.store.rounds.start(number + 1).base
+        if closed.note and not known and after.sha == before.sha:
+            return closed.note
         taken = after.at - before.at if after.line == before.line else 0
         steps = rounds.store.taken.last(number + 1, taken)
         return site_result(closed, rounds.weights(number + 1), steps, statistics)

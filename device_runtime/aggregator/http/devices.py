@@ -33,14 +33,14 @@ class DeviceFilter:
 
 
 class WatchedDevices:
-    """What is known of each device of a task. Times are in seconds since 1970; not thread-safe."""
+    """What is `known` of each device of a task, the set `sitting_out` of the open round, and how many are
+    `online`. Times are in seconds since 1970; not thread-safe.
+    """
 
     def __init__(self) -> None:
         self.known: dict[str, DeviceStatus] = {}
         self.sitting_out: set[str] = set()
-        """Devices that sit the open round out."""
         self.online = 0
-        """The number of devices that are online."""
 
     def seen(self, happening: DeviceSeen, now: float) -> None:
         """A device came, went, or said hello."""

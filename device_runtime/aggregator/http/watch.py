@@ -32,16 +32,7 @@ from device_runtime.models.bundles.manifest import Manifest
 
 from .devices import DeviceFilter, WatchedDevices, page_of
 from .journal import Journal
-from .shapes import (
-    Check,
-    DevicePage,
-    Health,
-    KindFigures,
-    RoundPage,
-    RoundStatus,
-    TaskStatus,
-    measured,
-)
+from .shapes import Check, DevicePage, Health, KindFigures, RoundPage, RoundStatus, TaskStatus, measured
 
 PAGE_LIMIT = 1000
 """The most rounds or devices on one page."""

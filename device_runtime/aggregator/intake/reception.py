@@ -31,23 +31,20 @@ class HeldMessage:
 
 
 class DeviceStatements:
-    """The samples in each device's hello, its latest plan, and its last full contribution.
+    """What each device has said about itself.
 
-    `plans`: kind and reasons of each device's latest plan.
+    plans: kind and reasons of its latest plan. samples: the most that its hellos named. whole: its last full
+    contribution, from which compact ones are completed.
     """
 
     def __init__(self) -> None:
         self.plans: dict[str, tuple[str, str]] = {}
-        self._samples: dict[str, int] = {}
-        self._whole: dict[str, Contribution] = {}
+        self.samples: dict[str, int] = {}
+        self.whole: dict[str, Contribution] = {}
 
     def greeted(self, device: str, samples: int) -> None:
         """Note the samples in a device's hello."""
-        self._samples[device] = max(samples, self._samples.get(device, 0))
-
-    def samples(self, device: str) -> int:
-        """The largest number of samples in a device's hellos; 0 if none has come."""
-        return self._samples.get(device, 0)
+        self.samples[device] = max(samples, self.samples.get(device, 0))
 
     def why(self, update: Update) -> str:
         """The reasons of the device's latest plan (sent when it changes), if the update is of its kind."""
@@ -56,17 +53,13 @@ class DeviceStatements:
 
     def contributed(self, device: str, message: Contribution, size: int) -> None:
         """Note a device's last full contribution: compact ones leave out what they share with it."""
-        self._whole.pop(device, None)
+        self.whole.pop(device, None)
         if message.seq and message.body and size <= compact_round.MOST_BYTES:
-            self._whole[device] = compact_round.without_values(message)
-
-    def whole(self, device: str) -> Contribution | None:
-        """The contribution that a compact one of this device is completed from; None for none."""
-        return self._whole.get(device)
+            self.whole[device] = compact_round.without_values(message)
 
     def forget(self, device: str) -> None:
         """Forget a device that is away."""
-        for said in (self.plans, self._samples, self._whole):
+        for said in (self.plans, self.samples, self.whole):
             said.pop(device, None)
 
 
@@ -117,7 +110,7 @@ class Reception:
         held = self._in_hand[update]
         message, refusal = held.message, held.refusal
         try:
-            check.check_samples(message, self._statements.samples(update.device), self._offered(0))
+            check.check_samples(message, self._statements.samples.get(update.device, 0), self._offered(0))
             if refusal is None:
                 check.check_message(message, self._offered(0))
                 if self._rounds.outside and not self._rounds.store.rounds.opened(update.round):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from math import inf
 
 from device_runtime.aggregator.delivery.last_will import HeldWills
 from device_runtime.aggregator.delivery.outbound import Outbound
@@ -25,31 +24,12 @@ from .runner import RoundRunner
 
 log = logging.getLogger(__name__)
 
-LINGER_S = 2.0
-"""Seconds that a finished service stays, at most, so that devices learn that it is done, and leave."""
-FETCHED_S, MOST_LINGER_S = 10.0, 60.0
-"""Seconds that it stays after a device has asked for a part of the model; and at most, all together."""
+FETCHED_S = 10.0
+"""Seconds that a finished service stays after a device has asked for a part of the model."""
 MOST_REASONS = 64
 """Reasons of a plan that are kept and reported; a device sends one for each form that it does not choose."""
 SIGNED = ("hello", "plan", "contribution")
 """Messages that devices with a key sign."""
-
-
-class Linger:
-    """How long a finished service stays. `now` is in seconds of any one clock."""
-
-    def __init__(self) -> None:
-        self._done_s, self._until_s = inf, 0.0
-
-    def fetched(self, now: float) -> None:
-        """A device has asked for a part of the model."""
-        self._until_s = max(self._until_s, now + FETCHED_S)
-
-    def is_over(self, now: float) -> bool:
-        """Whether devices had time to learn that the task is done, as it was at the first call."""
-        if self._done_s == inf:
-            self._done_s, self._until_s = now, now + LINGER_S
-        return now >= min(self._until_s, self._done_s + MOST_LINGER_S)
 
 
 class Admission:
@@ -141,10 +121,6 @@ class DevicePresence:
             return
         self._apply(device, state, retain)
 
-    def here(self, device: str, boot: int, ready: bool = True) -> None:
-        """Feeds the machine that a device is online. `ready`: as in DevicePresent."""
-        self._runner.feed(DevicePresent(self._ports.clock(), device, boot, True, ready))
-
     def apply_wills(self) -> None:
         """Applies the last wills of devices that did not come back in time."""
         for device, state in self.wills.due(self._ports.clock()):
@@ -176,7 +152,8 @@ class DeviceMessages:
         self._contributions = runner.contributions
         self.presence = DevicePresence(runner, out, ports)
         self.admission = Admission(runner, out, ports, self.forget)
-        self.linger = Linger()
+        self.needed_until_s = 0.0
+        """Until when devices that fetch the model need the service."""
 
     def hear(self, event: link.Received) -> None:
         """Hears one message. Nothing that a device sends raises: whatever it is, others must be served."""
@@ -218,11 +195,10 @@ class DeviceMessages:
             case "c":
                 self._on_compact(device, payload)
             case "get":
-                self.linger.fetched(self._ports.clock())
+                self.needed_until_s = max(self.needed_until_s, self._ports.clock() + FETCHED_S)
                 self._out.blocks(device, wire.decode(payload, wire.Get), self._rounds.store.models)
             case "block":
-                block = address.index, payload
-                if not self._contributions.reception.block(device, address.sha, block):
+                if not self._contributions.reception.block(device, address.sha, (address.index, payload)):
                     self.admission.within_rate(device)  # blocks that are asked for are free
             case "trial":
                 pass  # `doctor` looks whether a device may write
@@ -247,7 +223,8 @@ class DeviceMessages:
         self._ports.tell(
             DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery)
         )
-        self.presence.here(device, hello.boot, ready=hello.num_examples > 0)
+        ready = hello.num_examples > 0
+        self._runner.feed(DevicePresent(self._ports.clock(), device, hello.boot, True, ready))
         self._runner.commands.offering.one(self._runner.state, device)
 
     def _on_plan(self, device: str, plan: wire.Plan) -> None:
@@ -264,7 +241,7 @@ class DeviceMessages:
 
         Without that one it is ignored: the device sends it again in full after a while.
         """
-        like = self._contributions.statements.whole(device)
+        like = self._contributions.statements.whole.get(device)
         if like is None:
             return
         content, mac = compact_round.split_mac(payload)
@@ -284,5 +261,5 @@ class DeviceMessages:
             self._contributions.receipts.give(Reply(update, "refused", str(error)), runner.state)
             return
         if device not in runner.state.devices:
-            self.presence.here(device, message.boot)
+            runner.feed(DevicePresent(self._ports.clock(), device, message.boot, True))
         runner.feed(reception.announced(update, message, refusal))

@@ -1,7 +1,4 @@
-"""An open run: its task, models and folder, how it goes on, and the work of each phase of a round.
-
-No sockets, no clock.
-"""
+"""An open run: its folder, its progress, and the work of each phase of a round; no sockets, no clock."""
 
 from __future__ import annotations
 
@@ -228,25 +225,21 @@ class RoundPhases:
         run, store = self._run, self._store
         store.rounds.begin_merge(number, durations, early)
         if back := store.history.rollback_into(number, instead=True):
-            store.rounds.merged(number, self._instead(back.to))
-            return
-        store.rounds.merged(number, merge_round(store, run.task, run.tools, number, run.seed))
+            note = f"went back to the model of round {back.to}; what came for this round does not count"
+            result = MergeResult(self._made_again(back.to), note=note)
+        else:
+            result = merge_round(store, run.task, run.tools, number, run.seed)
+        store.rounds.merged(number, result)
         run.tools.unload()
 
-    def _made_again(self, number: int) -> RoundStart:
-        """The base and the rest that an earlier round made, as a new checkpoint.
+    def _made_again(self, number: int) -> RoundModels:
+        """The models that an earlier round made, with a new checkpoint of the base.
 
         It needs its own checkpoint, because the steps taken since do not lead to it.
         """
         weights = bases.made_weights(self._store, number, self._run.manifest)
         base = bases.checkpoint(weights, self._store.models, self._run.manifest)
-        return RoundStart(base, self._store.rounds.made(number).carried)
-
-    def _instead(self, number: int) -> MergeResult:
-        """The result of a round whose contributions a rollback discarded: the model rolled back to."""
-        start, served = self._made_again(number), self._store.rounds.made(number).served
-        note = f"went back to the model of round {number}; what came for this round does not count"
-        return MergeResult(RoundModels(start.base, start.carried, served), (), note)
+        return replace(self._store.rounds.made(number), base=base)
 
     def evaluate(self, number: int) -> None:
         """Evaluates the round's models; serves the next base where its trained head is the better one."""

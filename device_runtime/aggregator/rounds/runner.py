@@ -28,12 +28,11 @@ from device_runtime.broker.errors import BlobError
 from . import events, machine
 from .ports import Ports
 from .run import OpenRun, RoundPhases
-from .state import RoundsState, Rules
+from .state import RoundsState
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
 COHORT_DRAW = 0xC0407
 """Keeps the draws of devices apart from all others of the same seed."""
 
@@ -126,7 +125,7 @@ class RoundCommands:
         self, rounds: OpenRun, contributions: ContributionCommands, out: Outbound, ports: Ports
     ) -> None:
         self.phases, self.offers = RoundPhases(rounds), OfferMaker(rounds)
-        self.offering = OfferPublisher(rounds, self.offers, out, ports.clock)
+        self.offering = OfferPublisher(self.offers, out, ports.clock)
         self.gave_up = ""
         self._rounds, self._contributions, self._ports = rounds, contributions, ports
         self._traffic = out.traffic
@@ -240,13 +239,9 @@ class RoundRunner:
         self.contributions = ContributionCommands(rounds, out, ports)
         self.commands = RoundCommands(rounds, self.contributions, out, ports)
         self._rounds, self._out, self._ports = rounds, out, ports
-        self.state = RoundsState(self._rules)
+        self.state = RoundsState(replace(rounds.progress.rules, max_contributions=ports.max_devices))
         self._events: deque[events.Event] = deque()
         self._busy = False
-
-    @property
-    def _rules(self) -> Rules:
-        return replace(self._rounds.progress.rules, max_contributions=self._ports.max_devices)
 
     def start(self) -> None:
         """Starts a new run, or resumes the one in the folder."""
@@ -255,7 +250,7 @@ class RoundRunner:
             self._out.traffic.begin(self._rounds.store.contributions.traffic(saved.round))
         if self._rounds.registry.pending():
             self._rounds.registry.deploy()
-        self._do(*machine.resume(self._rules, saved, self._ports.clock()))
+        self._do(*machine.resume(self.state.rules, saved, self._ports.clock()))
         self._drain()
         self.commands.offering.started(self.state, saved.round if saved else 0)
 
@@ -339,9 +334,10 @@ class RoundRunner:
                     return
                 self.contributions.release(command.update, error)
                 continue
-            if answer:
-                place = self._events.appendleft if isinstance(answer, events.Invited) else self._events.append
-                place(answer)
+            if isinstance(answer, events.Invited):
+                self._events.appendleft(answer)
+            elif answer:
+                self._events.append(answer)
 
     def _undo(self, before: RoundsState, event: events.Event | None, error: Exception) -> None:
         """Goes back to the state before an event, because the disk refused contributions counted in it."""

@@ -11,7 +11,6 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from device_runtime.aggregator.delivery.offering import OfferMaker
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import NoContributions
 from device_runtime.aggregator.tasks.task import Task
@@ -30,6 +29,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 """Seconds between ticks of the loop."""
+LINGER_S, MOST_LINGER_S = 2.0, 60.0
+"""Seconds that a finished service stays so that devices learn that it is done; and at most, all together."""
 
 
 class Service:
@@ -42,23 +43,17 @@ class Service:
     def __init__(self, task: Task, folder: Path, ports: Ports, given: bool = False) -> None:
         """`given`: a round begins only when it is given with `give`."""
         self.rounds = OpenRun(task, folder, given, ports.database)
+        self.run_id = self.rounds.run
         self._ports, self._out = ports, Outbound(ports)
+        self._done_s: float | None = None
         self._run = RoundRunner(self.rounds, self._out, ports)
+        self.offers = self._run.commands.offers
         self._messages = DeviceMessages(self.rounds, self._run, self._out, ports)
 
     @property
     def state(self) -> RoundsState:
         """The state of the round machine; frozen."""
         return self._run.state
-
-    @property
-    def run_id(self) -> str:
-        return self.rounds.run
-
-    @property
-    def offers(self) -> OfferMaker:
-        """Makes the run's offers."""
-        return self._run.commands.offers
 
     @property
     def finished(self) -> bool:
@@ -70,8 +65,10 @@ class Service:
             return True
         if self.state.phase != "done":
             return False
-        over = self._messages.linger.is_over(self._ports.clock())
-        return over or not self.state.online
+        now, messages = self._ports.clock(), self._messages
+        if self._done_s is None:
+            self._done_s, messages.needed_until_s = now, now + LINGER_S
+        return not self.state.online or now >= min(messages.needed_until_s, self._done_s + MOST_LINGER_S)
 
     def give(self, given: GivenRound) -> None:
         """Gives a later round, or the open one with another deadline; it is stored before it is offered.
@@ -121,8 +118,10 @@ class Service:
         """Starts a new run, or resumes the one in the folder."""
         rounds = self.rounds
         if rounds.task.evaluation_judges and not rounds.task.eval_data and rounds.outside is None:
-            text = "nothing compares the closed-form head with the trained one"
-            log.info("%s: set eval_data or statistics.hold_out", text)
+            log.info(
+                "nothing compares the closed-form head with the trained one: set eval_data or "
+                "statistics.hold_out"
+            )
         closed = rounds.store.rounds.closed()
         self._ports.tell(Started(rounds.task, rounds.run, rounds.resumed, closed, rounds.manifest))
         self._run.start()

@@ -33,10 +33,7 @@ not interrupt it.
 
 @dataclass(frozen=True)
 class TaskEnd:
-    """How the service of a task ended: in which round, and whether the task is done.
-
-    farewell: the last offer of a task that is done. gave_up: the error of a run that was abandoned.
-    """
+    """How a task ended. `farewell`: its last offer if it is done. `gave_up`: the error if it is abandoned."""
 
     round: int = 0
     done: bool = False

@@ -62,10 +62,7 @@ class ModelVersions:
         self._store, self._keep, self._wall = store, keep, wall
 
     def deploy(self, number: int = 0) -> None:
-        """Writes the model of round `number` as the served one; 0: that of the round that is served.
-
-        A crash may have come before it was written, so it is written again.
-        """
+        """Writes the model of round `number`; 0: the served one again, as a crash may have come before."""
         if not (number := number or self.served()):
             return
         path = self._store.folder / SERVED

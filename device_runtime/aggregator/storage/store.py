@@ -104,11 +104,9 @@ class RoundStart:
 
 
 @dataclass(frozen=True)
-class RoundModels:
-    """The models that a round made: the next base, what goes with it, and the served model."""
+class RoundModels(RoundStart):
+    """The models that a round made: what the next one starts with, and the served model."""
 
-    base: Base
-    carried: CarriedBlobs
     served: Blob
 
     @property
@@ -338,7 +336,9 @@ class StoredRounds:
     def start(self, number: int) -> RoundStart:
         """What a round was opened with, or what the latest merged round made for the next one."""
         found = self._db.rows("SELECT base, carried FROM rounds WHERE round = ?", number)
-        base, carried = found[0] if found else self._values(number - 1, "next_base", "next_carried")
+        if not found:
+            return self.made(number - 1)
+        base, carried = found[0]
         return RoundStart(_read(base, type=Base), _read(carried, type=CarriedBlobs))
 
     def made(self, number: int) -> RoundModels:

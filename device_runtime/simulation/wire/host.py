@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from device_runtime.aggregator.rounds.device_messages import LINGER_S
 from device_runtime.aggregator.rounds.ports import Ports
-from device_runtime.aggregator.rounds.service import Service
+from device_runtime.aggregator.rounds.service import LINGER_S, Service
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.serving.process import QUEUE_LIMIT
 from device_runtime.aggregator.tasks.task import Task

@@ -182,7 +182,7 @@ def test_of_what_is_too_long_nothing_is_remembered_to_be_like(two):
     b, like = two
     for long in ({"kind": "k" * 2000}, {"body": like.body[:8] + bytes(2100)}):
         b.contribute("a", b.contribution(KIND, scalars(2), 2, seq=8, **long))
-        assert not b.service._run.contributions.statements.whole("a")
+        assert not b.service._run.contributions.statements.whole.get("a")
         assert short(b, 2, like) == []
     assert b.service.state.contributions == 0
 
