@@ -108,16 +108,8 @@ class OfferPublisher:
     is not asked does not train.
     """
 
-<<<<<<< HEAD
-    def __init__(
-        self, rounds: OpenRun, offers: OfferMaker, out: Outbound, clock: Callable[[], float]
-    ) -> None:
-        self._rounds, self._offers, self._out, self._clock = rounds, offers, out, clock
-=======
     def __init__(self, offers: OfferMaker, out: Outbound, clock: Callable[[], float]) -> None:
         self._rounds, self._offers, self._out, self._clock = offers.run, offers, out, clock
-        self._cohorts = offers.run.task.devices_per_round is not None
->>>>>>> h5
         self._last: Offer | None = None
 
     def started(self, state: RoundsState, saved: int) -> None:
