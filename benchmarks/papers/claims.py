@@ -125,7 +125,7 @@ def _plain(claim: TableClaim) -> bool:
 
 
 def _as_printed(table: Table, column: Column, pair: tuple[str, str]) -> tuple[str, str]:
-    """The pair with the row first that has the larger printed number; the same row twice if there is none."""
+    """The pair, the larger printed number first; the same row twice if they are equal or not printed."""
     rows = {row.name: value_of(row.paper.get(column.id, "")) for row in table.rows}
     first, second = pair
     if isnan(rows[first]) or isnan(rows[second]) or rows[first] == rows[second]:

@@ -1,4 +1,4 @@
-"""The measured values of a table, read from its finished runs: those that are kept, and those in folders."""
+"""The measured values of a table, read from kept runs and from run folders."""
 
 from __future__ import annotations
 

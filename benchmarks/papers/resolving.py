@@ -135,7 +135,7 @@ def setting(
 
 @dataclass(frozen=True)
 class CellSetting:
-    """What a run's setting is on every machine: names in place of paths, and no place to train.
+    """A run's setting, the same on every machine: names in place of paths, and no place to train.
 
     A number stands for the seconds of the deadline. `family` is that of the task, whose own is empty, because
     systems look into the bundles of a family.

@@ -65,12 +65,14 @@ class Offered(msgspec.Struct, frozen=True):
         return (self.run, self.round) == (other.run, other.round)
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class WaitingContribution(msgspec.Struct, frozen=True):
     """A contribution on disk without a receipt.
 
-    `first_s` and `last_s`: when it was sent on this link to this aggregator; None: it is due. `wait_s`: until
-    it is sent again. `order`: that of sending. `fetched`: the
-    aggregator fetches its content as a blob. `compact`: it was sent in compact form.
+    first_s, last_s: when it was sent first and last, on this link to this aggregator; None: it is due.
+    wait_s: seconds until it is sent again.
+    order: its place in the order of sending.
+    fetched: the aggregator fetches its content as a blob.
+    compact: it was sent in compact form.
     """
 
     seq: int
@@ -86,7 +88,7 @@ class Waiting(msgspec.Struct, frozen=True):
     order: int = 0
 
 
-class InFlight(msgspec.Struct, frozen=True):
+class MessagesInFlight(msgspec.Struct, frozen=True):
     """How many messages the broker has not acknowledged yet: all, hellos, and whole contributions."""
 
     messages: int = 0
@@ -103,13 +105,13 @@ class DeviceEvent(msgspec.Struct, frozen=True, tag_field="type", tag=True):
 class Tick(DeviceEvent, frozen=True):
     """Time has passed, no message waits to be handled, and no command but Train waits for its answer."""
 
-    flight: InFlight = InFlight()
+    flight: MessagesInFlight = MessagesInFlight()
 
 
 class LinkUp(DeviceEvent, frozen=True):
     """The link is connected, for the first time or again."""
 
-    flight: InFlight = InFlight()
+    flight: MessagesInFlight = MessagesInFlight()
 
 
 class LinkDown(DeviceEvent, frozen=True):
@@ -127,7 +129,7 @@ class OfferReceived(DeviceEvent, frozen=True):
     to_all: bool = True
     retained: bool = False
     over: bool = False
-    flight: InFlight = InFlight()
+    flight: MessagesInFlight = MessagesInFlight()
 
 
 class WholeOfferNeeded(DeviceEvent, frozen=True):
@@ -204,8 +206,8 @@ class Made(DeviceEvent, frozen=True):
 class Kept(DeviceEvent, frozen=True):
     """A contribution is on disk."""
 
-    entry: Waiting
-    flight: InFlight = InFlight()
+    entry: WaitingContribution
+    flight: MessagesInFlight = MessagesInFlight()
 
 
 class KeepFailed(DeviceEvent, frozen=True):

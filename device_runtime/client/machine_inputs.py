@@ -28,9 +28,11 @@ def names(bundles: Bundles) -> str:
     return " ".join(f"{member}:{blob.hex}" for member, blob in bundles)
 
 
-def entry_of(message: Contribution) -> ev.Waiting:
+def entry_of(message: Contribution) -> ev.WaitingContribution:
     fetched = message.blob is not None
-    return ev.Waiting(message.seq, message.task, message.run, message.round, message.num_examples, fetched)
+    return ev.WaitingContribution(
+        message.seq, message.task, message.run, message.round, message.num_examples, fetched
+    )
 
 
 def offered_of(number: int, opened: OpenRound) -> ev.Offered:

@@ -387,11 +387,11 @@ class Runner:
         if samples != self.state.samples:
             self.feed(ev.HelloSaid(self._clock(), samples))
 
-    def _in_flight(self) -> ev.InFlight:
+    def _in_flight(self) -> ev.MessagesInFlight:
         unacknowledged = self._messages.unacknowledged
         if not (messages := unacknowledged()):
-            return ev.InFlight()
-        return ev.InFlight(messages, unacknowledged("hello"), unacknowledged("contribution"))
+            return ev.MessagesInFlight()
+        return ev.MessagesInFlight(messages, unacknowledged("hello"), unacknowledged("contribution"))
 
     def _arrived(self, blob: Blob, seconds: float) -> None:
         self._link_speed.saw_down(blob.size, seconds)
@@ -399,6 +399,6 @@ class Runner:
         self._transferred(down=blob.size)
 
     def _transferred(self, up: int = 0, down: int = 0) -> None:
-        """An emulated link takes its time, once the task is known."""
+        """Wait as long as an emulated link would take, once the task is known."""
         if self._emulation is not None and self.backend.bundles:
             self._emulation.transfer(up, down)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .events import RESEND_S, CancelReason, Offered, Waiting
+from .events import RESEND_S, CancelReason, Offered, WaitingContribution
 
 Phase = Literal["idle", "fetching", "ready", "training", "awaiting_receipt", "evaluating"]
 RoundName = tuple[str, int]
@@ -24,7 +24,7 @@ class DeviceRules(msgspec.Struct, frozen=True):
 
 
 class DeviceState(msgspec.Struct, frozen=True):
-    """See the module.
+    """The state of the device's machine, by what its fields are about.
 
     The task: `heard` is the round of the last offer, `base` the blobs of its base; `others` are other open
     tasks. `past`: a retained offer of a task that was done, believed at `past_s`.
@@ -75,7 +75,7 @@ class DeviceState(msgspec.Struct, frozen=True):
     quiet: bool = False
     sat_out: RoundName = ("", 0)
     plan: RoundName = ("", 0)
-    outbox: tuple[Waiting, ...] = ()
+    outbox: tuple[WaitingContribution, ...] = ()
     busy_s: float | None = None
     sends: int = 0
 
@@ -109,6 +109,6 @@ class DeviceState(msgspec.Struct, frozen=True):
             named == (entry.run, entry.round) for entry in self.outbox
         )
 
-    def waiting(self, seq: int) -> Waiting | None:
+    def waiting(self, seq: int) -> WaitingContribution | None:
         """The contribution of this number, if it waits for a receipt."""
         return next((entry for entry in self.outbox if entry.seq == seq), None)

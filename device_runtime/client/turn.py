@@ -1,4 +1,4 @@
-"""One step of the device's machine in progress, and what several of its events have in common."""
+"""A step of the device's machine in progress, with the actions that several events share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from . import events as ev
-from .events import MAX_RESEND_S, RESEND_S, Waiting
+from .events import MAX_RESEND_S, RESEND_S, WaitingContribution
 from .state import DeviceState
 
 
@@ -41,7 +41,7 @@ class Turn:
             self.do(ev.SendPlan())
         self.set(sat_out=("", 0))
 
-    def repeat_hello(self, flight: ev.InFlight) -> None:
+    def repeat_hello(self, flight: ev.MessagesInFlight) -> None:
         """Repeat a hello without an answer after silence on the link, with waits that double."""
         state = self.state
         if state.hello_s is None:
@@ -52,7 +52,7 @@ class Turn:
             self.set(hello_wait_s=min(2 * state.hello_wait_s, MAX_RESEND_S))
             self.hello()
 
-    def send(self, flight: ev.InFlight) -> None:
+    def send(self, flight: ev.MessagesInFlight) -> None:
         """Send contributions that are due: those that were not sent yet, and those without a receipt.
 
         A slow link is not filled with copies: while it has anything to carry, the wait for a receipt does not
@@ -68,7 +68,7 @@ class Turn:
                 self.do(ev.Send(entry.seq, first))
                 self._sent(entry, first, RESEND_S if first else min(2 * entry.wait_s, MAX_RESEND_S))
 
-    def put_off(self, entry: Waiting, retry_s: float) -> None:
+    def put_off(self, entry: WaitingContribution, retry_s: float) -> None:
         """The aggregator has no room now: send the contribution again when it says."""
         first = entry.first_s is None
         changed = msgspec.structs.replace(entry, last_s=self.now, wait_s=retry_s)
@@ -96,7 +96,7 @@ class Turn:
             else:
                 self.replace(msgspec.structs.replace(entry, first_s=None, last_s=None, wait_s=RESEND_S))
 
-    def _sent(self, entry: Waiting, first: bool, wait_s: float) -> None:
+    def _sent(self, entry: WaitingContribution, first: bool, wait_s: float) -> None:
         self.set(sends=self.state.sends + 1)
         self.replace(
             msgspec.structs.replace(
@@ -108,22 +108,22 @@ class Turn:
             )
         )
 
-    def replace(self, entry: Waiting) -> None:
+    def replace(self, entry: WaitingContribution) -> None:
         """Change the contribution of this number."""
         self.set(outbox=tuple(entry if one.seq == entry.seq else one for one in self.state.outbox))
 
-    def remove(self, entry: Waiting) -> None:
+    def remove(self, entry: WaitingContribution) -> None:
         """Remove a contribution that nobody waits for."""
         self.set(outbox=tuple(one for one in self.state.outbox if one.seq != entry.seq))
 
-    def settle(self, entry: Waiting) -> None:
+    def settle(self, entry: WaitingContribution) -> None:
         """Remove a contribution whose round is answered."""
         self.remove(entry)
         (run, number), last = self.state.settled, entry.round
         if run != entry.run or number <= last:
             self.set(settled=(entry.run, last))
 
-    def close(self, entry: Waiting) -> None:
+    def close(self, entry: WaitingContribution) -> None:
         """A compact contribution to an earlier round need not wait any longer: that has been counted."""
         self.settle(entry)
         self.do(ev.CloseContribution(entry.seq, "round over"))

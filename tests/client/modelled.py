@@ -1,4 +1,4 @@
-"""A world around the device's machine, in which an aggregator, a disk, a backend and an owner act at random.
+"""A random environment of the device's machine: an aggregator, a disk, a backend and an owner.
 
 After each step it checks what must hold whatever happens; `World.check` says what.
 """
@@ -47,7 +47,9 @@ class World:
             )()  # fmt: skip
 
     def flight(self):
-        return ev.InFlight(*self.random.choice(((0, 0, 0), (0, 0, 0), (1, 1, 0), (2, 0, 2), (1, 0, 0))))
+        return ev.MessagesInFlight(
+            *self.random.choice(((0, 0, 0), (0, 0, 0), (1, 1, 0), (2, 0, 2), (1, 0, 0)))
+        )
 
     def tick(self):
         """Time passes, unless a command is yet to be answered: the runner then waits, except for training."""
@@ -180,7 +182,7 @@ class World:
         self.seq += 1
         samples, fetched = self.random.choice((4, 6)), self.random.random() < 0.5
         task = self.random.choice(TASKS)
-        entry = ev.Waiting(self.seq, task, command.run, command.round, samples, fetched)
+        entry = ev.WaitingContribution(self.seq, task, command.run, command.round, samples, fetched)
         self.disk[self.seq] = entry
         self.feed(ev.Kept(self.now, entry, self.flight()))
 

@@ -35,7 +35,7 @@ class Device:
 
 
 def waiting(seq, **changes):
-    return msgspec.structs.replace(ev.Waiting(seq, "t", "r", seq, 4), **changes)
+    return msgspec.structs.replace(ev.WaitingContribution(seq, "t", "r", seq, 4), **changes)
 
 
 def offered(number=1, **changes):
@@ -47,7 +47,7 @@ def heard(number=1, now=0.0, to_all=True, retained=False, over=False, **changes)
     return ev.OfferReceived(now, offered(number, **changes), to_all, retained, over)
 
 
-def moments(device, kind, until_s, flight=lambda _: ev.InFlight()):
+def moments(device, kind, until_s, flight=lambda _: ev.MessagesInFlight()):
     """Seconds at which something of this kind is commanded, of a tick at each."""
     return [
         now
@@ -77,7 +77,7 @@ def test_no_hello_is_repeated_once_there_is_an_answer_or_before_any_was_said():
 def test_a_hello_that_is_still_on_its_way_to_the_broker_is_not_repeated():
     device = Device()
     device.feed(ev.LinkUp(0.0))
-    slow = lambda now: ev.InFlight(1, 1, 0) if now < 50 else ev.InFlight()  # noqa: E731
+    slow = lambda now: ev.MessagesInFlight(1, 1, 0) if now < 50 else ev.MessagesInFlight()  # noqa: E731
     assert moments(device, ev.SayHello, 100, slow) == [59, 79]
 
 
@@ -90,7 +90,7 @@ def test_a_contribution_without_a_receipt_is_sent_again_after_waits_that_double_
 def test_while_anything_is_on_its_way_to_the_broker_nothing_is_sent_again():
     device = Device()
     device.keep(samples=0)
-    slow = lambda now: ev.InFlight(1, 0, 0) if now < 300 else ev.InFlight()  # noqa: E731
+    slow = lambda now: ev.MessagesInFlight(1, 0, 0) if now < 300 else ev.MessagesInFlight()  # noqa: E731
     assert moments(device, ev.Send, 310, slow) == [309]
 
 
@@ -98,9 +98,9 @@ def test_after_a_lost_link_what_the_broker_had_goes_again_and_the_link_brings_th
     device = Device()
     device.keep(1, samples=0)
     device.keep(2, 1.0, samples=0)
-    device.feed(ev.LinkUp(1.0, ev.InFlight(1, 0, 1)))  # round 2's is on its way
+    device.feed(ev.LinkUp(1.0, ev.MessagesInFlight(1, 0, 1)))  # round 2's is on its way
     assert device.feed(ev.Tick(1.0)) == (ev.Send(1, first=True),)
-    device.feed(ev.LinkUp(1.0, ev.InFlight(2, 0, 2)))
+    device.feed(ev.LinkUp(1.0, ev.MessagesInFlight(2, 0, 2)))
     assert device.feed(ev.Tick(1.0)) == ()
 
 
@@ -117,7 +117,7 @@ def test_a_short_contribution_goes_again_at_once_after_a_lost_link():
     device = Device()
     device.keep(samples=0)
     device.feed(ev.Sent(0.0, 1, compact=True))
-    device.feed(ev.LinkUp(1.0, ev.InFlight(1, 0, 1)))  # something that went whole is on its way
+    device.feed(ev.LinkUp(1.0, ev.MessagesInFlight(1, 0, 1)))  # something that went whole is on its way
     assert device.feed(ev.Tick(1.0)) == (ev.Send(1, first=True),)
 
 

@@ -10,7 +10,7 @@ import { Turn, hasAnswered, isNamed, isSameRound } from "./turn.js";
 /** @typedef {import("./turn.js").DeviceEvent} DeviceEvent */
 /** @typedef {import("./turn.js").DeviceCommand} DeviceCommand */
 /** @typedef {import("./turn.js").Offered} Offered */
-/** @typedef {import("./turn.js").Waiting} Waiting */
+/** @typedef {import("./turn.js").WaitingContribution} WaitingContribution */
 
 /** Part of an open round's rest that evaluating the round before may take. */
 const EVALUATION_SHARE = 0.05;
@@ -140,7 +140,7 @@ function ticked(/** @type {Turn} */ turn, /** @type {any} */ { flight }) {
  * fetches from here. It is done between rounds, or takes a small share of the open one.
  */
 function mayEvaluate(/** @type {DeviceState} */ state, /** @type {number} */ now) {
-  if (state.outbox.some((/** @type {Waiting} */ entry) => entry.fetched)) return false;
+  if (state.outbox.some((/** @type {WaitingContribution} */ entry) => entry.fetched)) return false;
   if (!state.open) return !state.final;
   return state.evaluate_s !== null && state.evaluate_s < EVALUATION_SHARE * (state.open.closes - now);
 }
@@ -189,12 +189,12 @@ function kept(/** @type {Turn} */ turn, /** @type {any} */ { entry, flight }) {
 }
 
 /** Do something with the contribution that an event is about, if it waits for a receipt. */
-function ofEntry(/** @type {Turn} */ turn, /** @type {any} */ { seq }, /** @type {(entry: Waiting) => void} */ act) {
-  const entry = turn.state.outbox.find((/** @type {Waiting} */ one) => one.seq === seq);
+function ofEntry(/** @type {Turn} */ turn, /** @type {any} */ { seq }, /** @type {(entry: WaitingContribution) => void} */ act) {
+  const entry = turn.state.outbox.find((/** @type {WaitingContribution} */ one) => one.seq === seq);
   if (entry) act(entry);
 }
 
-function receiptReceived(/** @type {Turn} */ turn, /** @type {any} */ event, /** @type {Waiting} */ entry) {
+function receiptReceived(/** @type {Turn} */ turn, /** @type {any} */ event, /** @type {WaitingContribution} */ entry) {
   const { seq, counts, retry_s: retryS } = event;
   if (retryS) turn.putOff(entry, retryS);
   else turn.do("Settle", { seq, counts, first_s: entry.first_s });

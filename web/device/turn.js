@@ -9,8 +9,8 @@
  * @typedef {{number: number, task: string, run: string, round: number, closes: number, done: boolean, bundles: string,
  *   checkpoint: string[], at: number, family: boolean}} Offered
  * @typedef {{seq: number, task: string, run: string, round: number, samples: number, fetched: boolean,
- *   compact: boolean, first_s: number | null, last_s: number | null, wait_s: number, order: number}} Waiting
- * @typedef {{messages: number, hellos: number, contributions: number}} InFlight
+ *   compact: boolean, first_s: number | null, last_s: number | null, wait_s: number, order: number}} WaitingContribution
+ * @typedef {{messages: number, hellos: number, contributions: number}} MessagesInFlight
  */
 
 /** Seconds without an answer after which a hello or a contribution is sent again. They double each time. */
@@ -35,10 +35,10 @@ export function firstState(more = {}) {
   };
 }
 
-/** @param {Partial<Waiting>} entry @returns {Waiting} */
+/** @param {Partial<WaitingContribution>} entry @returns {WaitingContribution} */
 export function waiting(entry) {
   const sent = { fetched: false, compact: false, first_s: null, last_s: null, wait_s: RESEND_S, order: 0 };
-  return /** @type {Waiting} */ ({ ...sent, ...entry });
+  return /** @type {WaitingContribution} */ ({ ...sent, ...entry });
 }
 
 /** Whether two names of a round (run or task, number) are the same. @param {any[]} one @param {any[]} other */
@@ -52,7 +52,7 @@ export const isSameRound = (one, other) => one.run === other.run && one.round ==
  * @param {DeviceState} state @param {string} run @param {number} round
  */
 export function hasAnswered(state, run, round) {
-  const known = [state.answered, state.settled, ...state.outbox.map((/** @type {Waiting} */ one) => [one.run, one.round])];
+  const known = [state.answered, state.settled, ...state.outbox.map((/** @type {WaitingContribution} */ one) => [one.run, one.round])];
   return known.some((name) => isNamed(name, [run, round]));
 }
 
@@ -84,8 +84,8 @@ export class Turn {
    */
   hello() {
     const { bundles, outbox, task, paused, plan, sat_out: satOut } = this.state;
-    const ofTask = outbox.filter((/** @type {Waiting} */ entry) => bundles && entry.task === task);
-    this.do("SayHello", { least: Math.max(0, ...ofTask.map((/** @type {Waiting} */ entry) => entry.samples)) });
+    const ofTask = outbox.filter((/** @type {WaitingContribution} */ entry) => bundles && entry.task === task);
+    this.do("SayHello", { least: Math.max(0, ...ofTask.map((/** @type {WaitingContribution} */ entry) => entry.samples)) });
     this.set({ hello_s: this.now });
     if (paused) {
       this.do("SayPaused", { yes: true });
@@ -95,7 +95,7 @@ export class Turn {
     this.set({ sat_out: ["", 0] });
   }
 
-  /** Repeat a hello without an answer after silence on the link, with waits that double. @param {InFlight} flight */
+  /** Repeat a hello without an answer after silence on the link, with waits that double. @param {MessagesInFlight} flight */
   repeatHello(flight) {
     const { hello_s: helloS, hello_wait_s: waitS } = this.state;
     if (helloS === null) return;
@@ -109,7 +109,7 @@ export class Turn {
 
   /**
    * Send contributions that are due: those that were not sent yet, and those without a receipt. A slow link is not
-   * filled with copies: while it has anything to carry, the wait for a receipt does not begin. @param {InFlight} flight
+   * filled with copies: while it has anything to carry, the wait for a receipt does not begin. @param {MessagesInFlight} flight
    */
   send(flight) {
     if (flight.messages || this.commands.some(({ type }) => type === "SayHello")) this.set({ busy_s: this.now });
@@ -125,7 +125,7 @@ export class Turn {
     }
   }
 
-  /** The aggregator has no room now: send the contribution again when it says. @param {Waiting} entry */
+  /** The aggregator has no room now: send the contribution again when it says. @param {WaitingContribution} entry */
   putOff(entry, /** @type {number} */ retryS) {
     const first = entry.first_s === null;
     const changed = { ...entry, last_s: this.now, wait_s: retryS };
@@ -141,10 +141,10 @@ export class Turn {
    */
   restartSending(onTheirWay) {
     this.do("ForgetAggregator");
-    const whole = this.state.outbox.filter((/** @type {Waiting} */ entry) => entry.first_s !== null && !entry.compact);
-    whole.sort((/** @type {Waiting} */ one, /** @type {Waiting} */ other) => one.order - other.order || one.seq - other.seq);
+    const whole = this.state.outbox.filter((/** @type {WaitingContribution} */ entry) => entry.first_s !== null && !entry.compact);
+    whole.sort((/** @type {WaitingContribution} */ one, /** @type {WaitingContribution} */ other) => one.order - other.order || one.seq - other.seq);
     const coming = new Set(
-      whole.slice(Math.max(0, whole.length - onTheirWay)).map((/** @type {Waiting} */ entry) => entry.seq),
+      whole.slice(Math.max(0, whole.length - onTheirWay)).map((/** @type {WaitingContribution} */ entry) => entry.seq),
     );
     for (const entry of this.state.outbox) {
       const kept = coming.has(entry.seq) ? {} : { first_s: null, last_s: null };
@@ -152,17 +152,17 @@ export class Turn {
     }
   }
 
-  /** Change the contribution of this number. @param {Waiting} entry */
+  /** Change the contribution of this number. @param {WaitingContribution} entry */
   replace(entry) {
-    this.set({ outbox: this.state.outbox.map((/** @type {Waiting} */ one) => (one.seq === entry.seq ? entry : one)) });
+    this.set({ outbox: this.state.outbox.map((/** @type {WaitingContribution} */ one) => (one.seq === entry.seq ? entry : one)) });
   }
 
-  /** Remove a contribution that nobody waits for. @param {Waiting} entry */
+  /** Remove a contribution that nobody waits for. @param {WaitingContribution} entry */
   remove(entry) {
-    this.set({ outbox: this.state.outbox.filter((/** @type {Waiting} */ one) => one.seq !== entry.seq) });
+    this.set({ outbox: this.state.outbox.filter((/** @type {WaitingContribution} */ one) => one.seq !== entry.seq) });
   }
 
-  /** Remove a contribution whose round is answered. @param {Waiting} entry */
+  /** Remove a contribution whose round is answered. @param {WaitingContribution} entry */
   settle(entry) {
     this.remove(entry);
     const [run, number] = this.state.settled;
@@ -170,7 +170,7 @@ export class Turn {
   }
 
   /** A compact contribution to an earlier round need not wait any longer: that has been counted. */
-  close(/** @type {Waiting} */ entry) {
+  close(/** @type {WaitingContribution} */ entry) {
     const { seq, run, round } = entry;
     this.settle(entry);
     this.do("CloseContribution", { seq, reason: "round over" });
@@ -179,7 +179,7 @@ export class Turn {
 
   /** The run is over: drop its contributions without a receipt. @param {string} run */
   drop(run) {
-    for (const entry of this.state.outbox.filter((/** @type {Waiting} */ one) => one.run === run)) {
+    for (const entry of this.state.outbox.filter((/** @type {WaitingContribution} */ one) => one.run === run)) {
       const { seq, round } = entry;
       this.remove(entry);
       this.do("CloseContribution", { seq, reason: "task done" });

@@ -25,7 +25,7 @@ from device_runtime.aggregator.views.console_log import contribution_counts, siz
 from device_runtime.aggregator.views.listener import (
     ContributionRecord,
     DeviceSeen,
-    PlanMade,
+    PlanReported,
     RoundClosed,
     RoundExtended,
     RoundOpened,
@@ -241,9 +241,9 @@ class SiteDevices:
             case DeviceSeen(device=device, num_examples=samples):
                 if samples > 0:
                     self._samples[device] = samples
-            case PlanMade(device=device, kind="", reasons=reasons):
+            case PlanReported(device=device, kind="", reasons=reasons):
                 self._idle[device] = "; ".join(reasons) or "no reason given"
-            case PlanMade(device=device):
+            case PlanReported(device=device):
                 self._idle.pop(device, None)
 
     @property

@@ -9,7 +9,7 @@ from device_runtime.aggregator.views.listener import (
     ContributionRecord,
     ContributionRefused,
     DeviceSeen,
-    PlanMade,
+    PlanReported,
     RoundClosed,
 )
 
@@ -33,8 +33,9 @@ class DeviceFilter:
 
 
 class WatchedDevices:
-    """What is `known` of each device of a task, the set `sitting_out` of the open round, and how many are
-    `online`. Times are in seconds since 1970; not thread-safe.
+    """The devices of a task: `known` by name, those `sitting_out` the open round, and the number `online`.
+
+    Times are in seconds since 1970; not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class WatchedDevices:
             told["battery_percent"] = happening.battery_percent
         self._set(self._of(happening.device), told)
 
-    def planned(self, plan: PlanMade, now: float) -> None:
+    def planned(self, plan: PlanReported, now: float) -> None:
         """A device has decided what to do in the round."""
         doing: Doing = "planned" if plan.kind else "sits out"
         (self.sitting_out.discard if plan.kind else self.sitting_out.add)(plan.device)

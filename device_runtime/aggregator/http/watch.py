@@ -21,7 +21,7 @@ from device_runtime.aggregator.views.listener import (
     DeviceSeen,
     Finished,
     Observer,
-    PlanMade,
+    PlanReported,
     RoundClosed,
     RoundExtended,
     RoundOpened,
@@ -99,7 +99,7 @@ class TaskWatch:
                 self._extend(happening, now)
             case DeviceSeen():
                 self._devices.seen(happening, now)
-            case PlanMade():
+            case PlanReported():
                 self._devices.planned(happening, now)
             case Contributed(record=record):
                 self._devices.contributed(record, now)

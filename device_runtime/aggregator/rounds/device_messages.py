@@ -10,7 +10,7 @@ from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import DatabaseError, RunFolderError, UpdateRefused
 from device_runtime.aggregator.intake.check_process import CheckedMessage
 from device_runtime.aggregator.intake.limits import RATE, KnownDevices, RateLimit, message_cost
-from device_runtime.aggregator.views.listener import DeviceSeen, PlanMade
+from device_runtime.aggregator.views.listener import DeviceSeen, PlanReported
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import NotTrusted
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 FETCHED_S = 10.0
 """Seconds that a finished service stays after a device has asked for a part of the model."""
 MOST_REASONS = 64
-"""Reasons of a plan that are kept and reported; a device sends one for each form that it does not choose."""
+"""The most reasons of a plan that are kept; a device sends one for each form that it does not choose."""
 SIGNED = ("hello", "plan", "contribution")
 """Messages that devices with a key sign."""
 
@@ -144,7 +144,7 @@ class DevicePresence:
             self._out.clear_state(device)
 
 
-class DeviceMessages:
+class DeviceMessageHandler:
     """Hears the messages of the devices of one run. Raises RunFolderError, BlobError, DatabaseError."""
 
     def __init__(self, rounds: OpenRun, runner: RoundRunner, out: Outbound, ports: Ports) -> None:
@@ -233,7 +233,7 @@ class DeviceMessages:
         kind, reasons = printable(plan.kind), tuple(map(printable, plan.reasons[:MOST_REASONS]))
         self._contributions.statements.plans[device] = (kind, printable("; ".join(reasons)))
         figures = plan.seconds, plan.memory_bytes, plan.energy_j
-        self._ports.tell(PlanMade(device, plan.round, kind, *figures, reasons))
+        self._ports.tell(PlanReported(device, plan.round, kind, *figures, reasons))
         self._runner.feed(Planned(self._ports.clock(), device, plan.round, plan.kind))
 
     def _on_compact(self, device: str, payload: bytes) -> None:

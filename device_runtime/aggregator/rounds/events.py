@@ -35,7 +35,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Tick:
+class TimePassed:
     """Time has passed."""
 
     now: float
@@ -162,7 +162,7 @@ class RolledBack:
 
 
 Event = (
-    Tick
+    TimePassed
     | DevicePresent
     | Forgotten
     | Planned
@@ -226,7 +226,7 @@ class Invite:
 
 
 @dataclass(frozen=True)
-class Fetch:
+class FetchContribution:
     """Fetch the content and check it; answer with Validated or Rejected."""
 
     update: Update
@@ -272,7 +272,7 @@ class Finish:
     best: int = 0
 
 
-ContributionCommand = Fetch | StoreContribution | Reply
+ContributionCommand = FetchContribution | StoreContribution | Reply
 """About one contribution: an error in such a command does not stop the run."""
 RoundCommand = Announce | Extend | GiveUp | Invite | DoPhase | Finish
 """About the round: executed when all counted contributions are on the disk."""

@@ -31,7 +31,7 @@ from .events import (
     DoPhase,
     Event,
     Extend,
-    Fetch,
+    FetchContribution,
     Finish,
     Forgotten,
     Give,
@@ -178,7 +178,7 @@ def _verdict(state: RoundsState, event: Announced | Validated) -> Reply:
 def _announced(state: RoundsState, event: Announced) -> Result:
     reply = _verdict(state, event)
     if reply.status == "accepted":
-        return state, (Fetch(event.update),)
+        return state, (FetchContribution(event.update),)
     return _replied(state, reply, event.now)
 
 

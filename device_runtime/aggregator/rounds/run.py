@@ -131,7 +131,7 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class InitialModels:
-    """What a run begins with: the bundle of each member of the family, "" for the main model, and round 1."""
+    """The start of a run: the bundle of each member of the family ("" is the main model), and round 1."""
 
     bundles: Mapping[str, Blob]
     start: RoundStart

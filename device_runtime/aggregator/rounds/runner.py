@@ -56,7 +56,7 @@ class ContributionCommands:
     def do(self, command: events.ContributionCommand, state: RoundsState) -> events.Event | None:
         """Executes a command in this state. Returns the event that it causes at once, if any."""
         match command:
-            case events.Fetch():
+            case events.FetchContribution():
                 return self.reception.fetch(command.update, state.round)
             case events.StoreContribution():
                 self._store(command)

@@ -17,8 +17,8 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import Started
 from device_runtime.broker.wire import link, topics
 
-from .device_messages import DeviceMessages
-from .events import Close, Give, Tick
+from .device_messages import DeviceMessageHandler
+from .events import Close, Give, TimePassed
 from .given_rounds import GivenRound
 from .ports import Ports
 from .run import OpenRun
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 """Seconds between ticks of the loop."""
 LINGER_S, MOST_LINGER_S = 2.0, 60.0
-"""Seconds that a finished service stays so that devices learn that it is done; and at most, all together."""
+"""How long a finished service stays for devices to learn that it is done, and the most in all, in seconds."""
 
 
 class Service:
@@ -48,7 +48,7 @@ class Service:
         self._done_s: float | None = None
         self._run = RoundRunner(self.rounds, self._out, ports)
         self.offers = self._run.commands.offers
-        self._messages = DeviceMessages(self.rounds, self._run, self._out, ports)
+        self._messages = DeviceMessageHandler(self.rounds, self._run, self._out, ports)
 
     @property
     def state(self) -> RoundsState:
@@ -136,7 +136,7 @@ class Service:
         self._messages.presence.apply_wills()
         for event in self._run.contributions.reception.tick(self.state.round):
             self._run.feed(event)
-        self._run.feed(Tick(self._ports.clock()))
+        self._run.feed(TimePassed(self._ports.clock()))
         self._run.settle()
         self._out.go_on()
 

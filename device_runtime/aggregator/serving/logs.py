@@ -14,7 +14,7 @@ from device_runtime.aggregator.views.listener import (
     ContributionRefused,
     DeviceSeen,
     Finished,
-    PlanMade,
+    PlanReported,
     RoundClosed,
     RoundExtended,
     RoundOpened,
@@ -140,7 +140,7 @@ class EventLog:
                 self._log("contribution", logging.DEBUG, **asdict(happening.record))
             case ContributionRefused():
                 self._log("contribution not counted", logging.DEBUG, **asdict(happening))
-            case DeviceSeen() | PlanMade():
+            case DeviceSeen() | PlanReported():
                 event = "device" if isinstance(happening, DeviceSeen) else "plan"
                 self._log(event, logging.DEBUG, **asdict(happening))
 

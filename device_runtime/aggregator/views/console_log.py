@@ -15,7 +15,7 @@ from .listener import (
     MODELLED,
     Finished,
     Observer,
-    PlanMade,
+    PlanReported,
     RoundClosed,
     RoundExtended,
     RoundOpened,
@@ -51,9 +51,9 @@ class ConsoleLog:
                 self._line(started(happening))
             case RoundOpened():
                 self._idle, self._devices_seen = {}, True
-            case PlanMade(device=device, kind="", reasons=reasons):
+            case PlanReported(device=device, kind="", reasons=reasons):
                 self._idle[device] = "; ".join(reasons) or "no reason given"
-            case PlanMade(device=device):
+            case PlanReported(device=device):
                 self._idle.pop(device, None)
             case RoundExtended():
                 if happening.devices or self._devices_seen:

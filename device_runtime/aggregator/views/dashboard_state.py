@@ -9,7 +9,7 @@ from .listener import (
     ContributionRefused,
     DeviceSeen,
     Finished,
-    PlanMade,
+    PlanReported,
     RoundClosed,
     RoundExtended,
     RoundOpened,
@@ -66,7 +66,7 @@ class Dashboard:
                 self.note = f"extended: {counted}{happening.outlook}"
             case DeviceSeen():
                 self._seen(happening)
-            case PlanMade():
+            case PlanReported():
                 why = happening.reasons[0] if happening.reasons else ""
                 doing = happening.kind or "sits out"
                 self._set(happening.device, doing=doing, why=why, energy_j=happening.energy_j)

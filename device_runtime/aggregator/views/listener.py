@@ -151,7 +151,7 @@ class DeviceSeen:
 
 
 @dataclass(frozen=True)
-class PlanMade:
+class PlanReported:
     """A device's plan, with the costs that it predicts; `kind` is empty when it sits out."""
 
     device: str
@@ -194,7 +194,7 @@ RunEvent = (
     | RoundOpened
     | RoundExtended
     | DeviceSeen
-    | PlanMade
+    | PlanReported
     | Contributed
     | ContributionRefused
     | RoundClosed

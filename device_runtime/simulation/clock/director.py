@@ -60,7 +60,7 @@ class SimulationLoop:
 
     def run(self) -> None:
         """Runs all rounds. Raises SimulationError when the fleet cannot do them."""
-        self._feed(events.Tick(self._agenda.now))
+        self._feed(events.TimePassed(self._agenda.now))
         while self._state.phase != "done" and self._agenda.step():
             pass
         if self._state.phase != "done":
@@ -80,7 +80,7 @@ class SimulationLoop:
         self._state = state
         for command in commands:
             match command:
-                case events.Fetch():
+                case events.FetchContribution():
                     self._events.append(events.Validated(self._agenda.now, command.update))
                 case events.StoreContribution():
                     self._patience.kept()
@@ -104,7 +104,7 @@ class SimulationLoop:
         self._serial += 1
         for when in (self._state.closes_s, self._state.fast_s):
             if self._agenda.now < when < inf:
-                self._agenda.at(when, lambda: self._feed(events.Tick(self._agenda.now)))
+                self._agenda.at(when, lambda: self._feed(events.TimePassed(self._agenda.now)))
 
     def _extend(self, command: events.Extend) -> None:
         self._patience.extended(command, self._agenda.now, len(self._flights))
@@ -124,7 +124,7 @@ class SimulationLoop:
         """Tries again to fill the free places of the round, as when a device comes online."""
         self._looking = False
         self._state = self._state.but(due=True)
-        self._feed(events.Tick(self._agenda.now))
+        self._feed(events.TimePassed(self._agenda.now))
 
     def _opening(self) -> OpenedRound:
         """The open round; in a buffered run each device has a whole deadline from when it is asked."""

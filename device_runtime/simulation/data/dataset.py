@@ -133,7 +133,7 @@ def limited(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
 
 
 def validated(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
-    """Puts a random `validation_share` of the training samples, at least one, in place of the test samples.
+    """Replaces the test samples by a random `validation_share` of the training samples, at least one.
 
     Settings that are chosen by these samples have not seen the test samples.
     """

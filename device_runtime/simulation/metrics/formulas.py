@@ -18,7 +18,7 @@ from device_runtime.strategies.zeroth_order import ZerothOrder
 VALUE_BYTES = 4
 """Bytes of a parameter (float32); seeds and scalars have one byte (section 4.2.1)."""
 ONE_PASS, FORWARD_AND_BACKWARD = 1, 3
-"""Compute of one sample in F: of inference, or of a head behind a frozen extractor; and of full training."""
+"""Compute of one sample in F: a forward pass, which is all that a head needs, and full training."""
 
 
 class PaperCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

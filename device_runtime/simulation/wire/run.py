@@ -25,7 +25,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRecord,
-    PlanMade,
+    PlanReported,
     RoundClosed,
     RoundRecord,
     RunEvent,
@@ -137,8 +137,8 @@ class WireResult:
         return tuple((at_s, what.record) for at_s, what in self.events if isinstance(what, Contributed))
 
     @property
-    def plans(self) -> tuple[tuple[float, PlanMade], ...]:
-        return tuple((at_s, what) for at_s, what in self.events if isinstance(what, PlanMade))
+    def plans(self) -> tuple[tuple[float, PlanReported], ...]:
+        return tuple((at_s, what) for at_s, what in self.events if isinstance(what, PlanReported))
 
 
 def run_on_wire(task: Task, fleet: Sequence[WireMember], course: WireCourse | None = None) -> WireResult:

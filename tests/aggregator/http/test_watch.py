@@ -30,7 +30,7 @@ from device_runtime.aggregator.views.listener import (
     ContributionRecord,
     ContributionRefused,
     DeviceSeen,
-    PlanMade,
+    PlanReported,
     RoundClosed,
     RoundExtended,
     RoundOpened,
@@ -75,7 +75,7 @@ def test_a_device_is_shown_as_it_was_last_heard(clock):
     clock.now = 5.0
     watch(RoundOpened(2, ("full",), 60.0))
     watch(DeviceSeen("pi", True, "pi-zero", 12, "onnx", 2**29, 80))
-    watch(PlanMade("pi", 2, "", 0.0, 0, 0.0, ("too slow", "no memory")))
+    watch(PlanReported("pi", 2, "", 0.0, 0, 0.0, ("too slow", "no memory")))
     assert watch.live().sitting_out == 1
     clock.now = 6.0
     watch(ContributionRefused("pi", 2, "full", "refused", "nan in head"))

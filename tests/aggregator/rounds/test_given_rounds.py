@@ -16,7 +16,7 @@ from device_runtime.aggregator.rounds.events import (
     Extend,
     Give,
     PhaseDone,
-    Tick,
+    TimePassed,
 )
 from device_runtime.aggregator.rounds.given_rounds import FILE, GivenRound
 from device_runtime.aggregator.rounds.machine import step
@@ -46,12 +46,12 @@ def worked(now):
 
 
 def test_no_round_begins_by_itself_neither_the_first_nor_the_next():
-    state, commands = play(RoundsState(RULES), *here("a", "b"), Tick(99.0))
+    state, commands = play(RoundsState(RULES), *here("a", "b"), TimePassed(99.0))
     assert (state.phase, commands) == ("wait", [])
     state, commands = play(state, Give(100.0, 7.0, 1))
     assert commands == [Announce(1)]
     assert (state.round, state.closes_s) == (1, 107.0)
-    state, commands = play(state, Close(101.0), *worked(102.0), Tick(200.0))
+    state, commands = play(state, Close(101.0), *worked(102.0), TimePassed(200.0))
     assert commands == [DoPhase("merge", 1), DoPhase("evaluate", 1), DoPhase("publish", 1)]
     assert (state.phase, state.round) == ("wait", 1)
     state, commands = play(state, Give(300.0, 5.0, 4))
@@ -60,7 +60,7 @@ def test_no_round_begins_by_itself_neither_the_first_nor_the_next():
 
 def test_the_open_round_may_be_given_again_with_another_deadline():
     state, _ = play(RoundsState(RULES), *here("a"), Give(0.0, 7.0, 1))
-    state, commands = play(state, Give(5.0, 20.0, 1), Tick(24.0))
+    state, commands = play(state, Give(5.0, 20.0, 1), TimePassed(24.0))
     assert commands == [Extend(1, 0)]
     assert state.closes_s == 25.0
 

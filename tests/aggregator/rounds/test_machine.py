@@ -12,7 +12,7 @@ from device_runtime.aggregator.rounds.events import (
     DevicePresent,
     DoPhase,
     Extend,
-    Fetch,
+    FetchContribution,
     Finish,
     Give,
     GiveUp,
@@ -22,7 +22,7 @@ from device_runtime.aggregator.rounds.events import (
     Reply,
     RolledBack,
     StoreContribution,
-    Tick,
+    TimePassed,
     Update,
     Validated,
 )
@@ -67,7 +67,7 @@ def statuses(commands):
 
 
 def test_round_one_waits_for_the_devices_asked_for():
-    state, commands = play(RoundsState(replace(RULES, min_devices=2)), *online("a"), Tick(100.0))
+    state, commands = play(RoundsState(replace(RULES, min_devices=2)), *online("a"), TimePassed(100.0))
     assert (state.phase, commands) == ("wait", [])
     state, commands = play(state, *online("b", now=101.0))
     assert (state.phase, state.round, state.closes_s) == ("collect", 1, 111.0)
@@ -118,8 +118,8 @@ def test_work_reported_for_another_phase_changes_nothing():
         ([believed("a"), Rejected(1, update("b"), "nan")], True),
         ([Planned(1, "a", 1, ""), Planned(1, "b", 1, "")], False),
         ([Rejected(1, update("a"), "nan"), Rejected(1, update("b"), "nan")], False),
-        ([believed("a"), Tick(9.9)], False),
-        ([believed("a"), Tick(10.0)], True),
+        ([believed("a"), TimePassed(9.9)], False),
+        ([believed("a"), TimePassed(10.0)], True),
         ([believed("a"), DevicePresent(1, "a", 1, False), DevicePresent(1, "b", 1, False)], False),
     ],
     ids=[
@@ -147,10 +147,10 @@ def test_a_round_closes_when_all_who_are_online_have_answered_or_at_its_deadline
 
 def test_a_deadline_with_too_few_contributions_is_extended_and_says_so():
     rules = replace(RULES, min_contributions=2)
-    state, commands = play(collecting("a", "b", "c", rules=rules), believed("a"), Tick(10.0))
+    state, commands = play(collecting("a", "b", "c", rules=rules), believed("a"), TimePassed(10.0))
     assert commands[-1] == Extend(1, 1)
     assert (state.phase, state.closes_s) == ("collect", 20.0)
-    state, commands = play(state, believed("b", now=12.0), Tick(20.0))
+    state, commands = play(state, believed("b", now=12.0), TimePassed(20.0))
     assert commands[-1] == DoPhase("merge", 1)
 
 
@@ -164,21 +164,23 @@ def sitting_out(*devices, now=1.0):
 def test_after_enough_deadlines_in_vain_the_run_is_given_up_and_says_what_devices_did():
     state = collecting("a", "b", "c", rules=IN_VAIN)
     for now in (10.0, 20.0):
-        state, commands = play(state, *sitting_out("a", "b"), Planned(now - 1, "c", 1, "full"), Tick(now))
+        state, commands = play(
+            state, *sitting_out("a", "b"), Planned(now - 1, "c", 1, "full"), TimePassed(now)
+        )
         assert commands[-1] == Extend(1, 0)
-    state, commands = play(state, *sitting_out("b", "a"), Planned(29.0, "c", 1, "full"), Tick(30.0))
+    state, commands = play(state, *sitting_out("b", "a"), Planned(29.0, "c", 1, "full"), TimePassed(30.0))
     assert commands[-1] == GiveUp(1, 3, 10.0, ("a", "b"), ("c",))
     assert state.phase == "given up"
-    assert play(state, Tick(99.0), believed("a", now=99.0))[0].phase == "given up"
+    assert play(state, TimePassed(99.0), believed("a", now=99.0))[0].phase == "given up"
 
 
 def test_a_contribution_begins_the_count_anew_also_where_it_is_not_enough():
     rules = replace(IN_VAIN, min_contributions=9)
     state = collecting("a", "b", rules=rules)
     for now in (10.0, 20.0):
-        state, _ = play(state, *sitting_out("a", "b"), Tick(now))
+        state, _ = play(state, *sitting_out("a", "b"), TimePassed(now))
     assert (state.fruitless, state.extensions_left) == (2, 1)
-    state, commands = play(state, believed("a", now=21.0), Tick(30.0))
+    state, commands = play(state, believed("a", now=21.0), TimePassed(30.0))
     assert (commands[-1], state.fruitless, state.extensions_left) == (Extend(1, 1), 0, 3)
 
 
@@ -194,7 +196,7 @@ def test_a_contribution_begins_the_count_anew_also_where_it_is_not_enough():
 def test_while_no_device_is_there_a_round_waits_however_long(away):
     state, _ = play(collecting("a", rules=IN_VAIN), *away)
     for now in range(10, 1000, 10):
-        state, commands = play(state, Tick(float(now)))
+        state, commands = play(state, TimePassed(float(now)))
         assert commands == [Extend(1, 0)]
     assert state.fruitless == 0
 
@@ -203,23 +205,23 @@ def test_where_all_that_are_there_have_contributed_a_round_waits_for_more_device
     state = collecting("a", rules=replace(IN_VAIN, min_contributions=2))
     state, _ = play(state, believed("a"))
     for now in range(10, 1000, 10):
-        state, commands = play(state, Tick(float(now)))
+        state, commands = play(state, TimePassed(float(now)))
         assert commands == [Extend(1, 1)]
-    state, _ = play(state, *online("b"), *sitting_out("b", now=1001.0), Tick(1010.0))
+    state, _ = play(state, *online("b"), *sitting_out("b", now=1001.0), TimePassed(1010.0))
     assert (state.phase, state.fruitless) == ("collect", 1)
 
 
 def test_a_device_whose_contribution_was_not_believed_does_not_keep_the_run_waiting():
     state, _ = play(collecting("a", rules=IN_VAIN), Rejected(1.0, update("a"), "not finite"))
     for now in (10.0, 20.0, 30.0):
-        state, commands = play(state, Tick(now))
+        state, commands = play(state, TimePassed(now))
     assert commands == [GiveUp(1, 3, 10.0, (), ())]
 
 
 def test_a_device_that_is_silent_is_not_there_after_two_deadlines():
     state = collecting("a", rules=IN_VAIN)
     for now in range(10, 1000, 10):
-        state, _ = play(state, Tick(float(now)))
+        state, _ = play(state, TimePassed(float(now)))
     assert (state.phase, state.fruitless) == ("collect", 1)
 
 
@@ -227,26 +229,26 @@ def test_with_0_and_where_rounds_are_given_no_deadline_ends_the_run():
     state, given = collecting("a", rules=replace(RULES, max_extensions=0)), replace(IN_VAIN, given=True)
     other, _ = play(RoundsState(given), *online("a"), Give(0.0, 10.0, 1))
     for now in range(10, 1000, 10):
-        state, _ = play(state, *sitting_out("a"), Tick(float(now)))
-        other, _ = play(other, *sitting_out("a"), Tick(float(now)))
+        state, _ = play(state, *sitting_out("a"), TimePassed(float(now)))
+        other, _ = play(other, *sitting_out("a"), TimePassed(float(now)))
     assert (state.phase, other.phase) == ("collect", "collect")
     assert (state.extensions_left, other.extensions_left) == (None, None)
 
 
 def test_deadlines_in_vain_are_counted_on_after_a_restart():
     state, _ = machine.resume(IN_VAIN, Saved(1, "collect", fruitless=2), 0.0)
-    _, commands = play(state, *online("a"), *sitting_out("a"), Tick(10.0))
+    _, commands = play(state, *online("a"), *sitting_out("a"), TimePassed(10.0))
     assert isinstance(commands[-1], GiveUp)
 
 
 def test_the_next_round_begins_to_count_anew():
-    state, _ = play(collecting("a", "b", rules=IN_VAIN), *sitting_out("a", "b"), Tick(10.0))
+    state, _ = play(collecting("a", "b", rules=IN_VAIN), *sitting_out("a", "b"), TimePassed(10.0))
     state, _ = play(state, believed("a", now=11.0), *sitting_out("b"), *worked(12.0))
     assert (state.round, state.fruitless, state.had) == (2, 0, 0)
 
 
 def test_who_sat_out_is_asked_again_when_the_round_is_extended():
-    state, _ = play(collecting("a"), Planned(1, "a", 1, ""), Tick(10.0))
+    state, _ = play(collecting("a"), Planned(1, "a", 1, ""), TimePassed(10.0))
     assert state.sat_out == frozenset()
 
 
@@ -264,7 +266,7 @@ def test_a_contribution_that_is_stored_already_is_a_duplicate_in_whatever_round(
 
 def test_content_is_fetched_only_for_a_contribution_that_can_count():
     state = replace(collecting("a", "b"), round=2)
-    assert play(state, Announced(1, update(number=2)))[1] == [Fetch(update(number=2))]
+    assert play(state, Announced(1, update(number=2)))[1] == [FetchContribution(update(number=2))]
     assert statuses(play(state, Announced(1, update(number=1)))[1]) == ["late"]
     assert statuses(play(state, Announced(1, update(number=3)))[1]) == ["refused"]
     assert statuses(play(state, Announced(1, update(number=0)))[1]) == ["refused"]
@@ -333,9 +335,9 @@ def test_a_minimum_of_contributions_is_one_of_devices():
     """The late one of a and its fresh one both count; the round waits for another device."""
     rules = replace(RULES, rounds=9, late="count", min_contributions=2)
     state = replace(collecting("a", "b", rules=rules), round=2)
-    state, commands = play(state, believed("a", number=1), believed("a", number=2), Tick(10.0))
+    state, commands = play(state, believed("a", number=1), believed("a", number=2), TimePassed(10.0))
     assert (state.contributions, commands[-1]) == (2, Extend(2, 1))
-    assert play(state, believed("b", number=2, now=12.0), Tick(20.0))[1][-1] == DoPhase("merge", 2)
+    assert play(state, believed("b", number=2, now=12.0), TimePassed(20.0))[1][-1] == DoPhase("merge", 2)
 
 
 def test_the_will_of_an_earlier_life_is_ignored():
@@ -356,7 +358,9 @@ def test_a_crash_costs_no_device_its_round():
 def test_after_a_restart_nobody_is_forgotten_because_another_is_heard_first():
     saved = Saved(1, "collect", counted={"a": 1}, answered=frozenset({"a"}))
     state, _ = machine.resume(RULES, saved, 500.0)
-    state, commands = play(state, *online("a", now=500.1), *online("b", now=500.2), Tick(500.0 + SETTLE_S))
+    state, commands = play(
+        state, *online("a", now=500.1), *online("b", now=500.2), TimePassed(500.0 + SETTLE_S)
+    )
     assert (state.phase, commands) == ("collect", [])
     state, commands = play(state, believed("b", now=502.0))
     assert commands[-1] == DoPhase("merge", 1)
@@ -389,7 +393,7 @@ def test_a_device_that_lets_two_deadlines_pass_in_silence_is_not_waited_for_unti
         now = state.opened_s + 1.0
         state, commands = play(state, believed("a", now, number))
         assert DoPhase("merge", number) not in commands  # the ghost is waited for, to the deadline
-        state, _ = play(state, Tick(state.closes_s), *worked(state.closes_s))
+        state, _ = play(state, TimePassed(state.closes_s), *worked(state.closes_s))
     state, commands = play(state, believed("a", state.opened_s + 1.0, 3))
     assert DoPhase("merge", 3) in commands
     state, _ = play(state, *worked(state.opened_s + 1.0))
@@ -433,11 +437,11 @@ def test_what_the_disk_refuses_counts_for_no_device():
 
 
 def test_a_buffered_round_does_not_close_because_all_have_answered_but_at_its_deadline():
-    state, commands = play(collecting("a", rules=BUFFERED), believed("a"), Tick(9.9))
+    state, commands = play(collecting("a", rules=BUFFERED), believed("a"), TimePassed(9.9))
     assert commands == [StoreContribution(update("a"), 1), Reply(update("a"), "accepted")]
-    assert play(state, Tick(10.0))[1] == [DoPhase("merge", 1)]
+    assert play(state, TimePassed(10.0))[1] == [DoPhase("merge", 1)]
     rules = replace(BUFFERED, min_contributions=2)
-    assert play(collecting("a", rules=rules), believed("a"), Tick(10.0))[1][-1] == Extend(1, 1)
+    assert play(collecting("a", rules=rules), believed("a"), TimePassed(10.0))[1][-1] == Extend(1, 1)
 
 
 @pytest.mark.parametrize("rules", [BUFFERED, replace(RULES, late="count", max_staleness=2)])
@@ -478,11 +482,11 @@ def test_a_round_that_is_full_puts_others_off_until_it_closes_and_waits_for_nobo
 
 def test_what_comes_late_is_put_off_too_and_counts_when_it_comes_again():
     rules = replace(RULES, rounds=4, late="count", max_contributions=1)
-    state = play(collecting("a", "b", rules=rules), believed("a"), Tick(10.0), *worked(10.0))[0]
+    state = play(collecting("a", "b", rules=rules), believed("a"), TimePassed(10.0), *worked(10.0))[0]
     state, _ = play(state, believed("a", now=11.0, number=2))
     state, commands = play(state, Announced(12.0, update("b")))
     assert [(one.status, one.retry_s) for one in commands] == [("refused", 8)]
-    state, _ = play(state, Tick(20.0), *worked(20.0))
+    state, _ = play(state, TimePassed(20.0), *worked(20.0))
     assert (state.round, state.contributions) == (3, 0)
     assert play(state, believed("b", now=21.0))[1][:2] == [
         StoreContribution(update("b"), 3),

@@ -14,7 +14,7 @@ from device_runtime.aggregator.rounds.events import (
     Invited,
     PhaseDone,
     Planned,
-    Tick,
+    TimePassed,
     Update,
     Validated,
 )
@@ -91,7 +91,7 @@ def test_a_round_lasts_as_long_as_devices_needed_in_those_before():
 def test_who_is_waited_for_in_vain_needed_all_of_the_deadline():
     """Two of four do not come: the next deadline is twice the first, which is the longest."""
     state, _ = play(
-        RoundsState(RULES), *online("a", "b", "c", "d"), came("a", 2.0), came("b", 3.0), Tick(100.0)
+        RoundsState(RULES), *online("a", "b", "c", "d"), came("a", 2.0), came("b", 3.0), TimePassed(100.0)
     )
     state, _ = play(state, *worked(101.0))
     assert state.closes_s == 201.0
@@ -127,7 +127,7 @@ def test_a_learnt_deadline_in_vain_is_doubled_up_to_the_longest_before_the_run_i
     while state.phase == "collect":
         lengths.append(state.closes_s - now)
         now = state.closes_s
-        state, commands = play(state, *online("a"), Planned(now - 0.5, "a", 2, ""), Tick(now))
+        state, commands = play(state, *online("a"), Planned(now - 0.5, "a", 2, ""), TimePassed(now))
     assert lengths == pytest.approx([*(learnt * 2**n for n in range(len(lengths) - 1)), longest])
     assert len(lengths) >= 3
     assert commands[-1] == GiveUp(2, len(lengths), longest, ("a",), ())
@@ -136,7 +136,7 @@ def test_a_learnt_deadline_in_vain_is_doubled_up_to_the_longest_before_the_run_i
 def test_of_a_cohort_each_device_needed_the_time_since_it_was_asked():
     rules = replace(RULES, devices_per_round=2, min_contributions=2)
     state, _ = play(RoundsState(rules), *online("a", "b", "c"), Invited(0.0, 1, ("a", "b")), came("a", 3.0))
-    state, commands = play(state, Tick(100.0))
+    state, commands = play(state, TimePassed(100.0))
     assert Extend(1, 1) in commands
     state, _ = play(state, Invited(100.0, 1, ("c",)))
     _, commands = play(state, came("c", 104.0), DevicePresent(105.0, "b", 1, False))
@@ -148,7 +148,7 @@ def test_a_round_that_a_restart_interrupted_teaches_nothing_and_has_its_learnt_d
     saved = Saved(2, "collect", paces=(classes(5),))
     state, _ = machine.resume(RULES, saved, 50.0)
     assert 10.0 <= state.closes_s - 50.0 <= 10.0 * STEP
-    _, commands = play(state, *online("a"), came("a", 51.5, 2), Tick(52.0))
+    _, commands = play(state, *online("a"), came("a", 51.5, 2), TimePassed(52.0))
     assert DoPhase("merge", 2) in commands
 
 

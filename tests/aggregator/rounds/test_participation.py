@@ -13,7 +13,7 @@ from device_runtime.aggregator.rounds.events import (
     DevicePresent,
     DoPhase,
     Extend,
-    Fetch,
+    FetchContribution,
     Invite,
     Invited,
     PhaseDone,
@@ -21,7 +21,7 @@ from device_runtime.aggregator.rounds.events import (
     Rejected,
     Reply,
     StoreContribution,
-    Tick,
+    TimePassed,
     Update,
     Validated,
 )
@@ -112,7 +112,7 @@ def test_the_first_rounds_ask_all_and_the_next_a_cohort():
     assert (commands, state.waiting) == ([Announce(1)], set("abcdef"))
     state, commands = play(state, *(believed(device) for device in "abcde"))
     assert commands[-1] == Reply(update("e"), "accepted", "")
-    state, commands = play(state, Tick(10.0), *worked(10.0))
+    state, commands = play(state, TimePassed(10.0), *worked(10.0))
     assert commands[-2:] == [Announce(2), Invite(2, 2)]
     assert (dict(state.behind), state.waiting) == ({"f": 10.0}, set())
     state, _ = play(state, Invited(10.0, 2, ("a", "b")))
@@ -137,17 +137,17 @@ def test_a_synchronous_round_asks_for_no_more_when_one_has_answered():
 def test_an_extended_round_asks_for_as_many_as_it_does_not_wait_for():
     """a has answered, b still may: one more. c sat out in its turn: the lot may fall on it again."""
     state, commands = play(
-        asking("a", "b", rules=replace(RULES, min_contributions=2)), believed("a"), Tick(10)
+        asking("a", "b", rules=replace(RULES, min_contributions=2)), believed("a"), TimePassed(10)
     )
     assert commands[-2:] == [Extend(1, 1), Invite(1, 1)]
-    state, commands = play(state, Invited(10, 1, ("c",)), Planned(11, "c", 1, ""), Tick(20.0))
+    state, commands = play(state, Invited(10, 1, ("c",)), Planned(11, "c", 1, ""), TimePassed(20.0))
     assert commands[-2:] == [Extend(1, 1), Invite(1, 2)]  # b has let two deadlines pass
     assert not state.is_asked("c")
 
 
 def test_places_that_nobody_could_take_are_offered_to_whoever_comes():
     state, _ = play(RoundsState(replace(RULES, min_devices=1)), *online("a"), Invited(0.0, 1, ("a",)))
-    state, commands = play(state, Tick(1.0), DevicePresent(2.0, "b", 1, True, ready=False))
+    state, commands = play(state, TimePassed(1.0), DevicePresent(2.0, "b", 1, True, ready=False))
     assert commands == []
     state, commands = play(state, *online("b", now=3.0))
     assert commands == [Invite(1, 1)]
@@ -156,7 +156,7 @@ def test_places_that_nobody_could_take_are_offered_to_whoever_comes():
 
 
 def test_who_missed_a_round_is_at_work_until_it_is_heard_or_two_more_deadlines_are_over():
-    state, commands = play(asking("a", "b"), believed("a"), Tick(10.0), *worked(10.0))
+    state, commands = play(asking("a", "b"), believed("a"), TimePassed(10.0), *worked(10.0))
     assert (state.waiting, set(state.behind), invites(commands)) == (set(), {"b"}, [Invite(2, 2)])
     late, _ = play(state, Announced(11.0, update("b")))
     gone, _ = play(state, DevicePresent(11.0, "b", 1, False))
@@ -187,9 +187,9 @@ def test_a_buffered_run_keeps_as_many_at_work_as_it_may_whatever_round_they_work
 
 
 def test_a_buffered_run_that_found_too_few_looks_again_after_a_while():
-    state, commands = play(asking("a", rules=BUFFERED), Tick(RETRY_S - 0.01))
+    state, commands = play(asking("a", rules=BUFFERED), TimePassed(RETRY_S - 0.01))
     assert commands == []
-    _, commands = play(state, Tick(RETRY_S), Tick(RETRY_S + 0.1))
+    _, commands = play(state, TimePassed(RETRY_S), TimePassed(RETRY_S + 0.1))
     assert commands == [Invite(1, 1)]
 
 
@@ -208,7 +208,7 @@ def test_after_a_restart_the_cohort_is_the_same_and_others_are_asked_once_it_is_
         assert commands == (Announce(1, again=True),)
         state, commands = play(state, *online("b", "c", "a", now=500.1))
         assert (state.waiting, commands) == ({"b"}, [])
-        assert play(state, Tick(500.0 + SETTLE_S))[1] == [Invite(1, places)]
+        assert play(state, TimePassed(500.0 + SETTLE_S))[1] == [Invite(1, places)]
 
 
 DEVICES = st.sampled_from("abcde")
@@ -235,7 +235,7 @@ class Shell:
         self.state = after
         self.hold()
         for command in commands:
-            if isinstance(command, Fetch):
+            if isinstance(command, FetchContribution):
                 key = (command.update.device, command.update.round)
                 self.feed(Validated(self.now, command.update, "full" if key in self.kept else ""))
                 self.kept.add(key)
@@ -267,7 +267,7 @@ class Shell:
         name, *values = what
         if name == "tick":
             self.now += values[0]
-            self.feed(Tick(self.now))
+            self.feed(TimePassed(self.now))
             return
         device, number = values[0], self.state.round - values[1]
         if name == "present":
@@ -310,7 +310,7 @@ def test_who_was_asked_is_known_while_it_matters_and_no_longer():
 def test_who_is_at_work_on_an_old_round_is_known_to_be():
     """What it says of that round is understood."""
     state = asking("a", "b")
-    state, _ = play(state, believed("a"), Tick(10.0), *worked(10.0))
+    state, _ = play(state, believed("a"), TimePassed(10.0), *worked(10.0))
     assert dict(state.asked) == {"b": 1}
     assert dict(state.behind) == {"b": 10.0}
     state, _ = play(state, Planned(11.0, "b", 1, ""))

@@ -20,7 +20,7 @@ from device_runtime.aggregator.views.listener import (
     ContributionRefused,
     DeviceSeen,
     Finished,
-    PlanMade,
+    PlanReported,
     RoundClosed,
     RoundExtended,
 )
@@ -274,7 +274,7 @@ def test_of_a_plan_with_reasons_without_end_some_are_kept_and_told(bench, make_t
     b.join("pi-01")
     plan = {"seconds": 1.0, "memory_bytes": 1, "energy_j": 1.0, "reasons": ("a", "b" * 999, *[""] * 100_000)}
     b.say("pi-01", "plan", Plan(task=b.task.name, round=1, kind="k" * 999, **plan))
-    (told,) = b.heard(PlanMade)
+    (told,) = b.heard(PlanReported)
     assert told.reasons[:2] == ("a", "b" * (LIMIT - 3) + "...")
     assert (len(told.reasons), len(told.kind)) == (MOST_REASONS, LIMIT)
     b.say(
@@ -282,7 +282,7 @@ def test_of_a_plan_with_reasons_without_end_some_are_kept_and_told(bench, make_t
         "plan",
         Plan(task=b.task.name, round=1, kind="few-shot", **{**plan, "reasons": ("fits",)}),
     )
-    assert b.heard(PlanMade)[-1].reasons == ("fits",)
+    assert b.heard(PlanReported)[-1].reasons == ("fits",)
 
 
 def test_devices_may_fetch_models_but_not_the_updates_of_others(bench, make_task, update_of):

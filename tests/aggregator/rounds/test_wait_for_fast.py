@@ -17,14 +17,14 @@ from device_runtime.aggregator.rounds.events import (
     CommitFailed,
     DevicePresent,
     DoPhase,
-    Fetch,
+    FetchContribution,
     Invite,
     Invited,
     PhaseDone,
     Planned,
     Reply,
     StoreContribution,
-    Tick,
+    TimePassed,
     Update,
     Validated,
 )
@@ -69,7 +69,7 @@ def needs(state, device):
 
 def teaches(state, now):
     """The durations that the open round leaves, if it closes now."""
-    state, _ = play(state, Tick(now))
+    state, _ = play(state, TimePassed(now))
     assert state.phase == "merge"
     return dict(state.paces[-1])
 
@@ -118,13 +118,13 @@ def test_two_rounds_wait_for_all_and_the_third_for_the_fast():
         RoundsState(RULES), *online("a", "b", "c"), *(came(device, 3.0) for device in "abc")
     )
     assert DoPhase("merge", 1) in commands
-    state, _ = play(state, *worked(0.0), came("a", 30.0, 2), came("b", 30.0, 2), Tick(129.0))
+    state, _ = play(state, *worked(0.0), came("a", 30.0, 2), came("b", 30.0, 2), TimePassed(129.0))
     assert (state.phase, state.fast_s) == ("collect", inf)
     state, commands = play(state, came("c", 130.0, 2))
     assert DoPhase("merge", 2, tuple(sorted(classes(30, 30, 130).items()))) in commands
     state, _ = play(state, *worked(130.0))
     assert 30.0 <= state.fast_s - 130.0 <= 31.5
-    state, commands = play(state, came("a", 155.0, 3), Tick(161.6))
+    state, commands = play(state, came("a", 155.0, 3), TimePassed(161.6))
     assert commands[-1].early == "closed at 31.6 s, when the fast were done; 2 at work"
     assert state.phase == "merge"
 
@@ -152,7 +152,7 @@ def test_no_round_closes_so_early_that_an_update_made_in_time_could_not_count():
 
 def test_it_is_not_closed_before_there_are_enough_contributions():
     rules = replace(RULES, min_contributions=2)
-    state, _ = play(learnt(30, 30, 30, 140, rules=rules), came("a", 25.0, 2), Tick(60.0))
+    state, _ = play(learnt(30, 30, 30, 140, rules=rules), came("a", 25.0, 2), TimePassed(60.0))
     assert state.phase == "collect"
     state, commands = play(state, came("b", 61.0, 2))
     assert commands[-1].early == "closed at 61 s, when the fast were done; 2 at work"
@@ -165,16 +165,20 @@ def test_where_all_are_done_before_it_closes_at_once_and_nothing_is_said():
 
 
 def test_what_comes_later_counts_in_the_open_round():
-    state, _ = play(learnt(30, 30, 30, 140), came("a", 25.0, 2), Tick(40.0), *worked(40.0))
+    state, _ = play(learnt(30, 30, 30, 140), came("a", 25.0, 2), TimePassed(40.0), *worked(40.0))
     late = came("d", 85.0, 2).update
     state, commands = play(state, Announced(85.0, late), Validated(85.0, late))
     reason = "round 2 is closed, counted in round 3"
-    assert commands[:3] == [Fetch(late), StoreContribution(late, 3), Reply(late, "accepted", reason)]
+    assert commands[:3] == [
+        FetchContribution(late),
+        StoreContribution(late, 3),
+        Reply(late, "accepted", reason),
+    ]
 
 
 def test_a_device_needed_the_time_since_it_sent_its_last_update():
     """d goes from round 2's update, at 85 s, to round 3's, which opened at 40 s."""
-    state, _ = play(learnt(30, 30, 30, 140), came("a", 25.0, 2), Tick(40.0), *worked(40.0))
+    state, _ = play(learnt(30, 30, 30, 140), came("a", 25.0, 2), TimePassed(40.0), *worked(40.0))
     state, _ = play(state, came("d", 60.0, 2))
     assert needs(state, "d") == class_of(60)
     state, _ = play(state, came("d", 69.0, 3))
@@ -183,10 +187,10 @@ def test_a_device_needed_the_time_since_it_sent_its_last_update():
 
 
 def test_an_update_that_is_too_late_to_count_says_how_long_it_took_all_the_same():
-    state, _ = play(learnt(30, 30, rules=replace(RULES, rounds=99)), came("a", 25.0, 2), Tick(40.0))
+    state, _ = play(learnt(30, 30, rules=replace(RULES, rounds=99)), came("a", 25.0, 2), TimePassed(40.0))
     for number in range(3, 7):
         now = 40.0 * (number - 2)
-        state, _ = play(state, *worked(now), came("a", now + 25, number), Tick(now + 40))
+        state, _ = play(state, *worked(now), came("a", now + 25, number), TimePassed(now + 40))
     state, _ = play(state, *worked(200.0))
     _, commands = play(replace(state, rules=replace(state.rules, max_staleness=4)), came("b", 210.0, 2))
     assert commands[0].status == "late"
@@ -195,7 +199,7 @@ def test_an_update_that_is_too_late_to_count_says_how_long_it_took_all_the_same(
 
 
 def test_each_device_that_is_there_counts_once_however_many_updates_it_sends():
-    state, _ = play(learnt(30, 30, 30), came("a", 5.0, 2), came("b", 6.0, 2), Tick(40.0), *worked(40.0))
+    state, _ = play(learnt(30, 30, 30), came("a", 5.0, 2), came("b", 6.0, 2), TimePassed(40.0), *worked(40.0))
     state, _ = play(state, came("a", 48.0, 3))
     assert teaches(state, 80.0) == classes(8, 6)
     state, _ = play(state, DevicePresent(49.0, "b", 1, False))
@@ -260,11 +264,11 @@ def test_a_device_that_is_new_or_restarted_is_asked_when_it_comes():
 def test_of_a_cohort_who_is_at_work_on_an_earlier_round_is_waited_for_until_the_fast_are_done():
     rules = replace(RULES, devices_per_round=2)
     state, _ = play(RoundsState(rules, paces=(classes(30, 30, 140),) * WINDOW), *online("a", "b", "c"))
-    state, _ = play(state, Invited(0.0, 1, ("a", "c")), came("a", 25.0), Tick(40.0), *worked(40.0))
+    state, _ = play(state, Invited(0.0, 1, ("a", "c")), came("a", 25.0), TimePassed(40.0), *worked(40.0))
     assert set(state.behind) == {"c"}
     state, _ = play(state, Invited(40.0, 2, ("a", "b")), came("a", 41.0, 2), came("b", 42.0, 2))
     assert state.phase == "collect"
-    state, commands = play(state, Tick(72.0))
+    state, commands = play(state, TimePassed(72.0))
     assert commands[-1].early == "closed at 32 s, when the fast were done; 1 at work"
 
 
@@ -272,7 +276,7 @@ def test_a_round_that_a_restart_interrupted_closes_as_was_learnt_and_teaches_not
     saved = Saved(4, "collect", paces=(classes(30, 30, 30, 140),))
     state, _ = machine.resume(RULES, saved, 500.0)
     assert 30.0 <= state.fast_s - 500.0 <= 31.5
-    state, commands = play(state, *online("a", "b", now=500.0), came("a", 510.0, 4), Tick(532.0))
+    state, commands = play(state, *online("a", "b", now=500.0), came("a", 510.0, 4), TimePassed(532.0))
     assert commands[-1].durations == ()
     assert state.phase == "merge"
 
@@ -359,8 +363,8 @@ class Fleet:
         self.state, commands = machine.step(self.state, event)
         for command in commands:
             if isinstance(command, Announce):
-                self.at(self.state.closes_s, lambda: self.feed(Tick(self.now)))
-                self.at(min(self.state.fast_s, 1e9), lambda: self.feed(Tick(self.now)))
+                self.at(self.state.closes_s, lambda: self.feed(TimePassed(self.now)))
+                self.at(min(self.state.fast_s, 1e9), lambda: self.feed(TimePassed(self.now)))
                 for name in self.asked if self.state.rules.devices_per_round is None else ():
                     self.begin(name)
             elif isinstance(command, Invite):

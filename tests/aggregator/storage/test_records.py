@@ -18,7 +18,7 @@ from device_runtime.aggregator.views.listener import (
     ContributionRefused,
     DeviceSeen,
     Finished,
-    PlanMade,
+    PlanReported,
     RoundClosed,
     RoundExtended,
     RoundOpened,
@@ -94,9 +94,9 @@ def test_an_extended_round_says_who_sits_out_and_why():
     too_slow = "full needs 9.0 s of 2.7 s (compute)"
     for happening in (
         RoundOpened(1, ("full",), 3.0),
-        PlanMade("b", 1, "", 0.0, 0, 0.0, (too_slow,)),
-        PlanMade("a", 1, "", 0.0, 0, 0.0, ("full needs 4.0 s of 2.7 s (compute)",)),
-        PlanMade("a", 1, "full", 2.0, 0, 0.0, ()),
+        PlanReported("b", 1, "", 0.0, 0, 0.0, (too_slow,)),
+        PlanReported("a", 1, "", 0.0, 0, 0.0, ("full needs 4.0 s of 2.7 s (compute)",)),
+        PlanReported("a", 1, "full", 2.0, 0, 0.0, ()),
         RoundExtended(1, 3.0, 0, 1),
         RoundExtended(1, 3.0, 0, 1),
     ):
@@ -143,7 +143,7 @@ def test_the_board_counts_the_rounds_of_a_device_once_each():
     board.take(Started(TASK, "r", True, (closed(1),)), 0.0)
     board.take(RoundOpened(2, ("full",), 60.0), 5.0)
     board.take(DeviceSeen("pi-01", True, "pi-zero", 10, "onnx"), 5.0)
-    board.take(PlanMade("pi-01", 2, "full", 1.0, 1, 1.0, ("it fits", "so")), 6.0)
+    board.take(PlanReported("pi-01", 2, "full", 1.0, 1, 1.0, ("it fits", "so")), 6.0)
     assert (board.devices["pi-01"].doing, board.devices["pi-01"].why) == ("full", "it fits")
     board.take(Contributed(closed(2).contributions[0]), 7.0)
     board.take(Contributed(closed(2).contributions[0]), 7.0)

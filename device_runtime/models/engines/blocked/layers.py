@@ -29,7 +29,7 @@ from .normalisation import (
 )
 from .operators import Maps, Operators, Window
 from .pooling import max_pool, max_pool_gradient
-from .rewriting import MICROSOFT, BlockedGraph, Described, Rewriting, Rules, Shape
+from .rewriting import MICROSOFT, BlockedGraph, Described, LayerRules, Rewriting, Shape
 
 LARGEST_WINDOW = 64
 """Largest size, stride, padding and dilation of a kernel: a constant of the graph lists its places."""
@@ -43,7 +43,7 @@ def blocked_graph(onnx: bytes, shapes: Mapping[str, Shape], rows: int, block: in
     """
     if b'"layer"' not in onnx:
         return None
-    rewriting = Rewriting(onnx, shapes, Operators(rows, block), Rules(LAYERS, OPERATORS))
+    rewriting = Rewriting(onnx, shapes, Operators(rows, block), LayerRules(LAYERS, OPERATORS))
     try:
         return rewriting.result()
     except (ValueError, IndexError, ArithmeticError) as error:

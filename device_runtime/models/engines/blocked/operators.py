@@ -88,7 +88,7 @@ class Maps:
     padded: int
     height: int
     width: int
-    made: Made | None = None
+    made: BlockedConvolution | None = None
 
     @property
     def area(self) -> int:
@@ -105,7 +105,7 @@ class Maps:
 
 
 @dataclass(frozen=True)
-class Made:
+class BlockedConvolution:
     """The inputs of a blocked convolution (maps, kernel, bias; "" for none), its addend and attributes."""
 
     inputs: tuple[str, str, str]
@@ -259,7 +259,7 @@ class Operators:
         x may also be plain maps with fewer channels than a block.
         """
         source = x if isinstance(x, str) else x.name
-        made = Made((source, kernel, bias), {**window.attributes, "group": group})
+        made = BlockedConvolution((source, kernel, bias), {**window.attributes, "group": group})
         return self._run(Maps("", channels, self.wide(channels), *size), made)
 
     def affine(self, x: Maps, scale: str, shift: str = "", *, per_sample: bool) -> Maps:
@@ -274,7 +274,9 @@ class Operators:
             self.reshape(scale, count, 1, 1, 1),
             self.reshape(shift, count) if shift else "",
         )
-        return self._run(x, Made(inputs, {"kernel_shape": (1, 1), "group": count}, None, per_sample))
+        return self._run(
+            x, BlockedConvolution(inputs, {"kernel_shape": (1, 1), "group": count}, None, per_sample)
+        )
 
     def activated(self, maps: Maps, **activation: Any) -> Maps | None:
         """Fuses an activation into the convolution that makes the maps; None if that cannot be."""
@@ -290,7 +292,7 @@ class Operators:
         addend = other if made.addend is None else self.added(made.addend, other)
         return None if addend is None else self._run(maps, replace(made, addend=addend))
 
-    def _run(self, shape: Maps, made: Made) -> Maps:
+    def _run(self, shape: Maps, made: BlockedConvolution) -> Maps:
         """The maps that this convolution makes, which have the given shape."""
         inputs = made.inputs if made.inputs[2] or made.addend else made.inputs[:2]
         flat = (1, self.rows * shape.padded, shape.height, shape.width)

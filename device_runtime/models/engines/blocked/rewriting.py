@@ -62,7 +62,7 @@ class Described(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Rules:
+class LayerRules:
     """What replaces a layer's output, by name and number, and an operator of ONNX, by its kind.
 
     Each gives maps, or a value in its usual layout, or None to leave what it is given as it is.
@@ -75,7 +75,7 @@ class Rules:
 class Rewriting:
     """Rewrites a graph operator by operator; a value may exist in the usual layout, in blocks, or in both."""
 
-    def __init__(self, onnx: bytes, shapes: Mapping[str, Shape], ops: Operators, rules: Rules) -> None:
+    def __init__(self, onnx: bytes, shapes: Mapping[str, Shape], ops: Operators, rules: LayerRules) -> None:
         self.ops, self._rules = ops, rules
         self.maps: dict[str, Maps] = {}
         self.activated: dict[str, str] = {}  # maps -> the same after an activation
