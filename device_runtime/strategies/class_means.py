@@ -72,6 +72,8 @@ class ClassMeans(Strategy[ClassSums]):
     mixed_round_settings: ClassVar[Settings] = {"head": "trained"}
     statistics_alone: ClassVar[bool] = True
     compared_as: ClassVar[ComparedAs | None] = "class-means"
+    adds_up: ClassVar[bool] = True
+    summed: ClassVar[tuple[str, ...]] = ("sums", "counts")
     head: Annotated[
         Literal["normalised-means", "nearest-mean", "trained"],
         Setting("Classifier made of the means: assigned in one of two forms, or trained.", "trained"),

@@ -3,3 +3,7 @@
 
 class KindError(ValueError):
     """Raised for a kind of update that this version lacks, or settings that the kind does not take."""
+
+
+class MaskError(ValueError):
+    """Raised for a mask or a masked update that is not valid, and for a sum that cannot be opened."""

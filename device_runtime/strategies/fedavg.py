@@ -47,6 +47,7 @@ class FedAvg(TakesCodec, PartialEpochs):
     mixed_round_settings: ClassVar[Settings] = {"graded": True}
     trains_extractor: ClassVar[bool] = True
     compared_as: ClassVar[ComparedAs | None] = "change"
+    adds_up: ClassVar[bool] = True
     lr: LearningRate = 0.1
     momentum: Momentum = 0.5
     weight_decay: WeightDecay = 1e-5

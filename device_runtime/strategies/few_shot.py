@@ -58,6 +58,7 @@ class FewShot(TakesCodec, Strategy[HeadMeans]):
     mixed_round_settings: ClassVar[Settings] = {"join_base": True, "least_samples": 40}
     computes_features: ClassVar[bool] = True
     compared_as: ClassVar[ComparedAs | None] = "change"
+    adds_up: ClassVar[bool] = True
     shots: Annotated[
         int, Setting("Samples of each class drawn in each epoch.", 5, "samples", at_least=1, at_most=MOST)
     ] = 10

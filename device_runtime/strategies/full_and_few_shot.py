@@ -50,6 +50,7 @@ class FullAndFewShot(FedAvg):
     """
 
     name: ClassVar[str] = "full+few-shot"
+    adds_up: ClassVar[bool] = False
     mixed_round_settings: ClassVar[Settings] = {}
     about: ClassVar[KindInfo] = KindInfo(
         "everything, and the classifier on a few samples of each class",

@@ -168,6 +168,10 @@ class Strategy(Plugin, ABC, Generic[S]):
     """Whether an update consists of class statistics where the task asks for these."""
     compared_as: ClassVar[ComparedAs | None] = None
     """How robust rules compare its updates; None: a task with a robust rule cannot offer this kind."""
+    adds_up: ClassVar[bool] = False
+    """Whether a weighted mean of updates folds as the updates do; only then can they be masked."""
+    summed: ClassVar[tuple[str, ...]] = ()
+    """Tensors of an update that add up without a weight."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting outside its limits, or one that this kind does not take."""

@@ -42,6 +42,7 @@ class LocalZerothOrder(TakesCodec, Strategy[TensorMean]):
         "DistMeZO: Bernier 2024 (MSc thesis, Concordia), section 4.1.2",
     )
     compared_as: ClassVar[ComparedAs | None] = "change"
+    adds_up: ClassVar[bool] = True
     steps: Annotated[int, Setting("Steps in a round.", 20, "steps", at_least=1, at_most=ranges.MOST)] = 10
     num_z: Directions = 2
     eps: Distance = 1e-3

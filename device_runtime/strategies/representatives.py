@@ -93,6 +93,7 @@ class Representatives(FedAvg):
     """
 
     name: ClassVar[str] = "representatives"
+    adds_up: ClassVar[bool] = False
     mixed_round_settings: ClassVar[Settings] = {}
     own_round: ClassVar[bool] = True
     of_single_samples: ClassVar[bool] = True

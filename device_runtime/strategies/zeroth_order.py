@@ -76,6 +76,7 @@ class ZerothOrder(Strategy[MeanScalars]):
 
     name: ClassVar[str] = "zeroth-order"
     compared_as: ClassVar[ComparedAs | None] = "scalars"
+    adds_up: ClassVar[bool] = True
     about: ClassVar[KindInfo] = KindInfo(
         "nothing: measures the loss at the base and along random directions",
         "a few scalars",

@@ -177,6 +177,37 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     base: Base
 
 
+class HelperKey(msgspec.Struct, frozen=True, array_like=True):
+    """A mask helper: its name at the broker, and its public key (X25519)."""
+
+    name: str
+    key: Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
+class Masks(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """How devices mask their updates in a round (see `strategies.masking`).
+
+    capacity: the most devices in one sum, which the fixed point has room for. most_weight: an update's weight
+    is sent in parts of it, at most 1. noise_milli, clip_milli: noise multiplier and clipping norm of central
+    differential privacy, in thousandths; 0: none. alone: kinds that too few devices chose in the last round.
+    """
+
+    helpers: Annotated[tuple[HelperKey, ...], Meta(min_length=1, max_length=3)]
+    min_group: Annotated[int, Meta(ge=1, le=2**20)]
+    capacity: Annotated[int, Meta(ge=1, le=2**20)]
+    most_weight: Annotated[int, Meta(ge=1, le=2**40)]
+    noise_milli: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    clip_milli: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    alone: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
+
+
+class Mask(msgspec.Struct, frozen=True, array_like=True):
+    """The seeds of a masked update: the device's public key for it, and a tag for each helper, in order."""
+
+    key: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    tags: Annotated[tuple[Annotated[bytes, Meta(min_length=16, max_length=16)], ...], Meta(max_length=3)]
+
+
 class Offer(Message, frozen=True, array_like=True, kw_only=True):
     """`all/round`, retained, and `dn/task` in answer to a hello: a round that is open.
 
@@ -201,6 +232,8 @@ class Offer(Message, frozen=True, array_like=True, kw_only=True):
     family: tuple[Member, ...] = ()
     aside: Blob | None = None
     rare: Annotated[tuple[Label, ...], Meta(max_length=MOST_RARE)] = ()
+    masks: Masks | None = None
+    """How updates are masked; None: they are sent in the clear."""
 
     def __post_init__(self) -> None:
         if len(set(self.rare)) < len(self.rare):
@@ -298,6 +331,8 @@ class Contribution(Message, frozen=True, array_like=True, kw_only=True):
     body: bytes = b""
     blob: Blob | None = None
     form: str = ""
+    mask: Mask | None = None
+    """Of a masked update: its content is a `MaskedVector`, and its loss is part of that."""
 
 
 Status = Literal["accepted", "duplicate", "late", "refused"]
@@ -316,6 +351,51 @@ class Receipt(Message, frozen=True, array_like=True, kw_only=True):
     status: Status
     reason: str = ""
     retry_after_s: Annotated[int, Meta(ge=0, le=86_400)] = 0
+
+
+class SumSeed(msgspec.Struct, frozen=True, array_like=True):
+    """The mask of one device of a sum, and the form of the update's kind, to which the mask is bound."""
+
+    device: str
+    form: str
+    mask: Mask
+
+
+class SumRequest(Message, frozen=True, array_like=True, kw_only=True):
+    """`dn/sum`: asks a mask helper for the sum of the masks of a set of devices.
+
+    All of them sent updates of `kind` for `round`. `at`: the helper's place among the helpers of the offer.
+    `values` and `sums` are the lengths of the vector. Exactly one of `body` and `blob` is given: the encoded
+    tuple of SumSeed. A request with the same `id` is the same request.
+    """
+
+    id: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    task: str
+    run: str
+    round: int
+    kind: str
+    at: Annotated[int, Meta(ge=0, le=2)]
+    min_group: Annotated[int, Meta(ge=1, le=2**20)]
+    values: Annotated[int, Meta(ge=0, le=2**31)]
+    sums: Annotated[int, Meta(ge=0, le=2**31)]
+    noise_milli: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    clip_milli: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    exponents: tuple[tuple[int, int], ...] = ()
+    """With noise: how many values there are of each fixed-point exponent, in order."""
+    body: bytes = b""
+    blob: Blob | None = None
+
+
+class SumAnswer(Message, frozen=True, array_like=True, kw_only=True):
+    """`up/sum`: a helper's answer to a SumRequest: the sum of masks (`MaskedVector`), or why there is none.
+
+    Exactly one of `body`, `blob` and `refusal` is given.
+    """
+
+    id: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    body: bytes = b""
+    blob: Blob | None = None
+    refusal: str = ""
 
 
 class Get(Message, frozen=True, array_like=True, kw_only=True):

@@ -2,12 +2,13 @@
 
 fl/v1/all/round/{task}                  offer, retained
 fl/v1/d/{id}/up/state                   presence, retained, last will
-fl/v1/d/{id}/up/{hello|plan|contribution|c|get|trial}
+fl/v1/d/{id}/up/{hello|plan|contribution|c|get|sum|trial}
 fl/v1/d/{id}/up/block/{sha}/{N}         blocks of an upload
-fl/v1/d/{id}/dn/{task|n|receipt|get}
+fl/v1/d/{id}/dn/{task|n|receipt|get|sum}
 fl/v1/d/{id}/dn/block/{sha}/{N}         blocks of a download
 
-Compact contributions go to `up/c`, compact offers to `dn/n` (see `compact_round`).
+Compact contributions go to `up/c`, compact offers to `dn/n` (see `compact_round`). Mask helpers get requests
+on `dn/sum`, and answer on `up/sum`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OFFERS = f"{ROOT}/all/round/+"
 """The offers of every task."""
 FROM_DEVICES = f"{ROOT}/d/+/up/#"
 CONTRIBUTIONS = f"{ROOT}/d/+/up/contribution"
-UP = ("state", "hello", "plan", "contribution", "c", "get", "block/+/+", "trial")
+UP = ("state", "hello", "plan", "contribution", "c", "get", "sum", "block/+/+", "trial")
 """What a device may write on its own branch; `trial` is written by `doctor`, and nobody reads it."""
 ALL_BUT_CONTRIBUTIONS = tuple(f"{ROOT}/d/+/up/{leaf}" for leaf in UP if leaf != "contribution")
 """All topics of devices but contributions, for an aggregator whose workers subscribe to those."""

@@ -1,0 +1,254 @@
+"""Converts updates to vectors of integers, and a sum of such vectors to one update that stands for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isnan, nan
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.errors import MaskError
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.statistics import class_statistics, kind_statistics
+from device_runtime.strategies.statistics.class_statistics import Statistics
+from device_runtime.strategies.statistics.class_sums import ClassSums
+from device_runtime.strategies.training.device_half import TrainedUpdate
+
+from .layout import (
+    CHECKS,
+    COUNTS,
+    LOSS,
+    LOSS_KNOWN,
+    MOMENT_COUNTS,
+    MOMENT_SUMS,
+    MOMENTS,
+    RIGHT,
+    SUMS,
+    SumLayout,
+)
+from .masks import MaskedVector
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """An update to mask: the kind that made it, and the weight that counts as 1 in the sum.
+
+    most_weight: in samples; a larger weight counts as this one.
+    """
+
+    update: TrainedUpdate
+    strategy: AnyStrategy
+    most_weight: int
+
+    @property
+    def share(self) -> float:
+        """The update's weight in parts of `most_weight`, at most 1."""
+        return weight_share(self.strategy.weight(self.update), self.most_weight)
+
+
+def weight_share(weight: float, most_weight: int) -> float:
+    """A weight in samples in parts of `most_weight`, at most 1."""
+    return min(1.0, weight / most_weight)
+
+
+def write(weighed: Weighed, layout: SumLayout, most_norm: float = 0.0) -> tuple[MaskedVector, str]:
+    """The integers of an update, and what was shortened so that it fits; "" for nothing.
+
+    most_norm: bound on the Euclidean norm of all changes together; 0: none. Raises MaskError for an update
+    with numbers that are not finite, or without a tensor of the layout.
+    """
+    vector = MaskedVector.zeros(layout.values, layout.numbers)
+    changes = _changes(weighed.update.tensors, layout)
+    factor = _shortening(changes, layout, most_norm)
+    at = 0
+    for part, change in zip(layout.tensors, changes, strict=True):
+        scaled = change.ravel() * (factor * weighed.share * 2.0**part.exponent)
+        vector.values[at : at + part.size] = np.rint(scaled).astype(np.int64).astype(np.uint32)
+        at += part.size
+    vector.values[at:] = 1
+    _write_sums(vector.sums, weighed, layout)
+    return vector, f"its changes were shortened to {factor:.3g} of their length" if factor < 1 else ""
+
+
+def _changes(tensors: Tensors, layout: SumLayout) -> list[NDArray[np.float64]]:
+    changes = []
+    for part in layout.tensors:
+        if part.name not in tensors or tensors[part.name].shape != part.shape:
+            found = tensors[part.name].shape if part.name in tensors else "missing"
+            raise MaskError(f"{part.name} is {found}, expected {part.shape}")
+        change = tensors[part.name].astype(np.float64)
+        change = change if part.base is None else change - part.base
+        if not np.isfinite(change).all():
+            raise MaskError(f"{part.name} has non-finite values")
+        changes.append(change)
+    return changes
+
+
+def _shortening(changes: list[NDArray[np.float64]], layout: SumLayout, most_norm: float) -> float:
+    """The factor, at most 1, by which all changes are shortened to keep the bounds."""
+    factor = 1.0
+    for part, change in zip(layout.tensors, changes, strict=True):
+        factor = min(factor, part.bound / max(part.bound, float(np.abs(change).max(initial=0.0))))
+    if most_norm:
+        length = float(np.sqrt(sum(float(np.square(change).sum()) for change in changes)))
+        factor = min(factor, most_norm / max(most_norm, length))
+    return factor
+
+
+def _write_sums(into: NDArray[np.uint64], weighed: Weighed, layout: SumLayout) -> None:
+    """The numbers beside the weights: each in parts of `most_weight`."""
+    numbers = _numbers(weighed, layout)
+    at = 0
+    for part in layout.sums:
+        found, limit = np.asarray(numbers[part.name], np.float64), 2.0**part.bound_bits
+        scaled = np.clip(found.ravel(), -limit, limit) * 2.0**part.exponent
+        if not np.isfinite(scaled).all():
+            raise MaskError(f"{part.name} has non-finite values")
+        into[at : at + part.size] = np.rint(scaled).astype(np.int64).astype(np.uint64)
+        at += part.size
+
+
+def _numbers(weighed: Weighed, layout: SumLayout) -> Mapping[str, Any]:
+    update, most = weighed.update, weighed.most_weight
+    known = not isnan(update.train_loss)
+    found: dict[str, Any] = {
+        LOSS: weighed.share * update.train_loss if known else 0.0,
+        LOSS_KNOWN: weighed.share if known else 0.0,
+    }
+    found |= {name: update.tensors[name] / most for name in weighed.strategy.summed if name in update.tensors}
+    statistics = _statistics(weighed, layout)
+    if statistics is not None:
+        upper = statistics.moments[np.triu_indices(len(statistics.moments))]
+        found |= {
+            SUMS: statistics.sums.sums / most,
+            COUNTS: statistics.sums.counts / most,
+            RIGHT: statistics.right / most,
+            MOMENT_SUMS: statistics.moment_sums.sums / most,
+            MOMENT_COUNTS: statistics.moment_sums.counts / most,
+            MOMENTS: upper / most,
+        }
+    return found
+
+
+def _statistics(weighed: Weighed, layout: SumLayout) -> Statistics | None:
+    """The update's class statistics, scaled to all samples that they stand for; zeros if it has none."""
+    if layout.statistics is None:
+        return None
+    update, strategy = weighed.update, weighed.strategy
+    shape = next(part.shape for part in layout.sums if part.name == SUMS)
+    _, sent = class_statistics.split_statistics(update.tensors)
+    if not sent:
+        return Statistics.none(shape[0], shape[1])
+    found = class_statistics.decode(sent, (shape[0], shape[1]))
+    if class_statistics.is_from_site(sent):
+        return found
+    counted = float(found.sums.counts.sum())
+    times = kind_statistics.samples_per_measured(strategy, update.num_examples, counted)
+    return found if times == 1 else found.standing_for(times)
+
+
+@dataclass(frozen=True)
+class SummedGroup:
+    """What is known of the devices of a sum in the clear.
+
+    devices: their number. share: the sum of their weights, in parts of `most_weight`. num_examples: the sum
+    of their samples.
+    """
+
+    devices: int
+    share: float
+    num_examples: int
+    most_weight: int
+
+
+@dataclass(frozen=True)
+class OpenedSum:
+    """The mean of a group's updates, and the sum of their class statistics (None: they have none)."""
+
+    update: TrainedUpdate
+    statistics: Statistics | None
+
+
+def read(total: MaskedVector, layout: SumLayout, group: SummedGroup, strategy: AnyStrategy) -> OpenedSum:
+    """One update that stands for all devices of a sum, after its masks were subtracted.
+
+    Raises MaskError where the sum cannot be one of so many updates: a helper's answer was wrong.
+    """
+    values, sums = total.values.view(np.int32), total.sums.view(np.int64)
+    checks = values[len(values) - CHECKS :]
+    if not (checks == group.devices).all():
+        raise MaskError(f"the sum is of {checks.tolist()} devices, expected {group.devices} four times")
+    tensors = dict(_means(values, layout, group))
+    numbers = dict(_read_sums(sums, layout, group))
+    most = group.most_weight
+    for name in strategy.summed:
+        if name in numbers:
+            tensors[name] = np.asarray(numbers[name] * most, np.float64)
+    known = float(numbers[LOSS_KNOWN][0])
+    loss = float(numbers[LOSS][0]) / known if known > 0 else nan
+    update = TrainedUpdate(strategy.name, tensors, group.num_examples, loss, strategy.variant)
+    return OpenedSum(update, _read_statistics(numbers, layout, most))
+
+
+def _means(
+    values: NDArray[np.int32], layout: SumLayout, group: SummedGroup
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    at = 0
+    for part in layout.tensors:
+        total = values[at : at + part.size].astype(np.float64).reshape(part.shape) * 2.0**-part.exponent
+        most = group.devices * part.bound * (1 + 1e-6)
+        if (np.abs(total) > most).any():
+            worst = float(np.abs(total).max())
+            raise MaskError(
+                f"the sum of {part.name} holds {worst:.4g}, {group.devices} devices make {most:.4g}"
+            )
+        mean = total / group.share
+        yield part.name, (mean if part.base is None else part.base + mean).astype(np.float32)
+        at += part.size
+
+
+def _read_sums(
+    sums: NDArray[np.int64], layout: SumLayout, group: SummedGroup
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    at = 0
+    for part in layout.sums:
+        found = sums[at : at + part.size].astype(np.float64).reshape(part.shape) * 2.0**-part.exponent
+        most = group.devices * 2.0**part.bound_bits * (1 + 1e-6)
+        if (np.abs(found) > most).any():
+            worst = float(np.abs(found).max())
+            raise MaskError(
+                f"the sum of {part.name} holds {worst:.4g}, {group.devices} devices make {most:.4g}"
+            )
+        yield part.name, found
+        at += part.size
+
+
+def _check_possible(name: str, total: NDArray[np.float64], bound: float, group: SummedGroup) -> None:
+    """Raises MaskError where a sum is larger than so many devices can make; under a wrong mask it is."""
+    most = group.devices * bound * (1 + 1e-6)
+    if (np.abs(total) > most).any():
+        worst = float(np.abs(total).max())
+        raise MaskError(
+            f"the sum of {name} holds {worst:.4g}, {group.devices} devices make {most:.4g} at most"
+        )
+
+
+def _read_statistics(
+    numbers: Mapping[str, NDArray[np.float64]], layout: SumLayout, most: int
+) -> Statistics | None:
+    if layout.statistics is None:
+        return None
+    sums = ClassSums(most * numbers[SUMS], np.rint(most * numbers[COUNTS]))
+    none = Statistics.none(*sums.sums.shape)
+    right = np.rint(most * numbers[RIGHT]) if RIGHT in numbers else none.right
+    if MOMENTS not in numbers:
+        return Statistics(sums, none.moment_sums, none.moments, right)
+    upper = none.moments
+    upper[np.triu_indices(len(upper))] = most * numbers[MOMENTS]
+    moments = np.triu(upper) + np.triu(upper, 1).T
+    of_moments = ClassSums(most * numbers[MOMENT_SUMS], np.rint(most * numbers[MOMENT_COUNTS]))
+    return Statistics(sums, of_moments, moments, right)

@@ -1,0 +1,49 @@
+from dataclasses import replace
+
+import pytest
+from nacl.bindings import crypto_scalarmult_base
+
+from device_runtime.strategies.errors import MaskError
+from device_runtime.strategies.masking.seeds import MaskPurpose, seal, unseal
+
+HELPERS = (b"\x11" * 32, b"\x22" * 32)
+PUBLIC = [crypto_scalarmult_base(secret) for secret in HELPERS]
+PURPOSE = MaskPurpose("digits", "run-1", 3, "full", "", "pi-7", 5)
+
+
+def test_each_helper_derives_the_seed_of_the_device_and_no_other():
+    mask, seeds = seal(b"\x33" * 32, PUBLIC, PURPOSE)
+    assert [unseal(secret, mask, at, PURPOSE) for at, secret in enumerate(HELPERS)] == list(seeds)
+    assert len(set(seeds)) == 2
+    with pytest.raises(MaskError, match="the mask of pi-7 is not for this helper"):
+        unseal(HELPERS[0], mask, 1, PURPOSE)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"task": "speech"},
+        {"run": "run-2"},
+        {"round": 4},
+        {"kind": "peft"},
+        {"form": "bias"},
+        {"device": "pi-8"},
+        {"min_group": 1},
+        {"noise_milli": 1},
+        {"clip_milli": 1000},
+    ],
+)
+def test_a_seed_is_refused_for_any_other_purpose(other):
+    mask, _ = seal(b"\x33" * 32, PUBLIC, PURPOSE)
+    with pytest.raises(MaskError, match="not for this helper, or not for"):
+        unseal(HELPERS[0], mask, 0, replace(PURPOSE, **other))
+
+
+def test_purposes_whose_texts_join_alike_are_told_apart():
+    one, other = replace(PURPOSE, task="ab", run="c"), replace(PURPOSE, task="a", run="bc")
+    assert one.encoded() != other.encoded()
+
+
+def test_a_helper_key_that_is_no_point_is_refused():
+    with pytest.raises(MaskError, match="not a valid key for a mask"):
+        seal(b"\x33" * 32, [bytes(32)], PURPOSE)

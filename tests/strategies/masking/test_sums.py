@@ -1,0 +1,179 @@
+from dataclasses import replace
+from math import isnan, nan
+
+import numpy as np
+import pytest
+
+from device_runtime.broker.wire.messages import HelperKey, Masks
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.errors import MaskError
+from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.masking import sums
+from device_runtime.strategies.masking.layout import CHECKS, layout_of
+from device_runtime.strategies.masking.masks import MaskedVector
+from device_runtime.strategies.masking.sums import SummedGroup, Weighed
+from device_runtime.strategies.statistics import class_statistics, kind_statistics
+from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
+from device_runtime.strategies.zeroth_order import ZerothOrder
+
+MASKS = Masks(helpers=(HelperKey("a", b"\x01" * 32),), min_group=2, capacity=64, most_weight=100)
+
+
+def summed(strategy, updates, layout, masks=MASKS):
+    total = MaskedVector.zeros(layout.values, layout.numbers)
+    for at, update in enumerate(updates):
+        vector, _ = sums.write(Weighed(update, strategy, masks.most_weight), layout)
+        vector.add_masks([bytes([at]) * 32])
+        total.add(vector)
+    for at in range(len(updates)):
+        mask = MaskedVector.zeros(layout.values, layout.numbers)
+        mask.add_masks([bytes([at]) * 32])
+        total.subtract(mask)
+    return total
+
+
+def group_of(updates, masks=MASKS):
+    share = sum(update.num_examples for update in updates) / masks.most_weight
+    return SummedGroup(len(updates), share, sum(update.num_examples for update in updates), masks.most_weight)
+
+
+def full_updates(round_model, sizes=(10, 30, 60)):
+    rng = np.random.default_rng(1)
+    return [
+        TrainedUpdate(
+            "full",
+            {
+                name: (w + rng.normal(0, 0.1, w.shape)).astype(np.float32)
+                for name, w in round_model.weights.items()
+            },
+            size,
+            float(size) / 10,
+        )
+        for size in sizes
+    ]
+
+
+def test_the_sum_of_masked_updates_is_their_weighted_mean(round_model):
+    strategy, updates = FedAvg(), full_updates(round_model)
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    opened = sums.read(summed(strategy, updates, layout), layout, group_of(updates), strategy)
+    state = strategy.start(round_model)
+    for update in updates:
+        state = strategy.fold(state, update, update.num_examples)
+    clear = strategy.finish(state, round_model).mean.mean()
+    off = np.sqrt(sum(np.square(opened.update.tensors[name] - clear[name]).sum() for name in clear))
+    size = np.sqrt(sum(np.square(clear[name]).sum() for name in clear))
+    assert off / size < 1e-6
+    assert opened.update.num_examples == 100
+    assert opened.update.train_loss == pytest.approx((10 * 1 + 30 * 3 + 60 * 6) / 100)
+    assert opened.statistics is None
+
+
+def test_a_loss_that_no_device_knows_stays_unknown(round_model):
+    strategy = FedAvg()
+    updates = [replace(update, train_loss=nan) for update in full_updates(round_model)]
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    opened = sums.read(summed(strategy, updates, layout), layout, group_of(updates), strategy)
+    assert isnan(opened.update.train_loss)
+
+
+def test_zeroth_order_scalars_are_averaged(round_model):
+    strategy = ZerothOrder(num_z=2)
+    updates = [
+        TrainedUpdate(strategy.name, {"g": np.array(g, np.float32)}, n, 0.5)
+        for g, n in (((1.0, -2.0), 10), ((3.0, 2.0), 30))
+    ]
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    opened = sums.read(summed(strategy, updates, layout), layout, group_of(updates), strategy)
+    np.testing.assert_allclose(opened.update.tensors["g"], [2.5, 1.0], atol=1e-3)
+
+
+def test_class_sums_and_counts_add_up(round_model):
+    strategy, labels = ClassMeans(), len(round_model.manifest.labels)
+    width = round_model.manifest.head.features
+    updates = []
+    for seed, n in ((1, 3), (2, 5)):
+        counts = np.zeros(labels, np.int32)
+        counts[seed] = n
+        features = np.zeros((labels, width), np.float32)
+        features[seed] = n * seed * 1.25
+        updates.append(TrainedUpdate(strategy.name, {"sums": features, "counts": counts}, n, nan))
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    found = sums.read(summed(strategy, updates, layout), layout, group_of(updates), strategy).update.tensors
+    assert found["counts"][:4].tolist() == pytest.approx([0, 3, 5, 0])
+    np.testing.assert_allclose(found["sums"][2], 12.5, rtol=1e-9)
+
+
+def test_class_statistics_add_up_as_in_the_clear(model, digits, run):
+    asked = ClassStatistics()
+    strategy = kind_statistics.with_class_statistics(FedAvg(epochs=1), asked)
+    updates = [
+        kind_statistics.train(strategy, model, LocalData(digits.x[part], digits.y[part]), run(f"pi-{at}"))
+        for at, part in enumerate((slice(0, 80), slice(80, 240)))
+    ]
+    masks = Masks(helpers=MASKS.helpers, min_group=2, capacity=2, most_weight=200)
+    layout = layout_of(strategy, model.manifest, model.weights, masks)
+    opened = sums.read(summed(strategy, updates, layout, masks), layout, group_of(updates, masks), strategy)
+    shape = class_statistics.shape_of(asked, model.manifest)
+    clear = class_statistics.Statistics.none(*shape)
+    for update in updates:
+        clear = clear.add(
+            class_statistics.decode(class_statistics.split_statistics(update.tensors)[1], shape)
+        )
+    assert opened.statistics.sums.counts.tolist() == clear.sums.counts.tolist()
+    np.testing.assert_allclose(opened.statistics.sums.sums, clear.sums.sums, atol=1e-6)
+    np.testing.assert_allclose(opened.statistics.moments, clear.moments, atol=1e-5)
+
+
+def test_a_change_beyond_its_bound_shortens_the_whole_update(round_model):
+    strategy = FedAvg()
+    [update] = full_updates(round_model, sizes=(100,))
+    name = next(iter(update.tensors))
+    update = replace(update, tensors={**update.tensors, name: update.tensors[name] + np.float32(1000)})
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    _, note = sums.write(Weighed(update, strategy, 100), layout)
+    assert note.startswith("its changes were shortened to 0.0")
+
+
+def test_a_norm_bound_holds_for_all_changes_together(round_model):
+    strategy = FedAvg()
+    [update] = full_updates(round_model, sizes=(100,))
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    vector, _ = sums.write(Weighed(update, strategy, 100), layout, most_norm=0.25)
+    opened = sums.read(vector, layout, SummedGroup(1, 1.0, 100, 100), strategy)
+    change = sum(
+        float(np.square(opened.update.tensors[name] - base, dtype=np.float64).sum())
+        for name, base in round_model.weights.items()
+    )
+    assert change**0.5 == pytest.approx(0.25, rel=1e-3)
+
+
+def test_a_sum_with_a_wrong_mask_is_refused(round_model):
+    strategy, updates = FedAvg(), full_updates(round_model)
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    total = summed(strategy, updates, layout)
+    total.add_masks([b"\x77" * 32])
+    with pytest.raises(MaskError, match="devices, expected 3 four times"):
+        sums.read(total, layout, group_of(updates), strategy)
+
+
+def test_a_sum_that_is_wrong_in_some_values_is_refused(round_model):
+    strategy, updates = FedAvg(), full_updates(round_model)
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    total = summed(strategy, updates, layout)
+    wrong = MaskedVector.zeros(layout.values, layout.numbers)
+    wrong.add_masks([b"\x77" * 32])
+    total.values[:-CHECKS] += wrong.values[:-CHECKS]
+    with pytest.raises(MaskError, match=r"holds .*, 3 devices make"):
+        sums.read(total, layout, group_of(updates), strategy)
+
+
+def test_an_update_that_is_not_finite_is_refused(round_model):
+    strategy = FedAvg()
+    [update] = full_updates(round_model, sizes=(100,))
+    name = next(iter(update.tensors))
+    update.tensors[name].ravel()[0] = np.inf
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    with pytest.raises(MaskError, match=f"{name} has non-finite values"):
+        sums.write(Weighed(update, strategy, 100), layout)
