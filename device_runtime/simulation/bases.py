@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -65,6 +65,7 @@ class BaseVersion:
     aside: the round in which the tensors sent with the bases last changed; 0: there are none.
     aside_bytes: the bytes of those tensors.
     width: the number of scalars of the last step.
+    alone: kinds of which the round before opened no masked sum, as in an offer.
     """
 
     parts: Mapping[str, tuple[int, ...]]
@@ -76,6 +77,7 @@ class BaseVersion:
     aside: int = 0
     aside_bytes: int = 0
     width: int = 0
+    alone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,16 +143,20 @@ class BaseHistory:
         """The tensors of all bases that are kept, under the keys that jobs use."""
         return dict(named for base in self._kept.values() for named in base.named())
 
-    def advance(self, number: int, merged: Merged) -> RoundBase:
-        """Adds the base of the round after `number`, and returns it."""
+    def advance(self, number: int, merged: Merged, alone: tuple[str, ...] = ()) -> RoundBase:
+        """Adds the base of the round after `number`, and returns it; `alone` as in its version."""
         old, version = self._kept[number], self._history[number - 1]
         carried = merged.carried
         rare = closed_form.rarest_classes(carried.memory.get(closed_form.MEMORY, NO_TENSORS))
         new = RoundBase(number + 1, merged.base, carried.family, carried.aside, rare)
         steps = merged.steps if merged.replayable else None
         self._kept[number + 1] = new
-        self._history.append(self._next(version, old, new, steps))
+        self._history.append(replace(self._next(version, old, new, steps), alone=alone))
         return new
+
+    def alone(self, number: int) -> tuple[str, ...]:
+        """The kinds of which the round before `number` opened no masked sum."""
+        return self._history[number - 1].alone
 
     def _next(
         self, version: BaseVersion, old: RoundBase, new: RoundBase, steps: tuple[Step, ...] | None

@@ -33,6 +33,7 @@ from .clock.asking import PendingUpdate
 from .data import DataSet
 from .executors.job import Executor, FailedJob, TrainingJob, aside_key, base_key
 from .ledger import RoundFigures, RunLedger
+from .masked_sums import SimulatedSums
 from .records import RunObserver
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,10 @@ Evaluate = Callable[[int, Tensors, Tensors], RoundFigures]
 
 @dataclass(frozen=True)
 class LearningTools:
-    """What `ModelState` learns with; `server`: what kinds of update may use on the aggregator."""
+    """What `ModelState` learns with.
+
+    server: what kinds of update may use on the aggregator. sums: where updates are masked; else None.
+    """
 
     server: ServerTools
     executor: Executor
@@ -51,6 +55,7 @@ class LearningTools:
     ledger: RunLedger
     watch: RunObserver
     keep: Callable[[Checkpoint], None] = lambda _: None
+    sums: SimulatedSums | None = None
 
 
 class ModelState:
@@ -79,6 +84,7 @@ class ModelState:
         self._kept: list[PendingUpdate] = []
         self._counted: dict[str, int] = {}
         self._figures = RoundFigures()
+        self._unopened = 0
         self._closed_form: Tensors = NO_TENSORS
         self._scores: tuple[float, ...] = ()
         self._progress = Progress()
@@ -97,6 +103,7 @@ class ModelState:
             return
         flights = sorted(self._kept, key=lambda f: (self._order[f.kind], f.device, f.round))
         self._kept = []
+        flights, alone = self._summed(number, flights, now)
         server, weights = self._tools.server, self._bases.of(number).weights
         model = RoundModel(server.manifest(), weights, number, self._task.round_seed(number), tools=server)
         folding = Folding(self._kinds, model, self._carried, self._task.server)
@@ -110,7 +117,19 @@ class ModelState:
         if note:
             log.warning("round %d: %s", number, note)
         self.served, self._carried, self._closed_form = merged.served, merged.carried, merged.closed_form
-        self._bases.advance(number, merged)
+        self._bases.advance(number, merged, alone)
+
+    def _summed(
+        self, number: int, flights: list[PendingUpdate], now: float
+    ) -> tuple[list[PendingUpdate], tuple[str, ...]]:
+        """The updates that are in opened sums, and the kinds of which none is; all and none without masks."""
+        if self._tools.sums is None:
+            return flights, ()
+        divided = self._tools.sums.divide(number, flights)
+        self._unopened = len(divided.unopened)
+        for flight in divided.unopened:
+            self._tools.ledger.ended(flight, "unopened", now, why=self._tools.sums.reason)
+        return divided.opened, divided.alone
 
     def _since(self, number: int) -> dict[str, float]:
         """The rounds since each device's previous counted update, divided by its updates in this round.
@@ -156,7 +175,7 @@ class ModelState:
                     continue
                 self._memories |= left
                 self._tools.watch.trained(job, sent)
-                yield flight, sent
+                yield flight, self._tools.sums.bounded(sent, flight, base) if self._tools.sums else sent
 
     def _as_sent(
         self, made: TrainedUpdate, flight: PendingUpdate, base: Tensors
@@ -223,7 +242,10 @@ class ModelState:
             self._tools.keep(
                 Checkpoint(number, bases.kept(), bases.history, self.served, kept, self._scores, self._best)
             )
-        return self._figures
+        if self._tools.sums is None:
+            return self._figures
+        spent = self._tools.sums.spent(number)
+        return replace(self._figures, unopened=self._unopened, central_epsilon=spent)
 
     def _note_score(self, number: int, trained: bool) -> None:
         """Notes the score of the round's model; keeps the best model where the run is to end with it."""

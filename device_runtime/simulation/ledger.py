@@ -25,6 +25,8 @@ class RoundFigures:
     closed_form_eval_acc_by_class: tuple[float, ...] = ()
     metric: str = ACCURACY
     eval_metrics: dict[str, float] = field(default_factory=dict)
+    unopened: float = nan
+    central_epsilon: float = nan
 
     def as_closed_form(self) -> RoundFigures:
         """The same figures of a served model that has the closed-form head."""
@@ -145,4 +147,6 @@ def summarise(
         closed_form_eval_acc_by_class=figures.closed_form_eval_acc_by_class,
         metric=figures.metric,
         eval_metrics=figures.eval_metrics,
+        unopened=figures.unopened,
+        central_epsilon=figures.central_epsilon,
     )

@@ -12,7 +12,7 @@ from device_runtime.strategies.training.device_half import TrainedUpdate
 from .executors.job import TrainingJob
 
 LostReason = Literal["crashed", "dropped out", "sat out"]
-AskOutcome = LostReason | Literal["counted", "late", "refused", "unheard"]
+AskOutcome = LostReason | Literal["counted", "late", "refused", "unheard", "unopened"]
 """The fate of a device that was asked for an update.
 
 counted: its update counted.
@@ -22,6 +22,7 @@ crashed: its process died or its battery ran empty.
 dropped out: it left for good.
 sat out: no form fitted.
 unheard: the run ended first.
+unopened: its masked update was in a sum of too few devices.
 """
 
 
@@ -81,6 +82,8 @@ class SimulatedRound:
     asked twice.
     participants: the number of devices whose update counts.
     staleness: the mean number of rounds by which these updates were behind.
+    unopened: the number of masked updates that were in sums of too few devices; nan without masks.
+    central_epsilon: what central noise has spent of the privacy budget so far; nan without.
     """
 
     round: int
@@ -110,6 +113,8 @@ class SimulatedRound:
     closed_form_eval_acc_by_class: tuple[float, ...] = ()
     metric: str = ACCURACY
     eval_metrics: dict[str, float] = field(default_factory=dict)
+    unopened: float = nan
+    central_epsilon: float = nan
 
 
 class RunObserver(Protocol):

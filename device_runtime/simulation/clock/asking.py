@@ -156,9 +156,14 @@ class DeviceSampler:
         return PendingUpdate(device, name, group, number, opening.now, kind, strategy, line, samples)
 
     def _offered(self, number: int, members: tuple[str, ...]) -> tuple[AnyStrategy, ...]:
-        """The kinds of round `number` for a device that trains only these members of a family; (): any."""
+        """The kinds of round `number` for a device that trains only these members of a family; (): any.
+
+        Kinds that were alone in the round before come last: a device takes another one that fits.
+        """
         if self._kinds[0] != number:
-            self._kinds = number, {(): tuple(kind.strategy for kind in self._task.offered(number))}
+            alone = self._bases.alone(number)
+            offered = sorted(self._task.offered(number), key=lambda kind: kind.name in alone)
+            self._kinds = number, {(): tuple(kind.strategy for kind in offered)}
         by_members = self._kinds[1]
         if members not in by_members:
             limited = (_only(kind, members) for kind in by_members[()])

@@ -55,7 +55,7 @@ class ComparisonTerms:
     A point is the least that all runs reached: virtual seconds, rounds, joules, bytes up and down. Energy and
     bytes of `centralised` do not count, because no fleet spent them.
     metric: the name of the metric by which models are judged, which figures call accuracy; metrics: the names
-    of further ones.
+    of further ones. masked: whether updates are masked in any run; noisy: whether sums have central noise.
     """
 
     at_s: float
@@ -66,6 +66,8 @@ class ComparisonTerms:
     bytes: float = 0.0
     metric: str = ACCURACY
     metrics: tuple[str, ...] = ()
+    masked: bool = False
+    noisy: bool = False
 
     def point(self, axis: Axis) -> float:
         """The point on this axis."""
@@ -80,6 +82,8 @@ class RunFigures:
     bytes_after_first: bytes up and down without the first download of each device.
     forward_passes: compute in F.
     learning_efficiency: per second of local training.
+    unopened: the share of masked updates that were in sums of too few devices; nan without masks.
+    central_epsilon: spent by central noise; nan without.
     """
 
     acc_at_equal_time: float
@@ -100,6 +104,8 @@ class RunFigures:
     learning_efficiency: float
     forward_passes: float
     passes_analytic: float
+    unopened: float = nan
+    central_epsilon: float = nan
 
 
 @dataclass(frozen=True)
@@ -140,6 +146,8 @@ def terms(runs: Sequence[FinishedRun], devices: int, target: float | None) -> Co
         bytes=_least(fleets, "bytes"),
         metric=" or ".join(sorted({line.metric for line in judged})) or ACCURACY,
         metrics=tuple(dict.fromkeys(name for line in judged for name in line.eval_metrics)),
+        masked=any(not isnan(line.unopened) for run in runs for line in run.rounds),
+        noisy=any(not isnan(line.central_epsilon) for run in runs for line in run.rounds),
     )
 
 
@@ -184,7 +192,15 @@ def figures(run: FinishedRun, at: ComparisonTerms) -> RunFigures:
         learning_efficiency=learning_efficiency(curve.best, trained_s),
         forward_passes=sum(line.forward_passes for line in rounds),
         passes_analytic=_passes_by_formula(run),
+        unopened=_unopened(run),
+        central_epsilon=rounds[-1].central_epsilon if rounds else nan,
     )
+
+
+def _unopened(run: FinishedRun) -> float:
+    unopened = sum(line.unopened for line in run.rounds)
+    arrived = unopened + sum(run.tally.counted.values())
+    return unopened / arrived if arrived else nan
 
 
 def _bytes_by_formula(run: FinishedRun) -> float:

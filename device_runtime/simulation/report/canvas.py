@@ -39,6 +39,7 @@ KINDS = {
 }
 FATES = {
     "late": "#9aa4af",
+    "unopened": "#c2a878",
     "crashed": "#3f4954",
     "dropped out": "#6b7682",
     "refused": "#d55e00",
@@ -97,7 +98,9 @@ def outcomes(found: set[str]) -> list[str]:
     kinds = [kind for kind in KINDS if kind in found]
     others = sorted(found - KINDS.keys() - FATES.keys())
     fates = [
-        fate for fate in ("late", "unheard", "sat out", "dropped out", "crashed", "refused") if fate in found
+        fate
+        for fate in ("unopened", "late", "unheard", "sat out", "dropped out", "crashed", "refused")
+        if fate in found
     ]
     return [*kinds, *others, *fates]
 

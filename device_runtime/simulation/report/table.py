@@ -36,6 +36,8 @@ POINTS: Units = (("points", 0.01),)
 SIGNED: Units = (("signed", 1.0),)
 """Percentage points: cells have a sign in place of the unit, which the table's title names."""
 PASSES: Units = (("TF", 1e12), ("GF", 1e9), ("MF", 1e6), ("kF", 1e3), ("F", 1.0))
+UNOPENED = "masked updates in sums of too few devices, of those that came in time and were valid"
+CENTRAL = "by central noise, on all that one device sent"
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def learning_rows(at: ComparisonTerms) -> tuple[TableRow, ...]:
             if percent
             else ()
         ),
+        *((TableRow("unopened", "updates not opened", UNOPENED, PERCENT, -1),) if at.masked else ()),
+        *((TableRow("central_epsilon", "epsilon spent", CENTRAL, PLAIN, -1),) if at.noisy else ()),
     )
 
 

@@ -20,7 +20,10 @@ PAST = 1.7
 NEAR = 0.3
 """If the longest update takes less than this share of the deadline, the deadline is written as text."""
 DOWN, UP = "#b4bec8", "#6b7682"
-SIGNS = {"counted": "o", "late": "X", "refused": "X", "crashed": "X", "dropped out": "X", "unheard": "X"}
+SIGNS = {
+    "counted": "o", "late": "X", "unopened": "X", "refused": "X", "crashed": "X", "dropped out": "X",
+    "unheard": "X",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
 
@@ -56,6 +56,24 @@ class Weighed:
 def weight_share(weight: float, most_weight: int) -> float:
     """A weight in samples in parts of `most_weight`, at most 1."""
     return min(1.0, weight / most_weight)
+
+
+def shortened(
+    update: TrainedUpdate, layout: SumLayout, most_norm: float = 0.0
+) -> tuple[TrainedUpdate, float]:
+    """The update with its changes shortened as `write` does, and by what factor; the same one for 1.
+
+    Raises MaskError as `write`.
+    """
+    changes = _changes(update.tensors, layout)
+    factor = _shortening(changes, layout, most_norm)
+    if factor == 1.0:
+        return update, factor
+    short = {
+        part.name: (factor * change if part.base is None else part.base + factor * change).astype(np.float32)
+        for part, change in zip(layout.tensors, changes, strict=True)
+    }
+    return replace(update, tensors={**update.tensors, **short}), factor
 
 
 def write(weighed: Weighed, layout: SumLayout, most_norm: float = 0.0) -> tuple[MaskedVector, str]:

@@ -1,0 +1,107 @@
+"""Masked sums in a simulated run: groups that are too small, clipping, and central noise.
+
+Updates are clipped as on devices, and the noise in a sum has the deviation that mask helpers add. Left out
+are the masks, which cancel, and rounding to fixed point, which changes served weights by less than 1e-6 of
+their size. Noise is a Gaussian, drawn by the run's seed, so that a run can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import nan
+
+import numpy as np
+
+from device_runtime.aggregator.tasks.central_noise import CentralNoise
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.broker.wire.messages import Masks
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.masking import sums
+from device_runtime.strategies.masking.layout import SumLayout, layout_of
+from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
+
+from .clock.asking import PendingUpdate
+
+NOISE_DRAW = 0x6A55
+"""Keeps the draws of central noise apart from all others of the same seed."""
+Group = tuple[str, int, object]
+"""Updates that are summed: their kind, the round that they were made for, and the layout's signature."""
+
+
+@dataclass(frozen=True)
+class DividedUpdates:
+    """The updates of a round: those in sums that are opened, the others, and kinds that are only in these."""
+
+    opened: list[PendingUpdate]
+    unopened: list[PendingUpdate]
+    alone: tuple[str, ...]
+
+
+class SimulatedSums:
+    """Masks a run's updates as far as that can be seen in its figures."""
+
+    def __init__(self, task: Task, masks: Masks, manifests: Mapping[str, Manifest]) -> None:
+        """`masks`: those of every offer of the run. `manifests` by member, the main model's by ""."""
+        self._masks, self._noise, self._seed = masks, CentralNoise.of(task), task.seed
+        self._kinds = {kind.name: kind.strategy for kind in task.kinds}
+        self._manifests = manifests
+        self._number, self._noisy = 0, set[Group]()
+        self._signature = lru_cache(256)(lambda kind, form: self._layout(kind, form, NO_TENSORS).signature)
+
+    def divide(self, number: int, flights: Sequence[PendingUpdate]) -> DividedUpdates:
+        """Divides the updates that count in round `number`.
+
+        A training that then fails still counts in its group.
+        """
+        self._number, self._noisy = number, set()
+        sizes = Counter(map(self._group, flights))
+        parts: tuple[list[PendingUpdate], list[PendingUpdate]] = [], []
+        for flight in flights:
+            parts[sizes[self._group(flight)] < self._masks.min_group].append(flight)
+        opened, unopened = parts
+        alone = {flight.kind for flight in unopened} - {flight.kind for flight in opened}
+        return DividedUpdates(opened, unopened, tuple(sorted(alone)))
+
+    @property
+    def reason(self) -> str:
+        """Why an update was not opened."""
+        return f"fewer than {self._masks.min_group} devices sent updates that can be summed with it"
+
+    def bounded(self, made: TrainedUpdate, flight: PendingUpdate, base: Tensors) -> TrainedUpdate:
+        """The update as it counts in its sum, with clipped changes; `base` is that of its own round.
+
+        The first one of a sum has the noise of the whole sum.
+        """
+        strategy = self._kinds[flight.kind].variant_named(made.variant)
+        layout = self._layout(flight.kind, made.variant, base)
+        made, _ = sums.shortened(made, layout, self._masks.clip_milli / 1000)
+        if self._noise is None:
+            return made
+        made, group = replace(made, train_loss=nan), self._group(flight)
+        if group in self._noisy:
+            return made
+        rng = np.random.default_rng([self._seed, NOISE_DRAW, self._number, len(self._noisy)])
+        self._noisy.add(group)
+        deviation = self._noise.deviation / sums.weight_share(strategy.weight(made), self._masks.most_weight)
+        noisy = {
+            part.name: made.tensors[part.name] + rng.normal(0.0, deviation, part.shape).astype(np.float32)
+            for part in layout.tensors
+        }
+        return replace(made, tensors={**made.tensors, **noisy})
+
+    def spent(self, rounds: int) -> float:
+        """Epsilon that so many rounds spend by their noise; nan without noise. Raises PrivacyUnavailable."""
+        return nan if self._noise is None else self._noise.spent(rounds)
+
+    def _group(self, flight: PendingUpdate) -> Group:
+        form = "" if flight.strategy is None else flight.strategy.variant
+        return flight.kind, flight.round, self._signature(flight.kind, form)
+
+    def _layout(self, kind: str, form: str, base: Tensors) -> SumLayout:
+        strategy: AnyStrategy = self._kinds[kind].variant_named(form)
+        return layout_of(strategy, self._manifests[strategy.member], base, self._masks)
