@@ -22,15 +22,16 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.masking import sums
-from device_runtime.strategies.masking.layout import SumLayout, layout_of
+from device_runtime.strategies.masking.layout import SumLayout, bits, layout_of
 from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
 
+from .clients import Clients
 from .clock.asking import PendingUpdate
 
 NOISE_DRAW = 0x6A55
 """Keeps the draws of central noise apart from all others of the same seed."""
-Group = tuple[str, int, object]
-"""Updates that are summed: their kind, the round that they were made for, and the layout's signature."""
+Group = tuple[str, int, str, object]
+"""Updates that are summed: their kind, the round that they were made for, the model, and the signature."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,26 @@ class SimulatedSums:
 
     def __init__(self, task: Task, masks: Masks, manifests: Mapping[str, Manifest]) -> None:
         """`masks`: those of every offer of the run. `manifests` by member, the main model's by ""."""
-        self._masks, self._noise, self._seed = masks, CentralNoise.of(task), task.seed
+        self._masks, self._seed = masks, task.seed
+        self._noise = CentralNoise.of(task.masks, task.rounds) if task.masks else None
         self._kinds = {kind.name: kind.strategy for kind in task.kinds}
         self._manifests = manifests
         self._number, self._noisy = 0, set[Group]()
         self._signature = lru_cache(256)(lambda kind, form: self._layout(kind, form, NO_TENSORS).signature)
+
+    @classmethod
+    def of(cls, task: Task, clients: Clients, manifests: Mapping[str, Manifest]) -> SimulatedSums | None:
+        """The masked sums of a run; None without masks. Raises TaskError."""
+        if task.masks is None:
+            return None
+        masks = Masks(
+            helpers=task.masks.keys,
+            min_group=task.masks.min_group,
+            capacity=max(64, 2 ** bits(2 * len(clients))),
+            most_weight=max(1, int(np.diff(clients.offsets).max())),
+        )
+        noise = CentralNoise.of(task.masks, task.rounds)
+        return cls(task, noise.added_to(masks) if noise else masks, manifests)
 
     def divide(self, number: int, flights: Sequence[PendingUpdate]) -> DividedUpdates:
         """Divides the updates that count in round `number`.
@@ -96,11 +112,13 @@ class SimulatedSums:
 
     def spent(self, rounds: int) -> float:
         """Epsilon that so many rounds spend by their noise; nan without noise. Raises PrivacyUnavailable."""
-        return nan if self._noise is None else self._noise.spent(rounds)
+        return nan if self._noise is None else self._noise.spent([self._noise.noise_milli] * rounds)
 
     def _group(self, flight: PendingUpdate) -> Group:
-        form = "" if flight.strategy is None else flight.strategy.variant
-        return flight.kind, flight.round, self._signature(flight.kind, form)
+        form, member = (
+            ("", "") if flight.strategy is None else (flight.strategy.variant, flight.strategy.member)
+        )
+        return flight.kind, flight.round, member, self._signature(flight.kind, form)
 
     def _layout(self, kind: str, form: str, base: Tensors) -> SumLayout:
         strategy: AnyStrategy = self._kinds[kind].variant_named(form)

@@ -34,6 +34,7 @@ from .errors import ScenarioError
 from .executors.job import Executor, ExecutorInputs, PlainExecutor
 from .learning import LearningTools, ModelState, RoundEvaluator
 from .ledger import RunLedger
+from .masked_sums import SimulatedSums
 from .records import NullWatch, RunObserver
 from .scenario import Scenario
 
@@ -140,7 +141,8 @@ def simulate(
     evaluate = RoundEvaluator(inputs.bundle, prepared.data, scenario.eval_every, task.rounds)
     trains = executor(inputs)
     try:
-        tools = LearningTools(server, trains, evaluate, ledger, watch, keeping.keep)
+        sums = SimulatedSums.of(task, inputs.clients, manifests)
+        tools = LearningTools(server, trains, evaluate, ledger, watch, keeping.keep, sums)
         learning = ModelState(task, bases, carried, tools, resume)
         bundled = sum(len(bundle.packed()) for bundle in models.values())
         asking = DeviceSampler(

@@ -15,6 +15,7 @@ import msgspec
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import systems
+from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.selection.choose import RICHEST, ChoicePolicy
 from device_runtime.content import content
@@ -175,9 +176,22 @@ def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
         except msgspec.ValidationError as error:
             raise ScenarioError(explained(error, GroupData, f"data.groups.{name}")) from None
     task |= {name: _resolved(beside, task[name]) for name in ("bundle", "generic") if name in task}
+    if "masks" in task:
+        task["masks"] = stand_in_helpers(task["masks"])
     if isinstance(task.get("family"), list):
         task["family"] = [_resolved(beside, path) for path in task["family"]]
     return msgspec.convert({**parts, "fleet": spec, "data": data, "task": task}, Scenario)
+
+
+def stand_in_helpers(masks: Any) -> Any:
+    """The table `masks` of a task, with so many helpers that nobody runs in place of a number (default 1).
+
+    A simulation has no masks, and needs no helper.
+    """
+    if not isinstance(masks, dict) or not isinstance(count := masks.get("helpers", 1), int):
+        return masks
+    helpers = [f"helper-{number}={number:064x}" for number in range(1, count + 1)]
+    return {**masks, "helpers": helpers}
 
 
 def _table(parts: dict[str, Any], name: str) -> dict[str, Any]:
@@ -267,6 +281,8 @@ def describe(policy: str) -> str:
 def under(policy: str, task: Task, devices: int | None = None) -> Task:
     """The task as this policy runs it, with so many devices if that is known. Raises ScenarioError."""
     name, plus, rest = _canonical(policy).partition("+")
+    if task.masks is None and "central-dp" in rest.split("+"):
+        task = msgspec.structs.replace(task, masks=MaskSettings(**stand_in_helpers({})))
     try:
         if name == CHOOSE:
             return systems.with_modifiers(task, systems.modifiers_of(policy, plus + rest), task, devices)

@@ -9,11 +9,16 @@ the aggregator knows which.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, sqrt
 
+import msgspec
+
 from device_runtime.aggregator.errors import TaskError
+from device_runtime.broker.wire.messages import Masks
 from device_runtime.strategies.masking import noise
 from device_runtime.strategies.masking.layout import SumLayout
 from device_runtime.strategies.terms.accountant import (
@@ -24,10 +29,10 @@ from device_runtime.strategies.terms.accountant import (
     total_epsilon,
 )
 
-from .task import Task
+from .mask_settings import MaskSettings
 
 ROUNDING = 0.01
-"""Rounding to fixed point may lengthen a device's changes by this share of clip_norm; noise is larger by it."""
+"""Rounding may lengthen a device's changes by this share of clip_norm, and noise is larger by it."""
 EVERY_ROUND = 1.0
 """The sampling rate: every device may take part in every round."""
 
@@ -45,12 +50,14 @@ class CentralNoise:
     rounds: int
 
     @classmethod
-    def of(cls, task: Task) -> CentralNoise | None:
-        """The noise of a task; None without. Raises TaskError where no noise is enough, or none is known."""
-        masks = task.masks
-        if masks is None or masks.epsilon is None or masks.delta is None or masks.clip_norm is None:
+    def of(cls, masks: MaskSettings, rounds: int) -> CentralNoise | None:
+        """The noise of a task with so many rounds; None without.
+
+        Raises TaskError where no noise is enough, or dp-accounting is missing.
+        """
+        if masks.epsilon is None or masks.delta is None or masks.clip_norm is None:
             return None
-        made = cls(PrivacyBudget(masks.epsilon, masks.delta), masks.clip_norm, task.rounds)
+        made = cls(PrivacyBudget(masks.epsilon, masks.delta), masks.clip_norm, rounds)
         try:
             _ = made.noise_milli
         except (ValueError, PrivacyError) as error:
@@ -73,19 +80,36 @@ class CentralNoise:
         """Deviation of the noise in a sum, in the units of a weight's change (see `noise.add_noise`)."""
         return self.noise_milli * self.clip_milli / 1e6
 
-    def spent(self, rounds: int) -> float:
-        """Epsilon that so many rounds spend, at the budget's delta. Raises PrivacyUnavailable."""
-        if not rounds:
-            return 0.0
-        each = self.noise_milli / 1000 / (1 + ROUNDING)
-        return total_epsilon([PrivacySpending(each, EVERY_ROUND, rounds, rounds)], self.budget.delta)
+    def added_to(self, masks: Masks) -> Masks:
+        """The masks of an offer, with this noise."""
+        return msgspec.structs.replace(masks, noise_milli=self.noise_milli, clip_milli=self.clip_milli)
 
-    def exceeded(self, rounds: int) -> str:
-        """Why so many rounds are too many; empty if they are within the budget. Raises PrivacyUnavailable."""
-        spent = self.spent(rounds)
+    def spent(self, rounds: Iterable[int]) -> float:
+        """Epsilon that rounds with these noise multipliers (in thousandths) spend, at the budget's delta.
+
+        Raises PrivacyUnavailable.
+        """
+        counts = Counter(rounds)
+        return total_epsilon(
+            [
+                PrivacySpending(noise_milli / 1000 / (1 + ROUNDING), EVERY_ROUND, count, count)
+                for noise_milli, count in counts.items()
+            ],
+            self.budget.delta,
+        )
+
+    def refusal(self, rounds: Sequence[int]) -> str:
+        """Why one round more, after these, would be too many; empty if it is within the budget.
+
+        Raises PrivacyUnavailable.
+        """
+        spent = self.spent((*rounds, self.noise_milli))
         if spent <= self.budget.epsilon:
             return ""
-        return f"round {rounds} with noise would spend epsilon {spent:.4g}, the budget is {self.budget}"
+        return (
+            f"one more round would spend epsilon {spent:.4g} after {len(rounds)} with noise, and the budget "
+            f"is {self.budget}"
+        )
 
     def misfit(self, layout: SumLayout) -> str:
         """Why the fixed point of updates has no room for the noise, or is too coarse; empty if it fits."""

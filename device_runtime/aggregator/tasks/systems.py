@@ -33,6 +33,8 @@ ELSEWHERE = {
     "centralised": "all data in one place: only `simulate` has that",
 }
 """Names that `simulate` compares and that no task can be run as."""
+CENTRAL_NOISE = {"epsilon": 5.0, "delta": 1e-3, "clip_norm": 1.0}
+"""The settings of `masks` under +central-dp, where the task has none of its own."""
 SERVERS = ("fedadam", "fedyogi", "fedadagrad", "fedavgm")
 MODIFIERS: Mapping[str, str] = {
     "": "stragglers train one epoch instead of being dropped",
@@ -41,6 +43,7 @@ MODIFIERS: Mapping[str, str] = {
     "moon": "local training is contrasted with the device's last",
     **{name: f"{SYSTEMS[name].says.partition(', ')[2]}" for name in SERVERS},
     "dp": "local training is differentially private (epsilon 5, delta 1e-3)",
+    "central-dp": "mask helpers add noise, so that each device's part is private (epsilon 5, delta 1e-3)",
     "fast": "rounds close when the fast devices are done, what comes later counts in the next round",
     "all": "rounds close when all devices are done",
 }
@@ -128,6 +131,8 @@ def _modified(task: Task, modifier: str, given: Task, devices: int | None) -> Ta
         return msgspec.structs.replace(task, server=server_optimizer_for(given, modifier))
     if modifier in ("all", "fast"):
         return msgspec.structs.replace(task, wait_for=modifier)
+    if modifier == "central-dp":
+        return _with_central_noise(task)
     changes: Mapping[str, Settings] = {
         "": {"reduced_epochs": 1},
         "drawn": {"drawn_epochs": True},
@@ -147,6 +152,19 @@ def _modified(task: Task, modifier: str, given: Task, devices: int | None) -> Ta
         for kind in task.kinds
     )
     return msgspec.structs.replace(task, kinds=changed)
+
+
+def _with_central_noise(task: Task) -> Task:
+    """The task with noise in its masked sums. Raises TaskError for a task without masks."""
+    if task.masks is None:
+        raise TaskError(
+            "+central-dp is noise of mask helpers, and the task has none: give masks.helpers "
+            "(serve --mask-helpers)"
+        )
+    if task.masks.noisy:
+        return task
+    masks = msgspec.structs.replace(task.masks, **CENTRAL_NOISE)
+    return msgspec.structs.replace(task, masks=masks)
 
 
 def _with(kind: KindSettings, change: Settings) -> Settings:

@@ -78,6 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--stop-after", type=count, metavar="N", help="End after N evaluated rounds without a gain.")
     add("--stop-gain", type=positive, metavar="X", help="Count no more than this as no gain (default: 0).")
+    add(
+        "--min-group",
+        type=count,
+        metavar="N",
+        help="Mask updates, and open no sum of fewer devices (default: updates are sent in the clear).",
+    )
     add("--robust", choices=RULES, help="Merge so that lying devices cannot steer the model (default: none).")
     add(
         "--robust-trim",

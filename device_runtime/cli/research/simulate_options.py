@@ -39,6 +39,7 @@ _PLACES = {
     "head": ("task", "head"),
     "stop_after": ("task", "stop_after"),
     "stop_gain": ("task", "stop_gain"),
+    "min_group": ("task", "masks", "min_group"),
     "robust": ("task", "robust"),
     "robust_trim": ("task", "robust_trim"),
     "robust_clip": ("task", "robust_clip"),

@@ -145,9 +145,11 @@ def run_on_wire(task: Task, fleet: Sequence[WireMember], course: WireCourse | No
     """Runs the task to its end. Single-threaded; equal arguments give equal messages and weights.
 
     Raises SimulationError when nothing more can happen or `until_s` passes before the end, ScenarioError for
-    faults of unknown devices, TopicError for names that are not valid in a topic, and the errors of Service
-    and Agent.
+    faults of unknown devices and for masked updates, TopicError for names that are not valid in a topic, and
+    the errors of Service and Agent.
     """
+    if task.masks is not None:
+        raise ScenarioError("task.masks: a run on a simulated network has no mask helpers, leave them out")
     course = course or WireCourse()
     where = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="wire-", dir=where) as folder:

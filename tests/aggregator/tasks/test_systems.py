@@ -3,6 +3,7 @@ import pytest
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import systems
+from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.cli.operator.serve import add_arguments, task_of
 from device_runtime.strategies.terms.dp_sgd import DpSgd, dp_settings
@@ -224,3 +225,23 @@ def test_where_some_devices_are_drawn_class_means_are_gathered_over_rounds_and_s
     assert (scalars.strategy.lr, scalars.strategy.sampled) == (0.02, 0.1)
     short = systems.task_as_system("fedncm+mezo", msgspec.structs.replace(drawn, rounds=6)).kinds
     assert [(kind.from_round, kind.until_round) for kind in short] == [(1, 3), (4, None)]
+
+
+MASKED = MaskSettings(("site-a=" + "5b" * 32,), 5)
+
+
+def test_central_noise_is_added_to_the_masks_of_a_task():
+    made = systems.task_as_system("fedavg+central-dp", msgspec.structs.replace(TASK, masks=MASKED))
+    assert (made.masks.epsilon, made.masks.delta, made.masks.clip_norm) == (5.0, 1e-3, 1.0)
+    assert (made.masks.helpers, made.masks.min_group) == (MASKED.helpers, 5)
+    mine = msgspec.structs.replace(MASKED, epsilon=2.0, delta=1e-6, clip_norm=0.1)
+    kinds = (KindSettings(name="full"),)
+    made = systems.task_as_system("lp+central-dp", msgspec.structs.replace(TASK, kinds=kinds, masks=mine))
+    assert made.masks == mine
+
+
+def test_central_noise_without_masks_or_with_class_sums_is_refused():
+    with pytest.raises(TaskError, match=r"\+central-dp is noise of mask helpers, and the task has none"):
+        systems.task_as_system("fedavg+central-dp", TASK)
+    with pytest.raises(TaskError, match="class-means cannot be masked: sums and counts are sent without"):
+        systems.task_as_system("fedncm+ft+central-dp", msgspec.structs.replace(TASK, masks=MASKED))

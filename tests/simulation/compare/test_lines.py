@@ -36,7 +36,7 @@ def test_nan_is_null_in_json_and_empty_in_csv(tmp_path, round_line):
 
 def test_tuples_stand_in_one_cell_and_truth_in_lower_case(tmp_path, round_line, ask):
     written(tmp_path, round_line(eval_acc_by_class=(0.25, 0.75)))
-    assert (tmp_path / "rounds.csv").read_text().splitlines()[1].endswith(",0.25 0.75,,,,accuracy,")
+    assert (tmp_path / "rounds.csv").read_text().splitlines()[1].endswith(",0.25 0.75,,,,accuracy,,,")
     with RecordWriter(tmp_path, "asks", AskRecord) as files:
         files.add(ask(straggler=True))
     with (tmp_path / "asks.csv").open(newline="") as file:

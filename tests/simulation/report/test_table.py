@@ -1,5 +1,6 @@
 """The table's cells, worked by hand."""
 
+from dataclasses import replace
 from math import nan
 
 import pytest
@@ -87,3 +88,16 @@ def test_unknown_figures_are_empty_in_csv():
     rows = table.as_csv({"a": summary(final_acc=0.5)}).splitlines()
     assert "a,final_acc,0.5,0.0,1,1" in rows
     assert "a,energy_j,,,0,1" in rows
+
+
+def test_sums_that_are_not_opened_have_a_row_only_where_updates_are_masked():
+    masked = replace(AT, masked=True, noisy=True)
+    shown = table.text({"a": {**summary(), **two(unopened=0.125, central_epsilon=2.5)}}, masked)
+    assert [line.split()[-1] for line in shown.splitlines() if "not opened" in line] == ["12.5%"]
+    assert [line.split()[-1] for line in shown.splitlines() if "epsilon spent" in line] == ["2.50"]
+    plain = table.text({"a": summary()}, AT)
+    assert "not opened" not in plain and "epsilon" not in plain
+
+
+def two(**values):
+    return {name: SeedSpread(value, 0.0, 1, 1) for name, value in values.items()}
