@@ -27,6 +27,7 @@ from device_runtime.aggregator.views.listener import (
     RoundOpened,
     RunEvent,
     Started,
+    SumsAwaited,
 )
 from device_runtime.models.bundles.manifest import Manifest
 
@@ -97,6 +98,8 @@ class TaskWatch:
                 self._open(happening, now)
             case RoundExtended():
                 self._extend(happening, now)
+            case SumsAwaited():
+                self._change(phase="unmasking", closes_at=None, note=happening.text)
             case DeviceSeen():
                 self._devices.seen(happening, now)
             case PlanReported():
