@@ -120,14 +120,15 @@ def run(options: argparse.Namespace) -> int:
     if options.insecure and not connection.url.secure:
         log.warning("--insecure: passwords cross the network in the clear")
     claim(connection.folder)
-    if options.service:
-        return _install(options, connection)
     log_as_service(options.log_format)
     with closing(Ledger(connection.folder, secrets.token_bytes)) as ledger:
         print(f"{connection.name}={ledger.public.hex()}", flush=True)
-        if not options.print_key:
-            with folder_lock(connection.folder):
-                _serve(options, connection, ledger)
+        if options.print_key:
+            return Exit.DONE
+        if options.service:
+            return _install(options, connection)
+        with folder_lock(connection.folder):
+            _serve(options, connection, ledger)
     return Exit.DONE
 
 
