@@ -118,8 +118,8 @@ class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
 
     def unmaskable_reason(self, strategy: AnyStrategy) -> str:
         """Why updates of a kind cannot be masked; empty if they can."""
-        if not strategy.adds_up:
-            return "its updates do not fold as a sum"
+        if why := strategy.unsummable_reason():
+            return why
         if strategy.codec:
             return f"numbers that its codec {strategy.codec} packs do not add up"
         if self.noisy and strategy.summed:
