@@ -194,7 +194,7 @@ class SimulationLoop:
             learning.merge(command.round, now)
         elif command.phase == "evaluate":
             learning.evaluate(command.round)
-        else:
+        elif command.phase == "publish":  # nothing is to be done to unmask: no helper is asked
             self._parts.ledger.closed(command.round, now, learning.publish(command.round, self._in_use()))
             worked = replace(worked, score=learning.score)
         self._events.append(worked)
