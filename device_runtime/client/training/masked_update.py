@@ -27,7 +27,7 @@ SECRET_BYTES = KEY_BYTES
 class MaskedUpdate:
     """The content of a masked contribution, its mask, and what was shortened so that it fits; "": nothing."""
 
-    body: bytes
+    body: memoryview
     mask: Mask
     shortened: str
 
@@ -62,7 +62,7 @@ def masked(
     )
     mask, seeds = seal(secret, [helper.key for helper in masks.helpers], purpose)
     vector.add_masks(seeds)
-    return MaskedUpdate(vector.to_bytes(), mask, shortened)
+    return MaskedUpdate(vector.content(), mask, shortened)
 
 
 def masked_round(
