@@ -89,6 +89,6 @@ def _as_offered(kinds: Sequence[AnyStrategy], name: str, variant: str) -> AnyStr
     kind = next((kind for kind in kinds if kind.name == name), None)
     if kind is None:
         raise KindError(f"the offer asks for no {name}")
-    if not kind.adds_up:
-        raise MaskError("cannot be masked: its updates do not add up")
+    if why := kind.unsummable_reason():
+        raise MaskError(f"cannot be masked: {why}")
     return kind.variant_named(variant)
