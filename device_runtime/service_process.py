@@ -31,7 +31,7 @@ class Exit(IntEnum):
     DATABASE = 7
     """PostgreSQL does not answer, refuses us, or was away for too long."""
     FRUITLESS = 8
-    """No device contributed to a round in many deadlines in a row; the message says why."""
+    """A run was abandoned, as no device contributed in many deadlines in a row; the message says why."""
     INTERRUPTED = 130
     """Ctrl-C before the service ran."""
 

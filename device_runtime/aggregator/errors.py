@@ -35,7 +35,11 @@ class WorkerError(AggregatorError):
 
 
 class NoContributions(AggregatorError):
-    """The run was abandoned: no device contributed in many deadlines in a row; the text says why."""
+    """The run was abandoned; the text says why.
+
+    No device contributed, or no mask helper answered, in many deadlines in a row; or the privacy budget of
+    its noise is spent.
+    """
 
 
 class RollbackError(AggregatorError):

@@ -18,11 +18,13 @@ import numpy as np
 from device_runtime.aggregator.tasks.central_noise import CentralNoise
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.messages import Masks
+from device_runtime.client.selection.choose import MaskedRound
+from device_runtime.client.training.masked_update import masked_round
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.masking import sums
-from device_runtime.strategies.masking.layout import SumLayout, bits, layout_of
+from device_runtime.strategies.masking.layout import SumLayout, layout_of
 from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
 
 from .clients import Clients
@@ -36,7 +38,10 @@ Group = tuple[str, int, str, object]
 
 @dataclass(frozen=True)
 class DividedUpdates:
-    """The updates of a round: those in sums that are opened, the others, and kinds that are only in these."""
+    """The updates of a round: those in sums that are opened, and the others.
+
+    alone: kinds that were chosen in the round, and are only among the others.
+    """
 
     opened: list[PendingUpdate]
     unopened: list[PendingUpdate]
@@ -60,12 +65,7 @@ class SimulatedSums:
         """The masked sums of a run; None without masks. Raises TaskError."""
         if task.masks is None:
             return None
-        masks = Masks(
-            helpers=task.masks.keys,
-            min_group=task.masks.min_group,
-            capacity=max(64, 2 ** bits(2 * len(clients))),
-            most_weight=max(1, int(np.diff(clients.offsets).max())),
-        )
+        masks = task.masks.offered(len(clients), int(np.diff(clients.offsets).max()))
         noise = CentralNoise.of(task.masks, task.rounds)
         return cls(task, noise.added_to(masks) if noise else masks, manifests)
 
@@ -80,8 +80,16 @@ class SimulatedSums:
         for flight in flights:
             parts[sizes[self._group(flight)] < self._masks.min_group].append(flight)
         opened, unopened = parts
-        alone = {flight.kind for flight in unopened} - {flight.kind for flight in opened}
-        return DividedUpdates(opened, unopened, tuple(sorted(alone)))
+        fresh = [{flight.kind for flight in part if flight.round == number} for part in (unopened, opened)]
+        return DividedUpdates(opened, unopened, tuple(sorted(fresh[0] - fresh[1])))
+
+    @property
+    def choice(self) -> MaskedRound:
+        """What masks change about a device's choice while no kind was alone."""
+        kinds, manifests = tuple(self._kinds.values()), self._manifests
+        found = masked_round(self._masks, kinds, manifests.__getitem__)
+        sizes = lru_cache(256)(lambda kind, form: found.bytes_up(self._kinds[kind].variant_named(form)))
+        return replace(found, bytes_up=lambda form: sizes(form.name, form.variant))
 
     @property
     def reason(self) -> str:

@@ -145,9 +145,8 @@ def simulate(
         tools = LearningTools(server, trains, evaluate, ledger, watch, keeping.keep, sums)
         learning = ModelState(task, bases, carried, tools, resume)
         bundled = sum(len(bundle.packed()) for bundle in models.values())
-        asking = DeviceSampler(
-            task, SampledFleet(devices, bases, bundled, policy_named(scenario.choose)), seed
-        )
+        policy, choice = policy_named(scenario.choose), sums.choice if sums else None
+        asking = DeviceSampler(task, SampledFleet(devices, bases, bundled, policy, choice), seed)
         SimulationLoop(task, devices.names(), SimulationParts(asking, learning, ledger)).run()
     finally:
         trains.close()

@@ -80,7 +80,7 @@ class OfferMaker:
         settings = self.run.task.masks
         if settings is None:
             return None
-        return self.run.store.sums.masks(number) or settings.offered(0, 1)
+        return self.run.store.sums.masks(number) or self.run.budget.noisy(settings.offered(0, 1))
 
     def _members(self, carried: CarriedBlobs) -> tuple[Member, ...]:
         bundles, family = self.run.initial.bundles, carried.family

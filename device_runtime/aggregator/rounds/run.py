@@ -12,6 +12,7 @@ import numpy as np
 
 from device_runtime.aggregator.errors import RollbackError
 from device_runtime.aggregator.intake.contributions import DeviceTraffic
+from device_runtime.aggregator.masking.budget import NoiseBudget
 from device_runtime.aggregator.masking.groups import SumGroups
 from device_runtime.aggregator.merging.evaluation import (
     Evaluator,
@@ -166,6 +167,7 @@ class OpenRun:
             self.initial = self._initial(task, models)
             shas = tuple(blob.sha for blob in self.initial.bundles.values())
             self.run, self.resumed = check_identity(self.store, task, shas)
+            self.budget = NoiseBudget(self.task, self.store, self.tools.manifests)
             self.groups = SumGroups(self.store, self.task, self.run, self.tools.manifests)
             self.registry = ModelVersions(self.store, task.keep_versions)
             self.outside = GivenRoundStore(folder) if given else None
@@ -282,7 +284,8 @@ class RoundPhases:
         figures = store.rounds.figures(number)
         record = summarise(figures, contributions, traffic, (number, duration_s))
         if run.task.masks:
-            record = replace(record, train_loss=mean_loss(store.sums.records(number)))
+            loss, spent = mean_loss(store.sums.records(number)), run.budget.spent(number)
+            record = replace(record, train_loss=loss, central_epsilon=spent)
         deadline_s = nan if number <= run.task.untimed_rounds else run.progress.deadline_s(number)
         store.rounds.close(replace(record, deadline_s=deadline_s))
         self._prune(number)

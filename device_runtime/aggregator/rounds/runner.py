@@ -168,10 +168,14 @@ class RoundCommands:
         return None
 
     def _announce(self, command: events.Announce, state: RoundsState) -> None:
-        number = command.round
-        if not command.again:
+        number, budget = command.round, self._rounds.budget
+        why = "" if command.again else budget.refusal(number)
+        if not command.again and not why:
             self.phases.open(number, self._masks(number, state))
             self._traffic.begin({})
+        if why := why or budget.misfit(number, partial(self._rounds.weights, number)):
+            self.gave_up = f"round {number} cannot be opened: {why}"
+            return
         kinds = tuple(kind.name for kind in self._rounds.task.offered(number))
         deadline_s, count = state.deadline_s(number), state.contributions
         self._ports.tell(RoundOpened(number, kinds, deadline_s, command.again, count))
@@ -216,7 +220,8 @@ class RoundCommands:
         before = sums.masks(number - 1)
         said = max(self._contributions.statements.samples.values(), default=0)
         most = min(said or (before.most_weight if before else 1), task.max_num_examples)
-        return task.masks.offered(len(state.devices), most, kinds_alone(sums.records(number - 1), number - 1))
+        alone = kinds_alone(sums.records(number - 1), number - 1)
+        return self._rounds.budget.noisy(task.masks.offered(len(state.devices), most, alone))
 
     def unmasked(self, state: RoundsState) -> Iterator[events.Event]:
         """What follows an answer of a mask helper: the machine hears of it, and when none is missing."""

@@ -62,7 +62,7 @@ class Service:
 
         That is when they have left, or had time to learn that it is done and to fetch the model.
         """
-        if self.state.phase == "given up":
+        if self.state.phase == "given up" or self._run.commands.gave_up:
             return True
         if self.state.phase != "done":
             return False

@@ -73,6 +73,12 @@ class StoredSums:
         rows = self._db.rows(_MASKS, number)
         return msgspec.msgpack.decode(rows[0]["masks"], type=Masks) if rows else None
 
+    def noise(self) -> dict[int, int]:
+        """The noise multiplier, in thousandths, of every round that was opened with noise."""
+        rows = self._db.rows("SELECT round, masks FROM round_masks ORDER BY round")
+        found = {row["round"]: msgspec.msgpack.decode(row["masks"], type=Masks).noise_milli for row in rows}
+        return {number: noise for number, noise in found.items() if noise}
+
     def keep(self, answer: StoredAnswer, number: int) -> None:
         """Stores an answer for round `number`; durable on return. Its blob, if any, must be in `blobs`."""
         blob = msgspec.msgpack.encode(answer.blob) if answer.blob else None

@@ -116,6 +116,8 @@ def summary(closed: RoundClosed) -> str:
     spent = max((one.epsilon for one in closed.contributions if not isnan(one.epsilon)), default=0.0)
     if spent:
         parts.append(f"epsilon at most {spent:.2f}")
+    if not isnan(record.central_epsilon):
+        parts.append(f"epsilon {record.central_epsilon:.2f} spent by noise")
     return ", ".join(parts) + (f" ({closed.note})" if closed.note else "")
 
 

@@ -54,6 +54,7 @@ class RoundRecord:
     energy_j, train_time_s: sums over the contributions.
     bytes_up, bytes_down: sums over all devices, also those that did not contribute.
     deadline_s: fixed or learnt; nan without a deadline.
+    central_epsilon: what the run has spent of its privacy budget by the noise of mask helpers; nan without.
     """
 
     round: int
@@ -70,6 +71,7 @@ class RoundRecord:
     deadline_s: float = nan
     metric: str = ACCURACY
     metrics: dict[str, float] = field(default_factory=dict)
+    central_epsilon: float = nan
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.client.selection.choose import MAIN, RICHEST, ChoicePolicy
+from device_runtime.client.selection.choose import MAIN, RICHEST, ChoicePolicy, MaskedRound
 from device_runtime.profiles.fleets.fleet import Fleet
 from device_runtime.simulation.bases import BaseHistory
 from device_runtime.strategies.kind import AnyStrategy
@@ -55,12 +55,16 @@ class OpenedRound:
 
 @dataclass(frozen=True)
 class SampledFleet:
-    """The devices and what they fetch: bundles while they wait to be asked, then each round's base."""
+    """The devices and what they fetch: bundles while they wait to be asked, then each round's base.
+
+    masked: with masks, what they change about a choice while no kind was alone.
+    """
 
     devices: FleetState
     bases: BaseHistory
     bundle_bytes: int
     policy: ChoicePolicy = RICHEST
+    masked: MaskedRound | None = None
 
 
 class DeviceSampler:
@@ -71,7 +75,7 @@ class DeviceSampler:
         self._devices, self._bases, self._bundle_bytes = stock.devices, stock.bases, stock.bundle_bytes
         self._kinds: tuple[int, dict[tuple[str, ...], tuple[AnyStrategy, ...]]] = (0, {})
         self._fleet: tuple[int, Fleet] = (0, stock.devices.fleet)
-        self._policy = stock.policy
+        self._policy, self._sizes = stock.policy, stock.masked
         self._draws = 0
         self._serials = np.zeros(len(stock.devices), np.int64)
 
@@ -145,6 +149,7 @@ class DeviceSampler:
             back=partial(fleet.next, device),
             lobby_bytes=lobby_bytes,
             policy=self._policy,
+            masked=self._masked(number),
         )
         line = self._devices.ask(device, asked)
         if line.fetched:
@@ -155,15 +160,15 @@ class DeviceSampler:
         samples = self._devices.samples(device)
         return PendingUpdate(device, name, group, number, opening.now, kind, strategy, line, samples)
 
-    def _offered(self, number: int, members: tuple[str, ...]) -> tuple[AnyStrategy, ...]:
-        """The kinds of round `number` for a device that trains only these members of a family; (): any.
+    def _masked(self, number: int) -> MaskedRound | None:
+        """What masks change about a choice in round `number`; None without."""
+        masked = self._sizes
+        return None if masked is None else replace(masked, alone=self._bases.alone(number))
 
-        Kinds that were alone in the round before come last: a device takes another one that fits.
-        """
+    def _offered(self, number: int, members: tuple[str, ...]) -> tuple[AnyStrategy, ...]:
+        """The kinds of round `number` for a device that trains only these members of a family; (): any."""
         if self._kinds[0] != number:
-            alone = self._bases.alone(number)
-            offered = sorted(self._task.offered(number), key=lambda kind: kind.name in alone)
-            self._kinds = number, {(): tuple(kind.strategy for kind in offered)}
+            self._kinds = number, {(): tuple(kind.strategy for kind in self._task.offered(number))}
         by_members = self._kinds[1]
         if members not in by_members:
             limited = (_only(kind, members) for kind in by_members[()])

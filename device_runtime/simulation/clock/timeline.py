@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 
-from device_runtime.client.selection.choose import MAIN, RICHEST, ChoicePolicy, Loads, choose
+from device_runtime.client.selection.choose import MAIN, RICHEST, ChoicePolicy, Loads, MaskedRound, choose
 from device_runtime.client.training.work import Assignment, WorkOutcome, perform
 from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.simulation.records import LostReason
@@ -129,6 +129,7 @@ class AskConditions:
     ledger: the privacy spent so far by its samples.
     like: the form of the contribution that was accepted last, if the aggregator still knows it.
     policy: how the device chooses among the updates that fit.
+    masked: of a round with masks.
     """
 
     now: float
@@ -145,6 +146,7 @@ class AskConditions:
     ledger: PrivacyLedger = UNSPENT
     like: AnyStrategy | None = None
     policy: ChoicePolicy = RICHEST
+    masked: MaskedRound | None = None
 
 
 @dataclass(frozen=True)
@@ -193,17 +195,19 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Time
             asked.closes_s - asked.now,
             lambda form: privacy_refusal(asked.ledger, form, samples),
             policy=asked.policy,
+            masked=asked.masked,
         )
     member = plan.chosen.strategy.member if plan and plan.chosen else MAIN
     down_bytes, load = asked.down_bytes(member), loads[member]
     here = {member: replace(load, download_bytes=0) if load.download_bytes else load}
     download_s = asked.latency_s + down_bytes / (profile.bandwidth.down * luck.downlink)
     worker = VirtualWorker(profile, here, asked.now + download_s, luck.slowdown, asked.ledger)
-    outcome = perform(worker, profile, Assignment(asked.kinds, 0, asked.closes_s, policy=asked.policy))
+    assignment = Assignment(asked.kinds, 0, asked.closes_s, policy=asked.policy, masked=asked.masked)
+    outcome = perform(worker, profile, assignment)
     chosen, bytes_up, upload_s = outcome.plan.chosen, 0, 0.0
     if chosen is not None and chosen.cost is not None:
         first, strategy = chosen.cost.bytes_up, chosen.strategy
-        alike = strategy == asked.like and strategy.statistics is None
+        alike = strategy == asked.like and strategy.statistics is None and asked.masked is None
         bytes_up = strategy.repeat_upload_bytes(first) if alike else first
         upload_s = asked.latency_s + bytes_up / (profile.bandwidth.up * luck.uplink)
     whole = busy = BusySeconds(download_s, outcome.train_time_s, upload_s)

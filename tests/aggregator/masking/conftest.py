@@ -4,6 +4,8 @@ Both use the real core (`strategies.masking`); only their link is the bench's.
 """
 
 import hashlib
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import nan
 
@@ -19,6 +21,7 @@ from device_runtime.broker.wire.transfer import answer_get, opening_blocks
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.masking.masks import MaskedVector
+from device_runtime.strategies.masking.noise import add_noise
 from device_runtime.strategies.masking.seeds import MaskPurpose, seal, unseal
 from device_runtime.strategies.masking.sums import Weighed
 from device_runtime.strategies.training.device_half import TrainedUpdate
@@ -26,13 +29,17 @@ from device_runtime.strategies.training.device_half import TrainedUpdate
 
 @dataclass
 class Helper:
-    """A mask helper. `refusal`: what it answers instead of a sum; `wrong`: its sums are of another seed."""
+    """A mask helper.
+
+    refusal: what it answers instead of a sum. wrong: its sums are of another seed. noise: its random bytes.
+    """
 
     name: str
     secret: bytes
     folder: object
     refusal: str = ""
     wrong: bool = False
+    noise: Callable[[int], bytes] = os.urandom
     answered: dict = field(default_factory=dict)
 
     @property
@@ -100,6 +107,9 @@ class Helper:
                 request.exponents,
             )
             total.add_masks([unseal(self.secret, one.mask, request.at, purpose)])
+        if request.noise_milli:
+            deviation = request.noise_milli * request.clip_milli / 1e6 / len(one.mask.tags) ** 0.5
+            add_noise(total, request.exponents, deviation, self.noise)
         if self.wrong:
             total.add_masks([bytes(32)])
         content = total.to_bytes()
@@ -118,8 +128,19 @@ def masked_contribution(b, device, kind, update, number=1, form=None):
     masks = b.store.sums.masks(number)
     manifest = run.tools.manifests[strategy.member]
     layout = layout_of(strategy, manifest, run.weights(number, strategy.member), masks)
-    vector, _ = sums.write(Weighed(update, strategy, masks.most_weight), layout)
-    purpose = MaskPurpose(b.task.name, run.run, number, kind, strategy.variant, device, masks.min_group)
+    vector, _ = sums.write(Weighed(update, strategy, masks.most_weight), layout, masks.clip_milli / 1000)
+    purpose = MaskPurpose(
+        b.task.name,
+        run.run,
+        number,
+        kind,
+        strategy.variant,
+        device,
+        masks.min_group,
+        masks.noise_milli,
+        masks.clip_milli,
+        layout.exponents if masks.noise_milli else (),
+    )
     secret = hashlib.sha256(f"{device} {number} {kind}".encode()).digest()
     mask, seeds = seal(secret, [helper.key for helper in masks.helpers], purpose)
     vector.add_masks(seeds)
