@@ -481,6 +481,19 @@ def test_offers_of_masked_rounds_are_never_compact(bench, masked_task, play, upd
     assert not any(map(compact_round.is_compact_offer, offers))
 
 
+def test_updates_of_a_round_that_is_rolled_back_are_not_opened(bench, masked_task, play, mask_of, helpers):
+    b = bench(masked_task("full", rounds=3))
+    b.join("pi-0", "pi-1", samples=20)
+    play(b, [(f"pi-{at}", moved(b, "full", at)) for at in range(2)])
+    sent = [mask_of(b, f"pi-{at}", "full", moved(b, "full", at, 2), 2) for at in range(2)]
+    b.contribute("pi-0", sent[0])
+    b.service._run.go_back(1)
+    b.contribute("pi-1", sent[1])
+    assert phase(b) == (3, "collect")
+    assert [len(helper.requests(b)) for helper in helpers] == [1, 1]
+    assert b.store.rounds.closed()[1].note.startswith("went back to the model of round 1")
+
+
 def bytes_kept(b):
     """The content of every file of the run, and of every value in its database."""
     with sqlite3.connect(b.folder / "run.sqlite") as db:
