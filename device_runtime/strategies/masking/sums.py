@@ -119,7 +119,8 @@ def _numbers(weighed: Weighed, layout: SumLayout) -> Mapping[str, Any]:
         LOSS: weighed.share * update.train_loss if known else 0.0,
         LOSS_KNOWN: weighed.share if known else 0.0,
     }
-    found |= {name: update.tensors[name] / most for name in weighed.strategy.summed if name in update.tensors}
+    summed = [name for name in weighed.strategy.summed if name in update.tensors]
+    found |= {name: update.tensors[name].astype(np.float64) / most for name in summed}
     statistics = _statistics(weighed, layout)
     if statistics is not None:
         upper = statistics.moments[np.triu_indices(len(statistics.moments))]
