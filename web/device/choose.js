@@ -12,6 +12,8 @@ import { make } from "./kinds/registry.js";
 
 /** Share of the time left that a plan may fill, as predictions are not exact. */
 export const MARGIN = 0.9;
+/** Why a kind is passed over in a round with masks (Masks.alone in messages.js). */
+const ALONE = "was chosen by too few devices to be summed";
 
 /**
  * One form of an update, its cost, and why it does not fit, if so. `classes`: of how many classes statistics are
@@ -76,20 +78,32 @@ export class UpdateChoice {
 /**
  * The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds. Of a kind with
  * several forms, the richest that fits. Class statistics are reduced if a form does not fit with them: first
- * without second moments, then of as many classes as fit, and without any if nothing fits with these.
+ * without second moments, then of as many classes as fit, and without any if nothing fits with these. A kind that is
+ * `alone` is chosen only if no other fits.
  * @param {Profile} profile @param {any[]} kinds @param {Workload} workload @param {number} remainingS
- * @returns {UpdateChoice}
+ * @param {string[]} [alone] names of kinds @returns {UpdateChoice}
  */
-export function choose(profile, kinds, workload, remainingS) {
+export function choose(profile, kinds, workload, remainingS, alone = []) {
   const usableS = MARGIN * remainingS;
   const forms = kinds.flatMap((kind) => kind.variants());
-  const candidates = forms.map((form) => candidate(form, (one) => judged({ profile, workload, usableS }, one)));
+  const found = forms.map((form) => candidate(form, (one) => judged({ profile, workload, usableS }, one)));
+  const candidates = withoutAlone(found, alone);
   const chosen = candidates.find((one) => !one.misfits.length) ?? null;
   if (!chosen && kinds.some((kind) => kind.statistics)) {
     const plain = kinds.map(classStatistics.withoutClassStatistics);
-    if (plain.some((kind, place) => kind !== kinds[place])) return choose(profile, plain, workload, remainingS);
+    if (plain.some((kind, place) => kind !== kinds[place])) return choose(profile, plain, workload, remainingS, alone);
   }
   return new UpdateChoice(chosen, candidates, verdict(profile, candidates, workload, usableS));
+}
+
+/** The candidates, of which those of kinds that are `alone` do not fit if others do. @param {Candidate[]} candidates */
+function withoutAlone(candidates, /** @type {string[]} */ alone) {
+  const isAlone = (/** @type {Candidate} */ { kind }) => alone.includes(kind);
+  if (candidates.every((one) => one.misfits.length || isAlone(one))) return candidates;
+  return candidates.map((one) => {
+    const isPassed = isAlone(one) && !one.misfits.length;
+    return isPassed ? new Candidate(one.strategy, one.cost, [ALONE], one.classes) : one;
+  });
 }
 
 /**

@@ -2,7 +2,19 @@
 
 import { codecNamed } from "./codecs.js";
 import { ErrorFeedback } from "./error_feedback.js";
-import { BlobError, DeviceError, DiskError, RoundLeftOut, StaleBase, TensorError, WorkStopped, oneLine } from "./errors.js";
+import {
+  BlobError,
+  DeviceError,
+  DiskError,
+  MaskError,
+  RoundLeftOut,
+  StaleBase,
+  TensorError,
+  WorkStopped,
+  oneLine,
+} from "./errors.js";
+import { masked } from "./masking/masked_update.js";
+import { checkMasksPossible } from "./masking/seeds.js";
 import { INLINE_LIMIT, hexOf } from "./messages.js";
 import { ModelCache } from "./model_cache.js";
 import { isSame } from "./offers.js";
@@ -85,6 +97,7 @@ export class InProcess {
   /** Do the round's work. @param {OpenRound} current @param {BackendListener} listener */
   work({ offer, closes }, listener) {
     return roundErrorsAsLeftOut(async () => {
+      if (offer.masks) await checkMasksPossible();
       const given = await this.#givenBy(offer);
       const { progress, lost } = listener;
       const decided = (/** @type {import("./work.js").Decision} */ decision) =>
@@ -152,26 +165,40 @@ export class InProcess {
   }
 
   /** Save what the codec left out of the update, then report the contribution. @returns {Promise<WorkResult>} */
-  async #report({ offer, base }, /** @type {any} */ outcome, /** @type {Set<number>} */ waiting) {
+  async #report(/** @type {any} */ given, /** @type {any} */ outcome, /** @type {Set<number>} */ waiting) {
+    const { offer } = given;
     const { run, round } = offer;
     const { contribution: made, plan, reasons } = outcome;
     const label = plan.chosen?.label ?? "";
     const nothing = { run, round, message: null, label, bytesUp: 0, outcome, reasons, trouble: "" };
     if (!made) return nothing;
     try {
-      const left = await this.#errorFeedback.get(run, made.kind, waiting);
-      const encoded = await codecNamed(plan.chosen.strategy.codec).encode(made.tensors, base, left);
-      const { body } = encoded;
+      const { body, mask, left } = await (offer.masks ? this.#masked(given, outcome) : this.#encoded(given, outcome, waiting));
       const sent = body.length > INLINE_LIMIT ? await this.cache.blobs.put(body) : body;
-      const message = contributionMessage(offer, outcome, sent);
-      const { left: rest } = encoded;
-      if (rest) await this.#errorFeedback.put({ run, kind: made.kind, round, left: rest }, waiting);
+      const message = contributionMessage(offer, outcome, sent, mask);
+      if (left) await this.#errorFeedback.put({ run, kind: made.kind, round, left }, waiting);
       return { ...nothing, message, bytesUp: body.length + ENVELOPE_BYTES };
     } catch (error) {
-      const isExpected = [BlobError, DiskError, TensorError].some((one) => error instanceof one);
+      const isExpected = [BlobError, DiskError, MaskError, TensorError].some((one) => error instanceof one);
       if (!isExpected) throw error;
       return { ...nothing, trouble: `its contribution cannot be kept: ${oneLine(error)}` };
     }
+  }
+
+  /** The update by the codec of its kind, and what that leaves out. */
+  async #encoded({ offer, base }, /** @type {any} */ { contribution, plan }, /** @type {Set<number>} */ waiting) {
+    const before = await this.#errorFeedback.get(offer.run, contribution.kind, waiting);
+    const codec = codecNamed(plan.chosen.strategy.codec);
+    return { ...(await codec.encode(contribution.tensors, base, before)), mask: null };
+  }
+
+  /** The masked update; nothing else of it is kept. */
+  async #masked({ offer, base }, /** @type {any} */ { contribution, plan }) {
+    const { name: device, log } = this.#environment;
+    const given = { offer, base, manifest: this.#known.manifest, device };
+    const { body, mask, note } = await masked(contribution, plan.chosen.strategy, given);
+    if (note) log("info", `round ${offer.round}: ${plan.chosen.label}: ${note}`);
+    return { body, mask, left: null };
   }
 }
 

@@ -103,7 +103,8 @@ export class DeviceTask {
     try {
       await this.#remeasure(kinds, load, deadline - lost() - clock());
       const { profile } = this;
-      const outcome = await perform(worker, profile, { kinds, seed: offer.seed, deadline, lost, decided });
+      const alone = offer.masks?.alone ?? [];
+      const outcome = await perform(worker, profile, { kinds, alone, seed: offer.seed, deadline, lost, decided });
       await this.#learn(profile, outcome);
       return outcome;
     } finally {
