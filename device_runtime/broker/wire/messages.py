@@ -361,6 +361,10 @@ class SumSeed(msgspec.Struct, frozen=True, array_like=True):
     mask: Mask
 
 
+_Count = Annotated[int, Meta(ge=0, le=2**31)]
+_Exponent = Annotated[int, Meta(ge=-1024, le=31)]
+
+
 class SumRequest(Message, frozen=True, array_like=True, kw_only=True):
     """`dn/sum`: asks a mask helper for the sum of the masks of a set of devices.
 
@@ -380,7 +384,7 @@ class SumRequest(Message, frozen=True, array_like=True, kw_only=True):
     sums: Annotated[int, Meta(ge=0, le=2**31)]
     noise_milli: Annotated[int, Meta(ge=0, le=2**40)] = 0
     clip_milli: Annotated[int, Meta(ge=0, le=2**40)] = 0
-    exponents: tuple[tuple[int, int], ...] = ()
+    exponents: tuple[tuple[_Count, _Exponent], ...] = ()
     """With noise: how many values there are of each fixed-point exponent, in order."""
     body: bytes = b""
     blob: Blob | None = None

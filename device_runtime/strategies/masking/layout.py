@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from math import frexp, prod
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from device_runtime.broker.wire.messages import Masks
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.statistics import class_statistics, class_sums, held_out, kind_statistics
 from device_runtime.strategies.training.device_half import MOST_LOSS
@@ -91,6 +93,12 @@ class SumLayout:
         """Length of the vector's sums."""
         return sum(part.size for part in self.sums)
 
+    @cached_property
+    def exponents(self) -> tuple[tuple[int, int], ...]:
+        """The number of values of each fixed-point exponent, in order; neighbours that are equal are one."""
+        runs = groupby(self.tensors, lambda part: part.exponent)
+        return tuple((sum(part.size for part in parts), exponent) for exponent, parts in runs)
+
     @property
     def content_bytes(self) -> int:
         """Bytes of a masked update."""
@@ -109,9 +117,16 @@ MOMENT_SUMS, MOMENT_COUNTS, MOMENTS = "moments/sums", "moments/counts", "moments
 
 
 def layout_of(strategy: AnyStrategy, manifest: Manifest, base: Tensors, masks: Masks) -> SumLayout:
-    """The layout of updates of this form, made from `base`: that of the strategy's member and round."""
+    """The layout of updates of this form, made from `base`: that of the strategy's member and round.
+
+    With central noise there are no sums, as nothing of them would be hidden. Raises MaskError for a kind that
+    needs them then.
+    """
     spare, expected = bits(masks.capacity), strategy.expected(manifest)
     added = [(spec.name, spec.shape, _FEATURE_BOUND) for spec in expected if spec.name in strategy.summed]
+    if masks.noise_milli and (added or kind_statistics.statistics_of(strategy)):
+        what = ", ".join(name for name, *_ in added) or "class statistics"
+        raise MaskError(f"{strategy.name} sends {what}, to which central noise is not added")
     sums: list[Bounded] = [
         (LOSS, (1,), MOST_LOSS),
         (LOSS_KNOWN, (1,), 1.0),
@@ -124,7 +139,10 @@ def layout_of(strategy: AnyStrategy, manifest: Manifest, base: Tensors, masks: M
             for spec in expected
             if spec.name not in strategy.summed
         ),
-        tuple(SumPart(name, shape, bits(bound), 62 - spare - bits(bound)) for name, shape, bound in sums),
+        tuple(
+            SumPart(name, shape, bits(bound), 62 - spare - bits(bound))
+            for name, shape, bound in (() if masks.noise_milli else sums)
+        ),
         kind_statistics.statistics_of(strategy),
     )
 

@@ -33,6 +33,7 @@ class MaskPurpose:
 
     min_group: the fewest devices of a sum, as the round's offer promised. noise_milli, clip_milli: noise
     multiplier and clipping norm of central differential privacy in thousandths, as promised; 0: none.
+    exponents: with noise, those of the update's layout (`SumLayout.exponents`), which scale it; else ().
     """
 
     task: str
@@ -44,13 +45,15 @@ class MaskPurpose:
     min_group: int
     noise_milli: int = 0
     clip_milli: int = 0
+    exponents: tuple[tuple[int, int], ...] = ()
 
     def encoded(self) -> bytes:
         """The purpose as bytes; two purposes never have the same."""
         texts = [text.encode() for text in (self.task, self.run, self.kind, self.form, self.device)]
         numbers = (self.round, self.min_group, self.noise_milli, self.clip_milli)
         sized = [len(text).to_bytes(4, "big") + text for text in texts]
-        return b"".join((*sized, *(number.to_bytes(8, "big") for number in numbers)))
+        scales = (number for run in self.exponents for number in run)
+        return b"".join((*sized, *(number.to_bytes(8, "big", signed=True) for number in (*numbers, *scales))))
 
 
 def seal(secret: bytes, helpers: Sequence[bytes], purpose: MaskPurpose) -> tuple[Mask, tuple[bytes, ...]]:

@@ -32,6 +32,9 @@ from .layout import (
 )
 from .masks import MaskedVector
 
+NOISE_REACH = 8.0
+"""Noise beyond so many deviations does not happen: in one of 10^15 values."""
+
 
 @dataclass(frozen=True)
 class Weighed:
@@ -157,13 +160,14 @@ class SummedGroup:
     """What is known of the devices of a sum in the clear.
 
     devices: their number. share: the sum of their weights, in parts of `most_weight`. num_examples: the sum
-    of their samples.
+    of their samples. deviation: that of central noise in their sum, as in `noise.add_noise`; 0: none.
     """
 
     devices: int
     share: float
     num_examples: int
     most_weight: int
+    deviation: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -189,7 +193,7 @@ def read(total: MaskedVector, layout: SumLayout, group: SummedGroup, strategy: A
     for name in strategy.summed:
         if name in numbers:
             tensors[name] = np.asarray(numbers[name] * most, np.float64)
-    known = float(numbers[LOSS_KNOWN][0])
+    known = float(numbers[LOSS_KNOWN][0]) if LOSS_KNOWN in numbers else 0.0
     loss = float(numbers[LOSS][0]) / known if known > 0 else nan
     update = TrainedUpdate(strategy.name, tensors, group.num_examples, loss, strategy.variant)
     return OpenedSum(update, _read_statistics(numbers, layout, most))
@@ -201,12 +205,7 @@ def _means(
     at = 0
     for part in layout.tensors:
         total = values[at : at + part.size].astype(np.float64).reshape(part.shape) * 2.0**-part.exponent
-        most = group.devices * part.bound * (1 + 1e-6)
-        if (np.abs(total) > most).any():
-            worst = float(np.abs(total).max())
-            raise MaskError(
-                f"the sum of {part.name} holds {worst:.4g}, {group.devices} devices make {most:.4g}"
-            )
+        _check_possible(part.name, total, part.bound, group)
         mean = total / group.share
         yield part.name, (mean if part.base is None else part.base + mean).astype(np.float32)
         at += part.size
@@ -218,19 +217,14 @@ def _read_sums(
     at = 0
     for part in layout.sums:
         found = sums[at : at + part.size].astype(np.float64).reshape(part.shape) * 2.0**-part.exponent
-        most = group.devices * 2.0**part.bound_bits * (1 + 1e-6)
-        if (np.abs(found) > most).any():
-            worst = float(np.abs(found).max())
-            raise MaskError(
-                f"the sum of {part.name} holds {worst:.4g}, {group.devices} devices make {most:.4g}"
-            )
+        _check_possible(part.name, found, 2.0**part.bound_bits, group)
         yield part.name, found
         at += part.size
 
 
 def _check_possible(name: str, total: NDArray[np.float64], bound: float, group: SummedGroup) -> None:
     """Raises MaskError where a sum is larger than so many devices can make; under a wrong mask it is."""
-    most = group.devices * bound * (1 + 1e-6)
+    most = group.devices * bound * (1 + 1e-6) + NOISE_REACH * group.deviation
     if (np.abs(total) > most).any():
         worst = float(np.abs(total).max())
         raise MaskError(

@@ -31,6 +31,7 @@ def test_each_helper_derives_the_seed_of_the_device_and_no_other():
         {"min_group": 1},
         {"noise_milli": 1},
         {"clip_milli": 1000},
+        {"exponents": ((10, 20), (5, -3))},
     ],
 )
 def test_a_seed_is_refused_for_any_other_purpose(other):
@@ -42,6 +43,12 @@ def test_a_seed_is_refused_for_any_other_purpose(other):
 def test_purposes_whose_texts_join_alike_are_told_apart():
     one, other = replace(PURPOSE, task="ab", run="c"), replace(PURPOSE, task="a", run="bc")
     assert one.encoded() != other.encoded()
+
+
+def test_a_purpose_without_noise_is_written_as_before_there_was_noise():
+    numbers = b"".join(number.to_bytes(8, "big") for number in (3, 5, 0, 0))
+    texts = [b"digits", b"run-1", b"full", b"", b"pi-7"]
+    assert PURPOSE.encoded() == b"".join(len(text).to_bytes(4, "big") + text for text in texts) + numbers
 
 
 def test_a_helper_key_that_is_no_point_is_refused():

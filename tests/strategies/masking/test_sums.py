@@ -1,8 +1,10 @@
 from dataclasses import replace
+from itertools import pairwise
 from math import isnan, nan
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from device_runtime.broker.wire.messages import HelperKey, Masks
 from device_runtime.strategies.class_means import ClassMeans
@@ -12,6 +14,7 @@ from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import CHECKS, layout_of
 from device_runtime.strategies.masking.masks import MaskedVector
+from device_runtime.strategies.masking.noise import add_noise
 from device_runtime.strategies.masking.sums import SummedGroup, Weighed
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
 from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
@@ -147,6 +150,45 @@ def test_a_norm_bound_holds_for_all_changes_together(round_model):
         for name, base in round_model.weights.items()
     )
     assert change**0.5 == pytest.approx(0.25, rel=1e-3)
+
+
+NOISY = structs.replace(MASKS, noise_milli=2000, clip_milli=500)
+
+
+def test_central_noise_is_that_of_the_mean_by_the_formula(round_model):
+    """Its deviation in a sum over the devices' share; the whole fixed point is read back."""
+    strategy, updates = FedAvg(), full_updates(round_model, sizes=(50, 100, 100))
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, NOISY)
+    total, deviation = MaskedVector.zeros(layout.values, layout.numbers), 2.0 * 0.5
+    for update in updates:
+        total.add(sums.write(Weighed(update, strategy, 100), layout, most_norm=0.5)[0])
+    plain = MaskedVector(total.values.copy(), total.sums)
+    add_noise(total, layout.exponents, deviation, np.random.default_rng(5).bytes)
+    group = replace(group_of(updates), deviation=deviation)
+    noisy, clear = (sums.read(vector, layout, group, strategy).update for vector in (total, plain))
+    noise = np.concatenate([(noisy.tensors[name] - clear.tensors[name]).ravel() for name in clear.tensors])
+    assert noise.std() == pytest.approx(deviation / 2.5, rel=5 / (2 * noise.size) ** 0.5)
+    assert isnan(noisy.train_loss)
+    with pytest.raises(MaskError, match="devices make"):
+        sums.read(total, layout, group_of(updates), strategy)
+
+
+def test_with_central_noise_nothing_is_sent_that_would_have_none(round_model):
+    assert layout_of(FedAvg(), round_model.manifest, round_model.weights, NOISY).sums == ()
+    with pytest.raises(MaskError, match="class-means sends sums, counts, to which central noise"):
+        layout_of(ClassMeans(), round_model.manifest, round_model.weights, NOISY)
+    strategy = kind_statistics.with_class_statistics(FedAvg(), ClassStatistics())
+    with pytest.raises(MaskError, match="full sends class statistics, to which central noise"):
+        layout_of(strategy, round_model.manifest, round_model.weights, NOISY)
+
+
+def test_exponents_name_the_values_in_order(round_model):
+    layout = layout_of(FedAvg(), round_model.manifest, round_model.weights, NOISY)
+    each = [part.exponent for part in layout.tensors for _ in range(part.size)]
+    assert [exponent for count, exponent in layout.exponents for _ in range(count)] == each
+    assert len(each) == layout.values - CHECKS
+    exponents = [exponent for _, exponent in layout.exponents]
+    assert all(one != other for one, other in pairwise(exponents))
 
 
 def test_a_sum_with_a_wrong_mask_is_refused(round_model):
