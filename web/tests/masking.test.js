@@ -18,7 +18,7 @@ const known = { seeds: vectors("masking/seeds"), masks: vectors("masking/masks")
 const bundle = await Bundle.open(packed(files(known.sums.bundle)));
 const base = bundle.weights();
 const SEED = fromHex(known.masks.seeds[0]);
-const MASKS = { capacity: 64 };
+const MASKS = { capacity: 64, noise_milli: 0 };
 
 for (const [at, one] of known.seeds.sealed.entries()) {
   test(`the seeds for ${one.helpers.length} helpers, and the mask, are Python's (${at})`, async () => {
@@ -93,6 +93,7 @@ for (const one of known.sums.written) {
     const layout = layoutOf(given.strategy, bundle.manifest, base, one);
     const described = layout.tensors.map(({ shape, bound, exponent }) => [sizeOf(shape), bound, exponent]);
     assert.deepEqual(described, one.values);
+    assert.deepEqual(layout.exponents, one.exponents);
     assert.deepEqual(layout.sums.map(({ shape, boundBits, exponent }) => [sizeOf(shape), boundBits, exponent]), one.sums);
     const { vector, note } = write(given, layout, one.most_norm);
     assert.equal(note, one.note);
@@ -150,6 +151,15 @@ test("sums by class that are missing or not finite are refused", () => {
   assert.throws(() => write(changed([]), layout), { name: "MaskError", message: "sums is missing, expected (10, 64)" });
   sums.data[5] = NaN;
   assert.throws(() => write(given, layout), { name: "MaskError", message: "sums has non-finite values" });
+});
+
+test("kinds whose sums central noise does not hide are refused with it", () => {
+  const refused = (kind, message) => {
+    const masks = { ...MASKS, noise_milli: 1000 };
+    assert.throws(() => layoutOf(kind, bundle.manifest, base, masks), { name: "MaskError", message });
+  };
+  refused(make("class-means"), "class-means sends sums, counts, to which central noise is not added");
+  refused(make("full", { statistics: {} }), "full sends class statistics, to which central noise is not added");
 });
 
 test("statistics that a device leaves out are zeros in the layout of the offer", () => {

@@ -9,9 +9,12 @@
  *
  * The places and the fixed point of all numbers of an update of one kind and form. `values` and `numbers`: how many
  * values and sums its vector has; the values end with CHECKS. `statistics`: the settings of class statistics, or null.
- * @typedef {{tensors: TensorPart[], sums: SumPart[], statistics: any, values: number, numbers: number}} SumLayout
+ * `exponents`: the number of values of each exponent, in order; neighbours that are equal are one.
+ * @typedef {{tensors: TensorPart[], sums: SumPart[], statistics: any, values: number, numbers: number,
+ *   exponents: [number, number][]}} SumLayout
  */
 import { statisticsOf } from "../class_statistics.js";
+import { MaskError } from "../errors.js";
 import { sizeOf } from "../flat.js";
 import { projectedWidth } from "../projection.js";
 
@@ -43,28 +46,47 @@ export function bits(bound) {
 
 /**
  * The layout of updates of this form, made from `base`. `strategy` has the class statistics that the offer asks for.
- * @param {any} strategy @param {import("../manifest.js").Manifest} manifest
- * @param {import("../flat.js").Tensors} base @param {{capacity: number}} masks @returns {SumLayout}
+ * With central noise there are no sums, as nothing of them would be hidden. Throws MaskError for a kind that needs them
+ * then. @param {any} strategy @param {import("../manifest.js").Manifest} manifest
+ * @param {import("../flat.js").Tensors} base @param {{capacity: number, noise_milli: number}} masks
+ * @returns {SumLayout}
  */
-export function layoutOf(strategy, manifest, base, { capacity }) {
-  const spare = bits(capacity);
+export function layoutOf(strategy, manifest, base, { capacity, noise_milli: noise }) {
+  const [spare, statistics] = [bits(capacity), statisticsOf(strategy)];
+  /** @type {{name: string, shape: number[]}[]} */
   const specs = strategy.expected(manifest);
-  const isSummed = (/** @type {any} */ { name }) => strategy.summed.includes(name);
+  const added = specs.filter(({ name }) => strategy.summed.includes(name));
+  if (noise && (added.length || statistics)) {
+    const what = added.map(({ name }) => name).join(", ") || "class statistics";
+    throw new MaskError(`${strategy.name} sends ${what}, to which central noise is not added`);
+  }
   const tensors = specs
-    .filter((/** @type {any} */ spec) => !isSummed(spec))
-    .map((/** @type {any} */ spec) => tensorPart(spec, base.get(spec.name), 30 - spare));
+    .filter((spec) => !added.includes(spec))
+    .map((spec) => tensorPart(spec, base.get(spec.name), 30 - spare));
   const bounded = [
     [LOSS, [1], MOST_LOSS],
     [LOSS_KNOWN, [1], 1],
-    ...specs.filter(isSummed).map((/** @type {any} */ { name, shape }) => [name, shape, FEATURE_BOUND]),
-    ...statisticsParts(statisticsOf(strategy), manifest),
+    ...added.map(({ name, shape }) => [name, shape, FEATURE_BOUND]),
+    ...statisticsParts(statistics, manifest),
   ];
-  const sums = bounded.map(([name, shape, bound]) => {
+  const sums = (noise ? [] : bounded).map(([name, shape, bound]) => {
     return { name, shape, boundBits: bits(bound), exponent: 62 - spare - bits(bound) };
   });
   const count = (/** @type {any[]} */ parts) => parts.reduce((sum, { shape }) => sum + sizeOf(shape), 0);
-  const statistics = statisticsOf(strategy);
-  return { tensors, sums, statistics, values: count(tensors) + CHECKS, numbers: count(sums) };
+  const lengths = { values: count(tensors) + CHECKS, numbers: count(sums) };
+  return { tensors, sums, statistics, ...lengths, exponents: exponentsOf(tensors) };
+}
+
+/** @param {TensorPart[]} tensors @returns {[number, number][]} */
+function exponentsOf(tensors) {
+  /** @type {[number, number][]} */
+  const runs = [];
+  for (const { shape, exponent } of tensors) {
+    const last = runs.at(-1);
+    if (last?.[1] === exponent) last[0] += sizeOf(shape);
+    else runs.push([sizeOf(shape), exponent]);
+  }
+  return runs;
 }
 
 /**

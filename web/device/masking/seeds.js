@@ -3,9 +3,10 @@
  * A device draws a key pair (X25519) for each contribution.
  *
  * What a seed is for; a helper opens it for this purpose only. `min_group`: the fewest devices of a sum; `noise_milli`,
- * `clip_milli`: central differential privacy in thousandths. All three as the offer promises.
+ * `clip_milli`: central differential privacy in thousandths. All three as the offer promises. `exponents`: with noise,
+ * those of the update's layout, which scale it; else empty.
  * @typedef {{task: string, run: string, round: number, kind: string, form: string, device: string, min_group: number,
- *   noise_milli: number, clip_milli: number}} MaskPurpose
+ *   noise_milli: number, clip_milli: number, exponents: [number, number][]}} MaskPurpose
  */
 import { concat, toLittleEndian, utf8 } from "../bytes.js";
 import { MaskError, oneLine } from "../errors.js";
@@ -46,12 +47,13 @@ export async function checkMasksPossible() {
 /** The purpose as bytes; two purposes never have the same. @param {MaskPurpose} purpose */
 export function encodedPurpose({ task, run, kind, form, device, ...numbers }) {
   const texts = [task, run, kind, form, device].map(utf8).flatMap((text) => [bigEndian(text.length, 4), text]);
-  const { round, min_group: minGroup, noise_milli: noise, clip_milli: clip } = numbers;
-  return concat([...texts, ...[round, minGroup, noise, clip].map((number) => bigEndian(number, 8))]);
+  const { round, min_group: minGroup, noise_milli: noise, clip_milli: clip, exponents } = numbers;
+  const all = [round, minGroup, noise, clip, ...exponents.flat()];
+  return concat([...texts, ...all.map((number) => bigEndian(number, 8))]);
 }
 
-/** @param {number} number @param {number} size in bytes */
-const bigEndian = (number, size) => toLittleEndian(BigInt(number), size).reverse();
+/** @param {number} number negative as two's complement @param {number} size in bytes */
+const bigEndian = (number, size) => toLittleEndian(BigInt.asUintN(8 * size, BigInt(number)), size).reverse();
 
 /** The same secret. Rejects with MaskError. @param {Promise<Uint8Array>} secret */
 const agreed = (secret) =>

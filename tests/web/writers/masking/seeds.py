@@ -11,7 +11,15 @@ PURPOSE = MaskPurpose("digits", "run-1", 3, "full", "", "pi-7", 5)
 PURPOSES = (
     PURPOSE,
     replace(PURPOSE, form="50% epochs=2", device="phone.7", round=2**40, min_group=2**20),
-    replace(PURPOSE, task="Straße 🦊", run="", kind="zeroth-order", noise_milli=1100, clip_milli=2**40),
+    replace(
+        PURPOSE,
+        task="Straße 🦊",
+        run="",
+        kind="zeroth-order",
+        noise_milli=1100,
+        clip_milli=2**40,
+        exponents=((144, 24), (2**31, -1024)),
+    ),
 )
 
 

@@ -41,6 +41,7 @@ class Case:
     capacity: int = 64
     scale: float = 0.02
     most_norm: float = 0.0
+    noise_milli: int = 0
     without: str = ""
 
 
@@ -50,6 +51,7 @@ def cases() -> Iterator[Case]:
     yield Case("full", loss=inf, examples=400, capacity=1000)
     yield Case("full", scale=300.0)
     yield Case("full", scale=2**14, capacity=2**20)
+    yield Case("full", noise_milli=900, most_norm=1e6)
     held = {"statistics": {"hold_out": 0.1}}
     for without in ("", "moments", "statistics"):
         yield Case("full", held, without=without)
@@ -88,6 +90,7 @@ def _written(case: Case, bundle: Bundle, at: int) -> dict[str, Any]:
         min_group=2,
         capacity=case.capacity,
         most_weight=case.most_weight,
+        noise_milli=case.noise_milli,
     )
     layout = layout_of(strategy, bundle.manifest, base, masks)
     specs = strategy.expected(bundle.manifest)
@@ -106,6 +109,7 @@ def _written(case: Case, bundle: Bundle, at: int) -> dict[str, Any]:
         "capacity": case.capacity,
         "scale": case.scale,
         "most_norm": case.most_norm,
+        "noise_milli": case.noise_milli,
         "statistics": tensors.encode(sent) if sent else None,
         "note": note,
         **_described(layout),
@@ -117,8 +121,9 @@ def _written(case: Case, bundle: Bundle, at: int) -> dict[str, Any]:
 
 
 def _described(layout: SumLayout) -> dict[str, Any]:
-    """The length of each tensor or sum, its bound, and its exponent."""
+    """The length of each tensor or sum, its bound, and its exponent; and the runs of exponents."""
     return {
+        "exponents": layout.exponents,
         "values": [[part.size, part.bound, part.exponent] for part in layout.tensors],
         "sums": [[part.size, part.bound_bits, part.exponent] for part in layout.sums],
     }
