@@ -32,9 +32,10 @@ import { ENVELOPE_BYTES } from "./workload.js";
  *   waiting: (run: string) => Set<number>}} BackendListener
  *
  * The result of a round's work: the contribution, without boot and seq, and the bytes of its upload. The message is
- * null if the device sits out, for these `reasons`, or if it cannot be kept (`trouble`).
- * @typedef {{run: string, round: number, message: any, label: string, bytesUp: number, outcome: any,
- *   reasons: string[], trouble: string}} WorkResult
+ * null if the device sits out, for these `reasons`, or if it cannot be kept (`trouble`). `leastDevices`: a masked one can
+ * be read only in a sum of so many devices; 0: it is sent in the clear.
+ * @typedef {{run: string, round: number, message: any, label: string, bytesUp: number, leastDevices: number,
+ *   outcome: any, reasons: string[], trouble: string}} WorkResult
  */
 
 /** Errors that concern more than one round, or that fetching anew may solve. */
@@ -170,7 +171,8 @@ export class InProcess {
     const { run, round } = offer;
     const { contribution: made, plan, reasons } = outcome;
     const label = plan.chosen?.label ?? "";
-    const nothing = { run, round, message: null, label, bytesUp: 0, outcome, reasons, trouble: "" };
+    const leastDevices = offer.masks?.min_group ?? 0;
+    const nothing = { run, round, message: null, label, bytesUp: 0, leastDevices, outcome, reasons, trouble: "" };
     if (!made) return nothing;
     try {
       const { body, mask, left } = await (offer.masks ? this.#masked(given, outcome) : this.#encoded(given, outcome, waiting));
