@@ -38,6 +38,8 @@ import { ENVELOPE_BYTES } from "./workload.js";
  *   outcome: any, reasons: string[], trouble: string}} WorkResult
  */
 
+/** A reason in the plan of a masked update. */
+const SHORTENED = "its changes were shortened to fit a masked sum";
 /** Errors that concern more than one round, or that fetching anew may solve. */
 const NOT_OF_ONE_ROUND = [BlobError, DiskError, StaleBase, WorkStopped, RoundLeftOut];
 
@@ -104,7 +106,7 @@ export class InProcess {
       const decided = (/** @type {import("./work.js").Decision} */ decision) =>
         listener.decided(offer, planMessage(offer, decision), decision);
       const outcome = await this.#known.perform(given, closes, { progress, lost, decided });
-      await listener.made(await this.#report(given, outcome, listener.waiting(offer.run)));
+      await listener.made(await this.#report(given, outcome, listener));
     });
   }
 
@@ -166,22 +168,25 @@ export class InProcess {
   }
 
   /** Save what the codec left out of the update, then report the contribution. @returns {Promise<WorkResult>} */
-  async #report(/** @type {any} */ given, /** @type {any} */ outcome, /** @type {Set<number>} */ waiting) {
+  async #report(/** @type {any} */ given, /** @type {any} */ outcome, /** @type {BackendListener} */ listener) {
     const { offer } = given;
     const { run, round } = offer;
     const { contribution: made, plan, reasons } = outcome;
-    const label = plan.chosen?.label ?? "";
+    const [label, waiting] = [plan.chosen?.label ?? "", listener.waiting(run)];
     const leastDevices = offer.masks?.min_group ?? 0;
     const nothing = { run, round, message: null, label, bytesUp: 0, leastDevices, outcome, reasons, trouble: "" };
     if (!made) return nothing;
     try {
-      const { body, mask, left } = await (offer.masks ? this.#masked(given, outcome) : this.#encoded(given, outcome, waiting));
+      const { body, mask, left } = offer.masks
+        ? await this.#masked(given, outcome, listener)
+        : await this.#encoded(given, outcome, waiting);
       const sent = body.length > INLINE_LIMIT ? await this.cache.blobs.put(body) : body;
       const message = contributionMessage(offer, outcome, sent, mask);
       if (left) await this.#errorFeedback.put({ run, kind: made.kind, round, left }, waiting);
       return { ...nothing, message, bytesUp: body.length + ENVELOPE_BYTES };
     } catch (error) {
-      const isExpected = [BlobError, DiskError, MaskError, TensorError].some((one) => error instanceof one);
+      if (error instanceof MaskError) return { ...nothing, trouble: oneLine(error) };
+      const isExpected = [BlobError, DiskError, TensorError].some((one) => error instanceof one);
       if (!isExpected) throw error;
       return { ...nothing, trouble: `its contribution cannot be kept: ${oneLine(error)}` };
     }
@@ -195,12 +200,23 @@ export class InProcess {
   }
 
   /** The masked update; nothing else of it is kept. */
-  async #masked({ offer, base }, /** @type {any} */ { contribution, plan }) {
-    const { name: device, log } = this.#environment;
-    const given = { offer, base, manifest: this.#known.manifest, device };
+  async #masked({ offer, base }, /** @type {any} */ outcome, /** @type {BackendListener} */ listener) {
+    const { contribution, plan } = outcome;
+    const given = { offer, base, manifest: this.#known.manifest, device: this.#environment.name };
     const { body, mask, note } = await masked(contribution, plan.chosen.strategy, given);
-    if (note) log("info", `round ${offer.round}: ${plan.chosen.label}: ${note}`);
+    if (note) this.#tellShortened(note, offer, outcome, listener);
     return { body, mask, left: null };
+  }
+
+  /**
+   * Log what was shortened of a masked update, and say that it was in a plan, without the factor, which would tell of
+   * one device's update. With noise every update may be clipped: the plan is not sent again.
+   */
+  #tellShortened(/** @type {string} */ note, /** @type {any} */ offer, { plan, reasons }, /** @type {BackendListener} */ listener) {
+    const clips = offer.masks.clip_milli > 0;
+    this.#environment.log(clips ? "info" : "warning", `round ${offer.round}: ${note}`);
+    const decision = { plan, reasons: [...reasons, SHORTENED], roomBytes: Infinity };
+    if (!clips) listener.decided(offer, planMessage(offer, decision), decision);
   }
 }
 

@@ -83,9 +83,45 @@ test("a device keeps the masked content alone, and a restarted one sends it agai
   assert.deepEqual([again.blob, again.mask, again.round], [made.blob, made.mask, 1]);
 });
 
-test("an update that was shortened is logged", async () => {
+test("an update that was clipped is logged, and no second plan is sent", async () => {
   const { world } = await contributions(1, { ...FULL, masks: { ...MASKS, clip_milli: 1 } });
-  assert.equal(world.lines("round 1: full: its changes were shortened to ").length, 1);
+  assert.deepEqual(world.lines("round 1: its changes were shortened to ").map(({ level }) => level), ["info"]);
+  assert.equal(world.of("plan").length, 1);
+});
+
+test("an update that was shortened to fit the sum is logged, and a plan says so without the factor", async () => {
+  const { world } = await contributions(1, kind("full", { epochs: 1, lr: 100 }));
+  assert.deepEqual(world.lines("round 1: its changes were shortened to ").map(({ level }) => level), ["warning"]);
+  const reasons = world.of("plan").map((plan) => plan.reasons);
+  assert.deepEqual(reasons, [[], ["its changes were shortened to fit a masked sum"]]);
+});
+
+test("an update that cannot be masked is left out with the reason, and the next round is worked on", async () => {
+  const world = await World.made();
+  world.offer = world.round(1, { masks: { ...MASKS, helpers: [{ name: "uni", key: new Uint8Array(32) }] } });
+  const agent = await world.device();
+  await world.until(agent, () => world.lines("round 1 left out").length > 0);
+  assert.match(world.lines("round 1 left out")[0].text, /^round 1 left out: not a valid key for a mask/);
+  world.tellAll(world.round(2, { masks: MASKS }));
+  await world.until(agent, () => told(world, "receipt").length > 0);
+  assert.deepEqual(world.of("contribution").map((one) => one.round), [2]);
+});
+
+test("a kind that central noise does not hide is not chosen", async () => {
+  const kinds = [...kind("class-means").kinds, ...kind("few-shot").kinds];
+  const { world, made } = await contributions(1, { kinds, masks: { ...MASKS, noise_milli: 1000, clip_milli: 1000 } });
+  assert.equal(made[0].kind, "few-shot");
+  const [{ reasons }] = world.of("plan");
+  assert.deepEqual(reasons, ["class-means class-means sends sums, counts, to which central noise is not added"]);
+});
+
+test("a device counts on the bytes of the masked update when it chooses", async () => {
+  const statistics = {};
+  const { world } = await contributions(1, kind("few-shot", { statistics }));
+  const { values, numbers } = layoutOf(make("few-shot", { statistics }), bundle.manifest, bundle.weights(), MASKS);
+  const [{ cost }] = told(world, "plan");
+  assert.equal(cost.bytesUp, 4 * values + 8 * numbers + 120);
+  assert.equal(told(world, "made")[0].bytesUp, cost.bytesUp);
 });
 
 test("a browser without X25519 leaves rounds with masks out, and says why", async (t) => {
@@ -102,14 +138,6 @@ test("a browser without X25519 leaves rounds with masks out, and says why", asyn
   world.tellAll(world.round(2));
   await world.until(agent, () => told(world, "receipt").length > 0);
   assert.deepEqual(world.of("contribution").map((one) => one.round), [2]);
-});
-
-test("a helper's key that is no point leaves the round out", async () => {
-  const world = await World.made();
-  world.offer = world.round(1, { masks: { ...MASKS, helpers: [{ name: "uni", key: new Uint8Array(32) }] } });
-  const agent = await world.device();
-  await world.until(agent, () => world.lines("round 1 left out").length > 0);
-  assert.match(world.lines("round 1 left out")[0].text, /not a valid key for a mask/);
 });
 
 test("a kind that too few devices chose is chosen only if no other fits", async () => {
