@@ -201,7 +201,8 @@ def list_settings(settings: type, without: tuple[str, ...] = ()) -> Iterator[Set
         yield SettingText(
             name, _type(hint), default, expected, setting.unit, setting.meaning, _pairs(given), given
         )
-        table = next((one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one)), None)
+        tables = (one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one))
+        table = hint if _is_struct(hint) else next(tables, None)
         if isinstance(table, type):
             rest = tuple(one.removeprefix(f"{name}.") for one in without)
             yield from inside(name, list_settings(table, rest))
@@ -292,6 +293,10 @@ def _type_and_setting(settings: type, name: str) -> tuple[Any, Setting]:
     rest = [one for one in get_args(plain) if one is not NoneType]
     optional = NoneType in get_args(plain) and len(rest) == 1
     return rest[0] if optional else plain, setting
+
+
+def _is_struct(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
 def _is_choice(hint: Any) -> bool:

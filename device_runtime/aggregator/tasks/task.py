@@ -25,6 +25,8 @@ from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
+from .mask_settings import MaskSettings
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -172,6 +174,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     from the statistics of all rounds so far (`statistics.closed_form`). The trained head is served instead
     where it is better on the evaluation data or, where `statistics` has devices hold samples out, on those
     (`statistics.held_out`). head="auto" is "closed-form" where several kinds are offered.
+
+    Masked sums. With `masks` devices mask their updates, and the aggregator opens sums of at least
+    `masks.min_group` updates of one kind and round, with the mask helpers. At least so many devices must
+    contribute, whatever `min_contributions` is. Late updates count by `staleness_weight` also where rounds
+    wait for the fast devices.
     """
 
     bundle: Annotated[
@@ -310,6 +317,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     keep_versions: Annotated[
         int, Setting("Latest served models kept beside the best; 0: all.", 3, "models", at_least=0)
     ] = 10
+    masks: Annotated[
+        MaskSettings | None,
+        Setting(
+            "Masked sums: the aggregator sees no single update; none: updates are sent in the clear.",
+            {"helpers": ("site-a=" + "5b" * 32,)},
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
@@ -320,6 +334,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             ranges.check(self)
         except (topics.TopicError, ValueError) as error:
             raise TaskError(str(error)) from None
+        if self.masks:
+            self._check_masks(self.masks)
+            least = max(self.min_contributions, self.masks.min_group)
+            msgspec.structs.force_setattr(self, "min_contributions", least)
         if self.devices_per_round is not None and not self.buffer_size:
             self._check_enough_are_asked(self.devices_per_round)
         if self.ask_all_rounds and self.buffer_size:
@@ -351,6 +369,25 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                     f"round {number} offers no kind of update: look at from_round and until_round"
                 )
 
+    def _check_masks(self, masks: MaskSettings) -> None:
+        """Refuses what needs single updates, and rounds of too few devices for a sum."""
+        if self.robust != "none":
+            raise TaskError(f"masks and robust = {self.robust}: robust rules compare single updates")
+        for name in ("devices_per_round", "buffer_size"):
+            size = getattr(self, name)
+            if size and size < masks.min_group:
+                raise TaskError(
+                    f"{name} is {size}, masks.min_group {masks.min_group}: no sum would be opened"
+                )
+        if masks.noisy and self.head == "closed-form":
+            raise TaskError("masks.epsilon and head = closed-form: class statistics are sent without noise")
+        for kind in self.kinds:
+            why = masks.unmaskable_reason(kind.strategy)
+            if kind.max_norm is not None:
+                why = f"max_norm = {kind.max_norm:g} is checked on single updates, leave it out"
+            if why:
+                raise TaskError(f"{kind.name} cannot be masked: {why}")
+
     def _check_pace(self) -> None:
         if self.deadline_quantile is None:
             return
@@ -376,7 +413,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             return "buffer_size is set: a buffered round closes by its number of devices"
         if self.deadline_quantile is not None:
             return "deadline_quantile is set: both learn when a round ends, give only one"
-        if self.staleness_weight != _STALENESS:
+        if self.staleness_weight != _STALENESS and self.masks is None:
             return (
                 f"staleness_weight is {self.staleness_weight:g}: an update weighs as many times as the "
                 "rounds that its device was at work, leave it out"
@@ -409,7 +446,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def closed_form(self) -> bool:
-        """Whether the served head is in closed form."""
+        """Whether the served head is in closed form; not with noise, which class statistics have none of."""
+        if self.masks and self.masks.noisy:
+            return False
         return self._mixed if self.head == "auto" else self.head == "closed-form"
 
     @property
@@ -438,9 +477,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def late_share(self, rounds: int) -> float:
         """The share of its change by which an update that is `rounds` rounds late moves the model.
 
-        It is 1 where rounds wait for the fast devices.
+        It is 1 where rounds wait for the fast devices, as `stands_for` weighs these.
         """
-        return 1.0 if self.waits_for_fast else float((1 + rounds) ** -self.staleness_weight)
+        return 1.0 if self._weighs_single_updates else float((1 + rounds) ** -self.staleness_weight)
+
+    @property
+    def _weighs_single_updates(self) -> bool:
+        return self.waits_for_fast and self.masks is None
 
     def stands_for(self, rounds: int, since: float) -> float:
         """The factor on the samples of an update that is `rounds` rounds late.
@@ -449,8 +492,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         this round. Where rounds wait for the fast, an update stands for all rounds in which its device was at
         work, so that each device has the same weight over time (by its participation interval: Wang and Ji
         2024). With `devices_per_round` the factor is 1: a device that works longer is not drawn less often.
+        With `masks` it is 1 too: the aggregator cannot weigh single updates.
         """
-        if not self.waits_for_fast or self.devices_per_round is not None:
+        if not self._weighs_single_updates or self.devices_per_round is not None:
             return 1.0
         return min(1.0 + rounds, since)
 
@@ -482,7 +526,10 @@ def load(path: Path | None, flags: Mapping[str, object]) -> Task:
 
     Paths in the file are relative to the file.
     """
-    settings = {**(_read(path) if path else {}), **flags}
+    settings = _read(path) if path else {}
+    if isinstance(masks := flags.get("masks"), Mapping) and isinstance(settings.get("masks", {}), Mapping):
+        flags = {**flags, "masks": {**settings.get("masks", {}), **masks}}
+    settings |= flags
     if "bundle" not in settings:
         raise TaskError("which model is to be learnt? give --bundle, or bundle = ... in the task file")
     try:

@@ -213,6 +213,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="Withstand this many lying devices, with krum (default: the most possible).",
     )
+    add(
+        "--mask-helpers",
+        metavar="NAME=KEY,..",
+        help="Mask updates, so that only sums of them are seen, with these mask helpers (default: in the "
+        "clear).",
+    )
+    add(
+        "--min-group",
+        type=int,
+        metavar="N",
+        help="Open no sum of fewer devices, with --mask-helpers (default: 3).",
+    )
     add("--seed", type=int, help="Draw by this seed (default: 0).")
     add(
         "--run-dir",
@@ -361,7 +373,19 @@ def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
         flags["kinds"] = msgspec.to_builtins(tasks.kinds_named(names))
     if args.family is not None:
         flags["family"] = [name.strip() for name in args.family.split(",") if name.strip()]
+    if masks := _masks(args):
+        flags["masks"] = masks
     task = tasks.load(file, flags)
     task = systems.task_as_system(args.system, task) if args.system else task
     task = training.with_training_options(task, args)
     return task if args.codec is None else with_codec(task, args.codec)
+
+
+def _masks(args: argparse.Namespace) -> dict[str, object]:
+    """The table `masks` that flags give; empty for none."""
+    masks: dict[str, object] = {}
+    if args.mask_helpers is not None:
+        masks["helpers"] = [helper.strip() for helper in args.mask_helpers.split(",") if helper.strip()]
+    if args.min_group is not None:
+        masks["min_group"] = args.min_group
+    return masks

@@ -45,7 +45,9 @@ class MaskedVector:
 
     def to_bytes(self) -> bytes:
         """All integers, little-endian: the values, then the sums."""
-        return self.values.astype("<u4", copy=False).tobytes() + self.sums.astype("<u8", copy=False).tobytes()
+        return b"".join(
+            (self.values.astype("<u4", copy=False).data, self.sums.astype("<u8", copy=False).data)
+        )
 
     def add(self, other: MaskedVector) -> None:
         """Adds another vector of the same shape, in place."""

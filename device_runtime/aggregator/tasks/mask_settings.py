@@ -1,0 +1,106 @@
+"""The settings of masked sums: who helps to open them, and how many devices a sum has at least."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated
+
+import msgspec
+
+from device_runtime.broker.wire.messages import HelperKey
+from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.masking.seeds import KEY_BYTES, helper_key
+from device_runtime.strategies.settings import Setting
+
+MOST_HELPERS = 3
+MOST_GROUP = 2**19
+_EXAMPLE = ("site-a=" + "5b" * KEY_BYTES,)
+_NOISE = {"helpers": _EXAMPLE, "epsilon": 4.0, "delta": 1e-6, "clip_norm": 1.0}
+
+
+class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """How a task's updates are masked, so that the aggregator learns sums of them only.
+
+    helpers: the name of each mask helper at the broker, and its public key (X25519) in hexadecimal digits.
+    min_group: no sum of fewer devices is opened.
+    epsilon, delta, clip_norm: central differential privacy of the whole run, with noise of the helpers; all
+    three or none. Raises ValueError.
+    """
+
+    helpers: Annotated[
+        tuple[str, ...],
+        Setting("Mask helpers, 1 to 3: name at the broker, and public key in hexadecimal.", _EXAMPLE),
+    ]
+    min_group: Annotated[
+        int,
+        Setting(
+            "Fewest devices in a sum that is opened.",
+            5,
+            "devices",
+            at_least=2,
+            at_most=MOST_GROUP,
+            beside={"helpers": _EXAMPLE},
+        ),
+    ] = 3
+    epsilon: Annotated[
+        float | None,
+        Setting(
+            "Privacy budget of the run by the helpers' noise; none: no noise.",
+            4.0,
+            more_than=0,
+            beside=_NOISE,
+        ),
+    ] = None
+    delta: Annotated[
+        float | None,
+        Setting(
+            "Probability that epsilon does not hold, with noise.",
+            1e-6,
+            more_than=0,
+            less_than=1,
+            beside=_NOISE,
+        ),
+    ] = None
+    clip_norm: Annotated[
+        float | None,
+        Setting(
+            "Largest norm of a device's changes, with noise.",
+            1.0,
+            "Euclidean norm",
+            at_least=0.001,
+            at_most=1e6,
+            beside=_NOISE,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        ranges.check(self)
+        if not 1 <= len(self.helpers) <= MOST_HELPERS:
+            raise ValueError(f"helpers are {len(self.helpers)}, expected 1 to {MOST_HELPERS}")
+        names, keys = [helper.name for helper in self.keys], [helper.key for helper in self.keys]
+        if len(set(names)) < len(names) or len(set(keys)) < len(keys):
+            raise ValueError(f"helpers are {', '.join(self.helpers)}: each name and key can be given once")
+        given = [name for name in ("epsilon", "delta", "clip_norm") if getattr(self, name) is not None]
+        if len(given) in (1, 2):
+            raise ValueError(f"noise needs epsilon, delta and clip_norm; given: {', '.join(given)}")
+
+    @cached_property
+    def keys(self) -> tuple[HelperKey, ...]:
+        """The helpers with their public keys. Raises ValueError."""
+        return tuple(helper_key(text) for text in self.helpers)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether helpers add noise to sums."""
+        return self.epsilon is not None
+
+    def unmaskable_reason(self, strategy: AnyStrategy) -> str:
+        """Why updates of a kind cannot be masked; empty if they can."""
+        if not strategy.adds_up:
+            return "its updates do not fold as a sum"
+        if strategy.codec:
+            return f"numbers that its codec {strategy.codec} packs do not add up"
+        if self.noisy and strategy.summed:
+            return f"{' and '.join(strategy.summed)} are sent without noise, and masks.epsilon asks for noise"
+        return ""
