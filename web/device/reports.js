@@ -27,6 +27,14 @@ export function planMessage(offer, { plan, reasons }) {
 }
 
 /**
+ * The plan of a device that trains nothing in a round, for these reasons.
+ * @param {string} task @param {number} round @param {string[]} reasons
+ */
+export function satOutPlan(task, round, reasons) {
+  return { task, round, kind: "", seconds: 0, memory_bytes: 0, energy_j: 0, reasons };
+}
+
+/**
  * The contribution with its content inline, or its blob; the sender fills in boot and seq. The loss of a masked one is
  * part of its content.
  * @param {any} offer @param {any} outcome see work.js; with a contribution @param {Uint8Array | any} body
