@@ -59,12 +59,6 @@ test("two updates of equal content have masks of different keys", async () => {
   assert.ok(!equal(one.mask.key, other.mask.key) && !equal(one.body, other.body));
 });
 
-test("masked scalars never go in compact form", async () => {
-  const { world, made } = await contributions(3, kind("zeroth-order"));
-  assert.equal(made.length, 3);
-  assert.deepEqual(world.of("c"), []);
-});
-
 test("a device keeps the masked content alone, and a restarted one sends it again as it is", async () => {
   const disk = new MemoryDisk();
   const world = await World.made();

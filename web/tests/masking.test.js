@@ -143,6 +143,16 @@ test("an update that is not finite, or lacks a tensor, is refused", () => {
   refused([[name, float32([2], Float32Array.of(1, 2))], ...others], `${name} is (2,), expected (${whole.shape.join(", ")})`);
 });
 
+test("an update of a base that is not finite is refused", () => {
+  const given = weighed(plain);
+  const [[name, whole]] = given.update.tensors;
+  for (const value of [Infinity, NaN]) {
+    const from = new Map(base).set(name, { ...whole, data: whole.data.slice().fill(value, 0, 1) });
+    const layout = layoutOf(given.strategy, bundle.manifest, from, MASKS);
+    assert.throws(() => write(given, layout), { name: "MaskError", message: `${name} has non-finite values` });
+  }
+});
+
 test("sums by class that are missing or not finite are refused", () => {
   const given = weighed(known.sums.written.find((one) => one.kind === "class-means"));
   const layout = layoutOf(given.strategy, bundle.manifest, base, MASKS);
@@ -173,6 +183,6 @@ test("statistics that a device leaves out are zeros in the layout of the offer",
 });
 
 test("the bits of a bound are those of the next power of two", () => {
-  const bounds = [1, 2, 3, 4, 1e4, 1e6, 1e8, 2 ** 40 + 1, 0.5, 0.3, 1 + 2 ** -52, 2 - 2 ** -52];
-  assert.deepEqual(bounds.map(bits), [0, 1, 2, 2, 14, 20, 27, 41, -1, -1, 1, 1]);
+  const bounds = [1, 2, 3, 4, 1e4, 1e6, 1e8, 2 ** 40 + 1, 0.5, 0.3, 1 + 2 ** -52, 2 - 2 ** -52, 2 ** 130];
+  assert.deepEqual(bounds.map(bits), [0, 1, 2, 2, 14, 20, 27, 41, -1, -1, 1, 1, 130]);
 });

@@ -36,8 +36,9 @@ export const [LOSS, LOSS_KNOWN] = ["loss", "loss-known"];
 export const [SUMS, COUNTS, RIGHT] = ["statistics/sums", "statistics/counts", "statistics/right"];
 export const [MOMENT_SUMS, MOMENT_COUNTS, MOMENTS] = ["moments/sums", "moments/counts", "moments/upper"];
 
-/** The smallest k with 2^k >= bound. @param {number} bound more than 0 */
+/** The smallest k with 2^k >= bound; 0 for a bound that is not finite. @param {number} bound more than 0 */
 export function bits(bound) {
+  if (!Number.isFinite(bound)) return 0; // of a base whose changes are refused
   let k = Math.round(Math.log2(bound)); // up to rounding, and off by less than 1
   while (2 ** k < bound) k += 1;
   while (2 ** (k - 1) >= bound) k -= 1;
