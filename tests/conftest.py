@@ -190,6 +190,39 @@ def digits_in() -> Callable[[Path, Any], Path]:
     return write
 
 
+class Systemd:
+    """The end of NOTIFY_SOCKET that systemd holds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+
+    def hears(self, within_s: float = 120.0) -> str | None:
+        """The next that is said; None when nothing is for so long."""
+        self._socket.settimeout(within_s)
+        try:
+            return self._socket.recv(4096).decode()
+        except TimeoutError:
+            return None
+
+    def hears_at_last(self, wanted: str) -> None:
+        """Drops the beats before the wanted word; any other word fails the test."""
+        end = time.monotonic() + 120.0
+        while (said := self.hears()) != wanted:
+            assert said == "WATCHDOG=1" and time.monotonic() < end, said
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[Systemd]:
+    one = Systemd(tmp_path / "notify")
+    yield one
+    one.close()
+
+
 class PostgresServer:
     """A PostgreSQL of our own, in a temporary folder, at a free port. It sorts texts as people do.
 

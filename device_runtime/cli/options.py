@@ -16,8 +16,15 @@ from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
 
 
-def add_connection(parser: argparse.ArgumentParser, broker: str) -> None:
-    """Add the broker's URL (the argument named `broker`), the device's name and folder, and TLS files."""
+def add_connection(
+    parser: argparse.ArgumentParser,
+    broker: str,
+    kept: str = "the enrolment, the outbox, bundles and measurements",
+) -> None:
+    """Add the broker's URL (the argument named `broker`), the device's name and folder, and TLS files.
+
+    kept: what is in the folder.
+    """
     add = parser.add_argument
     text = "Connect to this broker: mqtts://user:password@host, wss://... (default: as enrolled)."
     if broker.startswith("-"):
@@ -25,7 +32,7 @@ def add_connection(parser: argparse.ArgumentParser, broker: str) -> None:
     else:
         add(broker, nargs="?", metavar="URL", help=text)
     add("--name", help="Name this device (default: as enrolled, the user of the URL, or the host's name).")
-    add("--state", type=Path, help="Keep the enrolment, the outbox, bundles and measurements in this folder.")
+    add("--state", type=Path, help=f"Keep {kept} in this folder.")
     add("--ca", type=Path, help="Trust this certificate authority of the broker (PEM).")
     add("--cert", type=Path, help="Show this certificate of the device to the broker (PEM).")
     add("--key", type=Path, help="Use this private key of the device (PEM).")

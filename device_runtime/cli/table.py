@@ -150,6 +150,12 @@ COMMANDS = {
         "device-runtime edge mqtt://127.0.0.1:1883 --name site-a --broker auto",
         "aggregator",
     ),
+    "mask-helper": Command(
+        OPERATOR,
+        "device_runtime.cli.operator.mask_helper",
+        "Run a mask helper: it sums masks, so that an aggregator sees sums of updates, and no single one.",
+        "device-runtime mask-helper mqtt://127.0.0.1:1883 --name club --min-group 10",
+    ),
     "web": Command(
         OPERATOR,
         "device_runtime.cli.operator.web",

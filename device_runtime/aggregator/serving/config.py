@@ -23,6 +23,7 @@ from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.broker_folder import SERVER, SERVER_KEY
 from device_runtime.broker.servers.server import BrokerOptions, RunningBroker
 from device_runtime.broker.wire.url import TLS, BrokerUrl, is_loopback
+from device_runtime.console import LogFormat
 from device_runtime.profiles.keys import explained
 
 from . import enrolled
@@ -35,7 +36,6 @@ else:
 AUTO = "auto"
 PORT = "port"
 """File in the run folder: the broker's latest port, so that a restart can use the same one."""
-LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 _PATHS = {

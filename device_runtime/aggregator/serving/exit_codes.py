@@ -6,8 +6,6 @@ first.
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from device_runtime.aggregator.errors import (
     AddressError,
     DatabaseError,
@@ -17,31 +15,9 @@ from device_runtime.aggregator.errors import (
     WorkerError,
 )
 from device_runtime.broker.errors import BlobError, BrokerRefused, BrokerStartError, BrokerUnreachable
+from device_runtime.service_process import Exit
 
-
-class Exit(IntEnum):
-    """Exit status of the service; `docs/service.md` and the systemd unit say the same."""
-
-    DONE = 0
-    """The task is finished, or the service was told to stop (SIGTERM, SIGINT) and did."""
-    MISTAKE = 1
-    """An unexpected error, here or in a worker, with a traceback on stderr. Please report it."""
-    SETTINGS = 2
-    """Flags, server file, task file or bundle are invalid; the message names the key."""
-    BROKER = 3
-    """No broker answers, it refuses us, or our own could not be started."""
-    FOLDER = 4
-    """The run folder is in use, another task's, or damaged, or its disk fails."""
-    ADDRESS = 5
-    """The service cannot listen on its HTTP address."""
-    MISSING = 6
-    """A package is not installed; the message says what to install."""
-    DATABASE = 7
-    """PostgreSQL does not answer, refuses us, or was away for too long."""
-    FRUITLESS = 8
-    """No device contributed to a round in many deadlines in a row; the message says why."""
-    INTERRUPTED = 130
-    """Ctrl-C before the service ran."""
+__all__ = ["Exit", "exit_code"]
 
 
 _OF: tuple[tuple[type[Exception], Exit], ...] = (

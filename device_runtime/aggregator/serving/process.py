@@ -6,18 +6,15 @@ Reports its state to systemd (sd_notify(3)): ready, alive, stopping.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import ConfigError, MissingExtra, NoContributions
 from device_runtime.aggregator.intake.worker_pool import WorkerOrder, Workers
@@ -35,6 +32,7 @@ from device_runtime.broker.servers.server import RunningBroker
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.service_process import SystemdWatchdog, stopped_by_signals
 
 from . import enrolled, join_address
 from .config import ServerConfig, broker_for, database_for, keep_port
@@ -104,7 +102,7 @@ class Process:
         other tasks are done.
         """
         with ExitStack() as stack:
-            stack.callback(_restore, _on_signals(self._stop))
+            stack.enter_context(stopped_by_signals(self._stop))
             broker, url = broker_for(self._server.broker, self.folders[0])
             if broker:
                 stack.callback(broker.stop)
@@ -262,72 +260,3 @@ def _check_room(task: Task, most: int) -> None:
         wanted = getattr(task, name)
         if wanted is not None and wanted > most:
             raise ConfigError(f"max_devices is {most}, and task {task.name!r} wants {name} = {wanted}")
-
-
-def _on_signals(stop: threading.Event) -> dict[signal.Signals, Any]:
-    """Has the first SIGTERM or SIGINT stop the service in order, and the next one at once.
-
-    Returns the handlers before, by signal. Outside the main thread signals stay as they are.
-    """
-    both = (signal.SIGINT, signal.SIGTERM)
-
-    def stopping(_number: int, _frame: object) -> None:
-        stop.set()
-        for number in both:
-            signal.signal(number, signal.SIG_DFL)
-
-    main = threading.current_thread() is threading.main_thread()
-    return {number: signal.signal(number, stopping) for number in both} if main else {}
-
-
-def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-def notify_systemd(state: str) -> None:
-    """Sends systemd a state such as "READY=1"; does nothing without $NOTIFY_SOCKET."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
-        out.sendto(state.encode(), f"\0{address[1:]}" if address[0] == "@" else address)
-
-
-def watchdog_s() -> float | None:
-    """Seconds of silence that systemd takes for a hang; None when it does not watch."""
-    try:
-        return int(os.environ["WATCHDOG_USEC"]) / 1e6
-    except (KeyError, ValueError):
-        return None
-
-
-class SystemdWatchdog:
-    """Context manager that reports to systemd for as long as the loop works.
-
-    `silence_s` gives the seconds since the loop last looked at the clock.
-    """
-
-    def __init__(self, silence_s: Callable[[], float]) -> None:
-        self._silence_s = silence_s
-        self._stop = threading.Event()
-        self._limit_s = watchdog_s()
-        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-
-    def __enter__(self) -> SystemdWatchdog:
-        notify_systemd("READY=1")
-        if self._limit_s:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        notify_systemd("STOPPING=1")
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        limit_s = self._limit_s or 0.0
-        while not self._stop.wait(limit_s / 4):
-            if self._silence_s() < limit_s / 2:
-                notify_systemd("WATCHDOG=1")

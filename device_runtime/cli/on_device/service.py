@@ -26,25 +26,45 @@ def install(
 ) -> int:
     """Write the options of `join` to a file, and start a service with them. Raises InstallError."""
     options.name, options.state = connection.name, connection.folder
+    file = write_settings(options, add_arguments, RULES)
+    limits = (options.nice, options.idle_io, options.cpu_percent, memory_bytes(options))
+    return start(ServiceCommand(connection.name, command("join", file), Path.cwd(), *limits), file)
+
+
+def write_settings(
+    options: argparse.Namespace,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    rules: frozenset[str] = frozenset(),
+) -> Path:
+    """Write a command's options to the settings file in its folder, and return the file.
+
+    Raises InstallError.
+    """
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    file = connection.folder.absolute() / SETTINGS
+    file: Path = options.state.absolute() / SETTINGS
     before = os.umask(0o077)  # the broker's URL may have a password
     try:
-        replace_file(file, device_file.text(options, parser, RULES).encode())
+        replace_file(file, device_file.text(options, parser, rules).encode())
     except OSError as error:
         raise InstallError(f"cannot write {file}: {error.strerror}") from None
     finally:
         os.umask(before)
-    command = (str(service_install.program()), "join", "--config", str(file))
-    limits = (options.nice, options.idle_io, options.cpu_percent, memory_bytes(options))
-    service = service_install.device_service(
-        ServiceCommand(connection.name, command, Path.cwd(), *limits), os.environ
-    )
+    return file
+
+
+def command(name: str, file: Path) -> tuple[str, ...]:
+    """The command of this name, with its options in a file, as a service runs it. Raises InstallError."""
+    return str(service_install.program()), name, "--config", str(file)
+
+
+def start(job: ServiceCommand, file: Path) -> int:
+    """Install and start a service whose settings are in `file`. Raises InstallError."""
+    service = service_install.device_service(job, os.environ)
     service_install.put(service)
     print(f"wrote {file} and {service.files[0].path}")
     service_install.start(service)
-    print(f"started {service_install.title(connection.name)}; `device-runtime leave` takes it away")
+    print(f"started {service_install.title(job.name)}; `device-runtime leave` takes it away")
     if advice := service_install.lingers():
         print(advice)
     return 0

@@ -21,6 +21,7 @@ from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.options import add_connection, add_plugins, count, load_plugins
 from device_runtime.client.connection.connecting import Connection, connect, first_connection
 from device_runtime.client.settings import Settings
+from device_runtime.console import limit_warnings
 
 __all__ = ["ERRORS", "add_arguments", "exit_code", "run"]
 
@@ -113,10 +114,9 @@ def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: 
     from device_runtime.aggregator.hierarchy.site_manager import SiteRules
     from device_runtime.aggregator.intake.limits import BoundedInbox
     from device_runtime.aggregator.rounds.ports import Ports
-    from device_runtime.aggregator.serving import logs
     from device_runtime.aggregator.serving.process import QUEUE_BYTES, QUEUE_LIMIT
 
-    logs.limit_warnings()
+    limit_warnings()
     inbox = BoundedInbox()
     link_options = LinkOptions(
         subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nacl.bindings import crypto_scalarmult, crypto_scalarmult_base
 from nacl.exceptions import CryptoError
@@ -47,13 +47,16 @@ class MaskPurpose:
     noise_milli: int = 0
     clip_milli: int = 0
     exponents: tuple[tuple[int, int], ...] = ()
+    helpers: int = 0
+    """With noise, the number of the round's helpers, who share it; set by `seal` and `unseal`, else 0."""
 
     def encoded(self) -> bytes:
         """The purpose as bytes; two purposes never have the same."""
         texts = [text.encode() for text in (self.task, self.run, self.kind, self.form, self.device)]
         numbers = (self.round, self.min_group, self.noise_milli, self.clip_milli)
         sized = [len(text).to_bytes(4, "big") + text for text in texts]
-        scales = (number for run in self.exponents for number in run)
+        shares = (self.helpers,) if self.helpers else ()
+        scales = (*shares, *(number for run in self.exponents for number in run))
         return b"".join((*sized, *(number.to_bytes(8, "big", signed=True) for number in (*numbers, *scales))))
 
 
@@ -76,6 +79,7 @@ def seal(secret: bytes, helpers: Sequence[bytes], purpose: MaskPurpose) -> tuple
     MaskError for an invalid key.
     """
     public = crypto_scalarmult_base(secret)
+    purpose = _among(len(helpers), purpose)
     made = [_derived(secret, helper, public, helper, purpose) for helper in helpers]
     return Mask(key=public, tags=tuple(tag for _, tag in made)), tuple(seed for seed, _ in made)
 
@@ -85,6 +89,7 @@ def unseal(secret: bytes, mask: Mask, at: int, purpose: MaskPurpose) -> bytes:
 
     Raises MaskError for a mask that was made for another helper or purpose.
     """
+    purpose = _among(len(mask.tags), purpose)
     seed, tag = _derived(secret, mask.key, mask.key, crypto_scalarmult_base(secret), purpose)
     if not hmac.compare_digest(tag, mask.tags[at] if at < len(mask.tags) else b""):
         raise MaskError(
@@ -92,6 +97,11 @@ def unseal(secret: bytes, mask: Mask, at: int, purpose: MaskPurpose) -> bytes:
             f"{purpose.round} of task {purpose.task!r} with sums of {purpose.min_group} devices or more"
         )
     return seed
+
+
+def _among(helpers: int, purpose: MaskPurpose) -> MaskPurpose:
+    """The purpose with the number of helpers: with more, each adds less noise."""
+    return replace(purpose, helpers=helpers) if purpose.noise_milli else purpose
 
 
 def _derived(

@@ -1,11 +1,14 @@
 """What lies in deploy/, as far as a machine can check it without starting containers."""
 
+import argparse
 import json
 import queue
 import re
+import shlex
 import shutil
 import socket
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire.link import Link
 from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.cli.table import COMMANDS
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 
@@ -30,15 +34,31 @@ def test_the_server_file_and_its_task_are_meant():
     assert tasks.load(server.tasks[0], {}).name == "digits"
 
 
-def test_systemd_reads_the_unit():
+@pytest.mark.parametrize(
+    "name, person",
+    [
+        ("device-runtime", (Exit.SETTINGS, Exit.MISSING, Exit.FRUITLESS)),
+        ("device-runtime-mask-helper", (Exit.SETTINGS, Exit.MISSING)),
+    ],
+)
+def test_systemd_reads_the_units(name, person):
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is not installed")
-    unit = DEPLOY / "device-runtime.service"
+    unit = DEPLOY / f"{name}.service"
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
     complaints = [line for line in done.stderr.splitlines() if "/opt/device-runtime/bin" not in line]
-    assert [line for line in complaints if "device-runtime.service" in line] == []
-    numbers = f"{Exit.SETTINGS:d} {Exit.MISSING:d} {Exit.FRUITLESS:d}"
+    assert [line for line in complaints if unit.name in line] == []
+    numbers = " ".join(f"{number:d}" for number in person)
     assert f"RestartPreventExitStatus={numbers}\n" in unit.read_text()
+
+
+def test_options_of_the_commands_in_the_units_exist():
+    for unit in DEPLOY.glob("*.service"):
+        [line] = re.findall(r"^ExecStart=\S+/device-runtime (.*)$", unit.read_text(), re.MULTILINE)
+        command, *words = shlex.split(line)
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        import_module(COMMANDS[command].module).add_arguments(parser)
+        parser.parse_args(words)
 
 
 def test_the_compose_file_has_all_that_it_mounts():

@@ -1,17 +1,14 @@
 """How the service starts and ends: its settings, and the numbers it leaves with."""
 
 import re
-import signal
 import socket
-import threading
 from pathlib import Path
 
 import pytest
 
 from device_runtime.aggregator.errors import ConfigError
 from device_runtime.aggregator.serving import config
-from device_runtime.aggregator.serving import process as serving
-from device_runtime.aggregator.serving.exit_codes import Exit
+from device_runtime.service_process import Exit
 
 TASK = 'bundle = "digits-wrn-10-1"\n'
 
@@ -91,18 +88,3 @@ def test_flags_stand_over_the_file_and_paths_are_near_the_file(tmp_path):
 def test_the_numbers_stand_in_the_docs_as_they_are():
     text = (Path(__file__).parents[3] / "docs" / "service.md").read_text()
     assert {int(number) for number in re.findall(r"(?m)^\| (\d+) \|", text)} == set(Exit)
-
-
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_after_a_signal_the_next_of_either_kind_ends_it_at_once(first):
-    both, stop = (signal.SIGINT, signal.SIGTERM), threading.Event()
-    before = [signal.getsignal(number) for number in both]
-    try:
-        serving._on_signals(stop)
-        assert not stop.is_set()
-        signal.raise_signal(first)
-        assert stop.is_set()
-        assert [signal.getsignal(number) for number in both] == [signal.SIG_DFL, signal.SIG_DFL]
-    finally:
-        for number, handler in zip(both, before, strict=True):
-            signal.signal(number, handler)

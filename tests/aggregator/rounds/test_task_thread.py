@@ -80,15 +80,16 @@ SIGNALLED = """
 import os, signal, sys, threading
 sys.path[:] = {path!r}
 from types import SimpleNamespace
-from device_runtime.aggregator.serving import process as serving
 from device_runtime.aggregator.rounds.task_thread import TaskThread
+from device_runtime.service_process import stopped_by_signals
 
 stop = threading.Event()
 service = SimpleNamespace(
     run=lambda stop: stop.wait(100), farewell=lambda: None, close=lambda: None,
     state=SimpleNamespace(round=1, phase="collect"),
 )
-serving._on_signals(stop)
+signals = stopped_by_signals(stop)
+signals.__enter__()
 one = TaskThread(SimpleNamespace(name="digits"), stop)
 one.open(lambda: service)
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()

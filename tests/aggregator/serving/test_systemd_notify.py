@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,45 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.aggregator.serving import process as notify
 from device_runtime.aggregator.storage import rollback_request
 
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
 BEAT_S = 0.5
 """Of a WATCHDOG_USEC of four beats."""
 PATIENCE_S = 120.0
-
-
-class Systemd:
-    """The end of NOTIFY_SOCKET that systemd holds."""
-
-    def __init__(self, path):
-        self.path = path
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(str(path))
-
-    def hears(self, within_s=PATIENCE_S):
-        """The next that is said; None when nothing is for so long."""
-        self._socket.settimeout(within_s)
-        try:
-            return self._socket.recv(4096).decode()
-        except TimeoutError:
-            return None
-
-    def hears_at_last(self, wanted):
-        end = time.monotonic() + PATIENCE_S
-        while (said := self.hears()) != wanted:
-            assert said == "WATCHDOG=1" and time.monotonic() < end, said
-
-    def close(self):
-        self._socket.close()
-
-
-@pytest.fixture
-def systemd(tmp_path):
-    one = Systemd(tmp_path / "notify")
-    yield one
-    one.close()
 
 
 @pytest.fixture
@@ -103,23 +69,3 @@ def test_a_loop_that_hangs_is_silent_though_the_process_lives_and_speaks_when_it
             assert time.monotonic() < end, "it says that it works, and does not"
         assert process.poll() is None
     assert systemd.hears() == "WATCHDOG=1"
-
-
-def test_an_abstract_address_is_reached_and_one_where_nobody_listens_is_survived(monkeypatch):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
-        there.bind("\0device-runtime-test-" + str(os.getpid()))
-        there.settimeout(PATIENCE_S)
-        monkeypatch.setenv("NOTIFY_SOCKET", "@device-runtime-test-" + str(os.getpid()))
-        notify.notify_systemd("READY=1")
-        assert there.recv(64) == b"READY=1"
-    notify.notify_systemd("READY=1")
-
-
-@pytest.mark.parametrize("text", ["", "soon", "0"])
-def test_without_a_watchdog_there_are_no_beats(monkeypatch, systemd, text):
-    monkeypatch.setenv("NOTIFY_SOCKET", str(systemd.path))
-    monkeypatch.setenv("WATCHDOG_USEC", text)
-    with notify.SystemdWatchdog(lambda: 0.0):
-        assert systemd.hears() == "READY=1"
-        assert systemd.hears(within_s=0.2) is None
-    assert systemd.hears() == "STOPPING=1"

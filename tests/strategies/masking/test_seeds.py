@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import msgspec
 import pytest
 from nacl.bindings import crypto_scalarmult_base
 
@@ -54,3 +55,16 @@ def test_a_purpose_without_noise_is_written_as_before_there_was_noise():
 def test_a_helper_key_that_is_no_point_is_refused():
     with pytest.raises(MaskError, match="not a valid key for a mask"):
         seal(b"\x33" * 32, [bytes(32)], PURPOSE)
+
+
+def test_with_noise_a_seed_is_bound_to_the_number_of_helpers_that_share_it():
+    """An aggregator that adds tags would have a helper add less noise than the device was promised."""
+    noisy = replace(PURPOSE, noise_milli=1000, clip_milli=1000, exponents=((10, 5),))
+    for purpose, bound in ((noisy, True), (PURPOSE, False)):
+        mask, [seed] = seal(b"\x33" * 32, PUBLIC[:1], purpose)
+        padded = msgspec.structs.replace(mask, tags=(*mask.tags, bytes(16), bytes(16)))
+        if bound:
+            with pytest.raises(MaskError, match="not for this helper"):
+                unseal(HELPERS[0], padded, 0, purpose)
+        else:
+            assert unseal(HELPERS[0], padded, 0, purpose) == seed

@@ -1,0 +1,107 @@
+"""What commands that run as services share: exit status, stopping on signals, reports to systemd."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit status of a service; `docs/service.md` and the systemd units say the same."""
+
+    DONE = 0
+    """The task is finished, or the service was told to stop (SIGTERM, SIGINT) and did."""
+    MISTAKE = 1
+    """An unexpected error, here or in a worker, with a traceback on stderr. Please report it."""
+    SETTINGS = 2
+    """Flags, server file, task file or bundle are invalid; the message names the key."""
+    BROKER = 3
+    """No broker answers, it refuses us, or our own could not be started."""
+    FOLDER = 4
+    """The run or state folder is in use, another's, or damaged, or its disk fails."""
+    ADDRESS = 5
+    """The service cannot listen on its HTTP address."""
+    MISSING = 6
+    """A package is not installed; the message says what to install."""
+    DATABASE = 7
+    """PostgreSQL does not answer, refuses us, or was away for too long."""
+    FRUITLESS = 8
+    """No device contributed to a round in many deadlines in a row; the message says why."""
+    INTERRUPTED = 130
+    """Ctrl-C before the service ran."""
+
+
+@contextmanager
+def stopped_by_signals(stop: threading.Event, wake: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Inside, the first SIGTERM or SIGINT sets `stop` and calls `wake`; the next one ends the process.
+
+    Outside the main thread signals stay as they are.
+    """
+    both = (signal.SIGINT, signal.SIGTERM)
+
+    def stopping(_number: int, _frame: object) -> None:
+        stop.set()
+        for number in both:
+            signal.signal(number, signal.SIG_DFL)
+        wake()
+
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, stopping) for number in both} if main else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def notify_systemd(state: str) -> None:
+    """Sends systemd a state such as "READY=1" (sd_notify(3)); does nothing without $NOTIFY_SOCKET."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.sendto(state.encode(), f"\0{address[1:]}" if address[0] == "@" else address)
+
+
+def watchdog_s() -> float | None:
+    """Seconds of silence that systemd takes for a hang; None when it does not watch."""
+    try:
+        return int(os.environ["WATCHDOG_USEC"]) / 1e6
+    except (KeyError, ValueError):
+        return None
+
+
+class SystemdWatchdog:
+    """Context manager that reports to systemd for as long as the loop works.
+
+    `silence_s` gives the seconds since the loop last looked at the clock.
+    """
+
+    def __init__(self, silence_s: Callable[[], float]) -> None:
+        self._silence_s = silence_s
+        self._stop = threading.Event()
+        self._limit_s = watchdog_s()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def __enter__(self) -> SystemdWatchdog:
+        notify_systemd("READY=1")
+        if self._limit_s:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        notify_systemd("STOPPING=1")
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        limit_s = self._limit_s or 0.0
+        while not self._stop.wait(limit_s / 4):
+            if self._silence_s() < limit_s / 2:
+                notify_systemd("WATCHDOG=1")

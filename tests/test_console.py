@@ -1,0 +1,80 @@
+"""The log of a service: its lines, and a limit on what devices can cause to be logged."""
+
+import json
+import logging
+
+import pytest
+
+from device_runtime.console import WARNINGS, WITHIN_S, LogFormatter, WarningLimit, log_as_service
+
+
+def line(form, **fields):
+    record = logging.LogRecord("aggregator", logging.INFO, "", 0, "round closed", None, None)
+    record.fields = fields
+    return LogFormatter(form).format(record)
+
+
+@pytest.mark.parametrize(
+    "value, said",
+    [
+        (0.9629629629629629, "0.962963"),
+        (1_700_000_000.1234567, "1700000000.123457"),
+        (0.00012345678901234567, "0.000123"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (0.0, "0.0"),
+        (12, "12"),
+        (True, "True"),
+        ((0.1 + 0.2, "a"), "\"(0.3, 'a')\""),
+        ({"full": 0.1 + 0.2}, "\"{'full': 0.3}\""),
+    ],
+)
+def test_numbers_in_the_log_as_text_have_the_digits_that_people_read(value, said):
+    assert line("text", x=value).endswith(f"info aggregator: round closed x={said}")
+
+
+def test_numbers_in_the_log_as_json_are_exact():
+    assert json.loads(line("json", x=0.1 + 0.2))["x"] == 0.1 + 0.2
+
+
+def warning(text, at, number=1, level=logging.WARNING):
+    record = logging.LogRecord("aggregator.x", level, "x.py", number, "%s dropped", (text,), None)
+    record.created = at
+    return record
+
+
+def test_warnings_of_one_place_are_limited_and_what_was_left_out_is_counted():
+    limited = WarningLimit()
+    let = [one for one in range(100) if limited.filter(warning(f"message {one}", one / 10))]
+    assert let == list(range(WARNINGS))
+    assert limited.filter(warning("another", 5.0, number=2))
+    later = warning("the next", WITHIN_S)
+    assert limited.filter(later)
+    assert later.getMessage() == f"the next dropped ({100 - WARNINGS} such lines before it were suppressed)"
+    after = warning("one more", WITHIN_S + 1.0)
+    assert limited.filter(after)
+    assert after.getMessage() == "one more dropped"
+
+
+def test_where_the_clock_was_set_back_warnings_are_not_left_out_until_it_is_there_again():
+    limited = WarningLimit()
+    assert [limited.filter(warning("it", 1e9)) for _ in range(WARNINGS + 1)] == [True] * WARNINGS + [False]
+    assert limited.filter(warning("it", 10.0))
+    assert [limited.filter(warning("it", 11.0)) for _ in range(WARNINGS)] == [True] * (WARNINGS - 1) + [False]
+
+
+def test_errors_and_what_is_no_warning_are_never_left_out():
+    limited = WarningLimit()
+    for level in (logging.ERROR, logging.INFO):
+        assert all(limited.filter(warning("it", 0.0, level=level)) for _ in range(100))
+
+
+def test_the_service_limits_what_it_logs(monkeypatch, capsys):
+    handler = logging.StreamHandler()
+    monkeypatch.setattr(logging.root, "handlers", [handler])
+    log_as_service(None)
+    log_as_service(None)
+    for number in range(1000):
+        logging.getLogger("device_runtime.aggregator.rounds.service").warning("message on %d dropped", number)
+    assert capsys.readouterr().err.count("dropped") == WARNINGS
+    assert len(handler.filters) == 1
