@@ -4,9 +4,9 @@
  *
  * What a seed is for; a helper opens it for this purpose only. `min_group`: the fewest devices of a sum; `noise_milli`,
  * `clip_milli`: central differential privacy in thousandths. All three as the offer promises. `exponents`: with noise,
- * those of the update's layout, which scale it; else empty.
+ * those of the update's layout, which scale it; else empty. `helpers`: with noise, how many share it; set by `seal`.
  * @typedef {{task: string, run: string, round: number, kind: string, form: string, device: string, min_group: number,
- *   noise_milli: number, clip_milli: number, exponents: [number, number][]}} MaskPurpose
+ *   noise_milli: number, clip_milli: number, exponents: [number, number][], helpers?: number}} MaskPurpose
  */
 import { concat, toLittleEndian, utf8 } from "../bytes.js";
 import { MaskError, oneLine } from "../errors.js";
@@ -26,12 +26,12 @@ const TAG = utf8("device-runtime mask tag/1\0");
  */
 export async function seal(secret, helpers, purpose) {
   const key = await agreed(publicKey(secret));
+  const said = encodedPurpose({ ...purpose, helpers: purpose.noise_milli ? helpers.length : 0 });
   const made = await Promise.all(
     helpers.map(async (helper) => {
       const shared = await hmacKey(await agreed(sharedSecret(secret, helper)));
-      const said = concat([key, helper, encodedPurpose(purpose)]);
-      const tag = await hmac(shared, concat([TAG, said]));
-      return { seed: await hmac(shared, concat([SEED, said])), tag: tag.slice(0, TAG_BYTES) };
+      const [seed, tag] = await Promise.all([SEED, TAG].map((what) => hmac(shared, concat([what, key, helper, said]))));
+      return { seed, tag: tag.slice(0, TAG_BYTES) };
     }),
   );
   return { mask: { key, tags: made.map(({ tag }) => tag) }, seeds: made.map(({ seed }) => seed) };
@@ -47,8 +47,8 @@ export async function checkMasksPossible() {
 /** The purpose as bytes; two purposes never have the same. @param {MaskPurpose} purpose */
 export function encodedPurpose({ task, run, kind, form, device, ...numbers }) {
   const texts = [task, run, kind, form, device].map(utf8).flatMap((text) => [bigEndian(text.length, 4), text]);
-  const { round, min_group: minGroup, noise_milli: noise, clip_milli: clip, exponents } = numbers;
-  const all = [round, minGroup, noise, clip, ...exponents.flat()];
+  const { round, min_group: minGroup, noise_milli: noise, clip_milli: clip, exponents, helpers } = numbers;
+  const all = [round, minGroup, noise, clip, ...(helpers ? [helpers] : []), ...exponents.flat()];
   return concat([...texts, ...all.map((number) => bigEndian(number, 8))]);
 }
 
