@@ -28,6 +28,8 @@ from device_runtime.broker.wire.messages import (
     Signed,
     State,
     Step,
+    SumAnswer,
+    SumRequest,
     decode,
     encode,
     encode_settings,
@@ -75,6 +77,22 @@ EXAMPLES: tuple[Message, ...] = (
     ),
     Receipt(boot=1, seq=2, round=3, status="accepted"),
     Get(blob=BLOB, blocks=(0, 1, 4)),
+    SumRequest(
+        id=bytes(32),
+        task="digits",
+        run="r1",
+        round=3,
+        kind="full",
+        at=0,
+        min_group=5,
+        values=1004,
+        sums=0,
+        noise_milli=1100,
+        clip_milli=1000,
+        exponents=((600, 24), (400, -3)),
+        blob=Blob(bytes(32), 88_003),
+    ),
+    SumAnswer(id=bytes(32), refusal="the set has 2 devices, the round promises 5 or more"),
 )
 TYPES = [type(message) for message in EXAMPLES]
 
@@ -125,7 +143,7 @@ def test_rare_classes_that_none_can_be_are_refused(rare: list[int], why: str) ->
     offer = next(one for one in EXAMPLES if isinstance(one, Offer))
     fields = msgspec.msgpack.decode(encode(offer))
     with pytest.raises(MessageError, match=re.escape(why)):
-        decode(msgspec.msgpack.encode([*fields[:-1], rare]), Offer)
+        decode(msgspec.msgpack.encode([*fields[:-2], rare, None]), Offer)
 
 
 def test_a_receipt_costs_a_few_bytes() -> None:
