@@ -144,6 +144,13 @@ class FewShot(TakesCodec, Strategy[HeadMeans]):
             return ""
         return "its classifiers are also used outside the base model"
 
+    def unsummable_reason(self) -> str:
+        if self.join_base and not self.send_mean:
+            return ""
+        return (
+            "the mean of its classifiers counts each device alike, and masked updates count by their samples"
+        )
+
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return head_specs(manifest)
 

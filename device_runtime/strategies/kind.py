@@ -262,6 +262,10 @@ class Strategy(Plugin, ABC, Generic[S]):
         """Why this kind is of no use for the device's data; empty if it is."""
         return "" if workload.samples else "there is no local data"
 
+    def unsummable_reason(self) -> str:
+        """Why its updates cannot be masked and added up; empty if they can."""
+        return "" if self.adds_up else "its updates do not fold as a sum"
+
     def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         """Why the aggregator rejects an update whose tensors are as expected; empty if it accepts it."""
         return ""

@@ -12,7 +12,7 @@ from device_runtime.aggregator.rounds.state import RoundsState
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.broker.wire import compact_round
-from device_runtime.broker.wire.messages import Base, Member, Offer
+from device_runtime.broker.wire.messages import Base, Masks, Member, Offer
 from device_runtime.broker.wire.transfer import opening_blocks
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies.statistics import closed_form
@@ -49,7 +49,8 @@ class OfferMaker:
         `number`, or the first base.
         """
         start = self.run.store.rounds.start(number) if number else self.run.initial.start
-        return replace(self._blank, base=start.base, family=self._members(start.carried))
+        members, masks = self._members(start.carried), self._masks(number)
+        return replace(self._blank, base=start.base, family=members, masks=masks)
 
     def offer(self, number: int, remaining_s: float) -> Offer:
         """The offer of an open round."""
@@ -65,6 +66,7 @@ class OfferMaker:
             family=self._members(start.carried),
             aside=start.carried.aside,
             rare=self._rare(number),
+            masks=self._masks(number),
         )
 
     def farewell(self) -> Offer:
@@ -72,6 +74,13 @@ class OfferMaker:
         last = self.run.store.rounds.latest_closed()
         seed, base = self.run.task.round_seed(last), self._served_base()
         return replace(self._blank, round=last, seed=seed, remaining_s=0.0, base=base, done=True)
+
+    def _masks(self, number: int) -> Masks | None:
+        """How the updates of a round are masked; in the lobby with numbers that do not hold yet."""
+        settings = self.run.task.masks
+        if settings is None:
+            return None
+        return self.run.store.sums.masks(number) or settings.offered(0, 1)
 
     def _members(self, carried: CarriedBlobs) -> tuple[Member, ...]:
         bundles, family = self.run.initial.bundles, carried.family
@@ -143,7 +152,7 @@ class OfferPublisher:
     def _compact(self, state: RoundsState) -> bool:
         """Send what is new since the last offer; returns False where a compact message cannot say it."""
         before, now = self._last, self._current(state, state.phase == "collect")
-        if before is None or now is None or now.round != before.round + 1:
+        if before is None or now is None or now.round != before.round + 1 or now.masks:
             return False
         if before.deadline_s <= now.deadline_s <= DEADLINE_SLACK * before.deadline_s:
             now = replace(now, deadline_s=before.deadline_s)
@@ -201,12 +210,15 @@ class OfferPublisher:
                 self._out.offer(device, offer)
 
     def _current(self, state: RoundsState, asked: bool) -> Offer | None:
-        """The offer for devices that the open round asks, or for the others; None while a round is merged."""
+        """The offer for devices that the open round asks, or for the others; None while a round is merged.
+
+        While a round is unmasked, which may take long, it is the lobby: devices that come prepare.
+        """
         if state.phase == "done":
             return self._offers.farewell()
         if asked:
             return self._offers.offer(state.round, state.remaining_s(self._clock()))
-        if state.phase in ("wait", "collect"):
+        if state.phase in ("wait", "collect", "unmask"):
             return self._offers.lobby(state.round)
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import heappop, heappush
 
 from device_runtime.aggregator.intake.contributions import DeviceTraffic
@@ -12,7 +12,7 @@ from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.broker.wire import compact_round, messages, topics
 from device_runtime.broker.wire.blobs import BLOCK, Blobs, block_count
 from device_runtime.broker.wire.link import packet_bytes
-from device_runtime.broker.wire.messages import Blob, Get, Offer, Receipt
+from device_runtime.broker.wire.messages import Blob, Get, Offer, Receipt, SumRequest
 from device_runtime.broker.wire.session_mac import SessionKey
 from device_runtime.broker.wire.transfer import MAX_WINDOW, answer_get
 
@@ -26,9 +26,10 @@ class Outbound:
     are sent as soon as there is room.
     """
 
-    def __init__(self, ports: Ports) -> None:
+    def __init__(self, ports: Ports, helpers: Collection[str] = ()) -> None:
+        """`helpers`: names of mask helpers, whose bytes are not those of devices."""
         self._link = ports.link
-        self.traffic = RoundTraffic(ports.mqtt5)
+        self.traffic = RoundTraffic(ports.mqtt5, helpers)
         self._seal, self._agree = ports.seal, ports.agree
         self._blocks = BlockSender(self._block, ports.clock, ports.backlog)
         self._session_keys: dict[str, SessionKey] = {}
@@ -78,6 +79,10 @@ class Outbound:
         if device in self._signing:
             payload += self._session_keys[device].mac(topic, "", payload)
         self._send((device,), topic, payload)
+
+    def sum_request(self, helper: str, request: SumRequest) -> None:
+        """Ask a mask helper for the sum of the masks of some devices."""
+        self._send((helper,), topics.down(helper, "sum"), messages.encode(request))
 
     def blocks(self, device: str, get: Get, blobs: Blobs) -> None:
         """Send the blocks that a device asked for, or say that the aggregator does not have the blob."""
@@ -136,11 +141,11 @@ class Outbound:
 class RoundTraffic:
     """The bytes of each device in the open round, exactly as MQTT PUBLISH packets.
 
-    A message that reaches no known device is not counted.
+    A message that reaches no known device is not counted, nor those of `others`.
     """
 
-    def __init__(self, mqtt5: bool = False) -> None:
-        self._mqtt5 = mqtt5
+    def __init__(self, mqtt5: bool = False, others: Collection[str] = ()) -> None:
+        self._mqtt5, self._others = mqtt5, frozenset(others)
         self._moved: dict[str, DeviceTraffic] = {}
 
     def begin(self, moved: Mapping[str, DeviceTraffic]) -> None:
@@ -169,6 +174,8 @@ class RoundTraffic:
         return dict(self._moved)
 
     def _add(self, device: str, more: DeviceTraffic) -> None:
+        if device in self._others:
+            return
         now = self.of(device)
         self._moved[device] = DeviceTraffic(now.up + more.up, now.down + more.down)
 

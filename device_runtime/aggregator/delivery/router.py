@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from device_runtime.aggregator.intake.limits import MOST_DEVICES, KnownDevices
@@ -66,9 +67,13 @@ class Router:
         inboxes: Mapping[str, EventQueue],
         over: Callable[[str], bool] = lambda _: False,
         most: int = MOST_DEVICES,
+        helpers: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> None:
-        """`over` says whether a task is done; at most `most` devices are known at a time."""
-        self._inboxes = inboxes
+        """`over` says whether a task is done; at most `most` devices are known at a time.
+
+        helpers: the tasks of each mask helper, by its name; all of them hear it, as it says no hello.
+        """
+        self._inboxes, self._helpers = inboxes, helpers
         self._over = over
         self._known: dict[str, _Known] = {}
         self._crowd = KnownDevices(lambda device: not self._known[device].online, self._known.pop, most)
@@ -86,6 +91,9 @@ class Router:
     def _received(self, event: Received) -> None:
         address = topics.parse(event.topic)
         device = address.device
+        if device in self._helpers:
+            self._put(self._helpers[device], event)
+            return
         if not self._crowd.lets_in(device):
             return
         known = self._known.setdefault(device, _Known())

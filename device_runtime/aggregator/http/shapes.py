@@ -13,7 +13,7 @@ from device_runtime.aggregator.views.listener import MODELLED
 from device_runtime.broker.wire.messages import Status
 from device_runtime.models.bundles.targets import ACCURACY
 
-Phase = Literal["starting", "waiting", "collecting", "finished"]
+Phase = Literal["starting", "waiting", "collecting", "unmasking", "finished"]
 Doing = Literal["", "planned", "sits out", "sent", "late", "refused"]
 
 

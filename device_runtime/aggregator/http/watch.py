@@ -27,6 +27,7 @@ from device_runtime.aggregator.views.listener import (
     RoundOpened,
     RunEvent,
     Started,
+    SumsAwaited,
 )
 from device_runtime.models.bundles.manifest import Manifest
 
@@ -97,6 +98,9 @@ class TaskWatch:
                 self._open(happening, now)
             case RoundExtended():
                 self._extend(happening, now)
+            case SumsAwaited():
+                moved = {} if happening.deadlines else {"moved_at": now}
+                self._change(phase="unmasking", closes_at=None, note=happening.text, **moved)
             case DeviceSeen():
                 self._devices.seen(happening, now)
             case PlanReported():
@@ -301,9 +305,9 @@ def _disk(one: ServedTask, min_free_mb: int) -> Check:
 
 
 def _round(live: TaskStatus, now: float, stalled_s: float) -> Check:
-    """Whether the open round has opened, or got a contribution, not too long ago."""
+    """Whether the open round has opened, or got a contribution or a sum, not too long ago."""
     where = f"round {live.round} of {live.rounds}"
-    if live.phase != "collecting" or live.moved_at is None:
+    if live.phase not in ("collecting", "unmasking") or live.moved_at is None:
         return Check("round", live.task, True, f"{where}, {live.phase}")
     still_s, limit_s = now - live.moved_at, max(stalled_s, STALLED_DEADLINES * (live.deadline_s or 0.0))
     text = f"{where}: nothing has come for {still_s:.0f} s, extended {live.extended} times"

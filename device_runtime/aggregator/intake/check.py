@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import isnan, nan, sqrt
 
+import msgspec
 import numpy as np
 
 from device_runtime.aggregator.errors import UpdateRefused
+from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.broker.wire.messages import INLINE_LIMIT, Contribution, Metrics
 from device_runtime.models.bundles import tensors
@@ -20,8 +22,9 @@ from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Chain
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
-from device_runtime.strategies.training.device_half import MOST_LOSS, TrainedUpdate
+from device_runtime.strategies.training.device_half import MOST_LOSS, NO_TENSORS, TrainedUpdate
 
 MOST_METRICS = {
     "train_time_ms": 30 * 86_400_000,  # a month
@@ -84,9 +87,18 @@ def check_address(message: Contribution, offered: ExpectedContribution) -> None:
 
 
 def check_message(message: Contribution, offered: ExpectedContribution) -> None:
-    """Check all that can be checked before the content has arrived. Raises UpdateRefused."""
+    """Check all that can be checked before the content has arrived. Raises UpdateRefused.
+
+    Of a masked content nothing but its size can be checked.
+    """
     check_samples(message, 0, offered)
     _check_metrics(message.metrics)
+    masks = offered.task.masks
+    if masks is not None:
+        _check_masked(message, masks, offered)
+        return
+    if message.mask is not None:
+        raise UpdateRefused("it is masked, and this task takes updates in the clear only")
     _check_size(message, _expected(message, offered), codec_of(kind_of(message, offered)))
 
 
@@ -120,20 +132,55 @@ def codec_of(kind: KindSettings) -> Chain:
     return codecs.codec_named(kind.strategy.codec)
 
 
+def _check_masked(message: Contribution, masks: MaskSettings, offered: ExpectedContribution) -> None:
+    """Check a contribution to a task whose updates are masked."""
+    if message.mask is None:
+        raise UpdateRefused("it is in the clear, and this task takes masked updates only")
+    if len(message.mask.tags) != len(masks.helpers):
+        tags = f"{len(message.mask.tags)} mask helpers"
+        raise UpdateRefused(f"its mask is for {tags}, this task has {len(masks.helpers)}")
+    if not isnan(message.metrics.train_loss):
+        raise UpdateRefused("its train_loss is in the clear, and belongs into the masked update")
+    kind = kind_of(message, offered)
+    variant = variant_of(message, kind)
+    manifest = offered.manifests[variant.member]
+    if why := variant.inapplicable_reason(manifest):
+        raise UpdateRefused(f"{kind.name} {why}")
+    size, expected = _size(message), masked_bytes(variant, manifest, masks)
+    if size != expected:
+        raise UpdateRefused(f"its masked content has {size} bytes, expected {expected}")
+
+
+def masked_bytes(variant: AnyStrategy, manifest: Manifest, masks: MaskSettings) -> int:
+    """Bytes of a masked update, which are the same in every round and for every base."""
+    offered = msgspec.structs.replace(masks.offered(0, 1), noise_milli=int(masks.noisy))
+    return layout_of(variant, manifest, NO_TENSORS, offered).content_bytes
+
+
 def _check_size(message: Contribution, expected: Sequence[TensorSpec], codec: Chain) -> None:
     """Before a content is fetched, raise UpdateRefused if it is larger than expected tensors can be."""
+    size, most = _size(message), codec.most_bytes(expected)
+    if size > most:
+        raise UpdateRefused(f"its content has {size} bytes, expected at most {most}")
+
+
+def _size(message: Contribution) -> int:
+    """Bytes of a contribution's content. Raises UpdateRefused where it has none, two, or one too large."""
     if (message.blob is None) == (not message.body):
         raise UpdateRefused("it has both a body and a blob" if message.body else "it has no content")
     size = message.blob.size if message.blob else len(message.body)
     if message.body and size > INLINE_LIMIT:
         raise UpdateRefused(f"its body has {size} bytes; over {INLINE_LIMIT} it must be a blob")
-    most = codec.most_bytes(expected)
-    if size > most:
-        raise UpdateRefused(f"its content has {size} bytes, expected at most {most}")
+    return size
 
 
 def check_content(message: Contribution, content: bytes, offered: ExpectedContribution) -> Tensors:
-    """Decode and check the content, whose hash is already verified. Raises UpdateRefused."""
+    """Decode and check the content, whose hash is already verified. Raises UpdateRefused.
+
+    A masked content tells nothing: there are no tensors.
+    """
+    if message.mask is not None:
+        return NO_TENSORS
     kind, expected = kind_of(message, offered), _expected(message, offered)
     variant = variant_of(message, kind)
     base = offered.base(variant.member)

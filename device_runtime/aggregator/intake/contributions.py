@@ -11,7 +11,7 @@ import msgspec
 from device_runtime.aggregator.storage.database import Database, DatabaseRow
 from device_runtime.aggregator.views.listener import MODELLED, ContributionRecord
 from device_runtime.broker.wire.blobs import Blobs
-from device_runtime.broker.wire.messages import Blob, Metrics
+from device_runtime.broker.wire.messages import Blob, Mask, Metrics
 
 ROUNDS_KNOWN = 4
 """Rounds whose contribution keys stay in memory, so that not every message needs a query."""
@@ -31,6 +31,11 @@ WHERE into_round >= ? AND device IN (SELECT device FROM contributions WHERE into
 GROUP BY device"""
 _TRAFFIC = "SELECT round, device, up, down FROM traffic WHERE round = coalesce(?, round)"
 _WITH_BLOB = "SELECT round FROM contributions WHERE blob = ? LIMIT 1"
+_KEEP_MASK = "INSERT INTO masks VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_MASKED = """SELECT c.round AS round, c.device AS device, c.kind AS kind, c.form AS form,
+c.num_examples AS num_examples, m.mask AS mask
+FROM contributions c JOIN masks m ON m.round = c.round AND m.device = c.device
+WHERE c.into_round = ? ORDER BY c.kind, c.round, c.device"""
 _SAVE_TRAFFIC = """INSERT INTO traffic VALUES (?, ?, ?, ?) ON CONFLICT (round, device) DO UPDATE
 SET up = excluded.up, down = excluded.down"""
 
@@ -49,6 +54,19 @@ class StoredContribution:
     blob: Blob | None
     body: bytes = b""
     form: str = ""
+    mask: Mask | None = None
+
+
+@dataclass(frozen=True)
+class MaskedUpdate:
+    """What is known of a masked contribution that counts, without its content."""
+
+    device: str
+    round: int
+    kind: str
+    form: str
+    num_examples: int
+    mask: Mask
 
 
 @dataclass(frozen=True)
@@ -108,6 +126,8 @@ class Contributions:
         """Write what was kept in one commit: all is on disk when this returns, nothing if it raises."""
         with self._db.commit() as db:
             db.executemany(_KEEP, [_row(stored) for stored, _ in self._kept])
+            masks = [(stored.round, stored.device, stored.mask) for stored, _ in self._kept if stored.mask]
+            db.executemany(_KEEP_MASK, [(*key, msgspec.msgpack.encode(mask)) for *key, mask in masks])
             moved = [(stored.into, stored.device, moved.up, moved.down) for stored, moved in self._kept]
             db.executemany(_SAVE_TRAFFIC, moved)
         for (number, device), kind in self._kept_kinds.items():
@@ -125,6 +145,15 @@ class Contributions:
         while rows := self._db.rows(_SOME, number, *last, ROWS_AT_ONCE):
             yield from map(_stored, rows)
             last = (rows[-1]["kind"], rows[-1]["device"], rows[-1]["round"])
+
+    def masked(self, number: int) -> tuple[MaskedUpdate, ...]:
+        """The masked contributions that count in a round, by kind, round made for and device."""
+        return tuple(_masked(row) for row in self._db.rows(_MASKED, number))
+
+    def masked_content(self, update: MaskedUpdate) -> bytes:
+        """The content of a masked contribution whose round is not closed. Raises BlobError."""
+        sql = "SELECT * FROM contributions WHERE round = ? AND device = ?"
+        return self.content(_stored(self._db.rows(sql, update.round, update.device)[0]))
 
     def since(self, number: int, first: int) -> dict[str, float]:
         """How many rounds ago each device with a late contribution in round `number` last counted.
@@ -185,6 +214,17 @@ def _stored(row: DatabaseRow) -> StoredContribution:
         blob=msgspec.msgpack.decode(row["blob"], type=Blob) if row["blob"] else None,
         body=row["body"] or b"",
         form=row["form"],
+    )
+
+
+def _masked(row: DatabaseRow) -> MaskedUpdate:
+    return MaskedUpdate(
+        device=row["device"],
+        round=row["round"],
+        kind=row["kind"],
+        form=row["form"],
+        num_examples=row["num_examples"],
+        mask=msgspec.msgpack.decode(row["mask"], type=Mask),
     )
 
 

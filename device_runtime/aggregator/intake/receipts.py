@@ -48,7 +48,7 @@ class Receipts:
             self._reception.turn_away(update)
         self._reception.release(update)
         self._send(reply)
-        if reply.retry_s:
+        if reply.retry_s and state.full:
             self._say_full(state)
         if reply.status != "accepted":
             kind, reason = printable(update.kind), printable(reply.reason)

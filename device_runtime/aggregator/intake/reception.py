@@ -54,7 +54,7 @@ class DeviceStatements:
     def contributed(self, device: str, message: Contribution, size: int) -> None:
         """Note a device's last full contribution: compact ones leave out what they share with it."""
         self.whole.pop(device, None)
-        if message.seq and message.body and size <= compact_round.MOST_BYTES:
+        if message.seq and message.body and not message.mask and size <= compact_round.MOST_BYTES:
             self.whole[device] = compact_round.without_values(message)
 
     def forget(self, device: str) -> None:

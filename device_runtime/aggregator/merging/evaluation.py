@@ -62,6 +62,22 @@ def reason_to_serve_trained_head(figures: ModelAccuracies) -> str:
     )
 
 
+class TrainingLoss(Protocol):
+    """The mean training loss over so many samples; nan where it is not known."""
+
+    @property
+    def train_loss(self) -> float: ...
+    @property
+    def num_examples(self) -> int: ...
+
+
+def mean_loss(losses: Sequence[TrainingLoss]) -> float:
+    """The mean of the known training losses over all their samples; nan without any."""
+    known = [one for one in losses if isfinite(one.train_loss)]
+    samples = sum(one.num_examples for one in known)
+    return sum(one.train_loss * one.num_examples for one in known) / samples if samples else nan
+
+
 def summarise(
     figures: ModelEvaluation,
     contributions: Sequence[ContributionRecord],
@@ -70,14 +86,12 @@ def summarise(
 ) -> RoundRecord:
     """The record of a round; `lasted` is its number and its duration in seconds."""
     number, duration_s = lasted
-    with_loss = [c for c in contributions if isfinite(c.train_loss)]
-    examples = sum(c.num_examples for c in with_loss)
     return RoundRecord(
         round=number,
         eval_acc=figures.eval_acc,
         eval_loss=figures.eval_loss,
         base_eval_acc=figures.base_eval_acc,
-        train_loss=sum(c.train_loss * c.num_examples for c in with_loss) / examples if examples else nan,
+        train_loss=mean_loss(contributions),
         participants=len({c.device for c in contributions}),
         energy_j=sum(c.energy_j for c in contributions),
         train_time_s=sum(c.train_time_s for c in contributions),

@@ -2,13 +2,14 @@
 
 A merge can be repeated at any time. Contributions are read from disk one at a time, ordered by kind and
 device: the order of arrival changes nothing, and memory does not grow with their number. A contribution made
-for an earlier round counts with its change of that round's base.
+for an earlier round counts with its change of that round's base. Where updates are masked, the sums that mask
+helpers open take the place of contributions.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import nan
 
@@ -17,8 +18,11 @@ import numpy as np
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.intake.check import codec_of
 from device_runtime.aggregator.intake.contributions import StoredContribution
+from device_runtime.aggregator.masking.groups import SumGroup, SumGroups
+from device_runtime.aggregator.masking.opening import note_of, open_sum, record_of
 from device_runtime.aggregator.storage.bases import StepLine, base_weights, checkpoint, next_base
 from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, RoundModels, Store
+from device_runtime.aggregator.storage.sums import SumRecord
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.errors import BlobError
 from device_runtime.models.bundles import bundle as bundles
@@ -32,6 +36,7 @@ from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError, TensorError
 from device_runtime.strategies import registry
+from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
@@ -49,22 +54,33 @@ Seeds = Callable[[int], int]
 """From a round's number to the seed that all its devices share."""
 
 
-def merge_round(store: Store, task: Task, tools: MergeTools, number: int, seed: Seeds) -> MergeResult:
-    """Merges the contributions of a round. The result's blobs are durable; nothing is committed yet."""
+def merge_round(
+    store: Store, task: Task, tools: MergeTools, number: int, seed: Seeds, groups: SumGroups | None = None
+) -> MergeResult:
+    """Merges the contributions of a round. The result's blobs are durable; nothing is committed yet.
+
+    `groups`: the sums to open where updates are masked.
+    """
     manifest = tools.manifest()
     weights = base_weights(store, number, manifest)
     model = RoundModel(manifest, weights, number, seed(number), tools=tools)
     kinds = {kind.name: kind.strategy for kind in task.kinds}
     before = _carried(store, number, tools)
     folding = Folding(kinds, model, before, task.server)
-    with Screen(folding, task.screening, store.folder) as screen:
-        lost = _fold(_Earlier(store, task, model, seed), screen)
-        merged, odd = screen.merged()
+    earlier, sums = _Earlier(store, task, model, seed), tuple[SumRecord, ...]()
+    if task.masks and groups:
+        sums = _fold_sums(groups.of_round(number), earlier, folding)
+        lost = [note for one in sums if (note := note_of(one, number))]
+        merged, odd = folding.merged()
+    else:
+        with Screen(folding, task.screening, store.folder) as screen:
+            lost = _fold(earlier, screen)
+            merged, odd = screen.merged()
     note = "; ".join([*lost, odd] if odd else lost)
     served = store.models.put(tensors.encode(merged.served))
     base = next_base(store, number, merged, StepLine(manifest, task.seed))
     carried = store_carried(merged.carried, store, tools)
-    return MergeResult(RoundModels(base, carried, served), merged.steps, note)
+    return MergeResult(RoundModels(base, carried, served), merged.steps, note, sums)
 
 
 def store_carried(carried: CarriedState, store: Store, tools: MergeTools) -> CarriedBlobs:
@@ -116,6 +132,32 @@ def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
             log.warning("%s fails at the update of %s", stored.kind, stored.device, exc_info=True)
             lost.append(f"{stored.device} ({stored.kind}) is left out: {why}")
     return lost
+
+
+def _fold_sums(groups: Sequence[SumGroup], earlier: _Earlier, folding: Folding) -> tuple[SumRecord, ...]:
+    """Folds all sums that can be opened, in place of contributions; returns a record of each group."""
+    store = earlier.store
+    answers = store.sums.answers(earlier.model.round)
+    records = []
+    for group in groups:
+        try:
+            opened = open_sum(group, store, answers)
+            update = earlier.rebased(opened.update, group.round, 1.0)
+        except (MaskError, BlobError) as error:
+            records.append(record_of(group, why=str(error)))
+            continue
+        kind = earlier.kinds[group.kind]
+        try:
+            folding.pool(opened.statistics, update.late)
+            folding.add(update, kind.weight * group.share * group.masks.most_weight)
+        except Exception as error:
+            if registry.is_shipped(type(kind.strategy)):
+                raise
+            log.warning("%s fails at the sum of %d updates", group.kind, len(group.updates), exc_info=True)
+            records.append(record_of(group, why=f"{type(error).__name__}: {error}"))
+            continue
+        records.append(record_of(group, opened.update.train_loss))
+    return tuple(records)
 
 
 class _Earlier:

@@ -36,10 +36,15 @@ class Admission:
     """Admits messages of enrolled and known devices, within their rate, and signed where they have a key."""
 
     def __init__(
-        self, runner: RoundRunner, out: Outbound, ports: Ports, forget: Callable[[str], None]
+        self,
+        runner: RoundRunner,
+        out: Outbound,
+        ports: Ports,
+        forget: Callable[[str], None],
+        helpers: frozenset[str] = frozenset(),
     ) -> None:
-        """`forget` is called with a device that gives its place to a new one."""
-        self._runner, self._out, self._ports = runner, out, ports
+        """`forget` is called with a device that gives its place to a new one; `helpers` take no place."""
+        self._runner, self._out, self._ports, self._helpers = runner, out, ports, helpers
         self._flood, self._forged = RateLimit(), RateLimit()
         self.crowd = KnownDevices(self._is_away, forget, ports.max_devices)
 
@@ -51,7 +56,7 @@ class Admission:
             if payload and event.retain:
                 self._out.clear(event.topic)
             return None
-        if not self.crowd.lets_in(device):
+        if device not in self._helpers and not self.crowd.lets_in(device):
             return None
         if event.retain and leaf != "state":
             log.warning("message from %s dropped: only presence may be retained, not %s", device, leaf)
@@ -150,8 +155,10 @@ class DeviceMessageHandler:
     def __init__(self, rounds: OpenRun, runner: RoundRunner, out: Outbound, ports: Ports) -> None:
         self._rounds, self._runner, self._out, self._ports = rounds, runner, out, ports
         self._contributions = runner.contributions
+        masks = rounds.task.masks
+        self._helpers = frozenset(helper.name for helper in masks.keys) if masks else frozenset[str]()
         self.presence = DevicePresence(runner, out, ports)
-        self.admission = Admission(runner, out, ports, self.forget)
+        self.admission = Admission(runner, out, ports, self.forget, self._helpers)
         self.needed_until_s = 0.0
         """Until when devices that fetch the model need the service."""
 
@@ -179,6 +186,9 @@ class DeviceMessageHandler:
         if payload is None:
             return
         device = address.device
+        if device in self._helpers:
+            self._hear_helper(address, payload)
+            return
         match address.leaf:
             case "state":
                 if payload:  # else it is cleared, by us
@@ -202,8 +212,29 @@ class DeviceMessageHandler:
                     self.admission.within_rate(device)  # blocks that are asked for are free
             case "trial":
                 pass  # `doctor` looks whether a device may write
+            case "sum":
+                log.warning("answer of %s dropped: it is no mask helper of this task", device)
             case leaf:
                 log.warning("message from %s dropped: no topic ends in %s", device, printable(leaf))
+
+    def _hear_helper(self, address: topics.Address, payload: bytes) -> None:
+        """Hears a mask helper, which is no device: no round waits for it, and it contributes nothing."""
+        helper, sums = address.device, self._runner.commands.sums
+        match address.leaf:
+            case "state":
+                if payload and wire.decode(payload, wire.State).online:
+                    sums.came(helper)
+            case "sum":
+                self._runner.sums_changed(sums.answered(helper, wire.decode(payload, wire.SumAnswer)))
+            case "get":
+                sums.blocks(helper, wire.decode(payload, wire.Get))
+            case "block":
+                if not sums.block(helper, address.sha, (address.index, payload)):
+                    self.admission.within_rate(helper)
+            case "trial":
+                pass
+            case leaf:
+                log.warning("message from mask helper %s dropped: it sends %s", helper, printable(leaf))
 
     def _on_hello(self, device: str, hello: wire.Hello, signed: bool) -> None:
         """Answers a hello with the open round and the seconds that remain of it (clocks are not compared).

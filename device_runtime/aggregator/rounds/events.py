@@ -13,7 +13,7 @@ from device_runtime.broker.wire.messages import Status
 
 from .pace import Progress
 
-WorkPhase = Literal["merge", "evaluate", "publish"]
+WorkPhase = Literal["unmask", "merge", "evaluate", "publish"]
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,13 @@ class PhaseDone:
 
 
 @dataclass(frozen=True)
+class SumAnswered:
+    """A mask helper has answered for a sum of the round that is being unmasked; others may be missing."""
+
+    now: float
+
+
+@dataclass(frozen=True)
 class Invited:
     """The devices that were asked for the round; fewer than wanted where there were no more to ask."""
 
@@ -171,6 +178,7 @@ Event = (
     | Rejected
     | CommitFailed
     | PhaseDone
+    | SumAnswered
     | Invited
     | Give
     | Close
@@ -215,6 +223,28 @@ class GiveUp:
 
 
 @dataclass(frozen=True)
+class AwaitHelpers:
+    """Say for which mask helpers the round waits: a deadline has passed in which none of them answered.
+
+    deadlines: the number of such deadlines in a row.
+    deadline_s: seconds of the next one.
+    """
+
+    round: int
+    deadlines: int
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class GiveUpSums:
+    """End the run: too many deadlines in a row brought no answer of a mask helper. A restart asks again."""
+
+    round: int
+    deadlines: int
+    deadline_s: float
+
+
+@dataclass(frozen=True)
 class Invite:
     """Draw `count` more devices, offer them the open round, and answer with Invited before anything else.
 
@@ -252,11 +282,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class DoPhase:
-    """Do this phase's work on the round, and answer with PhaseDone.
+    """Do this phase's work on the round, and answer with PhaseDone; `unmask` may take long.
 
-    `durations`, for `merge`, where deadlines are learnt or rounds wait for the fast: pairs of a class of
-    `pace` and a number of devices or samples, to be stored. `early` notes that the round closed before all
-    devices were done.
+    `durations`, for the phase after `collect`, where deadlines are learnt or rounds wait for the fast: pairs
+    of a class of `pace` and a number of devices or samples, to be stored. `early` notes that the round closed
+    before all devices were done.
     """
 
     phase: WorkPhase
@@ -274,6 +304,6 @@ class Finish:
 
 ContributionCommand = FetchContribution | StoreContribution | Reply
 """About one contribution: an error in such a command does not stop the run."""
-RoundCommand = Announce | Extend | GiveUp | Invite | DoPhase | Finish
+RoundCommand = Announce | Extend | GiveUp | AwaitHelpers | GiveUpSums | Invite | DoPhase | Finish
 """About the round: executed when all counted contributions are on the disk."""
 Command = ContributionCommand | RoundCommand

@@ -1,18 +1,22 @@
 """The round machine: a pure function `step(state, event) -> (state, commands)`, without I/O or clock.
 
     wait -> collect -> merge -> evaluate -> publish -> collect (the next round) | done
-            collect -> given up
+            collect -> unmask -> merge, where updates are masked
+            collect, unmask -> given up
 
 Events carry the time. Where rounds are given from outside, `publish` leads to `wait` until the next round is
 given.
 
-`merge`, `evaluate` and `publish` are work that the runner does and reports with `PhaseDone`; each may be
-repeated after a crash. A contribution is judged twice: as `Announced` when its message arrives, so that no
-content is fetched in vain, and as `Validated` when its content has been fetched and checked.
+`unmask`, `merge`, `evaluate` and `publish` are work that the runner does and reports with `PhaseDone`; each
+may be repeated after a crash. `unmask` waits for the answers of mask helpers, for up to `max_extensions`
+deadlines in a row; the others are done at once. A contribution is judged twice: as `Announced` when its
+message arrives, so that no content is fetched in vain, and as `Validated` when its content has been fetched
+and checked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil, inf
 
@@ -24,6 +28,7 @@ from . import participation
 from .events import (
     Announce,
     Announced,
+    AwaitHelpers,
     Close,
     Command,
     CommitFailed,
@@ -36,6 +41,7 @@ from .events import (
     Forgotten,
     Give,
     GiveUp,
+    GiveUpSums,
     Invite,
     Invited,
     PhaseDone,
@@ -44,15 +50,18 @@ from .events import (
     Reply,
     RolledBack,
     StoreContribution,
+    SumAnswered,
     Update,
     Validated,
     WorkPhase,
 )
-from .state import MAX_RETRY_S, RETRY_S, SETTLE_S, RoundsState, Rules, Saved
+from .state import MAX_RETRY_S, RETRY_S, SETTLE_S, UNMASK_RETRY_S, RoundsState, Rules, Saved
 
 Result = tuple[RoundsState, tuple[Command, ...]]
 _TIMELESS = (Announced, CommitFailed, PhaseDone)
 """Events that do not let time pass: a contribution announced at the deadline is in time."""
+
+_FOLLOWING: Mapping[WorkPhase, WorkPhase] = {"unmask": "merge", "merge": "evaluate", "evaluate": "publish"}
 
 
 def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
@@ -83,6 +92,8 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
         )
         opened = opened.but(closes_s=now + opened.deadline_s(opened.round))
         return opened, (Announce(saved.round, again=True),)
+    if saved.phase == "unmask":
+        state = state.but(closes_s=now + rules.round_deadline_s, fruitless=saved.fruitless)
     return state.but(phase=saved.phase), (DoPhase(saved.phase, saved.round),)
 
 
@@ -109,10 +120,12 @@ def step(state: RoundsState, event: Event) -> Result:
             state = participation.commit_failed(state, event)
         case PhaseDone():
             state, commands = _phase_done(state, event)
+        case SumAnswered() if state.phase == "unmask":
+            state = state.but(fruitless=0, closes_s=event.now + state.rules.round_deadline_s)
         case Give():
             state, commands = _given(state, event)
-        case Close():
-            state, commands = _closed(state)
+        case Close() if state.phase == "collect":
+            state, commands = _collected(state, event.now)
         case RolledBack():
             state = state.but(given_up=event.rounds)
     if not isinstance(event, _TIMELESS):
@@ -161,6 +174,14 @@ def _judge_late(state: RoundsState, update: Update) -> tuple[Status, str]:
     return "accepted", f"round {update.round} is closed, counted in round {state.round}"
 
 
+def _counts_next(state: RoundsState, update: Update) -> bool:
+    """Whether a contribution that comes while a round is unmasked may count in the next round."""
+    rules = state.rules
+    if state.phase != "unmask" or not rules.counts_late or update.kind in rules.bound:
+        return False
+    return _judge_late(state.but(round=state.round + 1), update)[0] == "accepted"
+
+
 def _unasked(update: Update) -> str:
     return f"{update.device} was not asked for round {update.round}"
 
@@ -168,6 +189,9 @@ def _unasked(update: Update) -> str:
 def _verdict(state: RoundsState, event: Announced | Validated) -> Reply:
     """The receipt if the content is valid. In a full round it says after how many seconds to try again."""
     status, reason = _judge(state, event.update, event.sent)
+    if status == "late" and _counts_next(state, event.update):
+        reason = f"round {state.round} is being unmasked, it may count in the next one"
+        return Reply(event.update, "refused", reason, UNMASK_RETRY_S)
     if status != "accepted" or not state.full:
         return Reply(event.update, status, reason)
     reason = f"round {state.round} has {state.contributions} contributions, as many as it takes"
@@ -214,7 +238,7 @@ def _phase_done(state: RoundsState, event: PhaseDone) -> Result:
         rolled_back = event.back is not None
         after = before.after(state.round, event.score, state.rules.stop_gain, rolled_back)
         return _next(state.but(progress=after), event.now)
-    following: WorkPhase = "evaluate" if event.phase == "merge" else "publish"
+    following = _FOLLOWING[event.phase]
     return state.but(phase=following), (DoPhase(following, state.round),)
 
 
@@ -233,10 +257,15 @@ def _given(state: RoundsState, event: Give) -> Result:
     return state, ()
 
 
-def _closed(state: RoundsState) -> Result:
-    if state.phase != "collect":
-        return state, ()
-    return state.but(phase="merge"), (DoPhase("merge", state.round),)
+def _collected(
+    state: RoundsState, now: float, durations: tuple[tuple[int, int], ...] = (), early: str = ""
+) -> Result:
+    """Ends the collecting; `durations` and `early` as in DoPhase."""
+    phase: WorkPhase = "merge"
+    if state.rules.masked:
+        phase = "unmask"
+        state = state.but(fruitless=0, closes_s=now + state.rules.round_deadline_s)
+    return state.but(phase=phase), (DoPhase(phase, state.round, durations, early),)
 
 
 def _next(state: RoundsState, now: float) -> Result:
@@ -252,6 +281,8 @@ def _advance(state: RoundsState, now: float) -> Result:
     """Applies what time and presence alone cause: a round opens, closes, or is extended."""
     if state.phase == "wait" and not state.rules.given and len(state.ready) >= state.rules.min_devices:
         return _next(state, now)
+    if state.phase == "unmask" and now >= state.closes_s:
+        return _helpers_overdue(state, now)
     if state.phase != "collect":
         return state, ()
     overdue = now >= state.closes_s
@@ -260,10 +291,20 @@ def _advance(state: RoundsState, now: float) -> Result:
     if _complete(state, now, overdue):
         state = participation.round_closed(state)
         durations = tuple(sorted(state.durations.items()))
-        return state.but(phase="merge"), (
-            DoPhase("merge", state.round, durations, _closed_early(state, now)),
-        )
+        return _collected(state, now, durations, _closed_early(state, now))
     return _extended(state, now) if overdue else (state, ())
+
+
+def _helpers_overdue(state: RoundsState, now: float) -> Result:
+    """Waits for another deadline of the mask helpers, or abandons the run after too many.
+
+    What came for the round stays on the disk, so that a restart asks the helpers again.
+    """
+    rules, deadlines = state.rules, state.fruitless + 1
+    if rules.max_extensions and not rules.given and deadlines >= rules.max_extensions:
+        return state.but(phase="given up"), (GiveUpSums(state.round, deadlines, rules.round_deadline_s),)
+    state = state.but(fruitless=deadlines, closes_s=now + rules.round_deadline_s)
+    return state, (AwaitHelpers(state.round, deadlines, rules.round_deadline_s),)
 
 
 def _extended(state: RoundsState, now: float) -> Result:

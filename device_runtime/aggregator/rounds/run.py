@@ -12,7 +12,13 @@ import numpy as np
 
 from device_runtime.aggregator.errors import RollbackError
 from device_runtime.aggregator.intake.contributions import DeviceTraffic
-from device_runtime.aggregator.merging.evaluation import Evaluator, reason_to_serve_trained_head, summarise
+from device_runtime.aggregator.masking.groups import SumGroups
+from device_runtime.aggregator.merging.evaluation import (
+    Evaluator,
+    mean_loss,
+    reason_to_serve_trained_head,
+    summarise,
+)
 from device_runtime.aggregator.merging.merge_round import (
     MergeTools,
     merge_round,
@@ -28,7 +34,7 @@ from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import RoundClosed
 from device_runtime.broker.wire.blobs import BlobRoom
-from device_runtime.broker.wire.messages import Blob
+from device_runtime.broker.wire.messages import Blob, Masks
 from device_runtime.broker.wire.step_log import SEGMENT, TAIL
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
@@ -160,6 +166,7 @@ class OpenRun:
             self.initial = self._initial(task, models)
             shas = tuple(blob.sha for blob in self.initial.bundles.values())
             self.run, self.resumed = check_identity(self.store, task, shas)
+            self.groups = SumGroups(self.store, self.task, self.run, self.tools.manifests)
             self.registry = ModelVersions(self.store, task.keep_versions)
             self.outside = GivenRoundStore(folder) if given else None
             self.progress = RunProgress(self.task, self.store, self.outside)
@@ -210,15 +217,27 @@ class RoundPhases:
     def __init__(self, run: OpenRun) -> None:
         self._run, self._store = run, run.store
 
-    def open(self, number: int) -> None:
-        """Stores that a round is open. Round 1 distributes the first base, if it is not given another."""
+    def open(self, number: int, masks: Masks | None = None) -> None:
+        """Stores that a round is open, and how its updates are masked, if they are.
+
+        Round 1 distributes the first base, if it is not given another.
+        """
         rounds = self._store.rounds
         if given := self._run.given(number):
-            rounds.open(number, RoundStart(given.base, given.carried), given.steps)
+            rounds.open(number, RoundStart(given.base, given.carried), given.steps, masks)
         elif back := self._store.history.rollback_into(number, instead=False):
-            rounds.open(number, self._made_again(back.to))
+            rounds.open(number, self._made_again(back.to), masks=masks)
         else:
-            rounds.open(number, self._run.initial.start if number == 1 else rounds.start(number))
+            start = self._run.initial.start if number == 1 else rounds.start(number)
+            rounds.open(number, start, masks=masks)
+
+    def begin_unmask(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> bool:
+        """Stores that round `number` is unmasked; the rest as in `events.DoPhase`.
+
+        Returns whether sums are to be opened: not where the run goes back to an earlier model.
+        """
+        self._store.rounds.begin_merge(number, durations, early, "unmask")
+        return self._store.history.rollback_into(number, instead=True) is None
 
     def merge(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> None:
         """Merges round `number`, or takes the model rolled back to; the rest as in `events.DoPhase`."""
@@ -228,7 +247,7 @@ class RoundPhases:
             note = f"went back to the model of round {back.to}; what came for this round does not count"
             result = MergeResult(self._made_again(back.to), note=note)
         else:
-            result = merge_round(store, run.task, run.tools, number, run.seed)
+            result = merge_round(store, run.task, run.tools, number, run.seed, run.groups)
         store.rounds.merged(number, result)
         run.tools.unload()
 
@@ -262,6 +281,8 @@ class RoundPhases:
         contributions = store.contributions.records(number)
         figures = store.rounds.figures(number)
         record = summarise(figures, contributions, traffic, (number, duration_s))
+        if run.task.masks:
+            record = replace(record, train_loss=mean_loss(store.sums.records(number)))
         deadline_s = nan if number <= run.task.untimed_rounds else run.progress.deadline_s(number)
         store.rounds.close(replace(record, deadline_s=deadline_s))
         self._prune(number)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -20,10 +20,19 @@ from device_runtime.aggregator.errors import AggregatorError, DatabaseError, Rol
 from device_runtime.aggregator.intake.contributions import StoredContribution, record_of
 from device_runtime.aggregator.intake.receipts import Receipts
 from device_runtime.aggregator.intake.reception import DeviceStatements, Reception
+from device_runtime.aggregator.masking.opening import kinds_alone
+from device_runtime.aggregator.masking.requests import SumRequests
 from device_runtime.aggregator.storage import rollback_request
-from device_runtime.aggregator.views.listener import Contributed, Finished, RoundExtended, RoundOpened
-from device_runtime.aggregator.views.text import abandoned_text, printable
+from device_runtime.aggregator.views.listener import (
+    Contributed,
+    Finished,
+    RoundExtended,
+    RoundOpened,
+    SumsAwaited,
+)
+from device_runtime.aggregator.views.text import abandoned_text, printable, unopened_text
 from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire.messages import Masks
 
 from . import events, machine
 from .ports import Ports
@@ -81,6 +90,7 @@ class ContributionCommands:
             blob=message.blob,
             body=message.body,
             form=message.form,
+            mask=message.mask,
         )
         self._stored.keep(stored, moved)
         self._waiting.append(update)
@@ -126,6 +136,7 @@ class RoundCommands:
     ) -> None:
         self.phases, self.offers = RoundPhases(rounds), OfferMaker(rounds)
         self.offering = OfferPublisher(self.offers, out, ports.clock)
+        self.sums = SumRequests(rounds.groups, rounds.store, out, ports.clock)
         self.gave_up = ""
         self._rounds, self._contributions, self._ports = rounds, contributions, ports
         self._traffic = out.traffic
@@ -139,6 +150,12 @@ class RoundCommands:
                 self._extend(command, state)
             case events.GiveUp():
                 self._give_up(command)
+            case events.AwaitHelpers():
+                self._rounds.store.session.fruitless(command.round, command.deadlines)
+                self._tell_of_sums(state)
+            case events.GiveUpSums():
+                self._rounds.store.session.fruitless(command.round, 0)
+                self.gave_up = unopened_text(command, self.sums.waiting)
             case events.Invite():
                 return self._invite(command, state)
             case events.DoPhase():
@@ -153,7 +170,7 @@ class RoundCommands:
     def _announce(self, command: events.Announce, state: RoundsState) -> None:
         number = command.round
         if not command.again:
-            self.phases.open(number)
+            self.phases.open(number, self._masks(number, state))
             self._traffic.begin({})
         kinds = tuple(kind.name for kind in self._rounds.task.offered(number))
         deadline_s, count = state.deadline_s(number), state.contributions
@@ -191,9 +208,46 @@ class RoundCommands:
             self.offering.each(state, devices)
         return events.Invited(self._ports.clock(), command.round, devices)
 
-    def _do_phase(self, command: events.DoPhase, state: RoundsState) -> events.PhaseDone:
+    def _masks(self, number: int, state: RoundsState) -> Masks | None:
+        """How the updates of a new round are masked, by what is known of the devices; None: they are not."""
+        task, sums = self._rounds.task, self._rounds.store.sums
+        if task.masks is None:
+            return None
+        before = sums.masks(number - 1)
+        said = max(self._contributions.statements.samples.values(), default=0)
+        most = min(said or (before.most_weight if before else 1), task.max_num_examples)
+        return task.masks.offered(len(state.devices), most, kinds_alone(sums.records(number - 1), number - 1))
+
+    def unmasked(self, state: RoundsState) -> Iterator[events.Event]:
+        """What follows an answer of a mask helper: the machine hears of it, and when none is missing."""
+        yield events.SumAnswered(self._ports.clock())
+        if not self.sums.missing:
+            yield events.PhaseDone(self._ports.clock(), "unmask")
+        elif state.phase == "unmask":
+            self._tell_of_sums(state)
+
+    def _unmask(self, command: events.DoPhase, state: RoundsState) -> events.PhaseDone | None:
+        """Asks mask helpers for the round's sums; None while some answers are missing."""
+        self._rounds.store.session.fruitless(command.round, state.fruitless)
+        opens = self.phases.begin_unmask(command.round, command.durations, command.early)
+        if opens:
+            self.sums.begin(command.round)
+        if opens and self.sums.missing:
+            self._tell_of_sums(state)
+            return None
+        return events.PhaseDone(self._ports.clock(), "unmask")
+
+    def _tell_of_sums(self, state: RoundsState) -> None:
+        most = state.rules.max_extensions
+        left = max(1, most - state.fruitless) if most and state.fruitless and not state.rules.given else None
+        waiting = self.sums.waiting
+        self._ports.tell(SumsAwaited(state.round, waiting, self.sums.missing, state.fruitless, left))
+
+    def _do_phase(self, command: events.DoPhase, state: RoundsState) -> events.PhaseDone | None:
         number, phases, progress = command.round, self.phases, self._rounds.progress
         match command.phase:
+            case "unmask":
+                return self._with_room(lambda: self._unmask(command, state))
             case "merge":
                 self._with_room(lambda: phases.merge(number, command.durations, command.early))
             case "evaluate":
@@ -261,6 +315,12 @@ class RoundRunner:
         self._events.append(event)
         if not self._busy:
             self._drain()
+
+    def sums_changed(self, changed: bool) -> None:
+        """Goes on with a round that is unmasked, if a mask helper has answered."""
+        if changed:
+            for event in self.commands.unmasked(self.state):
+                self.feed(event)
 
     def settle(self) -> None:
         """Commits counted contributions and sends their receipts; drops those that the disk refuses."""

@@ -44,7 +44,8 @@ class Service:
         """`given`: a round begins only when it is given with `give`."""
         self.rounds = OpenRun(task, folder, given, ports.database)
         self.run_id = self.rounds.run
-        self._ports, self._out = ports, Outbound(ports)
+        helpers = task.masks.keys if task.masks else ()
+        self._ports, self._out = ports, Outbound(ports, [helper.name for helper in helpers])
         self._done_s: float | None = None
         self._run = RoundRunner(self.rounds, self._out, ports)
         self.offers = self._run.commands.offers
@@ -136,6 +137,7 @@ class Service:
         self._messages.presence.apply_wills()
         for event in self._run.contributions.reception.tick(self.state.round):
             self._run.feed(event)
+        self._run.sums_changed(self._run.commands.sums.tick())
         self._run.feed(TimePassed(self._ports.clock()))
         self._run.settle()
         self._out.go_on()
@@ -148,6 +150,7 @@ class Service:
             case link.Connected(first=False):
                 self._messages.presence.wills.broker_back(self._ports.clock())
                 self._run.contributions.reception.restart()
+                self._run.commands.sums.restart()
                 self._run.commands.offering.everybody(self.state)
             case link.Disconnected():
                 self._messages.presence.wills.broker_lost()

@@ -20,13 +20,15 @@ from device_runtime.aggregator.tasks.task import Late, Task
 from . import pace
 from .pace import NO_PROGRESS, Durations, Pace, Progress
 
-Phase = Literal["wait", "collect", "merge", "evaluate", "publish", "done", "given up"]
+Phase = Literal["wait", "collect", "unmask", "merge", "evaluate", "publish", "done", "given up"]
 SETTLE_S = 1.0
 """Seconds after a restart in which a round does not close early, as presence must arrive first."""
 RETRY_S = 1.0
 """Seconds after which a buffered run looks again for devices to ask, where it found too few."""
 MAX_RETRY_S = 3600.0
 """Seconds, at most, after which a device that found a round full tries again; at least RETRY_S."""
+UNMASK_RETRY_S = 5
+"""Seconds after which a device sends an update again that came while a round was unmasked."""
 UNTIMED_S = 30 * 86400.0
 """Seconds of a round that has no deadline: it closes when all have answered."""
 MISSED_DEADLINES = 2
@@ -42,6 +44,7 @@ class Rules:
     all_devices: as many as all, where rounds that ask all draw a cohort too (in simulations); else None.
     max_contributions: the most contributions of a round.
     given: each round is given from outside (`events.Give`), with its deadline.
+    masked: updates are masked, and mask helpers are asked for sums before a round is merged.
     """
 
     rounds: int
@@ -65,6 +68,7 @@ class Rules:
     stop_gain: float = 0.0
     max_extensions: int = 5
     given: bool = False
+    masked: bool = False
 
     @classmethod
     def of(cls, task: Task) -> Rules:
@@ -90,6 +94,7 @@ class Rules:
             stop_after=task.stop_after,
             stop_gain=task.stop_gain,
             max_extensions=task.max_extensions,
+            masked=task.masks is not None,
         )
 
     def deadline_s(self, number: int) -> float:
@@ -145,6 +150,7 @@ class RoundsState:
     round: int = 0
     opened_s: float = 0.0
     closes_s: float = 0.0
+    """When the open round's deadline ends, or that of the mask helpers while the round is unmasked."""
     settles_s: float = 0.0
     contributions: int = 0
     counted: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
@@ -156,7 +162,10 @@ class RoundsState:
     had: int = 0
     """The number of contributions at the round's last deadline; 0 before the first deadline."""
     fruitless: int = 0
-    """This round's deadlines in a row that brought no contribution though devices were there."""
+    """This round's deadlines in a row that brought no contribution though devices were there.
+
+    While the round is unmasked: deadlines in a row that brought no answer of a mask helper.
+    """
     devices: HashTrieMap[str, Presence] = field(default_factory=HashTrieMap)
     ready: HashTrieSet[str] = field(default_factory=HashTrieSet)
     """The devices that a round may wait for: Presence.awaited."""
@@ -294,7 +303,7 @@ class Saved:
     """The saved state of a run: its latest round and phase, contributions, and devices asked and present."""
 
     round: int
-    phase: Literal["collect", "merge", "evaluate", "publish", "closed"]
+    phase: Literal["collect", "unmask", "merge", "evaluate", "publish", "closed"]
     counted: Mapping[str, int] = field(default_factory=dict)
     answered: frozenset[str] = frozenset()
     asked: Mapping[str, int] = field(default_factory=dict)

@@ -121,10 +121,19 @@ def serve(
     if len(threads) > 1:
         by_name = {thread.task.name: thread for thread in threads}
         inboxes = {name: thread.inbox for name, thread in by_name.items()}
-        router = Router(inboxes, lambda name: not by_name[name].running, most)
+        router = Router(inboxes, lambda name: not by_name[name].running, most, _helpers(by_name))
         _route(router, by_name, inbox, publish)
     for thread in threads:
         thread.end()
+
+
+def _helpers(threads: Mapping[str, TaskThread]) -> dict[str, list[str]]:
+    """The tasks of each mask helper, by its name."""
+    found: dict[str, list[str]] = {}
+    for name, thread in threads.items():
+        for helper in thread.task.masks.keys if thread.task.masks else ():
+            found.setdefault(helper.name, []).append(name)
+    return found
 
 
 def _route(

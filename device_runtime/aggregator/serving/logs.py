@@ -16,6 +16,7 @@ from device_runtime.aggregator.views.listener import (
     RoundOpened,
     RunEvent,
     Started,
+    SumsAwaited,
 )
 from device_runtime.console import log_as_service
 
@@ -44,6 +45,8 @@ class EventLog:
                 self._log("round opened", **asdict(happening))
             case RoundExtended():
                 self._log("round extended", **asdict(happening))
+            case SumsAwaited():
+                self._log("mask helpers awaited", **asdict(happening))
             case RoundClosed():
                 self._log("round closed", **asdict(happening.record), note=happening.note)
             case Finished():

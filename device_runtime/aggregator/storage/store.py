@@ -4,6 +4,7 @@
                  or database.json, which names the PostgreSQL server that holds them
     models/      bundle, checkpoints, logs, served models; devices may fetch them
     updates/     contributions over INLINE_LIMIT, until their round is merged; no device may fetch them
+    sums/        with masks: what mask helpers are asked for and their answers, until their round is merged
 
 The order is always the same: content is made durable, then one commit of the database refers to it, then
 others are told. Every write may be repeated, and is repeated where a server was lost. One process owns the
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -28,12 +30,13 @@ from device_runtime.aggregator.rounds.events import DevicePresent, Forgotten
 from device_runtime.aggregator.rounds.state import RoundsState, Saved
 from device_runtime.aggregator.views.listener import RoundClosed, RoundRecord
 from device_runtime.broker.wire.blobs import Blobs
-from device_runtime.broker.wire.messages import Base, Blob, Step
+from device_runtime.broker.wire.messages import Base, Blob, Masks, Step
 from device_runtime.models.bundles.targets import ACCURACY
 from device_runtime.models.bundles.tensors import Tensors
 
 from .database import Commit, Database
 from .history import ServingHistory, StepHistory
+from .sums import StoredSums, SumRecord
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +51,8 @@ _EVERY_FIGURES = """SELECT round, figures FROM rounds
 WHERE phase = 'closed' AND figures IS NOT NULL ORDER BY round"""
 _CLOSED = """SELECT round, record, note FROM rounds
 WHERE record IS NOT NULL AND round = coalesce(?, round) ORDER BY round"""
+_END_COLLECT = """UPDATE rounds SET phase = ?, note = CASE WHEN phase = 'collect' THEN ? ELSE note END
+WHERE round = ? AND phase IN ('collect', 'unmask')"""
 _MERGED = """UPDATE rounds SET phase = 'evaluate', next_base = ?, next_carried = ?, served = ?, note = ?
 WHERE round = ?"""
 
@@ -117,11 +122,15 @@ class RoundModels(RoundStart):
 
 @dataclass(frozen=True)
 class MergeResult:
-    """The result of a merge: the models, and the steps taken. `note` says what was unusual, if anything."""
+    """The result of a merge: the models, the steps taken, and with masks the sums.
+
+    `note` says what was unusual, if anything.
+    """
 
     made: RoundModels
     steps: tuple[Step, ...] = ()
     note: str = ""
+    sums: tuple[SumRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,7 +155,8 @@ class Store:
         self._db = Database(folder, reading, database)
         self.models, self.updates = Blobs(folder / "models"), Blobs(folder / "updates")
         self.contributions = Contributions(self._db, self.updates)
-        self.rounds = StoredRounds(self._db, self.contributions)
+        self.sums = StoredSums(self._db, folder / "sums")
+        self.rounds = StoredRounds(self._db, self.contributions, self.sums)
         self.history, self.taken = ServingHistory(self._db), StepHistory(self._db)
         self.session = SavedSession(self._db)
         self.latest: Latest | None = None
@@ -258,11 +268,17 @@ class SavedSession:
 class StoredRounds:
     """The rounds of a run, each with its phase, its models, and its record. Raises as Database."""
 
-    def __init__(self, db: Database, contributions: Contributions) -> None:
-        self._db, self._contributions = db, contributions
+    def __init__(self, db: Database, contributions: Contributions, sums: StoredSums) -> None:
+        self._db, self._contributions, self._sums = db, contributions, sums
 
-    def open(self, number: int, start: RoundStart, steps: Sequence[Step] | None = None) -> None:
-        """Stores a new round in the phase "collect".
+    def open(
+        self,
+        number: int,
+        start: RoundStart,
+        steps: Sequence[Step] | None = None,
+        masks: Masks | None = None,
+    ) -> None:
+        """Stores a new round in the phase "collect", with how its updates are masked, if they are.
 
         `steps`, of a round that is given from outside, lead to its base from that of the latest round before
         it; they replace the steps taken in that round.
@@ -272,20 +288,27 @@ class StoredRounds:
                 db.execute(_FORGET_TAKEN, (number,))
                 _add_steps(db, number - 1, steps)
             db.execute(_OPEN, (number, _packed(start.base), _packed(start.carried)))
+            if masks is not None:
+                self._sums.add_masks(db, number, masks)
 
     def opened(self, number: int) -> bool:
         """Whether a round was opened; its base does not change after that."""
         return bool(self._db.rows("SELECT 1 FROM rounds WHERE round = ?", number))
 
-    def begin_merge(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> None:
-        """Stores that no more contributions count in the round.
+    def begin_merge(
+        self,
+        number: int,
+        durations: Sequence[tuple[int, int]] = (),
+        early: str = "",
+        phase: Literal["unmask", "merge"] = "merge",
+    ) -> None:
+        """Stores that no more contributions count in the round, which is merged, or unmasked first.
 
         `durations`: how long its devices needed (see `pace`). `early`: a note that it closed before all
         devices were done.
         """
         with self._db.commit() as db:
-            sql = "UPDATE rounds SET phase = 'merge', note = ? WHERE round = ? AND phase = 'collect'"
-            db.execute(sql, (early, number))
+            db.execute(_END_COLLECT, (phase, early, number))
             if durations:
                 sql = "INSERT INTO pace VALUES (?, ?) ON CONFLICT DO NOTHING"
                 db.execute(sql, (number, _packed(durations)))
@@ -307,6 +330,7 @@ class StoredRounds:
             _add_steps(db, number, result.steps)
             values = (_packed(made.base), _packed(made.carried), _packed(made.served), note, number)
             db.execute(_MERGED, values)
+            self._sums.add_records(db, number, result.sums)
 
     def evaluated(self, number: int, figures: ModelEvaluation, served: Blob | None = None) -> None:
         """Stores a round's evaluation. `served`: the model that is served instead of the merged one."""
@@ -322,7 +346,9 @@ class StoredRounds:
             sql = "UPDATE rounds SET phase = 'closed', record = ? WHERE round = ?"
             db.execute(sql, (_packed(record), record.round))
             db.execute("UPDATE contributions SET body = NULL WHERE into_round = ?", (record.round,))
+            self._sums.forget(db, record.round)
         self._contributions.prune(record.round)
+        self._sums.prune()
 
     def latest_closed(self) -> int:
         """The number of the latest closed round; 0 before there is one."""

@@ -62,6 +62,21 @@ CREATE TABLE IF NOT EXISTS versions (
 CREATE TABLE IF NOT EXISTS rollbacks (
     into_round INTEGER PRIMARY KEY, to_round INTEGER NOT NULL, instead INTEGER NOT NULL, asked_s REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS round_masks (
+    round INTEGER PRIMARY KEY, masks BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS masks (
+    round INTEGER NOT NULL, device TEXT NOT NULL, mask BLOB NOT NULL, PRIMARY KEY (round, device)
+);
+CREATE TABLE IF NOT EXISTS sum_answers (
+    id BLOB NOT NULL, helper TEXT NOT NULL, into_round INTEGER NOT NULL, body BLOB, blob BLOB,
+    refusal TEXT NOT NULL, PRIMARY KEY (id, helper)
+);
+CREATE TABLE IF NOT EXISTS sums (
+    into_round INTEGER NOT NULL, id BLOB NOT NULL, round INTEGER NOT NULL, kind TEXT NOT NULL,
+    devices INTEGER NOT NULL, num_examples INTEGER NOT NULL, train_loss REAL, why TEXT NOT NULL,
+    PRIMARY KEY (into_round, id)
+);
 CREATE TABLE IF NOT EXISTS steps (
     round INTEGER NOT NULL, position INTEGER NOT NULL, step BLOB NOT NULL, PRIMARY KEY (round, position)
 );

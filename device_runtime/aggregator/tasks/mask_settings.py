@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from device_runtime.broker.wire.messages import HelperKey
+from device_runtime.broker.wire.messages import HelperKey, Masks
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.masking.seeds import KEY_BYTES, helper_key
@@ -15,6 +15,10 @@ from device_runtime.strategies.settings import Setting
 
 MOST_HELPERS = 3
 MOST_GROUP = 2**19
+LEAST_CAPACITY, MOST_CAPACITY = 64, 2**20
+"""The fewest and the most devices that the fixed point of a sum has room for."""
+MOST_ALONE = 16
+"""The most kinds that an offer names as alone."""
 _EXAMPLE = ("site-a=" + "5b" * KEY_BYTES,)
 _NOISE = {"helpers": _EXAMPLE, "epsilon": 4.0, "delta": 1e-6, "clip_norm": 1.0}
 
@@ -95,10 +99,26 @@ class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
         """Whether helpers add noise to sums."""
         return self.epsilon is not None
 
+    def offered(self, devices: int, most_weight: int, alone: tuple[str, ...] = ()) -> Masks:
+        """How the updates of a round are masked.
+
+        devices: those that are known. most_weight: the largest weight of one, in samples. alone: kinds that
+        too few devices chose in the last round. There is room for twice as many devices, as others may come,
+        and for two groups, so that a larger sum can be divided.
+        """
+        room = max(LEAST_CAPACITY, 2 * devices, 2 * self.min_group)
+        return Masks(
+            helpers=self.keys,
+            min_group=self.min_group,
+            capacity=min(MOST_CAPACITY, 1 << (room - 1).bit_length()),
+            most_weight=max(1, most_weight),
+            alone=alone[:MOST_ALONE],
+        )
+
     def unmaskable_reason(self, strategy: AnyStrategy) -> str:
         """Why updates of a kind cannot be masked; empty if they can."""
-        if not strategy.adds_up:
-            return "its updates do not fold as a sum"
+        if why := strategy.unsummable_reason():
+            return why
         if strategy.codec:
             return f"numbers that its codec {strategy.codec} packs do not add up"
         if self.noisy and strategy.summed:

@@ -335,7 +335,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         except (topics.TopicError, ValueError) as error:
             raise TaskError(str(error)) from None
         if self.masks:
-            self._check_masks(self.masks)
+            _check_masks(self, self.masks)
             least = max(self.min_contributions, self.masks.min_group)
             msgspec.structs.force_setattr(self, "min_contributions", least)
         if self.devices_per_round is not None and not self.buffer_size:
@@ -368,25 +368,6 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 raise TaskError(
                     f"round {number} offers no kind of update: look at from_round and until_round"
                 )
-
-    def _check_masks(self, masks: MaskSettings) -> None:
-        """Refuses what needs single updates, and rounds of too few devices for a sum."""
-        if self.robust != "none":
-            raise TaskError(f"masks and robust = {self.robust}: robust rules compare single updates")
-        for name in ("devices_per_round", "buffer_size"):
-            size = getattr(self, name)
-            if size and size < masks.min_group:
-                raise TaskError(
-                    f"{name} is {size}, masks.min_group {masks.min_group}: no sum would be opened"
-                )
-        if masks.noisy and self.head == "closed-form":
-            raise TaskError("masks.epsilon and head = closed-form: class statistics are sent without noise")
-        for kind in self.kinds:
-            why = masks.unmaskable_reason(kind.strategy)
-            if kind.max_norm is not None:
-                why = f"max_norm = {kind.max_norm:g} is checked on single updates, leave it out"
-            if why:
-                raise TaskError(f"{kind.name} cannot be masked: {why}")
 
     def _check_pace(self) -> None:
         if self.deadline_quantile is None:
@@ -479,11 +460,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
         It is 1 where rounds wait for the fast devices, as `stands_for` weighs these.
         """
-        return 1.0 if self._weighs_single_updates else float((1 + rounds) ** -self.staleness_weight)
-
-    @property
-    def _weighs_single_updates(self) -> bool:
-        return self.waits_for_fast and self.masks is None
+        if self.waits_for_fast and self.masks is None:
+            return 1.0
+        return float((1 + rounds) ** -self.staleness_weight)
 
     def stands_for(self, rounds: int, since: float) -> float:
         """The factor on the samples of an update that is `rounds` rounds late.
@@ -494,7 +473,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         2024). With `devices_per_round` the factor is 1: a device that works longer is not drawn less often.
         With `masks` it is 1 too: the aggregator cannot weigh single updates.
         """
-        if not self._weighs_single_updates or self.devices_per_round is not None:
+        if not self.waits_for_fast or self.masks or self.devices_per_round is not None:
             return 1.0
         return min(1.0 + rounds, since)
 
@@ -508,6 +487,24 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             msgspec.structs.replace(kind, settings=registry.settings(kind.strategy)) for kind in self.kinds
         ]
         return _encoder.encode(msgspec.structs.replace(self, kinds=tuple(full)))
+
+
+def _check_masks(task: Task, masks: MaskSettings) -> None:
+    """Refuses what needs single updates, and rounds of too few devices for a sum."""
+    if task.robust != "none":
+        raise TaskError(f"masks and robust = {task.robust}: robust rules compare single updates")
+    for name in ("devices_per_round", "buffer_size"):
+        size = getattr(task, name)
+        if size and size < masks.min_group:
+            raise TaskError(f"{name} is {size}, masks.min_group {masks.min_group}: no sum would be opened")
+    if masks.noisy and task.head == "closed-form":
+        raise TaskError("masks.epsilon and head = closed-form: class statistics are sent without noise")
+    for kind in task.kinds:
+        why = masks.unmaskable_reason(kind.strategy)
+        if kind.max_norm is not None:
+            why = f"max_norm = {kind.max_norm:g} is checked on single updates, leave it out"
+        if why:
+            raise TaskError(f"{kind.name} cannot be masked: {why}")
 
 
 _encoder = msgspec.json.Encoder(order="sorted")

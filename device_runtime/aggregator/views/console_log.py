@@ -21,6 +21,7 @@ from .listener import (
     RoundOpened,
     RunEvent,
     Started,
+    SumsAwaited,
 )
 
 
@@ -59,6 +60,8 @@ class ConsoleLog:
                 if happening.devices or self._devices_seen:
                     self._line(extended(happening) + sitting_out_text(self._idle))
                 self._idle, self._devices_seen = {}, happening.devices > 0
+            case SumsAwaited() if happening.deadlines:
+                self._line(f"round {happening.round} {happening.text}")
             case RoundClosed():
                 self._closed.append(happening)
                 self._line(f"round {happening.record.round} of {self._rounds}: {summary(happening)}")

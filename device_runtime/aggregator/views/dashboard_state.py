@@ -15,6 +15,7 @@ from .listener import (
     RoundOpened,
     RunEvent,
     Started,
+    SumsAwaited,
 )
 
 MOST_DEVICES = 10_000
@@ -64,6 +65,8 @@ class Dashboard:
                 self.closes_s = now + happening.deadline_s
                 counted = f"{happening.contributions} of {happening.needed} contributions"
                 self.note = f"extended: {counted}{happening.outlook}"
+            case SumsAwaited():
+                self.note = happening.text
             case DeviceSeen():
                 self._seen(happening)
             case PlanReported():

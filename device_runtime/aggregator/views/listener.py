@@ -138,6 +138,31 @@ class RoundExtended:
 
 
 @dataclass(frozen=True)
+class SumsAwaited:
+    """A round waits for mask helpers, which have not answered for some of its sums.
+
+    sums: the number of those. deadlines: the number of deadlines in a row that brought no answer.
+    left: the number of further ones after which the run ends; None: no number does.
+    """
+
+    round: int
+    helpers: tuple[str, ...]
+    sums: int
+    deadlines: int = 0
+    left: int | None = None
+
+    @property
+    def text(self) -> str:
+        """Whom the round waits for, and how the run continues."""
+        many = "s" if len(self.helpers) > 1 else ""
+        waits = f"waits for mask helper{many} {', '.join(self.helpers)}"
+        if self.left is None:
+            return waits
+        more = "1 more deadline" if self.left == 1 else f"{self.left} more deadlines"
+        return f"{waits}; the run ends after {more} without an answer"
+
+
+@dataclass(frozen=True)
 class DeviceSeen:
     """A device came or went. The profile and what follows are empty until it has said hello."""
 
@@ -193,6 +218,7 @@ RunEvent = (
     Started
     | RoundOpened
     | RoundExtended
+    | SumsAwaited
     | DeviceSeen
     | PlanReported
     | Contributed

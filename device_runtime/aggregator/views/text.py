@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from device_runtime.aggregator.rounds.events import GiveUp
+from device_runtime.aggregator.rounds.events import GiveUp, GiveUpSums
 
 LIMIT = 200
 """Most characters of a text from a device."""
@@ -29,6 +29,19 @@ def abandoned_text(command: GiveUp, why: Mapping[str, str]) -> str:
         f"{', '.join(parts) or 'no device sent anything that counts'}. A longer round_deadline_s or cheaper "
         "kinds, with another --run-dir, may help; the same command tries again"
     )
+
+
+def unopened_text(command: GiveUpSums, helpers: Sequence[str]) -> str:
+    """Says why a run is abandoned whose mask helpers do not answer."""
+    return (
+        f"round {command.round} is not opened: {command.deadlines} deadlines in a row, of "
+        f"{command.deadline_s:g} s, brought no answer of {_helpers_text(helpers)}. Nothing is lost: the same "
+        "command asks again"
+    )
+
+
+def _helpers_text(helpers: Sequence[str]) -> str:
+    return f"mask helper{'s' if len(helpers) > 1 else ''} {', '.join(helpers)}"
 
 
 def _named(what: str, devices: Sequence[str]) -> str:

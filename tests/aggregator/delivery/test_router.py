@@ -49,10 +49,10 @@ def plan(device, task):
 
 
 class Bench:
-    def __init__(self, *tasks, most=100):
+    def __init__(self, *tasks, most=100, helpers=None):
         self.inboxes = {task: queue.SimpleQueue() for task in tasks}
         self.over = set()
-        self.router = Router(self.inboxes, lambda task: task in self.over, most)
+        self.router = Router(self.inboxes, lambda task: task in self.over, most, helpers or {})
 
     def route(self, *events):
         for event in events:
@@ -186,3 +186,15 @@ def test_strangers_of_many_names_leave_the_router_no_larger_and_take_nobodys_pla
     bench.heard("two")
     bench.route(get("pi"))
     assert bench.heard("two") == [get("pi")]
+
+
+def test_a_mask_helper_is_heard_by_each_of_its_tasks_and_takes_no_place():
+    three = Bench("digits", "speech", "sound", most=1, helpers={"site-a": ["digits", "sound"]})
+    events = [state("site-a"), get("site-a"), Received(topics.up("site-a", "sum"), b"x")]
+    three.route(*events)
+    assert [three.heard(task) for task in ("digits", "speech", "sound")] == [events, [], events]
+    three.route(hello("pi-7"))
+    assert three.heard("digits") == [hello("pi-7")]
+    three.over.add("digits")
+    three.route(events[0])
+    assert [three.heard(task) for task in ("digits", "sound")] == [[], events[:1]]

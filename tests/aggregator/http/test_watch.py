@@ -36,6 +36,7 @@ from device_runtime.aggregator.views.listener import (
     RoundOpened,
     RoundRecord,
     Started,
+    SumsAwaited,
 )
 from device_runtime.broker.security.authority import issue, make_authority
 
@@ -200,6 +201,19 @@ def test_health_says_what_is_wrong(tmp_path, clock):
     one.link.connected = False
     one.folder = tmp_path / "gone"
     assert wrong() == ["broker", "disk"]
+
+
+def test_a_round_whose_mask_helpers_stay_away_is_named_and_is_no_longer_healthy(tmp_path, clock):
+    one, settings = hosted(tmp_path, clock), HttpSection(stalled_s=60.0, min_free_mb=0)
+    one.watch(RoundOpened(1, ("full",), 10.0))
+    one.watch(SumsAwaited(1, ("site-a",), 2))
+    assert (one.watch.live().phase, one.watch.live().note) == ("unmasking", "waits for mask helper site-a")
+    clock.now += 61.0
+    one.loop_clock()
+    one.watch(SumsAwaited(1, ("site-a",), 2, deadlines=1, left=4))
+    assert [check.name for check in health_of([one], settings).checks if not check.ok] == ["round"]
+    one.watch(RoundOpened(2, ("full",), 10.0))
+    assert health_of([one], settings).ok
 
 
 def test_who_asks_how_it_is_writes_nothing(tmp_path, clock, monkeypatch):

@@ -8,6 +8,8 @@ from device_runtime.aggregator.rounds import machine
 from device_runtime.aggregator.rounds.events import (
     Announce,
     Announced,
+    AwaitHelpers,
+    Close,
     CommitFailed,
     DevicePresent,
     DoPhase,
@@ -16,12 +18,14 @@ from device_runtime.aggregator.rounds.events import (
     Finish,
     Give,
     GiveUp,
+    GiveUpSums,
     PhaseDone,
     Planned,
     Rejected,
     Reply,
     RolledBack,
     StoreContribution,
+    SumAnswered,
     TimePassed,
     Update,
     Validated,
@@ -498,3 +502,87 @@ def test_nobody_is_put_off_for_longer_than_an_hour():
     rules = replace(RULES, untimed_rounds=1, max_contributions=1)
     state = play(collecting("a", "b", rules=rules), believed("a"))[0]
     assert step(state, Announced(2.0, update("b")))[1][0].retry_s == 3600
+
+
+MASKED = replace(RULES, masked=True, max_extensions=3)
+
+
+def unmasking(rules=MASKED):
+    """Round 1 of masked updates, closed at time 1 with one contribution."""
+    return play(collecting("a", rules=rules), believed("a"))[0]
+
+
+def test_a_masked_round_is_unmasked_before_it_is_merged():
+    state, commands = play(collecting("a", rules=MASKED), believed("a"))
+    assert (state.phase, commands[-1]) == ("unmask", DoPhase("unmask", 1))
+    state, commands = play(state, SumAnswered(2), PhaseDone(2, "unmask"))
+    assert (state.phase, commands) == ("merge", [DoPhase("merge", 1)])
+
+
+def test_a_masked_round_that_is_closed_from_outside_is_unmasked_too():
+    state, commands = play(collecting("a", "b", rules=MASKED), believed("a"), Close(3))
+    assert (state.phase, state.closes_s, commands[-1]) == ("unmask", 13, DoPhase("unmask", 1))
+    assert play(state, Close(4)) == (state, [])
+
+
+def test_helpers_are_waited_for_deadline_after_deadline_then_the_run_is_given_up():
+    state, commands = play(unmasking(), TimePassed(10.9), TimePassed(11), TimePassed(20.9), TimePassed(21))
+    assert commands == [AwaitHelpers(1, 1, 10.0), AwaitHelpers(1, 2, 10.0)]
+    assert (state.phase, state.round) == ("unmask", 1)
+    state, commands = play(state, TimePassed(31))
+    assert (state.phase, commands) == ("given up", [GiveUpSums(1, 3, 10.0)])
+
+
+def test_an_answer_begins_the_count_of_deadlines_anew():
+    state, commands = play(unmasking(), TimePassed(11), TimePassed(21), SumAnswered(30), TimePassed(39))
+    assert (state.fruitless, state.closes_s, len(commands)) == (0, 40, 2)
+    state, commands = play(state, TimePassed(40))
+    assert commands == [AwaitHelpers(1, 1, 10.0)]
+
+
+@pytest.mark.parametrize("changes", [{"max_extensions": 0}, {"given": True}])
+def test_helpers_are_waited_for_however_long_where_no_deadline_ends_the_run(changes):
+    state = replace(unmasking(), rules=replace(MASKED, **changes))
+    state, commands = play(state, *(TimePassed(11 + 10 * at) for at in range(50)))
+    assert (state.phase, commands[-1]) == ("unmask", AwaitHelpers(1, 50, 10.0))
+
+
+def test_deadlines_that_devices_missed_do_not_count_against_helpers():
+    rules = replace(MASKED, min_contributions=2)
+    state, _ = play(collecting("a", "b", rules=rules), TimePassed(10))
+    assert state.fruitless == 1
+    state, _ = play(state, *online("a", "b", now=21), believed("a", 21), believed("b", 22))
+    assert (state.phase, state.fruitless, state.closes_s) == ("unmask", 0, 32)
+
+
+def test_a_round_that_a_crash_interrupted_while_unmasked_is_unmasked_again():
+    state, commands = machine.resume(MASKED, Saved(1, "unmask", {"a": 1}, fruitless=1), 50.0)
+    assert (state.phase, state.closes_s, commands) == ("unmask", 60.0, (DoPhase("unmask", 1),))
+    assert play(state, TimePassed(60), TimePassed(70))[1] == [
+        AwaitHelpers(1, 2, 10.0),
+        GiveUpSums(1, 3, 10.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "number", "kind", "status", "retry_s"),
+    [
+        ({"late": "count"}, 1, "full", "refused", 5),
+        ({"late": "discard"}, 1, "full", "late", 0),
+        ({"late": "count", "bound": frozenset({"full"})}, 1, "full", "late", 0),
+        ({"late": "count"}, 2, "full", "refused", 0),
+    ],
+    ids=["may count", "late do not count", "its kind counts in its own round", "of no round yet"],
+)
+def test_what_comes_while_a_round_is_unmasked_is_put_off_where_it_may_count_next(
+    changes, number, kind, status, retry_s
+):
+    state = unmasking(replace(MASKED, **changes))
+    _, commands = play(state, Announced(2, update("b", number, kind)))
+    [reply] = [command for command in commands if isinstance(command, Reply)]
+    assert (reply.status, reply.retry_s) == (status, retry_s)
+
+
+def test_presence_does_not_open_or_close_a_round_that_is_unmasked():
+    state, commands = play(unmasking(), *online("b", now=2), DevicePresent(3, "a", 1, False), SumAnswered(4))
+    assert (state.phase, commands) == ("unmask", [])

@@ -21,6 +21,7 @@ from device_runtime.aggregator.rounds.events import (
     Rejected,
     Reply,
     StoreContribution,
+    SumAnswered,
     TimePassed,
     Update,
     Validated,
@@ -234,6 +235,8 @@ class Shell:
         assert step(before, event) == (after, commands)
         self.state = after
         self.hold()
+        if before.phase == after.phase == "unmask":
+            assert (after.counted, after.contributions) == (before.counted, before.contributions)
         for command in commands:
             if isinstance(command, FetchContribution):
                 key = (command.update.device, command.update.round)
@@ -241,7 +244,7 @@ class Shell:
                 self.kept.add(key)
             elif isinstance(command, Invite):
                 self.invite(command)
-            elif isinstance(command, DoPhase):
+            elif isinstance(command, DoPhase) and command.phase != "unmask":
                 self.feed(PhaseDone(self.now, command.phase))
 
     def invite(self, command):
@@ -268,6 +271,9 @@ class Shell:
         if name == "tick":
             self.now += values[0]
             self.feed(TimePassed(self.now))
+            if self.state.phase == "unmask" and self.lots.random() < 0.7:
+                self.feed(SumAnswered(self.now))
+                self.feed(PhaseDone(self.now, "unmask"))
             return
         device, number = values[0], self.state.round - values[1]
         if name == "present":
@@ -288,10 +294,11 @@ class Shell:
     st.sampled_from([None, 1, 2, 3]),
     st.sampled_from([0, 1, 3]),
     st.sampled_from([0, 1, 2]),
+    st.booleans(),
 )
-def test_whatever_happens_a_round_waits_for_those_it_should(events, lots, size, buffer, first):
+def test_whatever_happens_a_round_waits_for_those_it_should(events, lots, size, buffer, first, masked):
     rules = Rules(50, 10.0, late="count", devices_per_round=size, buffer_size=buffer, max_staleness=2)
-    rules = replace(rules, ask_all_rounds=0 if buffer else first)
+    rules = replace(rules, ask_all_rounds=0 if buffer else first, masked=masked)
     shell = Shell(rules, lots)
     for what in events:
         shell.do(what)

@@ -24,6 +24,7 @@ from device_runtime.aggregator.views.listener import (
     RoundOpened,
     RoundRecord,
     Started,
+    SumsAwaited,
 )
 
 TASK = Task(bundle="b", name="digits", rounds=2)
@@ -124,6 +125,18 @@ def test_an_extended_round_says_how_long_it_goes_on_and_once_that_it_waits_for_d
         "round 2 extended by 6 s: 0 of 1 contributions; this deadline is a longer one",
         "round 2 extended by 9 s: 0 of 1 contributions; the run ends after 3 more deadlines without any",
         "round 2 extended by 9 s: 0 of 1 contributions; the run ends after 1 more deadline without any",
+    ]
+
+
+def test_a_round_says_for_which_mask_helpers_it_waits_once_a_deadline_has_passed():
+    out = io.StringIO()
+    view = ConsoleLog(out)
+    view(SumsAwaited(2, ("site-a", "site-b"), 3))
+    view(SumsAwaited(2, ("site-b",), 1, deadlines=1, left=4))
+    view(SumsAwaited(2, ("site-a", "site-b"), 1, deadlines=2))
+    assert out.getvalue().splitlines() == [
+        "round 2 waits for mask helper site-b; the run ends after 4 more deadlines without an answer",
+        "round 2 waits for mask helpers site-a, site-b",
     ]
 
 

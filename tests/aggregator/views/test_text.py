@@ -1,7 +1,7 @@
 """Texts about devices, for people."""
 
-from device_runtime.aggregator.rounds.events import GiveUp
-from device_runtime.aggregator.views.text import abandoned_text
+from device_runtime.aggregator.rounds.events import GiveUp, GiveUpSums
+from device_runtime.aggregator.views.text import abandoned_text, unopened_text
 
 
 def test_why_a_run_is_given_up_names_the_first_devices_and_what_they_said():
@@ -16,3 +16,9 @@ def test_why_a_run_is_given_up_names_the_first_devices_and_what_they_said():
 def test_where_what_was_sent_did_not_count_it_is_not_said_that_nobody_was_asked():
     said = abandoned_text(GiveUp(1, 5, 3.0, (), ()), {})
     assert "brought no contribution; no device sent anything that counts. " in said
+
+
+def test_why_a_round_is_not_opened_names_the_mask_helpers():
+    assert "brought no answer of mask helpers site-a, site-b. Nothing is lost" in unopened_text(
+        GiveUpSums(3, 5, 60.0), ("site-a", "site-b")
+    )

@@ -39,6 +39,7 @@ function state(live, now) {
   if (live.phase === "waiting") return "Waiting for devices.";
   if (live.phase === "finished") return "The task is finished.";
   if (live.phase === "starting") return "Starting.";
+  if (live.phase === "unmasking") return `Round ${live.round} opens the sums of its masked updates.`;
   const left = live.closes_at - now;
   const end = left > 0 ? `${seconds(Math.ceil(left))} left` : "merging, or about to";
   return `Round ${live.round} collects, opened ${ago(live.opened_at, now)}, ${end}${live.extended ? `, extended ${live.extended} times` : ""}.`;

@@ -1,0 +1,190 @@
+"""Divides the masked updates of a round into groups whose sums are opened.
+
+A group has updates of one kind, made for one round and from one model, with the same tensors. The division
+depends only on what is stored, so that it is the same after a crash: a mask helper answers for a set of
+devices only once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from math import nan
+
+import msgspec
+
+from device_runtime.aggregator.intake.contributions import MaskedUpdate
+from device_runtime.aggregator.storage.bases import base_weights
+from device_runtime.aggregator.storage.store import Store
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.broker.wire.messages import INLINE_LIMIT, Masks, SumRequest, SumSeed
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.errors import MaskError
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.masking.layout import SumLayout, layout_of
+from device_runtime.strategies.masking.sums import SummedGroup, weight_share
+from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
+
+TOO_FEW = "too few devices"
+"""Begins the reason that a group is too small."""
+BASES_HELD = 4
+"""Bases that stay in memory while a round's updates are divided."""
+
+
+@dataclass(frozen=True)
+class SumGroup:
+    """Masked updates of one sum, by device.
+
+    strategy: the kind's variant that reads the sum. share: the sum of the updates' weights, in parts of
+    `masks.most_weight`.
+    """
+
+    strategy: AnyStrategy
+    updates: tuple[MaskedUpdate, ...]
+    share: float
+    layout: SumLayout
+    masks: Masks
+    task: str
+    run: str
+
+    @property
+    def round(self) -> int:
+        """The round that the updates were made for."""
+        return self.updates[0].round
+
+    @property
+    def kind(self) -> str:
+        return self.updates[0].kind
+
+    @property
+    def too_small(self) -> str:
+        """Why there are too few updates to open the sum; empty if there are enough."""
+        if len(self.updates) >= self.masks.min_group:
+            return ""
+        return f"{TOO_FEW}, a sum has at least {self.masks.min_group}"
+
+    @property
+    def summed(self) -> SummedGroup:
+        """What is known of the devices in the clear, to read the sum."""
+        return SummedGroup(
+            devices=len(self.updates),
+            share=self.share,
+            num_examples=sum(update.num_examples for update in self.updates),
+            most_weight=self.masks.most_weight,
+            deviation=self.masks.noise_milli * self.masks.clip_milli / 1e6,
+        )
+
+    @cached_property
+    def seeds(self) -> bytes:
+        """The masks of all devices as mask helpers get them."""
+        seeds = (SumSeed(update.device, update.form, update.mask) for update in self.updates)
+        return msgspec.msgpack.encode(tuple(seeds))
+
+    @cached_property
+    def id(self) -> bytes:
+        """Names the sum, by all that mask helpers are told of it."""
+        plain = msgspec.structs.replace(self._request(0), id=bytes(32), body=self.seeds)
+        return hashlib.sha256(msgspec.msgpack.encode(plain)).digest()
+
+    def request(self, at: int) -> SumRequest:
+        """The request to the helper at this place, without the seeds where these are too large for it."""
+        body = self.seeds if len(self.seeds) <= INLINE_LIMIT else b""
+        return msgspec.structs.replace(self._request(at), id=self.id, body=body)
+
+    def _request(self, at: int) -> SumRequest:
+        return SumRequest(
+            id=bytes(32),
+            task=self.task,
+            run=self.run,
+            round=self.round,
+            kind=self.kind,
+            at=at,
+            min_group=self.masks.min_group,
+            values=self.layout.values,
+            sums=self.layout.numbers,
+            noise_milli=self.masks.noise_milli,
+            clip_milli=self.masks.clip_milli,
+            exponents=self.layout.exponents if self.masks.noise_milli else (),
+        )
+
+
+class SumGroups:
+    """Divides the masked updates of a run's rounds; `manifests` by member, "" for the main model."""
+
+    def __init__(self, store: Store, task: Task, run: str, manifests: Mapping[str, Manifest]) -> None:
+        self._store, self._task, self._run, self._manifests = store, task, run, manifests
+
+    def of_round(self, number: int) -> tuple[SumGroup, ...]:
+        """The groups of the updates that count in a round, by kind and round made for.
+
+        A group with more devices than its sum has room for is divided. Raises RunFolderError, BlobError.
+        """
+        forms, found = _Forms(self._store, self._task, self._manifests), dict[object, list[MaskedUpdate]]()
+        for update in self._store.contributions.masked(number):
+            form = forms.of(update.round, update.kind, update.form)
+            key = (update.kind, update.round, form.strategy.member, form.layout.signature)
+            found.setdefault(key, []).append(update)
+        return tuple(
+            self._group(part, forms.of(part[0].round, part[0].kind, part[0].form))
+            for updates in found.values()
+            for part in _divided(updates, forms.masks(updates[0].round).capacity)
+        )
+
+    def _group(self, updates: tuple[MaskedUpdate, ...], form: _Form) -> SumGroup:
+        most = form.masks.most_weight
+        share = sum(weight_share(form.kind.weight(_blank(update)), most) for update in updates)
+        run = self._task.name, self._run
+        return SumGroup(form.strategy, updates, share, form.layout, form.masks, *run)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A form of a kind in one round: the kind, the variant, and how its updates are masked."""
+
+    kind: AnyStrategy
+    strategy: AnyStrategy
+    layout: SumLayout
+    masks: Masks
+
+
+class _Forms:
+    """The forms of the updates of one round; bases are held as long as this is."""
+
+    def __init__(self, store: Store, task: Task, manifests: Mapping[str, Manifest]) -> None:
+        self._store, self._manifests = store, manifests
+        self._kinds = {kind.name: kind.strategy for kind in task.kinds}
+        self._base = lru_cache(BASES_HELD)(self._read)
+        self.of = lru_cache(None)(self._of)
+
+    def masks(self, number: int) -> Masks:
+        """How the updates of a round are masked. Raises MaskError where they were not."""
+        masks = self._store.sums.masks(number)
+        if masks is None:
+            raise MaskError(f"updates for round {number} were not masked")
+        return masks
+
+    def _of(self, number: int, kind: str, form: str) -> _Form:
+        strategy = self._kinds[kind].variant_named(form)
+        base, masks = self._base(number, strategy.member), self.masks(number)
+        layout = layout_of(strategy, self._manifests[strategy.member], base, masks)
+        return _Form(self._kinds[kind], strategy, layout, masks)
+
+    def _read(self, number: int, member: str) -> Tensors:
+        return base_weights(self._store, number, self._manifests[member], member)
+
+
+def _blank(update: MaskedUpdate) -> TrainedUpdate:
+    """A masked update as far as it is known: its weight depends on no more than that."""
+    return TrainedUpdate(update.kind, NO_TENSORS, update.num_examples, nan, update.form)
+
+
+def _divided(updates: Sequence[MaskedUpdate], capacity: int) -> Iterator[tuple[MaskedUpdate, ...]]:
+    """Parts of at most `capacity` updates, as equal as possible."""
+    parts = -(-len(updates) // capacity)
+    ends = [len(updates) * part // parts for part in range(parts + 1)]
+    for start, end in pairwise(ends):
+        yield tuple(updates[start:end])

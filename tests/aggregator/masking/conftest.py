@@ -1,0 +1,150 @@
+"""Masked rounds on a bench: devices that mask their updates, and mask helpers in the process of the test.
+
+Both use the real core (`strategies.masking`); only their link is the bench's.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from math import nan
+
+import msgspec
+import pytest
+from nacl.bindings import crypto_scalarmult_base
+
+from device_runtime.aggregator.tasks.mask_settings import MaskSettings
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.blobs import Blobs
+from device_runtime.broker.wire.messages import INLINE_LIMIT, Get, State, SumAnswer, SumRequest, SumSeed
+from device_runtime.broker.wire.transfer import answer_get, opening_blocks
+from device_runtime.strategies.masking import sums
+from device_runtime.strategies.masking.layout import layout_of
+from device_runtime.strategies.masking.masks import MaskedVector
+from device_runtime.strategies.masking.seeds import MaskPurpose, seal, unseal
+from device_runtime.strategies.masking.sums import Weighed
+from device_runtime.strategies.training.device_half import TrainedUpdate
+
+
+@dataclass
+class Helper:
+    """A mask helper. `refusal`: what it answers instead of a sum; `wrong`: its sums are of another seed."""
+
+    name: str
+    secret: bytes
+    folder: object
+    refusal: str = ""
+    wrong: bool = False
+    answered: dict = field(default_factory=dict)
+
+    @property
+    def written(self):
+        return f"{self.name}={crypto_scalarmult_base(self.secret).hex()}"
+
+    def requests(self, b):
+        """All requests that the bench has sent to it, in order."""
+        topic = topics.down(self.name, "sum")
+        return [messages.decode(payload, SumRequest) for where, payload in b.link.sent if where == topic]
+
+    def answer(self, b):
+        """Answers every request that it has not answered yet, and gives every block that is asked for."""
+        for request in self.requests(b):
+            if request.id not in self.answered:
+                self.answered[request.id] = self._sum(b, request)
+                self.say(b, self.answered[request.id])
+        b.service.tick()
+
+    def say(self, b, answer):
+        seen = len(b.link.sent)
+        b.say(self.name, "sum", answer)
+        while asked := self._gets(b, seen):
+            seen = len(b.link.sent)
+            for get in asked:
+                for index, data in answer_get(self._blobs, get):
+                    b.raw(topics.up(self.name, topics.block(get.blob.sha, index)), data)
+
+    def come(self, b):
+        b.say(self.name, "state", State(boot=1, online=True))
+
+    @property
+    def _blobs(self):
+        return Blobs(self.folder / self.name)
+
+    def _gets(self, b, seen):
+        topic = topics.down(self.name, "get")
+        return [messages.decode(payload, Get) for where, payload in b.link.sent[seen:] if where == topic]
+
+    def _seeds(self, b, request):
+        body = request.body
+        if request.blob:
+            b.say(self.name, "get", opening_blocks(request.blob))
+            topic = topics.down(self.name, f"block/{request.blob.hex}/")
+            blocks = {where: payload for where, payload in b.link.sent if where.startswith(topic)}
+            body = b"".join(blocks[f"{topic}{at}"] for at in range(len(blocks)))
+            assert hashlib.sha256(body).digest() == request.blob.sha
+        return msgspec.msgpack.decode(body, type=tuple[SumSeed, ...])
+
+    def _sum(self, b, request):
+        if self.refusal:
+            return SumAnswer(id=request.id, refusal=self.refusal)
+        total = MaskedVector.zeros(request.values, request.sums)
+        for one in self._seeds(b, request):
+            purpose = MaskPurpose(
+                request.task,
+                request.run,
+                request.round,
+                request.kind,
+                one.form,
+                one.device,
+                request.min_group,
+                request.noise_milli,
+                request.clip_milli,
+                request.exponents,
+            )
+            total.add_masks([unseal(self.secret, one.mask, request.at, purpose)])
+        if self.wrong:
+            total.add_masks([bytes(32)])
+        content = total.to_bytes()
+        if len(content) <= INLINE_LIMIT:
+            return SumAnswer(id=request.id, body=content)
+        return SumAnswer(id=request.id, blob=self._blobs.put(content))
+
+
+def masked_contribution(b, device, kind, update, number=1, form=None):
+    """The masked contribution of a device to round `number`: (tensors, num_examples) or a TrainedUpdate."""
+    run = b.service.rounds
+    strategy = next(one.strategy for one in run.task.kinds if one.name == kind)
+    strategy = strategy.variant_named(strategy.variants()[0].variant if form is None else form)
+    if not isinstance(update, TrainedUpdate):
+        update = TrainedUpdate(kind, update[0], update[1], 0.5, strategy.variant)
+    masks = b.store.sums.masks(number)
+    manifest = run.tools.manifests[strategy.member]
+    layout = layout_of(strategy, manifest, run.weights(number, strategy.member), masks)
+    vector, _ = sums.write(Weighed(update, strategy, masks.most_weight), layout)
+    purpose = MaskPurpose(b.task.name, run.run, number, kind, strategy.variant, device, masks.min_group)
+    secret = hashlib.sha256(f"{device} {number} {kind}".encode()).digest()
+    mask, seeds = seal(secret, [helper.key for helper in masks.helpers], purpose)
+    vector.add_masks(seeds)
+    message = b.contribution(kind, (vector.to_bytes(), update.num_examples), number, mask=mask)
+    metrics = msgspec.structs.replace(message.metrics, train_loss=nan)
+    return msgspec.structs.replace(message, form=strategy.variant, metrics=metrics)
+
+
+@pytest.fixture
+def mask_of():
+    """Masks an update: (bench, device, kind, update, round, form) -> Contribution."""
+    return masked_contribution
+
+
+@pytest.fixture
+def helpers(tmp_path):
+    return [Helper(name, bytes([at + 1]) * 32, tmp_path) for at, name in enumerate(("helper-a", "helper-b"))]
+
+
+@pytest.fixture
+def masked_task(make_task, helpers):
+    """A task with two mask helpers, and sums of two devices or more."""
+
+    def make(*kinds, min_group=2, **settings):
+        masks = MaskSettings(tuple(helper.written for helper in helpers), min_group)
+        return make_task(*kinds, masks=masks, **settings)
+
+    return make
