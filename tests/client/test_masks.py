@@ -30,7 +30,7 @@ from device_runtime.strategies.zeroth_order import ZerothOrder
 HELPER, SECRET = b"\x07" * 32, b"\x55" * 32
 KEY = HelperKey("club", crypto_scalarmult_base(HELPER))
 MASKS = Masks(helpers=(KEY,), min_group=2, capacity=64, most_weight=40)
-FEW = FewShot(shots=2, epochs=1)
+FEW = FewShot(shots=2, epochs=1, join_base=True)
 FULL = registry.make("full", {"epochs": 1})
 
 

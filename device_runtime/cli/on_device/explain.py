@@ -203,7 +203,7 @@ def _row(plan: UpdateChoice, candidate: Candidate) -> ExplainRow:
         taken,
         why,
         reveals=strategy.reveals or strategy.about.sends,
-        masked="the sum of several devices" if strategy.adds_up else "cannot be masked",
+        masked="cannot be masked" if strategy.unsummable_reason() else "the sum of several devices",
     )
 
 

@@ -168,7 +168,8 @@ class InProcess:
         try:
             body, mask = self._content(task, given, outcome, listener)
             blob = self.cache.blobs.put(body) if len(body) > INLINE_LIMIT else None
-            message = reports.contribution_message(offer, outcome, body if blob is None else blob, mask)
+            sent = bytes(body) if blob is None else blob
+            message = reports.contribution_message(offer, outcome, sent, mask)
             task.keep(offer, made)
         except (BlobError, OSError) as error:
             trouble = f"its contribution cannot be kept: {error}"
@@ -180,7 +181,7 @@ class InProcess:
 
     def _content(
         self, task: OneTask, given: RoundInputs, outcome: WorkOutcome, listener: BackendListener
-    ) -> tuple[bytes, Mask | None]:
+    ) -> tuple[bytes | memoryview, Mask | None]:
         """The content of a contribution and, with masks, its mask. Saves what the codec has left out."""
         offer, made = given.offer, outcome.contribution
         if made is None:

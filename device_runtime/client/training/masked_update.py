@@ -27,7 +27,7 @@ SECRET_BYTES = KEY_BYTES
 class MaskedUpdate:
     """The content of a masked contribution, its mask, and what was shortened so that it fits; "": nothing."""
 
-    body: bytes
+    body: memoryview
     mask: Mask
     shortened: str
 
@@ -62,7 +62,7 @@ def masked(
     )
     mask, seeds = seal(secret, [helper.key for helper in masks.helpers], purpose)
     vector.add_masks(seeds)
-    return MaskedUpdate(vector.to_bytes(), mask, shortened)
+    return MaskedUpdate(vector.content(), mask, shortened)
 
 
 def masked_round(
@@ -89,6 +89,6 @@ def _as_offered(kinds: Sequence[AnyStrategy], name: str, variant: str) -> AnyStr
     kind = next((kind for kind in kinds if kind.name == name), None)
     if kind is None:
         raise KindError(f"the offer asks for no {name}")
-    if not kind.adds_up:
-        raise MaskError("cannot be masked: its updates do not add up")
+    if why := kind.unsummable_reason():
+        raise MaskError(f"cannot be masked: {why}")
     return kind.variant_named(variant)

@@ -48,14 +48,14 @@ def test_a_masked_round_is_planned_with_its_own_bytes_and_without_kinds_that_do_
     assert masked["few-shot"]["cost"]["bytes_up"] == 120 + 4 * (650 + 4) + 8 * 2
     assert masked["class-means"]["cost"]["bytes_up"] == 120 + 4 * 4 + 8 * (2 + 650)
     assert clear["full+few-shot"]["taken"]
-    assert masked["full+few-shot"]["why"] == "cannot be masked: its updates do not add up"
+    assert masked["full+few-shot"]["why"] == "cannot be masked: its updates do not fold as a sum"
 
 
 def test_the_rules_of_a_device_for_masks_are_told(explained, tmp_path):
     work_gate.keep(Policy(allowed=AllowList(mask_helpers=(CLUB,), only_masked=True)), tmp_path)
-    task = ("--kinds", "few-shot", "--state", str(tmp_path))
+    task = ("--kinds", "class-means", "--state", str(tmp_path))
     clear = "the aggregator would see this device's own update, the owner allows masked ones only"
-    assert explained(*task)["few-shot"]["why"] == clear
-    why = explained(*task, "--mask-helpers", OTHER)["few-shot"]["why"]
+    assert explained(*task)["class-means"]["why"] == clear
+    why = explained(*task, "--mask-helpers", OTHER)["class-means"]["why"]
     assert why == f"its updates are masked for other={'7c' * 8}, the owner allows club={'5b' * 8}"
-    assert explained(*task, "--mask-helpers", CLUB)["few-shot"]["taken"]
+    assert explained(*task, "--mask-helpers", CLUB)["class-means"]["taken"]

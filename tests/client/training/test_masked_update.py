@@ -13,6 +13,7 @@ from device_runtime.client.one_task import RoundInputs
 from device_runtime.client.training.masked_update import SECRET_BYTES, masked, masked_round
 from device_runtime.strategies import registry
 from device_runtime.strategies.errors import KindError, MaskError
+from device_runtime.strategies.few_shot import FewShot
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import layout_of
@@ -34,6 +35,7 @@ BLOB = Blob(sha=b"\0" * 32, size=1)
 SETTINGS = {
     "peft": {"tunable": "head"},
     "entropy-subset": {"shares": [0.5, 0.25]},
+    "few-shot": {"join_base": True},
     "zeroth-order": {"num_z": 3},
 }
 VARIANTS = {"entropy-subset": "25%", "peft": "head"}
@@ -113,7 +115,9 @@ def test_masked_updates_of_a_kind_that_adds_up_open_to_what_their_clear_updates_
 
 def test_class_statistics_open_to_their_sum_though_one_device_sends_fewer(model, digits):
     asked = ClassStatistics(samples=0)
-    strategy = kind_statistics.with_class_statistics(registry.make("few-shot", {"epochs": 1}), asked)
+    strategy = kind_statistics.with_class_statistics(
+        registry.make("few-shot", {"epochs": 1, "join_base": True}), asked
+    )
     forms = (
         strategy,
         kind_statistics.with_most_classes(kind_statistics.without_moments(strategy), 4),
@@ -143,7 +147,7 @@ def test_class_statistics_open_to_their_sum_though_one_device_sends_fewer(model,
 
 
 def test_the_content_has_the_size_that_the_choice_counts_with_and_no_two_are_alike(bundle):
-    strategy, base = registry.make("few-shot"), bundle.weights()
+    strategy, base = FewShot(join_base=True), bundle.weights()
     made = update_of(strategy, bundle.manifest, base, 10, np.random.default_rng(1))
     given = RoundInputs(offer_of(strategy), "", base, NO_TENSORS)
     one, other = (masked(made, given, bundle.manifest, "a", secret * SECRET_BYTES) for secret in (b"1", b"2"))
@@ -157,7 +161,7 @@ def test_the_content_has_the_size_that_the_choice_counts_with_and_no_two_are_ali
 
 
 def test_a_mask_opens_only_for_the_round_kind_and_device_it_was_made_for(bundle):
-    strategy, base = registry.make("few-shot"), bundle.weights()
+    strategy, base = FewShot(join_base=True), bundle.weights()
     made = update_of(strategy, bundle.manifest, base, 10, np.random.default_rng(1))
     sent = masked(
         made, RoundInputs(offer_of(strategy), "", base, NO_TENSORS), bundle.manifest, "a", HELPERS[0]
@@ -174,7 +178,7 @@ def test_a_mask_opens_only_for_the_round_kind_and_device_it_was_made_for(bundle)
 
 def test_with_noise_changes_are_clipped_nothing_else_is_sent_and_the_mask_is_bound_to_both(bundle):
     masks = msgspec.structs.replace(MASKS, noise_milli=1000, clip_milli=100)
-    strategy, base = registry.make("few-shot"), bundle.weights()
+    strategy, base = FewShot(join_base=True), bundle.weights()
     made = update_of(strategy, bundle.manifest, base, 100, np.random.default_rng(1))
     given = RoundInputs(offer_of(strategy, masks), "", base, NO_TENSORS)
     sent = masked(made, given, bundle.manifest, "a", b"a" * SECRET_BYTES)
@@ -190,17 +194,21 @@ def test_with_noise_changes_are_clipped_nothing_else_is_sent_and_the_mask_is_bou
     assert isnan(read.train_loss)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in registry.kinds().items() if not kind.adds_up])
+@pytest.mark.parametrize(
+    "name", [*(name for name, kind in registry.kinds().items() if not kind.adds_up), "few-shot"]
+)
 def test_a_kind_that_does_not_add_up_is_not_masked(name, bundle):
     strategy = registry.make(name)
     made = TrainedUpdate(name, {}, 10, 0.5)
     given = RoundInputs(offer_of(strategy), "", bundle.weights(), NO_TENSORS)
-    with pytest.raises(MaskError, match="cannot be masked: its updates do not add up"):
+    with pytest.raises(
+        MaskError, match="^cannot be masked: (its updates do not fold as a sum|the mean of its classifiers)"
+    ):
         masked(made, given, bundle.manifest, "a", HELPERS[0])
 
 
 def test_an_update_that_the_offer_does_not_ask_for_is_not_masked(bundle):
-    given = RoundInputs(offer_of(registry.make("few-shot")), "", bundle.weights(), NO_TENSORS)
+    given = RoundInputs(offer_of(FewShot(join_base=True)), "", bundle.weights(), NO_TENSORS)
     with pytest.raises(KindError, match="the offer asks for no full"):
         masked(TrainedUpdate("full", {}, 10, 0.5), given, bundle.manifest, "a", HELPERS[0])
     clear = replace(given, offer=msgspec.structs.replace(given.offer, masks=None))

@@ -36,7 +36,7 @@ from device_runtime.strategies.masking.sums import SummedGroup
 SECRETS = (b"\x07" * 32, b"\x08" * 32)
 HELPERS = tuple(HelperKey(f"helper-{n}", crypto_scalarmult_base(key)) for n, key in enumerate(SECRETS))
 MASKS = Masks(helpers=HELPERS, min_group=3, capacity=64, most_weight=80)
-KIND = FewShot(shots=2, epochs=1)
+KIND = FewShot(shots=2, epochs=1, join_base=True)
 NAMES = ("pi-a", "pi-b", "pi-c")
 
 
