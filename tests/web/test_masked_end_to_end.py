@@ -1,4 +1,4 @@
-"""Devices of JavaScript modules in masked rounds of a real service, beside a device in Python and mask helpers."""
+"""Devices of JavaScript in masked rounds of a real service, beside a device in Python and mask helpers."""
 
 import csv
 import math
