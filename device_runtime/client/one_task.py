@@ -60,7 +60,7 @@ class OneTask(Protocol):
         return None
 
     def encoded(self, given: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
-        """An update as it is sent, together with what codecs left out of earlier ones (`left`).
+        """An update as it is sent in the clear, together with what codecs left out of earlier ones (`left`).
 
         Raises ValueError for an outcome without contribution, TensorError.
         """

@@ -275,6 +275,7 @@ class Runner:
             self.warn(f"after round {offer.round}: {error}")
         elif isinstance(error, RoundLeftOut):
             log.warning("round %d left out: %s", offer.round, error)
+            self._messages.plan(reports.sat_out_plan(offer.task, offer.round, (str(error),)), 0.0)
         else:
             self.warn(f"round {offer.round}: {error}")
         return ev.WorkFailed(self._clock(), number, why_of(error), current.base.whole)

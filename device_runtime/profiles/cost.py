@@ -239,6 +239,17 @@ def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
     )
 
 
+def with_upload(cost: Cost, bytes_up: int, profile: DeviceProfile) -> Cost:
+    """The same cost with another size of the update on the wire."""
+    more_s = (bytes_up - cost.bytes_up) / profile.bandwidth.up
+    return replace(
+        cost,
+        seconds=cost.seconds + more_s,
+        bytes_up=bytes_up,
+        energy_j=cost.energy_j + more_s * profile.power.idle_w,
+    )
+
+
 @dataclass(frozen=True)
 class StragglerVerdict:
     """Whether a device is a straggler, and the reasons: time, memory or both; empty if it is not."""

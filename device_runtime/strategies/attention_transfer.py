@@ -84,6 +84,7 @@ class AttentionTransfer(FamilyUpdate):
     name: ClassVar[str] = "attention-transfer"
     own_round: ClassVar[bool] = True
     of_single_samples: ClassVar[bool] = True
+    reveals: ClassVar[str] = "weights; feature maps of single samples"
     generic: ClassVar[bool] = True
     about: ClassVar[KindInfo] = KindInfo(
         "a smaller network of its own",

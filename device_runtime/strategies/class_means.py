@@ -73,6 +73,7 @@ class ClassMeans(Strategy[ClassSums]):
     statistics_alone: ClassVar[bool] = True
     compared_as: ClassVar[ComparedAs | None] = "class-means"
     adds_up: ClassVar[bool] = True
+    reveals: ClassVar[str] = "sum of features and number of samples of each class"
     summed: ClassVar[tuple[str, ...]] = ("sums", "counts")
     head: Annotated[
         Literal["normalised-means", "nearest-mean", "trained"],

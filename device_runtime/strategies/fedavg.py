@@ -48,6 +48,7 @@ class FedAvg(TakesCodec, PartialEpochs):
     trains_extractor: ClassVar[bool] = True
     compared_as: ClassVar[ComparedAs | None] = "change"
     adds_up: ClassVar[bool] = True
+    reveals: ClassVar[str] = "a change of weights: few samples can be reconstructed"
     lr: LearningRate = 0.1
     momentum: Momentum = 0.5
     weight_decay: WeightDecay = 1e-5

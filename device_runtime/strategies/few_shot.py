@@ -59,6 +59,7 @@ class FewShot(TakesCodec, Strategy[HeadMeans]):
     computes_features: ClassVar[bool] = True
     compared_as: ClassVar[ComparedAs | None] = "change"
     adds_up: ClassVar[bool] = True
+    reveals: ClassVar[str] = "a change of the classifier: which classes there are, their features"
     shots: Annotated[
         int, Setting("Samples of each class drawn in each epoch.", 5, "samples", at_least=1, at_most=MOST)
     ] = 10

@@ -158,6 +158,8 @@ class Strategy(Plugin, ABC, Generic[S]):
     """Whether the aggregator needs a generic set: samples that belong to no device."""
     of_single_samples: ClassVar[bool] = False
     """Whether feature maps of single samples are sent."""
+    reveals: ClassVar[str] = ""
+    """What an update in the clear tells of the samples, for their owner; empty: what it sends."""
     trains_extractor: ClassVar[bool] = False
     """Whether the device back-propagates through the network."""
     computes_features: ClassVar[bool] = False

@@ -43,6 +43,7 @@ class LocalZerothOrder(TakesCodec, Strategy[TensorMean]):
     )
     compared_as: ClassVar[ComparedAs | None] = "change"
     adds_up: ClassVar[bool] = True
+    reveals: ClassVar[str] = "a change of weights along a few directions"
     steps: Annotated[int, Setting("Steps in a round.", 20, "steps", at_least=1, at_most=ranges.MOST)] = 10
     num_z: Directions = 2
     eps: Distance = 1e-3

@@ -87,6 +87,7 @@ class Prototypes(FamilyUpdate):
         "FedKAD: Shi 2025 (PhD thesis, Sheffield), section 5.5; FedMD: Li and Wang 2019",
     )
     by_class: ClassVar[bool] = True
+    reveals: ClassVar[str] = "weights; mean feature map and number of samples of each class"
     batch: BatchSize = 128
     beta: Annotated[
         float,

@@ -97,6 +97,7 @@ class Representatives(FedAvg):
     mixed_round_settings: ClassVar[Settings] = {}
     own_round: ClassVar[bool] = True
     of_single_samples: ClassVar[bool] = True
+    reveals: ClassVar[str] = "weights; feature maps of single samples"
     refused: ClassVar[tuple[str, ...]] = (
         "reduced_epochs", "graded", "drawn_epochs", "least_epochs",
         "terms.moon", "terms.fscprox", "terms.dp-sgd",

@@ -77,6 +77,7 @@ class ZerothOrder(Strategy[MeanScalars]):
     name: ClassVar[str] = "zeroth-order"
     compared_as: ClassVar[ComparedAs | None] = "scalars"
     adds_up: ClassVar[bool] = True
+    reveals: ClassVar[str] = "the slope of the loss along a few directions"
     about: ClassVar[KindInfo] = KindInfo(
         "nothing: measures the loss at the base and along random directions",
         "a few scalars",

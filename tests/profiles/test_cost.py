@@ -23,6 +23,7 @@ from device_runtime.profiles.cost import (
     session_bytes,
     speed_on_bundle,
     with_measured_memory,
+    with_upload,
 )
 
 
@@ -50,6 +51,14 @@ def test_time_is_measured_graphs_and_flops_and_the_link():
     """4 * 0.5 s measured, 8 * 25 / 100 s by FLOPs, 30/10 + 40/20 s of transfer."""
     cost = predict(device(), WORK, "full")
     assert (cost.compute_s, cost.seconds) == (4.0, 9.0)
+
+
+def test_a_larger_upload_takes_longer_and_the_energy_of_waiting():
+    """30 bytes more at 10 a second: 3 s, at 2 W."""
+    cost = predict(device(), WORK, "full")
+    more = with_upload(cost, 60, device())
+    assert (more.bytes_up, more.seconds, more.energy_j) == (60, cost.seconds + 3.0, cost.energy_j + 6.0)
+    assert with_upload(more, 30, device()) == cost
 
 
 def test_each_graph_is_opened_once_and_steps_of_the_classifier_take_time_beside_their_operations():

@@ -23,9 +23,11 @@ from device_runtime.profiles import StragglerVerdict
 from device_runtime.profiles.measure import UNMEASURED_LINK
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Encoded
+from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.statistics import kind_statistics
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
 
 from . import forwarding
 from .forwarding import NothingToForward, SiteKinds, default_site_kinds, site_kinds
@@ -135,13 +137,14 @@ class SiteTask(OneTask):
         try:
             kinds = site_kinds(given.offer, bundle.manifest, given.base)
             site = self._site_manager.enter(given.offer, kinds.offered, bundle)
-        except (NothingToForward, TaskError) as error:
+            forwarded = _forwarded_bytes(kinds.forwarded, bundle, given.offer)
+        except (NothingToForward, TaskError, MaskError) as error:
             return _sits_out(str(error), listener)
         if kinds.left_out != self._logged:
             self._logged = kinds.left_out
             for reason in kinds.left_out:
                 log.warning("not asked of the site's devices: %s", reason)
-        why = self._advance(site, given, deadline, kind_statistics.accepted(kinds.forwarded, bundle.manifest))
+        why = self._advance(site, given, deadline, forwarded)
         if why is not None:
             return _sits_out(why, listener)
         if site.phase(given.offer) != "merged":
@@ -153,10 +156,11 @@ class SiteTask(OneTask):
         listener.decided(Decision(outcome.plan, outcome.gave_up, inf))
         return outcome
 
-    def _advance(
-        self, site: Site, given: RoundInputs, deadline: float, forwarded: Sequence[TensorSpec]
-    ) -> str | None:
-        """Give the site the round, or a new deadline for it. Returns why the site sits out, if it does."""
+    def _advance(self, site: Site, given: RoundInputs, deadline: float, forwarded: int) -> str | None:
+        """Give the site the round, or a new deadline for it. Returns why the site sits out, if it does.
+
+        `forwarded`: the bytes that the site will send above.
+        """
         now, phase = self._clock(), site.phase(given.offer)
         if phase == "merged":
             return None
@@ -195,15 +199,22 @@ class SiteTask(OneTask):
             return f"no device of the site takes part: {devices.idle}"
         return f"none of the {devices.count} devices of the site has answered in time"
 
-    def _margin_s(self, site: Site, forwarded: Sequence[TensorSpec], remaining_s: float) -> float:
+    def _margin_s(self, site: Site, forwarded: int, remaining_s: float) -> float:
         """Seconds to keep free before the deadline above: for merging, uploading, and as in any plan."""
-        size = sum(np.dtype(spec.dtype).itemsize * spec.size for spec in forwarded)
-        upload_s = size / self._link.over(UNMEASURED_LINK).up
+        upload_s = forwarded / self._link.over(UNMEASURED_LINK).up
         return max(site.merge_s + upload_s, min((1 - MARGIN) * remaining_s, MOST_SPARE_S))
 
 
 def _has_enough(site: Site) -> bool:
     return site.contributions >= site.task.min_contributions
+
+
+def _forwarded_bytes(forwarded: AnyStrategy, bundle: Bundle, offer: Offer) -> int:
+    """Bytes of the update that a site sends above. Raises MaskError if it cannot be masked."""
+    if offer.masks is not None:
+        return layout_of(forwarded, bundle.manifest, NO_TENSORS, offer.masks).content_bytes
+    specs = kind_statistics.accepted(forwarded, bundle.manifest)
+    return sum(np.dtype(spec.dtype).itemsize * spec.size for spec in specs)
 
 
 def _specs(forwarded: AnyStrategy, bundle: Bundle) -> Sequence[TensorSpec]:

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import msgspec
 
-from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import HelperKey, Masks
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.masking.seeds import KEY_BYTES
+from device_runtime.strategies.masking.seeds import KEY_BYTES, helper_key
 from device_runtime.strategies.settings import Setting
 
 MOST_HELPERS = 3
@@ -125,15 +124,3 @@ class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
         if self.noisy and strategy.summed:
             return f"{' and '.join(strategy.summed)} are sent without noise, and masks.epsilon asks for noise"
         return ""
-
-
-def helper_key(text: str) -> HelperKey:
-    """A mask helper, written as NAME=KEY with the key in hexadecimal digits. Raises ValueError."""
-    name, _, digits = text.partition("=")
-    try:
-        key = bytes.fromhex(digits)
-    except ValueError:
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise ValueError(f"mask helper {text!r}: expected NAME=KEY, with a key of {2 * KEY_BYTES} hex digits")
-    return HelperKey(topics.check_device(name), key)

@@ -37,7 +37,7 @@ MAX_BYTES = 4 * 1024**3
 """Bytes. A larger blob is refused unless the store was told otherwise."""
 
 
-def blob_of(data: bytes) -> Blob:
+def blob_of(data: bytes | memoryview) -> Blob:
     """The hash and size of these bytes."""
     return Blob(hashlib.sha256(data).digest(), len(data))
 
@@ -84,7 +84,7 @@ class Blobs:
             return False
         return not isinstance(blob, Blob) or size == blob.size
 
-    def put(self, data: bytes) -> Blob:
+    def put(self, data: bytes | memoryview) -> Blob:
         """Store these bytes. They survive a power cut once this returns."""
         blob = blob_of(data)
         self._check_size(blob)

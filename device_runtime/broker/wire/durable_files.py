@@ -16,7 +16,7 @@ def replace_file(path: Path, content: bytes) -> None:
     move_into_place(beside, path)
 
 
-def write_synced(path: Path, content: bytes, new_mode: int | None = None) -> None:
+def write_synced(path: Path, content: bytes | memoryview, new_mode: int | None = None) -> None:
     """Write a file, and wait until its content is on the disk. `sync_folder` does that for its name.
 
     new_mode: the permissions of a new file; then no file of that name may be there.

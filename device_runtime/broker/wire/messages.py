@@ -183,6 +183,9 @@ class HelperKey(msgspec.Struct, frozen=True, array_like=True):
     name: str
     key: Annotated[bytes, Meta(min_length=32, max_length=32)]
 
+    def __str__(self) -> str:
+        return f"{self.name}={self.key.hex()}"
+
 
 class Masks(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """How devices mask their updates in a round (see `strategies.masking`).

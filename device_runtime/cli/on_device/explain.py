@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,10 @@ from device_runtime.cli.options import (
     positive,
 )
 
+from .policy_options import helpers
+
 if TYPE_CHECKING:
+    from device_runtime.broker.wire.messages import Masks
     from device_runtime.client.selection.choose import Candidate, UpdateChoice
     from device_runtime.models.bundles.bundle import Bundle
     from device_runtime.profiles import Cost, DeviceProfile, Workload
@@ -26,7 +30,8 @@ if TYPE_CHECKING:
 class ExplainRow:
     """One candidate, as --format json prints it.
 
-    `statistics` is the part of the cost that is for class statistics, with --statistics.
+    `statistics` is the part of the cost that is for class statistics, with --statistics. `reveals`: what the
+    aggregator learns of the samples by an update in the clear, and `masked`: by a masked one.
     """
 
     kind: str
@@ -34,6 +39,8 @@ class ExplainRow:
     taken: bool
     why: str
     statistics: Cost | None = None
+    reveals: str = ""
+    masked: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Show what class statistics add to each kind.",
     )
     parser.add_argument(
+        "--mask-helpers",
+        type=helpers,
+        metavar="NAME=KEY,..",
+        help="Plan for a round in which updates are masked for these helpers.",
+    )
+    parser.add_argument(
         "--board",
         metavar="NAME",
         help="Plan for this board by its shipped profile, as simulations do; nothing is measured.",
@@ -89,7 +102,9 @@ def run(options: argparse.Namespace) -> int:
     load_plugins(options)
     from device_runtime.client.doctor.installation import rules
     from device_runtime.client.policy import work_gate
+    from device_runtime.client.policy.rules import ANYTHING
     from device_runtime.client.selection.choose import MAIN, choose
+    from device_runtime.client.training.masked_update import masked_round
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
     from device_runtime.strategies import registry
     from device_runtime.strategies.kind import ClassStatistics
@@ -109,8 +124,16 @@ def run(options: argparse.Namespace) -> int:
     if not load.no_classes and (options.head == "closed-form" or by_default):
         kinds = [kind_statistics.with_class_statistics(kind, ClassStatistics()) for kind in kinds]
     policy = work_gate.kept_policy(options.state) if options.state else None
-    forbidden_reason = policy.allowed.bars if policy else lambda _: ""
-    plan = choose(profile, kinds, {MAIN: load}, options.deadline, forbidden_reason)
+    allowed, masks = policy.allowed if policy else ANYTHING, _masks(options)
+    passed_over = allowed.refuses_masks(masks)
+    plan = choose(
+        profile,
+        kinds,
+        {MAIN: load},
+        options.deadline,
+        lambda form: passed_over or allowed.bars(form),
+        masked=masked_round(masks, kinds, lambda _: bundle.manifest) if masks else None,
+    )
     rows = [_row(plan, candidate) for candidate in plan.candidates]
     if options.statistics:
         added = [_added(candidate, load, profile) for candidate in plan.candidates]
@@ -122,12 +145,17 @@ def run(options: argparse.Namespace) -> int:
     heads = (*HEADERS[:-1], *(ADDED if options.statistics else ()), HEADERS[-1])
     print(tabulate([_cells(row, options.statistics) for row in rows], headers=heads, disable_numparse=True))
     print(_verdict(plan))
+    print(_revealed(rows))
     if not (options.emulated or options.board):
         for found in rules(options.state or Path(platformdirs.user_state_dir("device-runtime"))):
             print(f"{found.what}: {found.found}")
     return 0
 
 
+BESIDE = (
+    "In the clear, class statistics add mean features and number of samples of each class.\n"
+    "Masked or not, the aggregator sees the kind, the number of samples, the time and the energy."
+)
 HEADERS = ("", "kind", "seconds", "peak MB", "kB up", "kB down", "joule", "why")
 ADDED = ("of it statistics: s", "kB up", "joule")
 
@@ -168,7 +196,15 @@ def _row(plan: UpdateChoice, candidate: Candidate) -> ExplainRow:
     taken = candidate is plan.chosen
     fits = "chosen: the richest that fits" if taken else "fits, but poorer than the chosen one"
     why = "; ".join(candidate.misfits or filter(None, (fits, candidate.part)))
-    return ExplainRow(candidate.label, candidate.cost, taken, why)
+    strategy = candidate.strategy
+    return ExplainRow(
+        candidate.label,
+        candidate.cost,
+        taken,
+        why,
+        reveals=strategy.reveals or strategy.about.sends,
+        masked="cannot be masked" if strategy.unsummable_reason() else "the sum of several devices",
+    )
 
 
 def _cells(row: ExplainRow, statistics: bool) -> tuple[str, ...]:
@@ -188,6 +224,29 @@ def _cells(row: ExplainRow, statistics: bool) -> tuple[str, ...]:
         *added,
         row.why,
     )
+
+
+def _revealed(rows: Sequence[ExplainRow]) -> str:
+    """What the aggregator learns by each kind: one line for all its forms."""
+    from tabulate import tabulate
+
+    lines = {row.kind.split(" ")[0]: (row.reveals, row.masked) for row in rows}
+    table = tabulate(
+        [(kind, *line) for kind, line in lines.items()],
+        headers=("it reveals", "in the clear", "masked"),
+    )
+    return f"\n{table}\n{BESIDE}"
+
+
+def _masks(options: argparse.Namespace) -> Masks | None:
+    """The masks of the round that is planned for; None without --mask-helpers."""
+    if not options.mask_helpers:
+        return None
+    from device_runtime.broker.wire.messages import Masks
+    from device_runtime.strategies.masking.seeds import helper_key
+
+    keys = tuple(helper_key(one) for one in options.mask_helpers.split(","))
+    return Masks(helpers=keys, min_group=2, capacity=64, most_weight=1)
 
 
 def _verdict(plan: UpdateChoice) -> str:

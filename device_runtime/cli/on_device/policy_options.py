@@ -17,6 +17,7 @@ RULES = frozenset(
     {
         *("mains", "battery_above", "below_c", "unmetered", "between", "others_below", "daily_mb"),
         *("disk", "allow_kinds", "allow_bundle", "most_scalars", "smallest_count"),
+        *("mask_helpers", "only_masked"),
         *("unknown_allows", "nice", "idle_io", "cores", "cpu_percent"),
     }
 )
@@ -94,6 +95,17 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Send sums and means only of classes with at least N samples, and no single feature maps.",
     )
+    add(
+        "--mask-helpers",
+        type=helpers,
+        metavar="NAME=KEY,..",
+        help="Take part in masked rounds with these mask helpers only; as `mask-helper` prints them.",
+    )
+    add(
+        "--only-masked",
+        action="store_true",
+        help="Take part only in rounds in which the aggregator sees sums of updates, not single ones.",
+    )
 
 
 def add_service(parser: argparse.ArgumentParser) -> None:
@@ -140,7 +152,14 @@ def allowed(options: argparse.Namespace) -> AllowList:
     if options.allow_bundle == []:
         raise PolicyError("allow_bundle is empty: name a bundle that is allowed, or omit it to allow all")
     names = tuple(options.allow_kinds.split(",")) if options.allow_kinds else ()
-    return AllowList(names, tuple(options.allow_bundle or ()), options.most_scalars, options.smallest_count)
+    return AllowList(
+        names,
+        tuple(options.allow_bundle or ()),
+        options.most_scalars,
+        options.smallest_count,
+        tuple(options.mask_helpers.split(",")) if options.mask_helpers else (),
+        options.only_masked,
+    )
 
 
 def disk_bytes(options: argparse.Namespace, folder: Path) -> int:
@@ -171,6 +190,19 @@ def kinds(text: str) -> str:
     if not names:
         raise argparse.ArgumentTypeError(f"{text!r} names no kind of update: expected such as full,few-shot")
     return ",".join(names)
+
+
+def helpers(text: str) -> str:
+    """An argument of comma-separated mask helpers, NAME=KEY with the key in hex, at least one."""
+    from device_runtime.strategies.masking.seeds import helper_key  # imports cryptography
+
+    try:
+        found = [str(helper_key(one.strip())) for one in text.split(",") if one.strip()]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names no mask helper: expected NAME=KEY,..")
+    return ",".join(found)
 
 
 def digest(text: str) -> str:

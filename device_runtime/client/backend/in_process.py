@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from device_runtime.broker.errors import BlobError
-from device_runtime.broker.wire.messages import INLINE_LIMIT, Contribution, Hello, Offer
+from device_runtime.broker.wire.messages import INLINE_LIMIT, Contribution, Hello, Mask, Offer
 from device_runtime.client.cache.model_cache import ModelCache
 from device_runtime.client.connection.offers import OpenRound
 from device_runtime.client.delivery import reports
@@ -24,11 +27,15 @@ from device_runtime.client.training.memory_watchdog import guarded
 from device_runtime.client.training.work import ClosedWhilePaused, Decision, Listener, WorkOutcome
 from device_runtime.models.errors import BundleError, TensorError
 from device_runtime.strategies.directions.directions import UnknownGenerator
-from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.errors import KindError, MaskError
 from device_runtime.strategies.training.workload import ENVELOPE_BYTES
 
 from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkResult, bundles_of
 
+log = logging.getLogger(__name__)
+
+SHORTENED = "its changes were shortened to fit a masked sum"
+"""A reason in the plan of a masked update."""
 ROUND_ERRORS = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
 """Errors of one round or its bundle, which do not concern the next."""
 
@@ -40,15 +47,20 @@ class InProcess:
     """
 
     def __init__(
-        self, settings: Settings, gate: WorkGate, link: LinkSpeed, make: MakeTask = DeviceTask
+        self,
+        settings: Settings,
+        gate: WorkGate,
+        link: LinkSpeed,
+        make: MakeTask = DeviceTask,
+        draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """`make` makes the task."""
+        """`make` makes the task. `draw` gives so many random bytes, for the secrets of masks."""
         self.task: OneTask | None = None
         memory = None if settings.emulation else lambda: limit_bytes(None, settings.memory_bytes)
         self.cache = ModelCache(settings.folder, settings.disk_bytes, memory)
         self.bundles: Bundles = ()
         self.deaths: tuple[WorkerDeath, ...] = ()
-        self._settings, self._gate, self._link, self._make = settings, gate, link, make
+        self._settings, self._gate, self._link, self._make, self._draw = settings, gate, link, make, draw
         self._error_feedback = ErrorFeedback(settings.folder / LEFT)
         self._given: RoundInputs | None = None
 
@@ -63,6 +75,8 @@ class InProcess:
         offer = current.offer
         with round_errors_as_left_out():
             if why := self._settings.allowed.refuses(blob for _, blob in bundles_of(offer)):
+                raise RoundLeftOut(why)
+            if offer.kinds and not offer.done and (why := self._settings.allowed.refuses_masks(offer.masks)):
                 raise RoundLeftOut(why)
             if missing := self.cache.missing_bundles(offer):
                 return RoundPreview(current.member, missing)
@@ -141,29 +155,65 @@ class InProcess:
     def _report(
         self, task: OneTask, given: RoundInputs, outcome: WorkOutcome, listener: BackendListener
     ) -> None:
-        """Save the state of the kind and the codec, then report the contribution."""
+        """Save the state of the kind and the codec, then report the contribution.
+
+        Of a masked update nothing is saved in the clear: a contribution that was kept is sent again as it is.
+        """
         offer, made = given.offer, outcome.contribution
         if listener.answered(offer):
             return
         if made is None:
             listener.made(WorkResult(offer.run, offer.round, reasons=outcome.reasons))
             return
-        key, waiting = FeedbackKey(offer.run, made.kind, given.member), listener.waiting(offer.run)
         try:
-            encoded = task.encoded(given, outcome, self._error_feedback.get(key, waiting))
-            body = encoded.body
+            body, mask = self._content(task, given, outcome, listener)
             blob = self.cache.blobs.put(body) if len(body) > INLINE_LIMIT else None
-            message = reports.contribution_message(offer, outcome, body if blob is None else blob)
+            sent = bytes(body) if blob is None else blob
+            message = reports.contribution_message(offer, outcome, sent, mask)
             task.keep(offer, made)
-            if encoded.left is not None:
-                self._error_feedback.put(key, offer.round, waiting, encoded.left)
         except (BlobError, OSError) as error:
             trouble = f"its contribution cannot be kept: {error}"
             listener.made(WorkResult(offer.run, offer.round, trouble=trouble))
-        except TensorError as error:
+        except (TensorError, MaskError) as error:
             listener.made(WorkResult(offer.run, offer.round, trouble=str(error)))
         else:
             listener.made(WorkResult(offer.run, offer.round, message, len(body) + ENVELOPE_BYTES))
+
+    def _content(
+        self, task: OneTask, given: RoundInputs, outcome: WorkOutcome, listener: BackendListener
+    ) -> tuple[bytes | memoryview, Mask | None]:
+        """The content of a contribution and, with masks, its mask. Saves what the codec has left out."""
+        offer, made = given.offer, outcome.contribution
+        if made is None:
+            raise ValueError("nothing was contributed")
+        if offer.masks is not None:
+            from device_runtime.client.training import masked_update  # imports cryptography
+
+            secret, manifest = self._draw(masked_update.SECRET_BYTES), task.bundle(given.member).manifest
+            masked = masked_update.masked(made, given, manifest, self._settings.name, secret)
+            _tell_shortened(masked.shortened, given, outcome, listener)
+            return masked.body, masked.mask
+        key, waiting = FeedbackKey(offer.run, made.kind, given.member), listener.waiting(offer.run)
+        encoded = task.encoded(given, outcome, self._error_feedback.get(key, waiting))
+        if encoded.left is not None:
+            self._error_feedback.put(key, offer.round, waiting, encoded.left)
+        return encoded.body, None
+
+
+def _tell_shortened(why: str, given: RoundInputs, outcome: WorkOutcome, listener: BackendListener) -> None:
+    """Log what was shortened of a masked update, and say that it was in a plan, without the factor.
+
+    The factor would tell of one device's update. With noise every update may be clipped: the plan is not
+    sent again.
+    """
+    offer = given.offer
+    if not why or offer.masks is None:
+        return
+    clips = bool(offer.masks.clip_milli)
+    log.log(logging.INFO if clips else logging.WARNING, "round %d: %s", offer.round, why)
+    if not clips:
+        decision = Decision(outcome.plan, (*outcome.gave_up, SHORTENED), inf)
+        listener.decided(offer, reports.plan_message(offer, decision), decision.room_bytes)
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from math import ceil, isnan
+from math import ceil, isnan, nan
 from typing import TYPE_CHECKING
 
-from device_runtime.broker.wire.messages import Blob, Contribution, Hello, Metrics, Offer, Plan
+from device_runtime.broker.wire.messages import Blob, Contribution, Hello, Mask, Metrics, Offer, Plan
 
 if TYPE_CHECKING:
     from device_runtime.client.training.work import Decision, WorkOutcome
@@ -36,10 +36,12 @@ def sat_out_plan(task: str, number: int, reasons: tuple[str, ...]) -> Plan:
     return Plan(task=task, round=number, kind="", seconds=0.0, memory_bytes=0, energy_j=0.0, reasons=reasons)
 
 
-def contribution_message(offer: Offer, outcome: WorkOutcome, body: bytes | Blob) -> Contribution:
-    """The contribution with its tensors inline, or their blob; the sender fills in boot and seq.
+def contribution_message(
+    offer: Offer, outcome: WorkOutcome, body: bytes | Blob, mask: Mask | None = None
+) -> Contribution:
+    """The contribution with its content inline, or its blob; the sender fills in boot and seq.
 
-    Raises ValueError for an outcome without contribution.
+    The loss of a masked update is part of its content. Raises ValueError for an outcome without contribution.
     """
     made = outcome.contribution
     if made is None:
@@ -53,7 +55,7 @@ def contribution_message(offer: Offer, outcome: WorkOutcome, body: bytes | Blob)
         kind=made.kind,
         num_examples=made.num_examples,
         metrics=Metrics(
-            train_loss=made.train_loss,
+            train_loss=made.train_loss if mask is None else nan,
             train_time_ms=round(1e3 * outcome.train_time_s),
             energy_mj=round(1e3 * outcome.energy_j),
             peak_memory_kib=outcome.peak_memory_bytes // 1024,
@@ -64,4 +66,5 @@ def contribution_message(offer: Offer, outcome: WorkOutcome, body: bytes | Blob)
         body=body if isinstance(body, bytes) else b"",
         blob=body if isinstance(body, Blob) else None,
         form=made.variant,
+        mask=mask,
     )

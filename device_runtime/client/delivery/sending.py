@@ -109,9 +109,14 @@ class CompactSender:
         """The contribution in compact form; None if it must go whole.
 
         What a codec leaves out of an update depends on the fate of the one before, so with such a codec every
-        update goes whole, for its receipt.
+        update goes whole, for its receipt. So does a masked update, no part of which repeats.
         """
         like = self._like
-        if like is None or message.boot != like.boot or message.kind not in EXACT_KINDS:
+        if (
+            like is None
+            or message.mask is not None
+            or message.boot != like.boot
+            or message.kind not in EXACT_KINDS
+        ):
             return None
         return compact_round.compact_contribution(message, like)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from device_runtime.broker.wire.messages import Blob
+from device_runtime.broker.wire.messages import Blob, Masks
 from device_runtime.client.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SHORTEST = 16
 """Least number of hex digits that name a bundle: 64 bits."""
+LEAST_GROUP = 2
+"""The fewest devices of a sum that hides anything."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,17 @@ class AllowList:
 
     kinds: names of kinds of update. bundles: sha256 of bundles, at least their first hex digits.
     most_scalars: of a zeroth-order round. smallest_count: samples of a class, below which nothing may be sent
-    by class; with it no feature maps of single samples are sent either.
+    by class; with it no feature maps of single samples are sent either. mask_helpers: the mask helpers of
+    rounds with masks, each as NAME=KEY with the key in hex; a round must have all of them, and no other.
+    only_masked: nothing is trained in rounds without masks.
     """
 
     kinds: tuple[str, ...] = ()
     bundles: tuple[str, ...] = ()
     most_scalars: int | None = None
     smallest_count: int | None = None
+    mask_helpers: tuple[str, ...] = ()
+    only_masked: bool = False
 
     def bars(self, strategy: AnyStrategy) -> str:
         """Why this form of an update must not be trained; empty when it may be."""
@@ -56,6 +62,19 @@ class AllowList:
                 return f"bundle {bundle.hex} is not among those that the owner allows"
         return ""
 
+    def refuses_masks(self, masks: Masks | None) -> str:
+        """Why a round with these masks is passed over; empty when it may be worked on. None: no masks."""
+        if masks is None:
+            clear = "the aggregator would see this device's own update, the owner allows masked ones only"
+            return clear if self.only_masked else ""
+        if self.only_masked and masks.min_group < LEAST_GROUP:
+            return f"its masked sums may be of {masks.min_group} device, the owner allows masked updates only"
+        helpers = {str(helper) for helper in masks.helpers}
+        if self.mask_helpers and helpers != set(self.mask_helpers):
+            named, allowed = (_helpers(one) for one in (sorted(helpers), self.mask_helpers))
+            return f"its updates are masked for {named}, the owner allows {allowed}"
+        return ""
+
     def rules(self) -> Iterator[tuple[str, str]]:
         """Name and content of each rule, for people."""
         if self.kinds:
@@ -66,6 +85,16 @@ class AllowList:
             yield "scalars", f"at most {self.most_scalars} in a zeroth-order round"
         if self.smallest_count is not None:
             yield "classes", f"nothing of classes with fewer than {self.smallest_count} samples"
+        if self.only_masked:
+            yield "masked", "only masked updates"
+        if self.mask_helpers:
+            yield "helpers", f"masks only for {_helpers(self.mask_helpers)}"
+
+
+def _helpers(named: Iterable[str]) -> str:
+    """Mask helpers for people, with the beginnings of their keys."""
+    parts = [text.partition("=") for text in named]
+    return ", ".join(f"{name}={key[:SHORTEST]}" for name, _, key in parts)
 
 
 ANYTHING = AllowList()

@@ -10,9 +10,15 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from device_runtime.profiles import Cost, DeviceProfile, StragglerVerdict, Workload, classify
-from device_runtime.profiles.cost import MissingGraph, misfit_reasons, speed_on_bundle, with_measured_memory
+from device_runtime.profiles.cost import (
+    MissingGraph,
+    misfit_reasons,
+    speed_on_bundle,
+    with_measured_memory,
+    with_upload,
+)
 from device_runtime.strategies import registry
-from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.errors import KindError, MaskError
 from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.plugins import Plugin
@@ -24,6 +30,9 @@ MARGIN = 0.9
 MAIN = ""
 """The main model's name among `loads`."""
 
+ALONE = "was chosen by too few devices to be summed"
+"""Why a kind is passed over in a round with masks (`MaskedRound.alone`)."""
+
 USUAL = FedAvg()
 """The update by which stragglers are judged in a round that asks for no full updates."""
 
@@ -32,6 +41,20 @@ Loads = Mapping[str, Workload]
 NO_LOADS: Loads = MappingProxyType({})
 ForbiddenReason = Callable[[AnyStrategy], str]
 Judge = Callable[[AnyStrategy], "Candidate"]
+Price = Callable[[AnyStrategy], Cost]
+
+
+@dataclass(frozen=True)
+class MaskedRound:
+    """What masks change about a choice.
+
+    alone: kinds that too few devices chose in the round before; one is chosen only if no other kind fits.
+    bytes_up: gives the bytes on the wire of a masked update of a form. Raises MaskError for one that cannot
+    be masked.
+    """
+
+    alone: tuple[str, ...]
+    bytes_up: Callable[[AnyStrategy], int]
 
 
 @dataclass(frozen=True)
@@ -140,6 +163,7 @@ def choose(
     forbidden_reason: ForbiddenReason = lambda _: "",
     unfetched_loads: Loads = NO_LOADS,
     policy: ChoicePolicy = RICHEST,
+    masked: MaskedRound | None = None,
 ) -> UpdateChoice:
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
 
@@ -152,17 +176,25 @@ def choose(
     `loads` are the workloads of the models that can be had here, by member; if the main model's is among
     them, the straggler is judged by it. `forbidden_reason` says why a form must not be trained here; empty
     when it may be. `unfetched_loads` are workloads of models that were not fetched, to say why they were not.
+    `masked`: of a round with masks.
     """
     usable_s = MARGIN * remaining_s
     forms = [form for kind in kinds for form in kind.variants()]
-    judge = partial(_judged, profile, (loads, unfetched_loads), usable_s, forbidden_reason)
+    price = partial(priced, loads={**unfetched_loads, **loads}, profile=profile)
+    if masked is not None:
+        price = partial(_priced_masked, price, masked, profile)
+    judge = partial(_judged, price, (loads, unfetched_loads), (profile, usable_s), forbidden_reason)
     candidates = tuple(_candidate(form, judge) for form in forms)
+    if masked is not None:
+        candidates = _in_company(candidates, masked.alone)
     fitting = [candidate for candidate in candidates if not candidate.misfits]
     chosen = policy.pick(fitting, profile) if fitting else None
     if not fitting and any(kind.statistics is not None for kind in kinds):
         plain = tuple(kind_statistics.without_class_statistics(kind) for kind in kinds)
         if plain != tuple(kinds):
-            return choose(profile, plain, loads, remaining_s, forbidden_reason, unfetched_loads, policy)
+            return choose(
+                profile, plain, loads, remaining_s, forbidden_reason, unfetched_loads, policy, masked
+            )
     return UpdateChoice(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
 
 
@@ -176,6 +208,20 @@ def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
         return kind_statistics.cost(form, with_measured_memory(load, profile.speed), profile)
     speed = speed_on_bundle(profile.speed, main, load)
     return kind_statistics.cost(form, with_measured_memory(load, speed), replace(profile, speed=speed))
+
+
+def _priced_masked(price: Price, masked: MaskedRound, profile: DeviceProfile, form: AnyStrategy) -> Cost:
+    """As `priced`, with the bytes of a masked update. Raises MaskError too."""
+    return with_upload(price(form), masked.bytes_up(form), profile)
+
+
+def _in_company(candidates: tuple[Candidate, ...], alone: tuple[str, ...]) -> tuple[Candidate, ...]:
+    """The candidates, of which those of kinds that are `alone` do not fit if others do."""
+    if all(one.misfits or one.kind in alone for one in candidates):
+        return candidates
+    return tuple(
+        replace(one, misfits=(ALONE,)) if one.kind in alone and not one.misfits else one for one in candidates
+    )
 
 
 def _verdict(
@@ -215,12 +261,13 @@ def _of_fewer_classes(found: Candidate, judge: Judge) -> Candidate | None:
 
 
 def _judged(
-    profile: DeviceProfile,
+    price: Price,
     loads: tuple[Loads, Loads],
-    usable_s: float,
+    limits: tuple[DeviceProfile, float],
     forbidden_reason: ForbiddenReason,
     form: AnyStrategy,
 ) -> Candidate:
+    """The form, its cost, and why it does not fit; `limits` are the device and the seconds it may use."""
     here, unfetched = loads
     workload = here.get(form.member) or unfetched.get(form.member)
     if workload is None:
@@ -228,9 +275,10 @@ def _judged(
     if unfit := form.unfit_reason(workload) or forbidden_reason(form):
         return Candidate(form, None, (unfit,))
     try:
-        cost = priced(form, {**unfetched, **here}, profile)
-    except MissingGraph as error:
+        cost = price(form)
+    except (MissingGraph, MaskError) as error:
         return Candidate(form, None, (str(error),))
+    profile, usable_s = limits
     lacks = misfit_reasons(cost, profile.memory, usable_s)
     if not lacks and form.member not in here:
         lacks = ("its model was not fetched",)

@@ -22,7 +22,7 @@ from device_runtime.client.personal.kept import PersonalModelStore
 from device_runtime.client.policy.privacy_budget import PrivacyGuard
 from device_runtime.client.policy.rules import AllowList
 from device_runtime.client.selection.calibration import Corrections, Measurements
-from device_runtime.client.selection.choose import MAIN, choose, policy_named
+from device_runtime.client.selection.choose import MAIN, MaskedRound, choose, policy_named
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.selection.profiling import cache_key, clocks, measured, profile, ready
 from device_runtime.client.settings import Settings
@@ -199,6 +199,7 @@ class DeviceTask(OneTask):
             remaining_s,
             worker.forbidden_reason,
             policy=self._policy,
+            masked=self._masked(offer),
         )
         return MAIN if plan.chosen is None else plan.chosen.strategy.member
 
@@ -210,6 +211,15 @@ class DeviceTask(OneTask):
         return tuple(
             allowed_statistics(kind, self.settings.allowed) for kind in registry.supported_kinds(offer.kinds)
         )
+
+    def _masked(self, offer: Offer) -> MaskedRound | None:
+        """What the offer's masks change about the choice; None without masks. Raises KindError."""
+        if offer.masks is None:
+            return None
+        from .masked_update import masked_round  # imports cryptography
+
+        kinds = registry.supported_kinds(offer.kinds)
+        return masked_round(offer.masks, kinds, lambda member: self._bundles[member].manifest)
 
     def encoded(self, given: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
         """A round's update as its kind sends it, together with what was left out of earlier ones.
@@ -274,6 +284,7 @@ class DeviceTask(OneTask):
             listener.lost,
             given.deaths,
             self._policy,
+            self._masked(offer),
         )
         try:
             outcome = perform(worker, self.profile, assignment)

@@ -18,6 +18,7 @@ from device_runtime.client.selection.choose import (
     Candidate,
     ChoicePolicy,
     Loads,
+    MaskedRound,
     UpdateChoice,
     choose,
     priced,
@@ -87,7 +88,8 @@ class Assignment:
     """What the offer asks. `deadline` is on the device's own clock, in seconds, and includes the upload.
 
     `unfetched_loads`: workloads of models that were not fetched, to say why they were not. `lost` as in
-    Listener. `deaths`: forms that were tried already and ended the worker process.
+    Listener. `deaths`: forms that were tried already and ended the worker process. `masked`: of a round with
+    masks.
     """
 
     kinds: tuple[AnyStrategy, ...]
@@ -98,6 +100,7 @@ class Assignment:
     lost: Callable[[], float] = lambda: 0.0
     deaths: tuple[WorkerDeath, ...] = ()
     policy: ChoicePolicy = RICHEST
+    masked: MaskedRound | None = None
 
 
 class AssignmentWorker(Protocol):
@@ -192,7 +195,14 @@ def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assign
         attempt = worker.clock()
         left_s = assignment.deadline - assignment.lost() - attempt
         plan = choose(
-            profile, kinds, worker.loads, left_s, worker.forbidden_reason, unfetched, assignment.policy
+            profile,
+            kinds,
+            worker.loads,
+            left_s,
+            worker.forbidden_reason,
+            unfetched,
+            assignment.policy,
+            assignment.masked,
         )
         chosen = plan.chosen
         assignment.decided(Decision(plan, gave_up, _room_bytes(chosen, profile, left_s)))

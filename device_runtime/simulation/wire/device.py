@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.client.agent import Agent
+from device_runtime.client.backend.in_process import InProcess
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.emulation import Emulation, Time
 from device_runtime.profiles import DeviceProfile
@@ -24,6 +26,8 @@ POLL_S = 0.5
 """Virtual seconds between two steps of a device that waits for something."""
 BOOTS = 1
 """Purpose of the random draws that name a device's boots."""
+SECRETS = 2
+"""Purpose of the random draws of a device's masks."""
 
 
 class PowerLost(Exception):
@@ -92,10 +96,14 @@ class VirtualDevice:
         placed = self.placed
         placed.folder.mkdir(parents=True, exist_ok=True)
         self._lives += 1
-        boot = np.random.default_rng([self._seed, BOOTS, placed.number, self._lives]).integers(2**32)
+        boot, secrets = (
+            np.random.default_rng([self._seed, purpose, placed.number, self._lives])
+            for purpose in (BOOTS, SECRETS)
+        )
         emulation = Emulation(placed.profile, time=Time(self._time.clock, self._time.sleep))
         settings = Settings(placed.name, placed.data, placed.folder, emulation)
-        agent = Agent(settings, int(boot), self._time.clock)
+        make = partial(InProcess, draw=secrets.bytes)
+        agent = Agent(settings, int(boot.integers(2**32)), self._time.clock, make)
         who = ClientIdentity(placed.name, agent.subscriptions(), agent.will(), agent.greeting())
         ends = ClientEnd(self._heard, self._time.clock)
         self.link = VirtualLink(who, placed.line, self._broker, ends, self._log)

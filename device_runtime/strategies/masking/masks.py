@@ -32,7 +32,9 @@ class MaskedVector:
 
     @classmethod
     def zeros(cls, values: int, sums: int) -> MaskedVector:
-        return cls(np.zeros(values, np.uint32), np.zeros(sums, np.uint64))
+        """Zeros in one buffer, which `content` gives."""
+        whole = np.zeros(4 * values + 8 * sums, np.uint8)
+        return cls(whole[: 4 * values].view("<u4"), whole[4 * values :].view("<u8"))
 
     @classmethod
     def from_bytes(cls, content: bytes, values: int, sums: int) -> MaskedVector:
@@ -45,7 +47,16 @@ class MaskedVector:
 
     def to_bytes(self) -> bytes:
         """All integers, little-endian: the values, then the sums."""
-        return self.values.astype("<u4", copy=False).tobytes() + self.sums.astype("<u8", copy=False).tobytes()
+        return b"".join(
+            (self.values.astype("<u4", copy=False).data, self.sums.astype("<u8", copy=False).data)
+        )
+
+    def content(self) -> memoryview:
+        """As `to_bytes`; a vector that `zeros` made is not copied, so it must not be changed any more."""
+        whole = self.values.base
+        if whole is not None and whole is self.sums.base and whole.dtype == np.uint8:
+            return whole.data
+        return memoryview(self.to_bytes())
 
     def add(self, other: MaskedVector) -> None:
         """Adds another vector of the same shape, in place."""

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from nacl.bindings import crypto_scalarmult, crypto_scalarmult_base
 from nacl.exceptions import CryptoError
 
-from device_runtime.broker.wire.messages import Mask
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.messages import HelperKey, Mask
 from device_runtime.strategies.errors import MaskError
 
 KEY_BYTES = 32
@@ -57,6 +58,18 @@ class MaskPurpose:
         shares = (self.helpers,) if self.helpers else ()
         scales = (*shares, *(number for run in self.exponents for number in run))
         return b"".join((*sized, *(number.to_bytes(8, "big", signed=True) for number in (*numbers, *scales))))
+
+
+def helper_key(text: str) -> HelperKey:
+    """A mask helper, written as NAME=KEY with the key in hexadecimal digits. Raises ValueError."""
+    name, _, digits = text.partition("=")
+    try:
+        key = bytes.fromhex(digits)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"mask helper {text!r}: expected NAME=KEY, with a key of {2 * KEY_BYTES} hex digits")
+    return HelperKey(topics.check_device(name), key)
 
 
 def seal(secret: bytes, helpers: Sequence[bytes], purpose: MaskPurpose) -> tuple[Mask, tuple[bytes, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
 
@@ -29,9 +29,12 @@ from .layout import (
     RIGHT,
     SUMS,
     SumLayout,
+    TensorPart,
 )
 from .masks import MaskedVector
 
+CHUNK = 1 << 14
+"""Values that are converted at a time."""
 NOISE_REACH = 8.0
 """Noise beyond so many deviations does not happen: in one of 10^15 values."""
 
@@ -58,6 +61,23 @@ def weight_share(weight: float, most_weight: int) -> float:
     return min(1.0, weight / most_weight)
 
 
+def shortened(
+    update: TrainedUpdate, layout: SumLayout, most_norm: float = 0.0
+) -> tuple[TrainedUpdate, float]:
+    """The update with its changes shortened as `write` does, and by what factor; the same one for 1.
+
+    Raises MaskError as `write`.
+    """
+    factor = _shortening(update.tensors, layout, most_norm)
+    if factor == 1.0:
+        return update, factor
+    short = {part.name: np.empty(part.shape, np.float32) for part in layout.tensors}
+    for part, at, change in _changes(update.tensors, layout):
+        start = 0.0 if part.base is None else part.base.ravel()[at : at + len(change)]
+        short[part.name].ravel()[at : at + len(change)] = start + factor * change
+    return replace(update, tensors={**update.tensors, **short}), factor
+
+
 def write(weighed: Weighed, layout: SumLayout, most_norm: float = 0.0) -> tuple[MaskedVector, str]:
     """The integers of an update, and what was shortened so that it fits; "" for nothing.
 
@@ -65,41 +85,44 @@ def write(weighed: Weighed, layout: SumLayout, most_norm: float = 0.0) -> tuple[
     with numbers that are not finite, or without a tensor of the layout.
     """
     vector = MaskedVector.zeros(layout.values, layout.numbers)
-    changes = _changes(weighed.update.tensors, layout)
-    factor = _shortening(changes, layout, most_norm)
-    at = 0
-    for part, change in zip(layout.tensors, changes, strict=True):
-        scaled = change.ravel() * (factor * weighed.share * 2.0**part.exponent)
-        vector.values[at : at + part.size] = np.rint(scaled).astype(np.int64).astype(np.uint32)
-        at += part.size
-    vector.values[at:] = 1
+    tensors, values = weighed.update.tensors, vector.values.view(np.int32)
+    factor = _shortening(tensors, layout, most_norm)
+    end = 0
+    for part, _, change in _changes(tensors, layout):
+        start, end = end, end + len(change)
+        values[start:end] = np.rint(change * (factor * weighed.share * 2.0**part.exponent))
+    values[end:] = 1
     _write_sums(vector.sums, weighed, layout)
     return vector, f"its changes were shortened to {factor:.3g} of their length" if factor < 1 else ""
 
 
-def _changes(tensors: Tensors, layout: SumLayout) -> list[NDArray[np.float64]]:
-    changes = []
+def _changes(tensors: Tensors, layout: SumLayout) -> Iterator[tuple[TensorPart, int, NDArray[np.float64]]]:
+    """The changes of weights, at most CHUNK at a time, each with its place in the tensor.
+
+    So no second copy of the update is held. Raises MaskError as `write`.
+    """
     for part in layout.tensors:
         if part.name not in tensors or tensors[part.name].shape != part.shape:
             found = tensors[part.name].shape if part.name in tensors else "missing"
             raise MaskError(f"{part.name} is {found}, expected {part.shape}")
-        change = tensors[part.name].astype(np.float64)
-        change = change if part.base is None else change - part.base
-        if not np.isfinite(change).all():
-            raise MaskError(f"{part.name} has non-finite values")
-        changes.append(change)
-    return changes
+        flat = tensors[part.name].ravel()
+        base = None if part.base is None else part.base.ravel()
+        for at in range(0, part.size, CHUNK):
+            change = flat[at : at + CHUNK].astype(np.float64)
+            if base is not None:
+                change -= base[at : at + CHUNK]
+            if not np.isfinite(change).all():
+                raise MaskError(f"{part.name} has non-finite values")
+            yield part, at, change
 
 
-def _shortening(changes: list[NDArray[np.float64]], layout: SumLayout, most_norm: float) -> float:
+def _shortening(tensors: Tensors, layout: SumLayout, most_norm: float) -> float:
     """The factor, at most 1, by which all changes are shortened to keep the bounds."""
-    factor = 1.0
-    for part, change in zip(layout.tensors, changes, strict=True):
-        factor = min(factor, part.bound / max(part.bound, float(np.abs(change).max(initial=0.0))))
-    if most_norm:
-        length = float(np.sqrt(sum(float(np.square(change).sum()) for change in changes)))
-        factor = min(factor, most_norm / max(most_norm, length))
-    return factor
+    factor, square = 1.0, 0.0
+    for part, _, change in _changes(tensors, layout):
+        factor = min(factor, part.bound / max(part.bound, float(change.max()), -float(change.min())))
+        square += float(np.square(change).sum()) if most_norm else 0.0
+    return min(factor, most_norm / max(most_norm, square**0.5)) if most_norm else factor
 
 
 def _write_sums(into: NDArray[np.uint64], weighed: Weighed, layout: SumLayout) -> None:
@@ -122,7 +145,8 @@ def _numbers(weighed: Weighed, layout: SumLayout) -> Mapping[str, Any]:
         LOSS: weighed.share * update.train_loss if known else 0.0,
         LOSS_KNOWN: weighed.share if known else 0.0,
     }
-    found |= {name: update.tensors[name] / most for name in weighed.strategy.summed if name in update.tensors}
+    summed = [name for name in weighed.strategy.summed if name in update.tensors]
+    found |= {name: update.tensors[name].astype(np.float64) / most for name in summed}
     statistics = _statistics(weighed, layout)
     if statistics is not None:
         upper = statistics.moments[np.triu_indices(len(statistics.moments))]

@@ -11,12 +11,15 @@ from time import monotonic
 
 import psutil
 import pytest
+from nacl.bindings import crypto_scalarmult_base
 
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import (
     Contribution,
     Hello,
+    HelperKey,
     Kind,
+    Masks,
     Metrics,
     Plan,
     encode,
@@ -38,6 +41,8 @@ from device_runtime.models.errors import DataError
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.masking.layout import CHECKS
+from device_runtime.strategies.masking.seeds import MaskPurpose, unseal
 
 SHORT, LONG = registry.write(FedAvg(epochs=2, batch=20)), registry.write(FedAvg(epochs=4000, batch=20))
 SOME = registry.write(FedAvg(epochs=100, batch=20))
@@ -118,6 +123,15 @@ def test_the_same_update_comes_from_either_process(apart, kind):
     assert (there.kind, there.num_examples, there.form) == (here.kind, here.num_examples, here.form)
     assert (there.body, there.blob) == (here.body, here.blob)
     assert there.metrics.train_loss == here.metrics.train_loss or there.kind == "class-means"
+
+
+def test_a_masked_update_comes_from_the_other_process_with_its_mask(apart):
+    helper = HelperKey("club", crypto_scalarmult_base(b"\x07" * 32))
+    masks = Masks(helpers=(helper,), min_group=2, capacity=64, most_weight=40)
+    apart.link.announce(apart.offer(kinds=(MEANS,), masks=masks, remaining_s=DAY_S))
+    (sent,) = apart.go().contributions
+    assert len(unseal(b"\x07" * 32, sent.mask, 0, MaskPurpose("t", "r", 1, "class-means", "", "a", 2))) == 32
+    assert len(sent.body) == 4 * CHECKS + 8 * (2 + 10 * 64 + 10)  # loss and its weight, sums and counts
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])

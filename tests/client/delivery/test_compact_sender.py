@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire import compact_round as small
-from device_runtime.broker.wire.messages import Contribution, Metrics, Receipt, decode
+from device_runtime.broker.wire.messages import Contribution, Mask, Metrics, Receipt, decode
 from device_runtime.broker.wire.topics import up
 from device_runtime.client.connection.presence import DeviceMessages
 from device_runtime.client.delivery.outbox import Outbox
@@ -56,6 +56,15 @@ def give(sending, number, kind="zeroth-order", **changes):
     message = sending.keep(msgspec.structs.replace(made, **changes))
     sending.send(message.seq, first=True)
     return message
+
+
+def test_a_masked_update_goes_whole_though_the_one_before_was_accepted(sending, line):
+    mask = Mask(key=b"\x01" * 32, tags=(b"\x02" * 16,))
+    for number in (1, 2):
+        message = give(sending, number, mask=mask)
+        sending.settle(message.seq, Receipt(boot=BOOT, seq=message.seq, round=number, status="accepted"))
+    give(sending, 3)
+    assert line.leaves == ["contribution"] * 3
 
 
 def receive(sending, message, status="accepted", seq=None):

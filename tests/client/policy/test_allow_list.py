@@ -117,8 +117,10 @@ def test_a_bundle_that_is_not_allowed_is_not_even_fetched(stage, caplog):
 
 def test_the_list_is_given_as_options_kept_and_shown_among_the_rules(tmp_path):
     words = "--allow-kinds full,few-shot --most-scalars 8 --smallest-count 5 --allow-bundle " + "AB" * 8
-    policy = policy_options.policy(parsed(*words.split()))
-    assert policy.allowed == AllowList(("full", "few-shot"), ("ab" * 8,), 8, 5)
+    masks = f"--only-masked --mask-helpers club={'5B' * 32},site={'7c' * 32}"
+    policy = policy_options.policy(parsed(*words.split(), *masks.split()))
+    helpers = (f"club={'5b' * 32}", f"site={'7c' * 32}")
+    assert policy.allowed == AllowList(("full", "few-shot"), ("ab" * 8,), 8, 5, helpers, True)
     owner.keep(policy, tmp_path)
     assert owner.kept_policy(tmp_path) == policy
     verdict = judge(policy, Conditions(datetime(2026, 1, 1)))
@@ -127,6 +129,8 @@ def test_the_list_is_given_as_options_kept_and_shown_among_the_rules(tmp_path):
         ("bundles", True, f"only {'ab' * 8}"),
         ("scalars", True, "at most 8 in a zeroth-order round"),
         ("classes", True, "nothing of classes with fewer than 5 samples"),
+        ("masked", True, "only masked updates"),
+        ("helpers", True, f"masks only for club={'5b' * 8}, site={'7c' * 8}"),
     ]
     assert policy_options.policy(parsed()) == Policy()
 
@@ -139,8 +143,33 @@ def test_what_is_no_sha256_is_refused(text, capsys):
 
 
 def test_the_list_crosses_to_the_process_that_works(tmp_path):
-    settings = Settings("a", tmp_path / "a.npz", tmp_path, allowed=AllowList(("full",), ("ab" * 8,), 8, 5))
+    allowed = AllowList(("full",), ("ab" * 8,), 8, 5, (f"club={'5b' * 32}",), True)
+    settings = Settings("a", tmp_path / "a.npz", tmp_path, allowed=allowed)
     assert WorkTerms.of(settings, "modelled", 0).settings(None).allowed == settings.allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("club", "mask helper 'club': expected NAME=KEY, with a key of 64 hex digits"),
+        ("club=5b", "mask helper 'club=5b': expected NAME=KEY, with a key of 64 hex digits"),
+        (" , ", "' , ' names no mask helper: expected NAME=KEY,.."),
+    ],
+)
+def test_what_is_no_mask_helper_is_refused(text, why, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--mask-helpers", text)
+    assert why in capsys.readouterr().err
+
+
+def test_mask_helpers_are_keys_of_the_device_file_too(tmp_path):
+    key = "5b" * 32
+    (tmp_path / "device.toml").write_text(f'[policy]\nmask_helpers = "club={key}"\nonly_masked = true\n')
+    options = parsed("--config", str(tmp_path / "device.toml"))
+    policy_options.configure(options, add_arguments)
+    assert policy_options.policy(options).allowed == AllowList(
+        mask_helpers=(f"club={key}",), only_masked=True
+    )
 
 
 @pytest.mark.parametrize("said", ["", " , "])

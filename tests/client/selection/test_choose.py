@@ -3,12 +3,22 @@ from dataclasses import replace
 
 import pytest
 
-from device_runtime.client.selection.choose import MAIN, MARGIN, choose, priced
+from device_runtime.client.selection.choose import (
+    ALONE,
+    MAIN,
+    MARGIN,
+    ChoicePolicy,
+    MaskedRound,
+    choose,
+    priced,
+)
 from device_runtime.client.training.work import cheaper
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, shipped
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.few_shot import FewShot
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.prototypes import Prototypes
 from device_runtime.strategies.statistics import kind_statistics
@@ -234,3 +244,53 @@ def test_no_more_classes_are_sent_than_the_task_asks_for(load):
     assert plan.chosen.classes == (4, 10)
     narrow = choose(device(1e12, up=200.0), kinds, {MAIN: load}, remaining_s=2.0)
     assert narrow.chosen.classes == (2, 10)
+
+
+def in_masked_round(*alone, size=1000):
+    return MaskedRound(alone, lambda form: size)
+
+
+def test_a_kind_that_was_alone_is_chosen_only_if_no_other_fits(load):
+    kinds = [registry.make("full"), registry.make("few-shot"), ClassMeans()]
+    masked = in_masked_round("full", "few-shot")
+    plan = choose(device(1e12), kinds, {MAIN: load}, 60.0, masked=masked)
+    assert plan.chosen.kind == "class-means"
+    assert plan.reasons == (f"full {ALONE}", f"few-shot {ALONE}")
+    plan = choose(device(1e12), kinds[:2], {MAIN: load}, 60.0, masked=masked)
+    assert (plan.chosen.kind, plan.reasons) == ("full", ())
+    plan = choose(device(1e6), kinds, {MAIN: load}, 60.0, masked=masked)  # too slow for all three
+    assert plan.chosen is None
+    assert not any(ALONE in reason for reason in plan.reasons)
+
+
+def test_a_policy_is_not_given_kinds_that_were_alone(load):
+    class Last(ChoicePolicy):
+        def pick(self, fitting, profile):
+            return fitting[-1]
+
+    kinds = [registry.make("full"), registry.make("few-shot"), ClassMeans()]
+    masked = in_masked_round("class-means")
+    plan = choose(device(1e12), kinds, {MAIN: load}, 60.0, policy=Last(), masked=masked)
+    assert plan.chosen.kind == "few-shot"
+
+
+def test_a_masked_update_costs_its_own_bytes(load):
+    clear = choose(device(1e12, up=1e4), [FewShot()], {MAIN: load}, 60.0).chosen.cost
+    masked = choose(
+        device(1e12, up=1e4), [FewShot()], {MAIN: load}, 60.0, masked=in_masked_round(size=50_000)
+    ).chosen.cost
+    assert masked.bytes_up == 50_000
+    assert masked.seconds - clear.seconds == pytest.approx((50_000 - clear.bytes_up) / 1e4)
+    plan = choose(device(1e12, up=1e4), [FewShot()], {MAIN: load}, 5.0, masked=in_masked_round(size=50_000))
+    assert plan.chosen is None
+    assert re.fullmatch(r"few-shot needs 5\.\d s of 4\.5 s \(link\)", plan.reasons[0])
+
+
+def test_a_kind_that_cannot_be_masked_does_not_fit(load):
+    def bytes_up(form):
+        if form.name == "full":
+            raise MaskError("cannot be masked")
+        return 1000
+
+    plan = choose(device(1e12), [FedAvg(), FewShot()], {MAIN: load}, 60.0, masked=MaskedRound((), bytes_up))
+    assert (plan.chosen.kind, plan.reasons) == ("few-shot", ("full cannot be masked",))

@@ -83,3 +83,16 @@ def test_a_vector_is_read_from_its_bytes():
     assert (again.values == plain.values).all() and (again.sums == plain.sums).all()
     with pytest.raises(MaskError, match="a masked update of 36 bytes, expected 40, for 6 values and 2 sums"):
         MaskedVector.from_bytes(plain.to_bytes(), 6, 2)
+
+
+@pytest.mark.parametrize(("values", "sums"), [(5, 3), (4, 3), (5, 0), (0, 3)])
+def test_the_content_of_a_vector_is_its_bytes_without_a_copy(values, sums):
+    drawn, made = vector(values, sums), MaskedVector.zeros(values, sums)
+    made.add(drawn)
+    made.add_masks([bytes(32)])
+    content = made.content()
+    drawn.add_masks([bytes(32)])
+    assert bytes(content) == made.to_bytes() == drawn.to_bytes() == bytes(drawn.content())
+    made.values[:] += np.uint32(1)
+    made.sums[:] += np.uint64(1)
+    assert bytes(content) == made.to_bytes()

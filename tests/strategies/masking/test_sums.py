@@ -1,3 +1,4 @@
+import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 from math import isnan, nan
@@ -12,7 +13,7 @@ from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.masking import sums
-from device_runtime.strategies.masking.layout import CHECKS, layout_of
+from device_runtime.strategies.masking.layout import CHECKS, SumLayout, TensorPart, layout_of
 from device_runtime.strategies.masking.masks import MaskedVector
 from device_runtime.strategies.masking.noise import add_noise
 from device_runtime.strategies.masking.sums import SummedGroup, Weighed
@@ -219,3 +220,33 @@ def test_an_update_that_is_not_finite_is_refused(round_model):
     layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
     with pytest.raises(MaskError, match=f"{name} has non-finite values"):
         sums.write(Weighed(update, strategy, 100), layout)
+
+
+def test_a_large_tensor_is_written_in_parts_without_a_second_copy():
+    base = np.linspace(-1, 1, 10**6 + 1, dtype=np.float32)
+    new = (base + 0.9 * np.sin(np.arange(len(base)))).astype(np.float32)
+    layout = SumLayout((TensorPart("w", base.shape, 1.0, 20, base),), (), None)
+    weighed = Weighed(TrainedUpdate("full", {"w": new}, 50, 0.5), FedAvg(), 100)
+    tracemalloc.start()
+    try:
+        vector, _ = sums.write(weighed, layout)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < layout.content_bytes + 500_000
+    expected = np.rint((new.astype(np.float64) - base) * 0.5 * 2**20).astype(np.int32)
+    np.testing.assert_array_equal(vector.values.view(np.int32)[:-CHECKS], expected)
+    assert vector.to_bytes() == vector.values.tobytes()
+
+
+def test_a_shortened_update_is_what_its_integers_say(round_model):
+    strategy = FedAvg()
+    [update] = full_updates(round_model, sizes=(100,))
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    short, factor = sums.shortened(update, layout, most_norm=0.25)
+    assert 0 < factor < 1
+    vector, _ = sums.write(Weighed(update, strategy, 100), layout, most_norm=0.25)
+    opened = sums.read(vector, layout, SummedGroup(1, 1.0, 100, 100), strategy)
+    for name, value in short.tensors.items():
+        np.testing.assert_allclose(value, opened.update.tensors[name], atol=1e-6)
+    assert sums.shortened(update, layout) == (update, 1.0)

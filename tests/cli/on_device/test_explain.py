@@ -1,0 +1,61 @@
+"""What `explain` says of the privacy of each kind, and of rounds with masks."""
+
+import json
+
+import pytest
+
+from device_runtime.cli import main
+from device_runtime.client.policy import work_gate
+from device_runtime.client.policy.rules import AllowList, Policy
+from device_runtime.strategies import registry
+
+CLUB, OTHER = (f"{name}={digits * 32}" for name, digits in (("club", "5b"), ("other", "7c")))
+TASK = ("explain", "--board", "pi-5", "--samples", "180")
+
+
+@pytest.fixture
+def explained(capsys):
+    def rows(*words):
+        assert main([*TASK, "--format", "json", *words]) == 0
+        return {row["kind"]: row for row in json.loads(capsys.readouterr().out)}
+
+    return rows
+
+
+def test_explain_says_what_each_kind_reveals_with_and_without_masks_in_one_line_a_kind(capsys):
+    assert main([*TASK, "--kinds", "full,few-shot,prototypes,class-means"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [first] = [at for at, line in enumerate(lines) if line.startswith("it reveals")]
+    told = {line.split("  ")[0]: line.split("  ")[-1].strip() for line in lines[first + 2 : -2]}
+    assert told == {
+        "full": "the sum of several devices",
+        "few-shot": "the sum of several devices",
+        "prototypes": "cannot be masked",
+        "class-means": "the sum of several devices",
+    }
+    assert "sum of features and number of samples of each class" in lines[first + 5]
+    assert lines[-1].startswith("Masked or not, the aggregator sees the kind, the number of samples")
+
+
+def test_every_kind_says_what_it_reveals():
+    assert [name for name, kind in registry.kinds().items() if not kind.reveals] == []
+
+
+def test_a_masked_round_is_planned_with_its_own_bytes_and_without_kinds_that_do_not_add_up(explained):
+    kinds = ("--kinds", "full+few-shot,few-shot,class-means", "--head", "trained")
+    clear, masked = explained(*kinds), explained(*kinds, "--mask-helpers", CLUB)
+    assert masked["few-shot"]["taken"]
+    assert masked["few-shot"]["cost"]["bytes_up"] == 120 + 4 * (650 + 4) + 8 * 2
+    assert masked["class-means"]["cost"]["bytes_up"] == 120 + 4 * 4 + 8 * (2 + 650)
+    assert clear["full+few-shot"]["taken"]
+    assert masked["full+few-shot"]["why"] == "cannot be masked: its updates do not fold as a sum"
+
+
+def test_the_rules_of_a_device_for_masks_are_told(explained, tmp_path):
+    work_gate.keep(Policy(allowed=AllowList(mask_helpers=(CLUB,), only_masked=True)), tmp_path)
+    task = ("--kinds", "class-means", "--state", str(tmp_path))
+    clear = "the aggregator would see this device's own update, the owner allows masked ones only"
+    assert explained(*task)["class-means"]["why"] == clear
+    why = explained(*task, "--mask-helpers", OTHER)["class-means"]["why"]
+    assert why == f"its updates are masked for other={'7c' * 8}, the owner allows club={'5b' * 8}"
+    assert explained(*task, "--mask-helpers", CLUB)["class-means"]["taken"]
