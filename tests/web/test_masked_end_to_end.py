@@ -1,4 +1,4 @@
-"""Devices of JavaScript modules in masked rounds of a real service, beside a device in Python and mask helpers."""
+"""Devices of JavaScript modules and one in Python in masked rounds of a real service, with mask helpers."""
 
 import csv
 import math
