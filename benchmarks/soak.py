@@ -1,8 +1,9 @@
-"""A federation that is killed all the time: aggregator, broker and devices, two hundred times in one run.
+"""A federation that is killed all the time: aggregator, broker, devices and mask helpers, two hundred times.
 
     .venv/bin/python benchmarks/soak.py                         # 200 kills, about 20 minutes
     .venv/bin/python benchmarks/soak.py --kills 20 --seed 3     # a look
     .venv/bin/python benchmarks/soak.py --kinds zeroth-order    # rounds and contributions in few bytes
+    .venv/bin/python benchmarks/soak.py --mask-helpers 2        # updates are masked
     .venv/bin/python benchmarks/soak.py --folder runs/soak      # keep everything; logs are in it
 
 The aggregator, Mosquitto and the devices are processes; devices really train on handwritten digits. Who is
@@ -11,7 +12,8 @@ When all kills are done the run is left alone until two rounds have had everybod
 waits for its receipt (what was sent to nobody is sent again after 10 s, or 20, ...), is stopped in order, and
 is audited: what every device was told, and what waits in its outbox, is compared with what the aggregator has
 on its disk. Ends with 1 if anything does not agree. That a next round is open says of a contribution in few
-bytes that there is nothing to wait for: it counts, or the aggregator never had it. Both are counted.
+bytes that there is nothing to wait for: it counts, or the aggregator never had it. Both are counted. With
+mask helpers, each set that a helper has summed is compared with the contributions that the aggregator has.
 """
 
 from __future__ import annotations
@@ -96,6 +98,9 @@ class Soak:
     options: argparse.Namespace
     kills: Counter[str] = field(default_factory=Counter)
 
+    sets: int = 0
+    """Sets of masks that a helper has summed."""
+
     def __post_init__(self) -> None:
         self.draw = random.Random(self.options.seed)  # noqa: S311 - whom to kill
         self.kept = {"persistence": self.options.persistence, "folder": self.folder / "broker"}
@@ -105,6 +110,9 @@ class Soak:
             f"serve --bundle digits-wrn-10-1 --rounds {ROUNDS} --deadline {self.options.deadline:g} "
             f"--min-devices 2 --kinds {self.options.kinds} --broker {url}"
         )
+        self.helpers = [self._helper(number, url) for number in range(self.options.mask_helpers)]
+        if self.helpers:
+            serve += f" --min-group 2 --mask-helpers {','.join(map(self._key, self.helpers))}"
         run = self.folder / "run"
         self.aggregator = Part(
             "aggregator", [*serve.split(), "--run-dir", str(run)], self.folder / "aggregator.log"
@@ -131,9 +139,24 @@ class Soak:
         words = ["join", url, "--data", str(data), "--name", name, "--state", str(self.folder / name)]
         return Part(name, words, self.folder / f"{name}.log")
 
+    def _helper(self, number: int, url: str) -> Part:
+        name = f"helper-{number}"
+        words = ["mask-helper", url, "--name", name, "--state", str(self.folder / name)]
+        return Part(name, words, self.folder / f"{name}.log")
+
+    def _key(self, helper: Part) -> str:
+        """NAME=KEY of a helper, whose key is made with that."""
+        words = [sys.executable, "-c", COMMAND, *helper.words, "--print-key"]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+    @property
+    def parts(self) -> list[Part]:
+        """Every process but the broker."""
+        return [self.aggregator, *self.helpers, *self.devices]
+
     def run(self) -> None:
         """Kill until it is enough, then wait for the end of the last round."""
-        for part in (self.aggregator, *self.devices):
+        for part in self.parts:
             part.start()
         started = time.monotonic()
         self.wait(lambda: self.rounds > 0 or self.log_has("round 1"), 120, "the first round does not begin")
@@ -154,14 +177,17 @@ class Soak:
 
     def one(self) -> None:
         """One of them, in one way, for a while."""
-        whom = self.draw.choices(["aggregator", "broker", "device"], [3, 2, 5])[0]
+        weights = {"aggregator": 3, "broker": 2, "device": 5} | ({"helper": 3} if self.helpers else {})
+        whom = self.draw.choices(list(weights), list(weights.values()))[0]
         how = self.draw.choices([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], [6, 2, 2])[0]
         away_s = self.draw.uniform(0.0, 3.0)
         self.kills[f"{whom} {how.name}"] += 1
         if whom == "broker":
             self._end_broker(how, away_s)
             return
-        part = self.aggregator if whom == "aggregator" else self.draw.choice(self.devices)
+        part = self.draw.choice(
+            {"aggregator": [self.aggregator], "device": self.devices, "helper": self.helpers}[whom]
+        )
         if how == signal.SIGSTOP:
             part.signal(how)
             time.sleep(away_s)
@@ -186,7 +212,7 @@ class Soak:
         self.broker = self._broker(port)
 
     def revive(self) -> None:
-        for part in (self.aggregator, *self.devices):
+        for part in self.parts:
             if not part.alive:
                 part.start()
 
@@ -212,7 +238,7 @@ class Soak:
             time.sleep(0.2)
 
     def close(self) -> None:
-        for part in (self.aggregator, *self.devices):
+        for part in reversed(self.parts):
             part.end(signal.SIGTERM)
         self.broker.stop()
 
@@ -261,7 +287,20 @@ class Soak:
         if len(lines) != closed:
             wrong.append(f"contributions.jsonl has {len(lines)} lines, of closed rounds {closed} are stored")
         self.stored = len(stored)
-        return wrong
+        known = {(number, device) for number, device, _, _ in stored}
+        return wrong + [line for helper in self.helpers for line in self._audit_helper(helper, known)]
+
+    def _audit_helper(self, helper: Part, known: set[tuple[int, str]]) -> list[str]:
+        """What a helper has summed that the aggregator has no contribution of, or more than once."""
+        with sqlite3.connect(self.folder / helper.name / "masks.sqlite") as db:
+            query = "SELECT rounds.round, device FROM used JOIN rounds ON rounds.number = used.round"
+            summed = Counter(db.execute(query))
+            [self.sets] = db.execute("SELECT count(*) FROM sets").fetchone()
+        about = [f"{device} of round {number}" for number, device in summed.keys() - known]
+        again = [f"{device} of round {number}" for (number, device), times in summed.items() if times > 1]
+        return [f"{helper.name} has summed {one}, which is not stored" for one in about] + [
+            f"{helper.name} has summed {one} twice" for one in again
+        ]
 
 
 def main() -> int:
@@ -278,6 +317,7 @@ def main() -> int:
     add("--devices", type=int, default=4)
     add("--kinds", default="full,few-shot,class-means", help="that rounds ask for")
     add("--deadline", type=float, default=8.0, metavar="SECONDS", help="of a round (default: 8)")
+    add("--mask-helpers", type=int, default=0, metavar="N", help="with N mask helpers (default: 0)")
     add("--seed", type=int, default=0)
     add("--persistence", action="store_true", help="of the broker")
     add("--folder", type=Path, help="keep everything here (default: a temporary folder)")
@@ -300,6 +340,8 @@ def main() -> int:
         f"\n{kills} kills, {soak.closed} rounds, {soak.stored} contributions stored, {seconds:.0f} s, "
         f"seed {options.seed}"
     )
+    if soak.helpers:
+        print(f"{soak.sets} sets of masks were summed by each of {len(soak.helpers)} mask helpers")
     good = "nothing acknowledged is lost, nothing counts twice, every round has its record"
     print("\n".join(wrong) if wrong else good)
     return 1 if wrong else 0

@@ -1,4 +1,4 @@
-"""Devices of JavaScript modules and one in Python in masked rounds of a real service, with mask helpers."""
+"""Devices of JavaScript in masked rounds of a real service, beside a device in Python and mask helpers."""
 
 import csv
 import math
