@@ -28,7 +28,15 @@ WORKS = (
     Work("full", {"epochs": 1, "batch": 16, "lr": 0.01, "statistics": {"hold_out": 0.2}}),
     Work("peft", {"epochs": 2, "batch": 16, "tunable": "head"}),
     Work("entropy-subset", {"epochs": 1, "batch": 8, "lr": 0.01, "weigh": "local", "shares": (0.25,)}),
-    Work("few-shot", {"shots": 3, "epochs": 2, "statistics": {"numbers": "int8", "most_classes": 3}}),
+    Work(
+        "few-shot",
+        {
+            "shots": 3,
+            "epochs": 2,
+            "join_base": True,
+            "statistics": {"numbers": "int8", "most_classes": 3},
+        },
+    ),
     Work("zeroth-order", {"statistics": {"samples": 20}}),
     Work("class-means", {}),
     Work("class-means", {"statistics": {"samples": 30}}),

@@ -17,6 +17,7 @@ const HELPERS = [{ name: "uni", key }, { name: "club", key: await publicKey(new 
 const MASKS = { helpers: HELPERS, min_group: 5, capacity: 64, most_weight: 40, noise_milli: 0, clip_milli: 0, alone: [] };
 const kind = (name, settings = {}) => ({ kinds: [{ name, settings }] });
 const FULL = kind("full", { epochs: 1 });
+const FEW_SHOT = kind("few-shot", { join_base: true });
 const told = (world, type) => world.told.filter((one) => one.type === type);
 
 /** The contributions of rounds 1 to `count`, each of which begins when the one before has its receipt. */
@@ -32,7 +33,7 @@ async function contributions(count, more, disk) {
 }
 
 test("a contribution to a round with masks has a tag for each helper, and its loss is not in the clear", async () => {
-  const { world, made: [made] } = await contributions(1, kind("few-shot"));
+  const { world, made: [made] } = await contributions(1, FEW_SHOT);
   assert.deepEqual([made.mask.key.length, made.mask.tags.map((tag) => tag.length)], [32, [16, 16]]);
   assert.ok(Number.isNaN(made.metrics.train_loss));
   assert.equal(made.num_examples, 40);
@@ -42,7 +43,7 @@ test("a contribution to a round with masks has a tag for each helper, and its lo
 });
 
 test("a round without masks is answered in the clear", async () => {
-  const { world, made: [made] } = await contributions(1, { ...kind("few-shot"), masks: null });
+  const { world, made: [made] } = await contributions(1, { ...FEW_SHOT, masks: null });
   assert.equal(made.mask, null);
   assert.ok(made.metrics.train_loss > 0);
   assert.equal(told(world, "made")[0].leastDevices, 0);
@@ -102,16 +103,22 @@ test("an update that cannot be masked is left out with the reason, and the next 
 });
 
 test("a kind that central noise does not hide is not chosen", async () => {
-  const kinds = [...kind("class-means").kinds, ...kind("few-shot").kinds];
+  const kinds = [...kind("class-means").kinds, ...FEW_SHOT.kinds];
   const { world, made } = await contributions(1, { kinds, masks: { ...MASKS, noise_milli: 1000, clip_milli: 1000 } });
   assert.equal(made[0].kind, "few-shot");
   const [{ reasons }] = world.of("plan");
   assert.deepEqual(reasons, ["class-means class-means sends sums, counts, to which central noise is not added"]);
 });
 
+test("classifiers that count alike are not masked, whatever their samples", async () => {
+  const { world, made } = await contributions(1, { kinds: [...kind("few-shot").kinds, ...kind("class-means").kinds] });
+  assert.equal(made[0].kind, "class-means");
+  assert.match(world.of("plan")[0].reasons[0], /^few-shot cannot be masked: the mean of its classifiers counts each device alike/);
+});
+
 test("a device counts on the bytes of the masked update when it chooses", async () => {
   const statistics = {};
-  const { world } = await contributions(1, kind("few-shot", { statistics }));
+  const { world } = await contributions(1, kind("few-shot", { join_base: true, statistics }));
   const { values, numbers } = layoutOf(make("few-shot", { statistics }), bundle.manifest, bundle.weights(), MASKS);
   const [{ cost }] = told(world, "plan");
   assert.equal(cost.bytesUp, 4 * values + 8 * numbers + 120);
@@ -135,7 +142,7 @@ test("a browser without X25519 leaves rounds with masks out, and says why", asyn
 });
 
 test("a kind that too few devices chose is chosen only if no other fits", async () => {
-  const kinds = [...FULL.kinds, ...kind("few-shot").kinds];
+  const kinds = [...FULL.kinds, ...FEW_SHOT.kinds];
   const masks = (...alone) => ({ ...MASKS, alone });
   const chosen = async (more) => {
     const { world, made } = await contributions(1, { kinds, ...more });

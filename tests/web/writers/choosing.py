@@ -92,9 +92,10 @@ def cases() -> Iterator[Case]:
         narrow = replace(here, bandwidth=Bandwidth(up, 300.0))
         for kinds in (few, short[-2:], short):
             yield Case(narrow, kinds, EVENLY, 20.0)
+    joined = [(name, {"join_base": True} if name == "few-shot" else {}) for name, _ in USUAL]
     masks = Masks(helpers=(HelperKey("a", bytes(32)),), min_group=2, capacity=64, most_weight=100)
     for alone in ((), ("full",), ("full", "entropy-subset", "few-shot"), registry.DEFAULT_KINDS):
-        for kinds in (USUAL, short):
+        for kinds in (USUAL, joined, short):
             yield Case(here, kinds, EVENLY, 2.0, replace_masks(masks, alone=alone))
     noisy = replace_masks(masks, noise_milli=1000, clip_milli=1000)
     yield Case(here, RICH, EVENLY, 2.0, noisy)

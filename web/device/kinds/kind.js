@@ -110,6 +110,11 @@ export class StrategyDefaults {
     return [];
   }
 
+  /** Why its updates cannot be masked and added up; empty if they can. @returns {string} */
+  get unsummable() {
+    return "";
+  }
+
   /** The update's weight in the mean, in samples. @param {TrainedUpdate} update */
   weight({ numExamples }) {
     return numExamples;

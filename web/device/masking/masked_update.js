@@ -3,6 +3,7 @@
  * (client/training/masked_update.py).
  */
 import { withClassStatistics } from "../class_statistics.js";
+import { MaskError } from "../errors.js";
 import { make } from "../kinds/registry.js";
 import { ENVELOPE_BYTES } from "../workload.js";
 import { layoutOf } from "./layout.js";
@@ -49,9 +50,11 @@ export function maskedRound(offer, manifest) {
 
 /**
  * The form with the class statistics that the offer asks for: a device may send fewer, the layout has room for all.
- * @param {any} offer @param {any} form
+ * Throws MaskError for a kind whose updates do not add up. @param {any} offer @param {any} form
  */
 function asOffered({ kinds }, form) {
   const { settings } = kinds.find((/** @type {any} */ { name }) => name === form.name);
-  return withClassStatistics(form, make(form.name, settings).statistics);
+  const { statistics, unsummable } = make(form.name, settings);
+  if (unsummable) throw new MaskError(`cannot be masked: ${unsummable}`);
+  return withClassStatistics(form, statistics);
 }
