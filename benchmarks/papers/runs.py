@@ -55,10 +55,8 @@ class WantedTable:
 
     @property
     def kept_folder(self) -> Path | None:
-        """The folder of this table's kept runs; None at scale smoke, whose runs are not kept."""
-        if self.kept is None or self.scale == "smoke":
-            return None
-        return self.kept / f"{catalogue.stem(self.table.id)}-{self.scale}"
+        """The folder of kept runs, which all tables share; None at scale smoke, whose runs are not kept."""
+        return None if self.scale == "smoke" else self.kept
 
     def has(self, column: Column, row: SystemRow) -> bool:
         """Whether this cell is to be run."""
