@@ -80,11 +80,14 @@ class Runner:
 
         Raises DataError, ModelError, OutOfMemory for errors that waiting does not solve.
         """
-        self.state, commands = step(self.state, event)
-        self._messages.task = self.state.task
-        for command in commands:
-            if not (self._say(command) or self._note(command)):
-                self._work(command)
+        following: ev.DeviceEvent | None = event
+        while following is not None:
+            self.state, commands = step(self.state, following)
+            self._messages.task = self.state.task
+            following = None
+            for command in commands:
+                if not (self._say(command) or self._note(command)):
+                    following = self._work(command)
 
     def tick(self) -> None:
         """Time has passed. Raises as `feed`."""
@@ -226,20 +229,20 @@ class Runner:
                 return False
         return True
 
-    def _work(self, command: ev.DeviceCommand) -> None:
-        """Do what is answered by an event."""
+    def _work(self, command: ev.DeviceCommand) -> ev.DeviceEvent | None:
+        """Do what is answered by an event; returns that event, or None if it comes later."""
         match command:
-            case ev.Hold():
-                self._hold()
             case ev.Keep():
-                self._keep()
+                return self._keep()
             case ev.Settle():
-                self._settle(command)
+                return self._settle(command)
             case _ if isinstance(command, ev.OfferCommand):
-                self._answer(command, self._offers[command.number])
+                return self._work_on(command, self._offers[command.number])
+        self._hold()
+        return None
 
-    def _answer(self, command: ev.OfferCommand, current: OpenRound) -> None:
-        """Do some work on an offer, and tell the machine of its end or failure."""
+    def _work_on(self, command: ev.OfferCommand, current: OpenRound) -> ev.DeviceEvent | None:
+        """Do some work on an offer; returns the event of its end or failure, or None if that comes later."""
         evaluating = self.state.evaluating == command.number
         try:
             event = self._worked(command, current)
@@ -249,8 +252,7 @@ class Runner:
         bundles = names(self.backend.bundles)
         if bundles != self.state.bundles:
             self.feed(ev.TaskKnown(self._clock(), bundles))
-        if event is not None:
-            self.feed(event)
+        return event
 
     def _worked(self, command: ev.OfferCommand, current: OpenRound) -> ev.DeviceEvent | None:
         """Do some work on an offer; returns the event that answers the command, if it is known."""
@@ -331,7 +333,7 @@ class Runner:
             log.warning("round %d: sitting out: %s", made.round, "; ".join(made.reasons))
             self.feed(ev.Made(self._clock(), made.run, made.round, "sat out"))
 
-    def _keep(self) -> None:
+    def _keep(self) -> ev.DeviceEvent:
         """Write a contribution to disk, with the boot and number that its receipt will name."""
         made, self._result = self._result, None
         if made is None or made.message is None:
@@ -340,10 +342,9 @@ class Runner:
             message = self._sending.keep(made.message)
         except (BlobError, OSError) as error:
             log.warning("round %d left out: its contribution cannot be kept: %s", made.round, error)
-            self.feed(ev.KeepFailed(self._clock(), made.run, made.round))
-            return
+            return ev.KeepFailed(self._clock(), made.run, made.round)
         self._transferred(up=made.bytes_up)
-        self.feed(ev.Kept(self._clock(), entry_of(message), self._in_flight()))
+        return ev.Kept(self._clock(), entry_of(message), self._in_flight())
 
     def _send(self, seq: int, first: bool) -> None:
         try:
@@ -355,7 +356,7 @@ class Runner:
         if entry is not None and entry.compact != compact:
             self.feed(ev.Sent(self._clock(), seq, compact))
 
-    def _settle(self, command: ev.Settle) -> None:
+    def _settle(self, command: ev.Settle) -> ev.DeviceEvent:
         """Take a receipt. Raises as `take_receipt`."""
         receipt, message = self._receipt, self.outbox.message(command.seq)
         if receipt is None:
@@ -364,7 +365,7 @@ class Runner:
         self._sending.settle(command.seq, receipt)
         now, size = self._clock(), message.blob.size if message.blob else 0
         self._link_speed.saw_up(size, 0.0 if command.first_s is None else now - command.first_s)
-        self.feed(ev.Settled(now, command.seq, command.counts))
+        return ev.Settled(now, command.seq, command.counts)
 
     def _say_hello(self, least: int) -> None:
         boot, ready = self._messages.boot, bool(self.backend.bundles)
