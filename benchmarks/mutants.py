@@ -4,10 +4,10 @@
     .venv/bin/python benchmarks/mutants.py               # all 2,400, about half an hour on one core
     .venv/bin/python benchmarks/mutants.py --sample 100  # so many of each machine, drawn by --seed
 
-mutmut makes mutants: copies of the code with one change each, of an operator, a number, a text or an argument.
-It runs the tests that reach the changed function; a mutant that they all pass is missed. `[tool.mutmut]` in
-pyproject.toml names the code and the tests. With `--folder` a run that was ended goes on where it was, and
-`mutmut show NAME` in that folder shows a mutant.
+mutmut makes mutants: copies of the code with one change each, of an operator, a number, a text or an
+argument. It runs the tests that reach the changed function; a mutant that they all pass is missed.
+`[tool.mutmut]` in pyproject.toml names the code and the tests. With `--folder` a run that was ended goes on
+where it was, and `mutmut show NAME` in that folder shows a mutant.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def missed(codes: dict[str, int | None], machine: str) -> tuple[list[str], int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--sample", type=int, help="only so many mutants of each machine")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where the copy of the code is made, and kept")
