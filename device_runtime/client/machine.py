@@ -269,7 +269,7 @@ def _prepared(turn: Turn, current: ev.Offered) -> None:
     if current.round == 0 or state.has_answered(current.run, current.round):
         turn.end_open()
     elif state.training is None:
-        turn.set(training=current, cancelled="")
+        turn.set(training=current)
         turn.do(ev.Train(current.number))
 
 
