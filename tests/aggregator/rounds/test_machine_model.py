@@ -3,20 +3,17 @@
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.aggregator.rounds.modelled import RandomRun
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.randoms(use_true_random=False))
-def test_any_order_of_events_leaves_the_books_right(drawn):
-    RandomRun(drawn).run(60)
+@pytest.mark.parametrize("seed", range(100))
+def test_any_order_of_events_leaves_the_books_right(seed):
+    RandomRun(random.Random(seed)).run(60)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tenth", range(10))
+@pytest.mark.parametrize("tenth", range(1, 11))
 def test_half_a_million_steps_leave_the_books_right(tenth):
     for seed in range(500):
         RandomRun(random.Random(1000 * tenth + seed)).run(100)
