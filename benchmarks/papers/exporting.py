@@ -186,5 +186,6 @@ def _images(x: NDArray[Any], shape: tuple[int, int, int], what: str) -> NDArray[
     sized = np.empty((len(x), *shape), np.uint8)
     for number in with_progress(range(len(x)), f"{what} to {shape[1]} pixels"):
         planes = [Image.fromarray(plane) for plane in np.asarray(x[number])]
-        sized[number] = [plane.resize(shape[1:], Image.Resampling.BILINEAR) for plane in planes]
+        resized = (plane.resize(shape[1:], Image.Resampling.BILINEAR) for plane in planes)
+        sized[number] = np.stack([np.asarray(plane) for plane in resized])
     return sized
