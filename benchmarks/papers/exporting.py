@@ -154,8 +154,8 @@ def _export(words: list[str], path: Path) -> None:
 def enlarged(spec: DataSpec, pixels: int, channels: int) -> Path:
     """A folder of .npy files with the images (or spectra) resized to uint8 (n, channels, pixels, pixels).
 
-    Resizing is bilinear; for networks that take larger inputs. Of one channel, all channels get the values. It
-    is done once and then kept in the user's cache. Raises DataSetError.
+    Resizing is bilinear; for networks that take larger inputs. Where there is one channel, all get its
+    values. It is done once and then kept in the user's cache. Raises DataSetError.
     """
     path = Path(spec.path).expanduser()
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]

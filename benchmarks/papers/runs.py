@@ -18,7 +18,7 @@ from device_runtime.simulation.compare.running import RunJob
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.scenario import Scenario
 
-from . import catalogue, kept, resolving
+from . import kept, resolving
 from .kept import StampedRun
 from .places import Form
 from .resolving import CellSetting, Resources
