@@ -14,7 +14,7 @@ from device_runtime.aggregator.rounds.pace import Pace
 from device_runtime.aggregator.rounds.state import MISSED_DEADLINES, RoundsState, Rules, Saved
 
 DEVICES = "abcde"
-TICKS_S = (0.0, 0.1, 0.5, 1.0, 4.0, 11.0)
+TICKS_S = (0.0, 0.0, 0.0, 0.1, 0.1, 0.5, 0.5, 1.0, 1.0, 4.0, 11.0)
 
 
 def random_rules(random):
@@ -43,6 +43,7 @@ class Books:
         self.here = {}  # boot, online, ready, silences
         self.asked, self.behind = {}, {}
         self.answered, self.sat_out, self.counted = set(), set(), Counter()
+        self.had = self.fruitless = 0  # contributions at the last deadline, and deadlines that brought none
 
     @property
     def ready(self):
@@ -123,14 +124,19 @@ class Books:
         self.left(before)
 
     def extended(self, now):
+        if self.rules.max_extensions:
+            could = not self.ready <= set(self.counted)
+            self.fruitless = 0 if self.counted.total() > self.had else self.fruitless + could
+            self.had = self.counted.total()
         if not self.everyone:
-            for device in self.sat_out:
+            for device in self.sat_out - self.answered:
                 self.asked.pop(device)
             self.expire(now)
         self.sat_out = set()
 
     def opened(self, number, now):
         waiting, self.round = self.waiting, number
+        self.had = self.fruitless = 0
         self.answered, self.sat_out, self.counted = set(), set(), Counter()
         if not self.everyone:
             self.expire(now)
@@ -162,12 +168,12 @@ class RandomRun:
     def act(self):
         self.now += self.random.choice(TICKS_S)
         self.tick()
-        if self.random.random() < 0.5 and (self.work or self.fetching):
+        if self.random.random() < 0.7 and (self.work or self.fetching):
             self.answer()
         else:
             self.random.choice(
-                (self.present, self.present, self.planned, self.announced, self.announced, self.announced,
-                 self.disk, self.forgotten, self.restart)
+                (self.present, self.present, self.present, self.planned, self.planned, self.announced,
+                 self.announced, self.announced, self.announced, self.disk, self.forgotten, self.restart)
             )()  # fmt: skip
 
     def tick(self):
@@ -241,6 +247,8 @@ class RandomRun:
         books, before = self.books, self.state
         stored = frozenset(d for d, number in self.sent if number == books.round)
         asked = {d: n for d, n in books.asked.items() if n >= self.rules.earliest(books.round)}
+        if not books.everyone and not stored <= set(asked):
+            return  # a device that was forgotten would be asked again, and not be waited for
         present = {d: books.here[d][0] for d in books.ready}
         saved = Saved(
             books.round, "collect", dict(books.counted), stored, asked, before.paces, before.progress,
@@ -249,7 +257,7 @@ class RandomRun:
         self.fetching, self.unsure = [], []
         books.here = {device: (boot, True, True, 0) for device, boot in present.items()}
         books.asked, books.behind, books.sat_out = asked, {}, set()
-        books.answered = set(stored)
+        books.answered, books.had = set(stored), books.counted.total()
         already = sum(number == books.round for number in asked.values())
         self.wanted = max(0, (self.rules.cohort(books.round) or 0) - already)
         self.state, commands = machine.resume(self.rules, saved, self.now)
@@ -272,16 +280,20 @@ class RandomRun:
         if isinstance(command, ev.Announce) and not command.again:
             self.books.opened(command.round, self.now)
             state = self.state
-            assert (state.had, state.fruitless, state.measured, dict(state.noted)) == (0, 0, True, {})
+            assert (state.measured, dict(state.noted)) == (True, {})
             assert self.rules.waits_for_fast or not (state.durations or state.asked_s)
             self.wanted = self.rules.cohort(command.round) or 0
         elif isinstance(command, ev.Extend):
             self.books.extended(self.now)
             self.wanted = (self.rules.cohort(command.round) or 0) - len(self.books.waiting)
+        elif isinstance(command, ev.GiveUp):
+            assert command.deadlines == self.books.fruitless + 1 >= self.rules.max_extensions > 0
         elif isinstance(command, ev.StoreContribution):
             self.accept(command)
-        elif isinstance(command, ev.Reply) and (command.status != "refused" or command.retry_s):
-            self.books.done(command.update)
+        elif isinstance(command, ev.Reply):
+            assert command.status in ("accepted", "duplicate", "late", "refused")
+            if command.status != "refused" or command.retry_s:
+                self.books.done(command.update)
 
     def accept(self, command):
         update, books = command.update, self.books
@@ -332,6 +344,8 @@ class RandomRun:
         assert (set(state.ready), set(state.waiting)) == (books.ready, books.waiting)
         assert (set(state.answered), set(state.sat_out)) == (books.answered, books.sat_out)
         assert (dict(state.asked), dict(state.behind)) == (books.asked, books.behind)
+        if state.phase == "collect":
+            assert (state.had, state.fruitless) == (books.had, books.fruitless)
         assert (dict(state.counted), state.contributions) == (books.counted, books.counted.total())
         for device in DEVICES:
             asked = books.is_asked(device) and (books.everyone or device not in books.answered)

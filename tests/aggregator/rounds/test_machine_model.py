@@ -9,7 +9,7 @@ from tests.aggregator.rounds.modelled import RandomRun
 
 @pytest.mark.parametrize("seed", range(100))
 def test_any_order_of_events_leaves_the_books_right(seed):
-    RandomRun(random.Random(seed)).run(60)
+    RandomRun(random.Random(seed)).run(100)
 
 
 @pytest.mark.slow

@@ -142,6 +142,23 @@ def test_an_extended_round_asks_for_as_many_as_it_does_not_wait_for():
     assert not state.is_asked("c")
 
 
+def test_a_device_that_has_contributed_is_not_asked_again_when_its_round_is_extended():
+    """Not even if it has said that it sits the round out, before or after."""
+    rules = replace(RULES, min_contributions=2)
+    state, _ = play(asking("a", "b", rules=rules), believed("a"), Planned(2.0, "a", 1, ""))
+    state, commands = play(state, TimePassed(10.0))
+    assert (dict(state.asked), set(state.waiting)) == ({"a": 1, "b": 1}, {"b"})
+    assert invites(commands) == [Invite(1, 1)]
+
+
+@pytest.mark.parametrize("event", [Invited(1.0, 2, ("c",)), Invited(1.0, 0, ("c",))])
+def test_a_draw_for_another_round_changes_nothing(event):
+    state = asking("a", "b")
+    assert play(state, event) == (state, [])
+    merged = replace(state, phase="merge")
+    assert play(merged, Invited(1.0, 1, ("c",))) == (merged, [])
+
+
 def test_places_that_nobody_could_take_are_offered_to_whoever_comes():
     state, _ = play(RoundsState(replace(RULES, min_devices=1)), *online("a"), Invited(0.0, 1, ("a",)))
     state, commands = play(state, TimePassed(1.0), DevicePresent(2.0, "b", 1, True, ready=False))
