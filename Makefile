@@ -77,7 +77,7 @@ compiled: $(VENV)/.dev
 	@$(PYTEST) --collect-only -qq > /dev/null || true
 
 $(VENV)/.slow: $(VENV)/.dev
-	@$(PIP) -e '.[ray]'
+	@$(PIP) -e '.[mutation,ray]'
 	@touch $@
 
 slow: $(VENV)/.slow compiled web

@@ -12,8 +12,8 @@ When all kills are done the run is left alone until two rounds have had everybod
 waits for its receipt (what was sent to nobody is sent again after 10 s, or 20, ...), is stopped in order, and
 is audited: what every device was told, and what waits in its outbox, is compared with what the aggregator has
 on its disk. Ends with 1 if anything does not agree. That a next round is open says of a contribution in few
-bytes that there is nothing to wait for: it counts, or the aggregator never had it. Both are counted. With mask
-helpers, each set that a helper has summed is compared with the contributions that the aggregator has.
+bytes that there is nothing to wait for: it counts, or the aggregator never had it. Both are counted. With
+mask helpers, each set that a helper has summed is compared with the contributions that the aggregator has.
 """
 
 from __future__ import annotations

@@ -151,41 +151,41 @@ def _export(words: list[str], path: Path) -> None:
         shutil.rmtree(making, ignore_errors=True)
 
 
-def enlarged(spec: DataSpec, pixels: int) -> Path:
-    """A folder of .npy files with the images (or spectra) resized to uint8 (n, 1 or 3, pixels, pixels).
+def enlarged(spec: DataSpec, pixels: int, channels: int) -> Path:
+    """A folder of .npy files with the images (or spectra) resized to uint8 (n, channels, pixels, pixels).
 
-    Resizing is bilinear; for networks that take larger inputs. It is done once and then kept in the user's
-    cache. Raises DataSetError.
+    Resizing is bilinear; for networks that take larger inputs. Where there is one channel, all get its
+    values. It is done once and then kept in the user's cache. Raises DataSetError.
     """
     path = Path(spec.path).expanduser()
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    key = cache.content_key(files, "enlarged", spec.source, spec.classes, pixels)
-    cache.cached(key, lambda: _made(spec, pixels))
+    key = cache.content_key(files, "enlarged", spec.source, spec.classes, pixels, channels)
+    cache.cached(key, lambda: _made(spec, pixels, channels))
     folder = cache.folder() / key
     if not folder.is_dir():
         raise DataSetError(f"enlarged images cannot be kept in {cache.folder()}")
     return folder
 
 
-def _made(spec: DataSpec, pixels: int) -> dict[str, NDArray[Any]]:
+def _made(spec: DataSpec, pixels: int, channels: int) -> dict[str, NDArray[Any]]:
     data = load(spec, seed=0)
     whose = {} if data.groups is None else {"groups": data.groups}
     return {
         **whose,
-        "x_train": _images(data.train_x, pixels, "training images"),
+        "x_train": _images(data.train_x, (channels, pixels, pixels), "training images"),
         "y_train": data.train_y,
-        "x_test": _images(data.test_x, pixels, "test images"),
+        "x_test": _images(data.test_x, (channels, pixels, pixels), "test images"),
         "y_test": data.test_y,
         "class_names": np.array(data.labels),
     }
 
 
-def _images(x: NDArray[Any], pixels: int, what: str) -> NDArray[np.uint8]:
+def _images(x: NDArray[Any], shape: tuple[int, int, int], what: str) -> NDArray[np.uint8]:
     from PIL import Image
 
-    sized = np.empty((*x.shape[:2], pixels, pixels), np.uint8)
-    for number in with_progress(range(len(x)), f"{what} to {pixels} pixels"):
-        for channel, plane in enumerate(np.asarray(x[number])):
-            square = Image.fromarray(plane).resize((pixels, pixels), Image.Resampling.BILINEAR)
-            sized[number, channel] = np.asarray(square)
+    sized = np.empty((len(x), *shape), np.uint8)
+    for number in with_progress(range(len(x)), f"{what} to {shape[1]} pixels"):
+        planes = [Image.fromarray(plane) for plane in np.asarray(x[number])]
+        resized = (plane.resize(shape[1:], Image.Resampling.BILINEAR) for plane in planes)
+        sized[number] = np.stack([np.asarray(plane) for plane in resized])
     return sized

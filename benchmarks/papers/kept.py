@@ -23,7 +23,7 @@ from device_runtime.simulation.metrics.tally import AskCounts, BusyDevice
 from device_runtime.simulation.records import SimulatedRound
 
 FOLDER = Path(__file__).with_name("kept-runs")
-"""The folder of kept runs, with a folder for each table and scale."""
+"""The folder of kept runs, of all tables."""
 DIGITS = 6
 COMMITS = "commits.txt"
 """A file in the folder of a run: the commits of the code that ran it, a line each."""

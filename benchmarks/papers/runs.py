@@ -18,7 +18,7 @@ from device_runtime.simulation.compare.running import RunJob
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.scenario import Scenario
 
-from . import catalogue, kept, resolving
+from . import kept, resolving
 from .kept import StampedRun
 from .places import Form
 from .resolving import CellSetting, Resources
@@ -55,10 +55,8 @@ class WantedTable:
 
     @property
     def kept_folder(self) -> Path | None:
-        """The folder of this table's kept runs; None at scale smoke, whose runs are not kept."""
-        if self.kept is None or self.scale == "smoke":
-            return None
-        return self.kept / f"{catalogue.stem(self.table.id)}-{self.scale}"
+        """The folder of kept runs, which all tables share; None at scale smoke, whose runs are not kept."""
+        return None if self.scale == "smoke" else self.kept
 
     def has(self, column: Column, row: SystemRow) -> bool:
         """Whether this cell is to be run."""

@@ -23,7 +23,7 @@ def spec_of(samples: BundleSamples, over: Mapping[str, Any], folder: DataFolder)
         return msgspec.convert({"source": entry.source, **over}, DataSpec)
     raw = _raw(form, str(folder.file(form.file)), str(folder.path))
     if form.pixels:
-        images = enlarged(msgspec.convert(raw, DataSpec), form.pixels)
+        images = enlarged(msgspec.convert(raw, DataSpec), form.pixels, entry.channels)
         raw = {"source": "npz", "path": str(images)}
     return msgspec.convert({**raw, **over}, DataSpec)
 

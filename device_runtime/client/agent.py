@@ -158,41 +158,39 @@ class Agent:
         return event is not None
 
     def _handle(self, event: Event, came: float) -> None:
-        if isinstance(event, Connected):
-            log.info("connected to %s%s", self._messages.link.url, "" if event.first else " again")
-            self.runner.feed_link(up=True)
-        elif isinstance(event, Disconnected):
-            log.warning("disconnected: %s", event.reason)
-            self.runner.feed_link(up=False)
-        else:
-            self._receive(event, came)
+        match event:
+            case Connected():
+                log.info("connected to %s%s", self._messages.link.url, "" if event.first else " again")
+                self.runner.feed_link(up=True)
+            case Disconnected():
+                log.warning("disconnected: %s", event.reason)
+                self.runner.feed_link(up=False)
+            case Received():
+                self._receive(event, came)
 
     def _receive(self, message: Received, came: float) -> None:
-        if topics.is_offer(message.topic) and self._is_of_other_task(message):
-            return
         if topics.is_offer(message.topic):
-            self._take(message, came, to_all=True)
+            own = message.topic == topics.offer(self._messages.task)
+            if own or not is_compact_offer(
+                message.payload
+            ):  # another task's compact offers need its whole ones
+                self._take(message, came, to_all=True)
             return
-        address = topics.parse(message.topic)
-        if address.leaf == "task":
-            self._take(message, came, to_all=False)
-        elif address.leaf == "n":
-            self._take(message, came, to_all=True)
-        elif address.leaf == "receipt":
-            self.runner.take_receipt(self._trust.receipt(message.topic, message.payload))
-        elif address.leaf == "get":
-            self.runner.answer(decode(message.payload, Get))
-        elif address.leaf == "block":
-            self.runner.block(address.sha, address.index, message.payload)
+        address, payload = topics.parse(message.topic), message.payload
+        match address.leaf:
+            case "task" | "n":
+                self._take(message, came, to_all=address.leaf == "n")
+            case "receipt":
+                self.runner.take_receipt(self._trust.receipt(message.topic, payload))
+            case "get":
+                self.runner.answer(decode(payload, Get))
+            case "block":
+                self.runner.block(address.sha, address.index, payload)
 
     def _take(self, message: Received, came: float, to_all: bool) -> None:
         retained = message.retain and to_all
         offer = self._offer_stream.offer(message.topic, message.payload, message.retain, self._messages.task)
         self.runner.take(opened(offer, came), to_all, retained, self._offer_stream.over)
-
-    def _is_of_other_task(self, message: Received) -> bool:
-        """Whether this is the next round of a task that the device is not in."""
-        return is_compact_offer(message.payload) and message.topic != topics.offer(self._messages.task)
 
 
 _WAKE = Received("", b"")

@@ -30,7 +30,14 @@ class RoundOver(DeviceError):
 
 
 class WorkDied(DeviceError):
-    """The worker process has ended, without being told to."""
+    """The worker process has ended, without being told to.
+
+    `killed`: by the kernel, as for lack of memory.
+    """
+
+    def __init__(self, why: str, killed: bool = False) -> None:
+        super().__init__(why)
+        self.killed = killed
 
 
 class WorkStopped(DeviceError):

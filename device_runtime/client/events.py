@@ -433,5 +433,7 @@ class KeepFinalModel(DeviceCommand, frozen=True):
     number: int
 
 
+OfferCommand = Preview | Fetch | Prepare | Train | Evaluate | KeepFinalModel
+"""Commands to work on an offer, by its number."""
 BLOCKING = (Preview, Fetch, Prepare, Train, Hold, Keep, Settle, Evaluate, KeepFinalModel)
 """Commands that events answer, or WorkFailed."""

@@ -14,7 +14,8 @@ from device_runtime.broker.wire.link import Link, LinkOptions
 
 from .agent import Agent
 from .backend.base import MakeBackend
-from .backend.subprocess import STAYS_S, Subprocess
+from .backend.child_process import STAYS_S
+from .backend.subprocess import Subprocess
 from .connection.connecting import Connection, first_connection
 from .energy import needs_listening
 from .policy.process_priority import ProcessPriority

@@ -222,7 +222,8 @@ def _worked(turn: Turn, event: ev.DeviceEvent) -> None:
             if state.open is not None and state.open.number == event.number and not state.paused:
                 _prepared(turn, state.open)
         case ev.Trained() | ev.TrainingGoesOn():
-            _trained(turn, event)
+            if state.training is not None and state.training.number == event.number:
+                _trained(turn, event, state.training)
         case ev.Evaluated():
             seconds = state.evaluate_s if event.seconds is None else event.seconds
             turn.set(evaluating=0, evaluate_s=seconds)
@@ -268,14 +269,12 @@ def _prepared(turn: Turn, current: ev.Offered) -> None:
     if current.round == 0 or state.has_answered(current.run, current.round):
         turn.end_open()
     elif state.training is None:
-        turn.set(training=current, cancelled="")
+        turn.set(training=current)
         turn.do(ev.Train(current.number))
 
 
-def _trained(turn: Turn, event: ev.Trained | ev.TrainingGoesOn) -> None:
-    training, current = turn.state.training, turn.state.open
-    if training is None or training.number != event.number:
-        return
+def _trained(turn: Turn, event: ev.Trained | ev.TrainingGoesOn, training: ev.Offered) -> None:
+    current = turn.state.open
     turn.set(training=None, cancelled="")
     if isinstance(event, ev.TrainingGoesOn):
         turn.set(background=event.number)

@@ -26,7 +26,7 @@ from .delivery import reports
 from .delivery.downloads import Downloads, prune, store
 from .delivery.outbox import Outbox
 from .delivery.sending import ContributionSender, counts
-from .errors import DeviceError, RoundLeftOut, RoundOver, StaleBase, WorkDied, WorkStopped
+from .errors import RoundLeftOut, RoundOver, StaleBase, WorkDied, WorkStopped
 from .machine import step
 from .machine_inputs import entry_of, first_state, names, offered_of, why_of
 from .policy.work_gate import LOOK_S, WorkGate
@@ -61,8 +61,7 @@ class Runner:
         self.stop = threading.Event()
         self.hear: Callable[[float], object] = lambda _: None
         self.state = first_state(settings, self.outbox)
-        self._gate, self._messages, self._clock = gate, messages, gate.clock
-        self._meter, self._emulation = settings.meter, settings.emulation
+        self._settings, self._gate, self._messages, self._clock = settings, gate, messages, gate.clock
         self._link_speed = LinkSpeed()
         self.backend = make(settings, gate, self._link_speed)
         self._downloads = Downloads(self.blobs, messages.ask, self._arrived)
@@ -81,11 +80,14 @@ class Runner:
 
         Raises DataError, ModelError, OutOfMemory for errors that waiting does not solve.
         """
-        self.state, commands = step(self.state, event)
-        self._messages.task = self.state.task
-        for command in commands:
-            if not (self._say(command) or self._note(command)):
-                self._work(command)
+        following: ev.DeviceEvent | None = event
+        while following is not None:
+            self.state, commands = step(self.state, following)
+            self._messages.task = self.state.task
+            following = None
+            for command in commands:
+                if not (self._say(command) or self._note(command)):
+                    following = self._work(command)
 
     def tick(self) -> None:
         """Time has passed. Raises as `feed`."""
@@ -227,49 +229,63 @@ class Runner:
                 return False
         return True
 
-    def _work(self, command: ev.DeviceCommand) -> None:
-        """Do what is answered by an event."""
+    def _work(self, command: ev.DeviceCommand) -> ev.DeviceEvent | None:
+        """Do what is answered by an event; returns that event, or None if it comes later."""
         match command:
-            case ev.Preview():
-                self._answered(command.number, self._preview)
-            case ev.Fetch():
-                wanted = [self._named[blob] for blob in command.blobs]
-                self._answered(command.number, lambda current: self._fetch(command.number, wanted))
-            case ev.Prepare():
-                self._answered(command.number, self._prepare)
-            case ev.Train():
-                self._share = 0.0
-                self._answered(command.number, self._train)
-            case ev.Hold():
-                self._hold()
             case ev.Keep():
-                self._keep()
+                return self._keep()
             case ev.Settle():
-                self._settle(command)
-            case ev.Evaluate():
-                self._answered(command.number, self._evaluate)
-            case ev.KeepFinalModel():
-                self._answered(command.number, self._keep_final_model)
+                return self._settle(command)
+            case _ if isinstance(command, ev.OfferCommand):
+                return self._work_on(command, self._offers[command.number])
+        self._hold()
+        return None
 
-    def _answered(self, number: int, work: Callable[[int], ev.DeviceEvent | None]) -> None:
-        """Do some work on an offer, and tell the machine of its end or failure."""
-        evaluating = self.state.evaluating == number
+    def _work_on(self, command: ev.OfferCommand, current: OpenRound) -> ev.DeviceEvent | None:
+        """Do some work on an offer; returns the event of its end or failure, or None if that comes later."""
+        evaluating = self.state.evaluating == command.number
         try:
-            event = work(number)
+            event = self._worked(command, current)
         except (BlobError, StaleBase, WorkDied, RoundLeftOut, WorkStopped) as error:
-            event = self._failed(number, error, evaluating)
+            self._log_failure(error, command.number, current.offer, evaluating)
+            event = ev.WorkFailed(self._clock(), command.number, why_of(error), current.base.whole)
         bundles = names(self.backend.bundles)
         if bundles != self.state.bundles:
             self.feed(ev.TaskKnown(self._clock(), bundles))
-        if event is not None:
-            self.feed(event)
+        return event
 
-    def _failed(self, number: int, error: BlobError | DeviceError, evaluating: bool) -> ev.WorkFailed:
-        current, final = self._offers[number], self.state.final
-        offer = current.offer
+    def _worked(self, command: ev.OfferCommand, current: OpenRound) -> ev.DeviceEvent | None:
+        """Do some work on an offer; returns the event that answers the command, if it is known."""
+        number, begun = command.number, self._clock()
+        match command:
+            case ev.Preview():
+                preview = self.backend.preview(current)
+                self._offers[number] = replace(current, member=preview.member)
+                self._named = {blob.hex: blob for blob in preview.missing}
+                return ev.Previewed(self._clock(), number, tuple(self._named))
+            case ev.Fetch():
+                wanted = [self._named[blob] for blob in command.blobs]
+                return None if self._downloads.advance(wanted, begun) else ev.FetchRefused(begun, number)
+            case ev.Prepare():
+                self._downloads.advance((), begun)  # nothing is fetched any longer
+                self.backend.prepare(current)
+                return ev.Prepared(self._clock(), number)
+            case ev.Train():
+                self._share = 0.0
+                over = self.backend.work(current, self._listener())
+                return (ev.Trained if over else ev.TrainingGoesOn)(self._clock(), number)
+            case ev.Evaluate():
+                self.backend.evaluate_personal_model(current, self.pause_point)
+                return ev.Evaluated(self._clock(), number, self._clock() - begun)
+            case ev.KeepFinalModel():
+                self.backend.keep_final_model(current, self.pause_point)
+                return ev.Evaluated(self._clock(), number)
+
+    def _log_failure(self, error: Exception, number: int, offer: Offer, evaluating: bool) -> None:
+        """Log why work on an offer has failed."""
         if isinstance(error, WorkStopped):
             log.info("%s", error)
-        elif final is not None and final.number == number:
+        elif self.state.final is not None and self.state.final.number == number:
             self.warn(f"the model of task {offer.task!r} is not kept: {error}")
         elif evaluating:
             self.warn(f"after round {offer.round}: {error}")
@@ -278,25 +294,9 @@ class Runner:
             self._messages.plan(reports.sat_out_plan(offer.task, offer.round, (str(error),)), 0.0)
         else:
             self.warn(f"round {offer.round}: {error}")
-        return ev.WorkFailed(self._clock(), number, why_of(error), current.base.whole)
 
-    def _preview(self, number: int) -> ev.DeviceEvent:
-        preview = self.backend.preview(self._offers[number])
-        self._offers[number] = replace(self._offers[number], member=preview.member)
-        self._named = {blob.hex: blob for blob in preview.missing}
-        return ev.Previewed(self._clock(), number, tuple(self._named))
-
-    def _fetch(self, number: int, wanted: list[Blob]) -> ev.DeviceEvent | None:
-        now = self._clock()
-        return None if self._downloads.advance(wanted, now) else ev.FetchRefused(now, number)
-
-    def _prepare(self, number: int) -> ev.DeviceEvent:
-        self._downloads.advance((), self._clock())  # nothing is fetched any longer
-        self.backend.prepare(self._offers[number])
-        return ev.Prepared(self._clock(), number)
-
-    def _train(self, number: int) -> ev.DeviceEvent:
-        listener = BackendListener(
+    def _listener(self) -> BackendListener:
+        return BackendListener(
             self.progressed,
             self.pause_point,
             self._gate.lost,
@@ -306,28 +306,17 @@ class Runner:
             lambda run: {entry.round for entry in self.state.outbox if entry.run == run},
             lambda: self.feed(ev.WorkerDied(self._clock())),
         )
-        over = self.backend.work(self._offers[number], listener)
-        return (ev.Trained if over else ev.TrainingGoesOn)(self._clock(), number)
 
     def _hold(self) -> None:
         """Hold the training: handle messages and send until work is allowed. Raises as `pause_point`."""
         collect_and_trim()
-        with self._gate.held(), resting(self._meter):
+        with self._gate.held(), resting(self._settings.meter):
             while self.state.paused:
                 self.tick()
                 self.hear(LOOK_S)
                 self._check_stopped()
                 self.backend.check_paused_work()
                 self.look_at_gate()
-
-    def _evaluate(self, number: int) -> ev.DeviceEvent:
-        begun = self._clock()
-        self.backend.evaluate_personal_model(self._offers[number], self.pause_point)
-        return ev.Evaluated(self._clock(), number, self._clock() - begun)
-
-    def _keep_final_model(self, number: int) -> ev.DeviceEvent:
-        self.backend.keep_final_model(self._offers[number], self.pause_point)
-        return ev.Evaluated(self._clock(), number)
 
     def _decided(self, offer: Offer, plan: Plan, room_bytes: float) -> None:
         """Send the plan now, so that it travels while the device computes."""
@@ -345,7 +334,7 @@ class Runner:
             log.warning("round %d: sitting out: %s", made.round, "; ".join(made.reasons))
             self.feed(ev.Made(self._clock(), made.run, made.round, "sat out"))
 
-    def _keep(self) -> None:
+    def _keep(self) -> ev.DeviceEvent:
         """Write a contribution to disk, with the boot and number that its receipt will name."""
         made, self._result = self._result, None
         if made is None or made.message is None:
@@ -354,10 +343,9 @@ class Runner:
             message = self._sending.keep(made.message)
         except (BlobError, OSError) as error:
             log.warning("round %d left out: its contribution cannot be kept: %s", made.round, error)
-            self.feed(ev.KeepFailed(self._clock(), made.run, made.round))
-            return
+            return ev.KeepFailed(self._clock(), made.run, made.round)
         self._transferred(up=made.bytes_up)
-        self.feed(ev.Kept(self._clock(), entry_of(message), self._in_flight()))
+        return ev.Kept(self._clock(), entry_of(message), self._in_flight())
 
     def _send(self, seq: int, first: bool) -> None:
         try:
@@ -369,7 +357,7 @@ class Runner:
         if entry is not None and entry.compact != compact:
             self.feed(ev.Sent(self._clock(), seq, compact))
 
-    def _settle(self, command: ev.Settle) -> None:
+    def _settle(self, command: ev.Settle) -> ev.DeviceEvent:
         """Take a receipt. Raises as `take_receipt`."""
         receipt, message = self._receipt, self.outbox.message(command.seq)
         if receipt is None:
@@ -378,7 +366,7 @@ class Runner:
         self._sending.settle(command.seq, receipt)
         now, size = self._clock(), message.blob.size if message.blob else 0
         self._link_speed.saw_up(size, 0.0 if command.first_s is None else now - command.first_s)
-        self.feed(ev.Settled(now, command.seq, command.counts))
+        return ev.Settled(now, command.seq, command.counts)
 
     def _say_hello(self, least: int) -> None:
         boot, ready = self._messages.boot, bool(self.backend.bundles)
@@ -401,5 +389,5 @@ class Runner:
 
     def _transferred(self, up: int = 0, down: int = 0) -> None:
         """Wait as long as an emulated link would take, once the task is known."""
-        if self._emulation is not None and self.backend.bundles:
-            self._emulation.transfer(up, down)
+        if self._settings.emulation is not None and self.backend.bundles:
+            self._settings.emulation.transfer(up, down)

@@ -60,11 +60,10 @@ class Turn:
         """
         if flight.messages or any(isinstance(one, ev.SayHello) for one in self.commands):
             self.set(busy_s=self.now)
-        busy_s = self.state.busy_s
         for entry in self.state.outbox:
-            first = entry.first_s is None or entry.last_s is None
-            since_s = entry.last_s if busy_s is None else max(entry.last_s or 0.0, busy_s)
-            if first or self.now - (since_s or 0.0) >= entry.wait_s:
+            first = entry.first_s is None
+            since_s = max(entry.last_s or 0.0, self.state.busy_s or 0.0)
+            if first or self.now - since_s >= entry.wait_s:
                 self.do(ev.Send(entry.seq, first))
                 self._sent(entry, first, RESEND_S if first else min(2 * entry.wait_s, MAX_RESEND_S))
 

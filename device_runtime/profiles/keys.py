@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
@@ -18,6 +17,8 @@ def no_such_key(place: str, known: Iterable[str], below: Iterable[str] = ()) -> 
 
     `known` are the keys of that table; `below` are dotted keys of tables inside it, such as "task.rounds".
     """
+    from difflib import get_close_matches  # 0.15 MB, which an idle device does without
+
     names = tuple(known)
     nearest = {path.rpartition(".")[2]: path for path in (*below, *names)}
     near = get_close_matches(place.rpartition(".")[2], nearest, n=1)

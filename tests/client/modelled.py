@@ -173,7 +173,7 @@ class World:
             self.feed(ev.Made(self.now, offer.run, offer.round, self.random.choice(results)))
         else:
             self.training = None
-            self.feed(ev.Trained(self.now, command.number))
+            self.feed(ev.Trained(self.now, command.number, self.random.choice((None, 1.0))))
 
     def keep(self, command, chance):
         if chance < 0.1:

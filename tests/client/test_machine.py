@@ -144,6 +144,8 @@ def test_the_next_round_ends_the_wait_for_compact_contributions_alone():
     for seq in (1, 2):
         device.keep(seq)
     device.feed(ev.Sent(0.0, 2, compact=True))
+    device.feed(heard(2, over=True))
+    assert [entry.seq for entry in device.state.outbox] == [1, 2]
     device.feed(heard(3, over=True))
     assert [entry.seq for entry in device.state.outbox] == [1]
     assert device.of(ev.RoundEnded) == [ev.RoundEnded("r", 2, "round over")]
@@ -220,6 +222,38 @@ def test_training_is_cancelled_when_its_round_closes_during_a_pause():
     assert device.feed(ev.Tick(61.0)) == ()
 
 
+def test_a_round_that_closes_as_a_pause_ends_is_not_begun():
+    device = Device(task="t", samples=9)
+    device.feed(heard())
+    device.feed(ev.WorkGateChanged(1.0, allows=False))
+    ended = (ev.SayPaused(False), ev.RoundEnded("r", 1, "closed"), ev.SayHello(0))
+    assert device.feed(ev.WorkGateChanged(60.0, allows=True)) == ended
+
+
+def test_training_goes_on_while_no_other_round_is_open_and_its_task_is_not_done():
+    device = Device(task="t", training=offered())
+    assert ev.Cancel not in map(type, device.feed(ev.LinkUp(1.0)))
+
+
+def test_answers_about_other_work_do_not_end_the_training():
+    device = Device(task="t", training=offered(1))
+    for event in (ev.Trained(1.0, 2), ev.TrainingGoesOn(1.0, 2), ev.WorkFailed(1.0, 2, "blob")):
+        assert device.feed(event) == ()
+        assert device.state.training == offered(1)
+    device = Device(task="t")
+    assert device.feed(ev.Trained(1.0, 1)) == ()
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "why", "reason"),
+    [("", "left out", "left out"), ("given up", "stopped", "given up"), ("", "blob", "superseded")],
+)
+def test_training_that_fails_after_a_newer_offer_has_come_ends_its_round(cancelled, why, reason):
+    device = Device(task="t", training=offered(1), cancelled=cancelled, open=offered(2))
+    assert device.feed(ev.WorkFailed(1.0, 1, why)) == (ev.RoundEnded("r", 1, reason),)
+    assert (device.state.training, device.state.open) == (None, offered(2))
+
+
 def test_training_goes_on_when_a_newer_offer_comes_and_is_cancelled_when_its_task_is_done():
     device = Device(task="t", samples=9)
     device.feed(heard())
@@ -260,7 +294,7 @@ def test_a_base_on_its_way_goes_on_while_its_round_has_time_and_the_newest_is_ne
         device.feed(ev.Previewed(now, 1, ("b",)))
     assert (device.state.open.number, device.state.newest.number) == (1, 3)
     assert device.of(ev.RoundEnded) == [ev.RoundEnded("r", 2, "superseded")]
-    device.feed(heard(4, 59.5))  # round 1 has half a second left
+    device.feed(heard(4, 59.0))  # round 1 has a second left
     assert (device.state.open.number, device.state.newest) == (4, None)
 
 
@@ -293,6 +327,26 @@ def test_work_on_the_model_of_a_task_that_is_done_may_fail_until_its_time_is_ove
     assert device.feed(ev.Tick(2.0)) == (ev.Preview(1),)
     assert device.feed(ev.Previewed(FINAL_S, 1, ("b",))) == (ev.FinalModelMissed(1),)
     assert device.feed(ev.Tick(FINAL_S)) == ()
+
+
+@pytest.mark.parametrize(
+    ("event", "over"),
+    [
+        (ev.WorkFailed(1.0, 1, "blob"), False),
+        (ev.WorkFailed(1.0, 1, "left out"), True),
+        (ev.WorkFailed(1.0, 1, "stopped"), True),
+        (ev.WorkFailed(FINAL_S, 1, "blob"), True),
+        (ev.WorkFailed(1.0, 2, "left out"), False),
+        (ev.FetchRefused(1.0, 1), True),
+        (ev.FetchRefused(1.0, 2), False),
+        (ev.Evaluated(1.0, 1), True),
+        (ev.Evaluated(1.0, 2), False),
+    ],
+)
+def test_when_a_final_model_is_kept_or_cannot_be_had_the_round_before_is_not_evaluated_any_more(event, over):
+    device = Device(task="t", done=True, final=offered(1), final_s=FINAL_S, worked_on=offered(1))
+    device.feed(event)
+    assert device.feed(ev.Tick(event.now)) == (() if over else (ev.Preview(1),))
 
 
 def test_a_failure_of_a_round_that_is_open_no_longer_changes_nothing():

@@ -1,12 +1,15 @@
 """The machine does in each step what the recorded traces say; the tests of the browser do the same."""
 
 import json
+import sys
+from inspect import CO_OPTIMIZED
 from pathlib import Path
+from types import CodeType
 
 import msgspec
 import pytest
 
-from device_runtime.client import events
+from device_runtime.client import events, machine, offer_rules, turn
 from device_runtime.client.events import REASONS, DeviceEvent
 from device_runtime.client.machine import step
 from device_runtime.client.state import DeviceState
@@ -42,3 +45,33 @@ def test_the_traces_have_every_event_and_every_reason():
     assert {event["type"] for event, _, _ in steps} == of_events
     ends = [one["reason"] for _, commands, _ in steps for one in commands if one["type"] == "RoundEnded"]
     assert set(ends) == set(REASONS)
+
+
+def lines(code):
+    """Each line of the functions in a module, but the first of each."""
+    for inner in (one for one in code.co_consts if isinstance(one, CodeType)):
+        found = {line for _, _, line in inner.co_lines() if line} if inner.co_flags & CO_OPTIMIZED else set()
+        yield from ((inner.co_filename, line) for line in found - {inner.co_firstlineno})
+        yield from lines(inner)
+
+
+def test_the_traces_reach_every_line_of_the_machine():
+    """So no line of a machine in another language can be wrong unseen."""
+    paths = [module.__file__ for module in (machine, offer_rules, turn)]
+    wanted = {line for path in paths for line in lines(compile(Path(path).read_text("utf-8"), path, "exec"))}
+    reached = set()
+
+    def look(frame, _what, _value):
+        reached.add((frame.f_code.co_filename, frame.f_lineno))
+        return look if frame.f_code.co_filename in paths else None
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        for start, *steps in TRACES.values():
+            state = msgspec.convert(start, DeviceState)
+            for event, _, _ in steps:
+                state, _ = step(state, msgspec.convert(event, getattr(events, event["type"])))
+    finally:
+        sys.settrace(before)
+    assert sorted(wanted - reached) == []

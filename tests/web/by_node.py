@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,17 @@ def node() -> str:
 
 def made(site: Site, works: Sequence[Work]) -> list[TrainedUpdate]:
     """By the richest form of each kind, all in one process."""
+    return [update for update, _ in made_and_said(site, works, {})]
+
+
+def made_and_said(
+    site: Site, works: Sequence[Work], more: Mapping[str, Any]
+) -> list[tuple[TrainedUpdate, Mapping[str, Any]]]:
+    """As `made`, with what Node says of each; `more` is told to Node."""
     folder, data = site.folder, site.data
     (folder / "bundle.zip").write_bytes(site.bundle.packed())
     listed = [{"kind": work.kind, "settings": work.settings} for work in works]
-    told = {"seed": str(SEED), "device": DEVICE, "round": ROUND, "rare": RARE, "works": listed}
+    told = {"seed": str(SEED), "device": DEVICE, "round": ROUND, "rare": RARE, "works": listed, **more}
     (folder / "work.json").write_text(json.dumps(told), "utf-8")
     x = data.x if data.x.dtype == np.float32 else data.x.astype(np.int32)
     aside = {f"aside/{name}": value for name, value in site.aside.items()}
@@ -74,16 +82,15 @@ def made(site: Site, works: Sequence[Work]) -> list[TrainedUpdate]:
     command = [node(), str(HERE / "contribute.mjs"), *paths]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    return [
-        TrainedUpdate(
-            work.kind,
-            tensors.decode((folder / f"data.{i}").read_bytes()),
-            said["numExamples"],
-            math.nan if said["trainLoss"] is None else said["trainLoss"],
-            said["form"],
-        )
-        for i, (work, said) in enumerate(zip(works, json.loads(ran.stdout), strict=True))
-    ]
+    update = partial(_update, folder)
+    said = json.loads(ran.stdout)
+    return [(update(i, work, one), one) for i, (work, one) in enumerate(zip(works, said, strict=True))]
+
+
+def _update(folder: Path, i: int, work: Work, said: Mapping[str, Any]) -> TrainedUpdate:
+    sent = tensors.decode((folder / f"data.{i}").read_bytes())
+    loss = math.nan if said["trainLoss"] is None else said["trainLoss"]
+    return TrainedUpdate(work.kind, sent, said["numExamples"], loss, said["form"])
 
 
 def check(site: Site, work: Work, theirs: TrainedUpdate) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 WEB = Path(__file__).parents[2] / "web"
 LONGEST_S = 1800
-TRAINING = ("agent", "pausing", "rounds", "task_offers")
+TRAINING = ("agent", "masked_rounds", "pausing", "rounds", "task_offers")
 """Tests that train for most of their time."""
 
 

@@ -2,16 +2,24 @@
 
 import * as classStatistics from "./class_statistics.js";
 import { classify, misfitReasons } from "./classify.js";
-import { withMeasuredMemory } from "./cost.js";
-import { MissingGraph } from "./errors.js";
+import { withMeasuredMemory, withUpload } from "./cost.js";
+import { MaskError, MissingGraph } from "./errors.js";
 import { make } from "./kinds/registry.js";
 
 /** @typedef {import("./cost.js").Cost} Cost */
 /** @typedef {import("./cost.js").Profile} Profile */
 /** @typedef {import("./cost.js").Workload} Workload */
+/**
+ * What masks change about a choice. `alone`: kinds that too few devices chose in the round before; one is chosen only if
+ * no other kind fits. `bytesUp` gives the bytes on the wire of a masked update of a form; it throws MaskError for one
+ * that cannot be masked.
+ * @typedef {{alone: string[], bytesUp: (form: any) => number}} MaskedRound
+ */
 
 /** Share of the time left that a plan may fill, as predictions are not exact. */
 export const MARGIN = 0.9;
+/** Why a kind is passed over in a round with masks (MaskedRound). */
+const ALONE = "was chosen by too few devices to be summed";
 
 /**
  * One form of an update, its cost, and why it does not fit, if so. `classes`: of how many classes statistics are
@@ -78,18 +86,29 @@ export class UpdateChoice {
  * several forms, the richest that fits. Class statistics are reduced if a form does not fit with them: first
  * without second moments, then of as many classes as fit, and without any if nothing fits with these.
  * @param {Profile} profile @param {any[]} kinds @param {Workload} workload @param {number} remainingS
- * @returns {UpdateChoice}
+ * @param {MaskedRound | null} [masked] of a round with masks @returns {UpdateChoice}
  */
-export function choose(profile, kinds, workload, remainingS) {
+export function choose(profile, kinds, workload, remainingS, masked = null) {
   const usableS = MARGIN * remainingS;
   const forms = kinds.flatMap((kind) => kind.variants());
-  const candidates = forms.map((form) => candidate(form, (one) => judged({ profile, workload, usableS }, one)));
+  const found = forms.map((form) => candidate(form, (one) => judged({ profile, workload, usableS, masked }, one)));
+  const candidates = masked ? inCompany(found, masked.alone) : found;
   const chosen = candidates.find((one) => !one.misfits.length) ?? null;
   if (!chosen && kinds.some((kind) => kind.statistics)) {
     const plain = kinds.map(classStatistics.withoutClassStatistics);
-    if (plain.some((kind, place) => kind !== kinds[place])) return choose(profile, plain, workload, remainingS);
+    if (plain.some((kind, place) => kind !== kinds[place])) return choose(profile, plain, workload, remainingS, masked);
   }
   return new UpdateChoice(chosen, candidates, verdict(profile, candidates, workload, usableS));
+}
+
+/** The candidates, of which those of kinds that are `alone` do not fit if others do. @param {Candidate[]} candidates */
+function inCompany(candidates, /** @type {string[]} */ alone) {
+  const isAlone = (/** @type {Candidate} */ { kind }) => alone.includes(kind);
+  if (candidates.every((one) => one.misfits.length || isAlone(one))) return candidates;
+  return candidates.map((one) => {
+    const isPassed = isAlone(one) && !one.misfits.length;
+    return isPassed ? new Candidate(one.strategy, one.cost, [ALONE], one.classes) : one;
+  });
 }
 
 /**
@@ -143,17 +162,20 @@ function ofFewerClasses(found, judge) {
 }
 
 /**
- * @param {{profile: Profile, workload: Workload, usableS: number}} at @param {any} form @returns {Candidate}
+ * @param {{profile: Profile, workload: Workload, usableS: number, masked: MaskedRound | null}} at @param {any} form
+ * @returns {Candidate}
  */
-function judged({ profile, workload, usableS }, form) {
+function judged({ profile, workload, usableS, masked }, form) {
   const unfit = form.unfit(workload);
   if (unfit) return new Candidate(form, null, [unfit]);
   try {
-    const cost = priced(form, workload, profile);
+    const clear = priced(form, workload, profile);
+    const cost = masked ? withUpload(clear, masked.bytesUp(form), profile) : clear;
     const lacks = misfitReasons(cost, profile.memory, usableS);
     return new Candidate(form, cost, lacks, classStatistics.classCoverage(form, workload));
   } catch (error) {
-    if (error instanceof MissingGraph) return new Candidate(form, null, [error.message]);
+    const isExpected = error instanceof MissingGraph || error instanceof MaskError;
+    if (isExpected) return new Candidate(form, null, [/** @type {Error} */ (error).message]);
     throw error;
   }
 }

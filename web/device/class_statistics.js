@@ -3,7 +3,7 @@
  * (strategies/statistics/class_statistics.py and kind_statistics.py).
  */
 
-import { quantiseRow, rowBytes, specOfRows, sumByClass, writeRows } from "./class_sums.js";
+import { quantiseRow, readRows, restoreRow, rowBytes, specOfRows, sumByClass, writeRows } from "./class_sums.js";
 import { predict } from "./cost.js";
 import * as heldOut from "./held_out.js";
 import { ClassMeans } from "./kinds/class_means.js";
@@ -216,6 +216,32 @@ export function encode({ moments: total, right, isPart = false, ...found }, aske
   const [upper, spread] = rows ? quantiseRow(mean, "float16") : [new Uint16Array(0), 0];
   sent.set(MOMENTS, { dtype: "float16", shape: [rows, total.length], data: upper });
   return sent.set(SPREAD, { dtype: "float32", shape: [rows], data: new Float32Array(rows).fill(spread) });
+}
+
+/**
+ * The class statistics among tensors of an update, as `encode` rounded them; zeros if it has none. `ofMoments`: as
+ * `all`, of the samples in `moments`. @param {Tensors} sent @param {[number, number]} shape classes and features
+ * @returns {{all: ClassSums, ofMoments: ClassSums, moments: Float64Array, right: Float64Array}}
+ */
+export function decode(sent, [labels, width]) {
+  const none = { width, counts: new Int32Array(labels), sums: new Map() };
+  const [rows, upper, right] = [ROWS, MOMENTS, RIGHT].map((name) => sent.get(name));
+  const all = rows ? readRows(rows, labels, width) : none;
+  const counts = Float64Array.from({ length: 3 }, (_, at) => right?.data[at] ?? 0);
+  if (!upper?.data.length) return { all, ofMoments: none, moments: new Float64Array((width * (width + 1)) / 2), right: counts };
+  const samples = all.counts.reduce((sum, count) => sum + count, 0);
+  const moments = restoreRow(upper.data, sent.get(SPREAD)?.data[0]).map((value) => value * samples);
+  return { all, ofMoments: all, moments, right: counts };
+}
+
+/**
+ * How many samples one measured sample counts for, on a device with `numExamples` samples, of which `counted` are in
+ * the statistics: a kind that trains no extractor measures only some. @param {any} strategy
+ * @param {number} numExamples @param {number} counted
+ */
+export function samplesPerMeasured(strategy, numExamples, counted) {
+  if (!statisticsOf(strategy) || strategy.trainsExtractor) return 1;
+  return Math.max(1, numExamples / Math.max(1, measured(strategy, numExamples), counted));
 }
 
 /**

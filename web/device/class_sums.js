@@ -1,7 +1,7 @@
 /** Sums of features by class, and the encoding of class means (strategies/statistics/class_sums.py). */
 
 import { TensorError } from "./errors.js";
-import { toHalf } from "./half.js";
+import { fromHalf, toHalf } from "./half.js";
 import { whole } from "./rounding.js";
 
 /** @typedef {{width: number, counts: Int32Array, sums: Map<number, Float64Array>}} ClassSums */
@@ -54,6 +54,31 @@ export function writeRows({ width, counts, sums }, numbers) {
     rows.set(new Uint8Array(mean.buffer), place * bytes + BEGIN);
   });
   return { dtype: "uint8", shape: [sums.size, bytes], data: rows };
+}
+
+/**
+ * The sums that rows stand for, of classes below `labels`. @param {import("./flat.js").Tensor} rows
+ * @param {number} labels @param {number} width @returns {ClassSums}
+ */
+export function readRows({ shape: [count, bytes], data }, labels, width) {
+  const isShort = bytes === rowBytes(width, "int8");
+  const counts = new Int32Array(labels);
+  const sums = new Map();
+  for (let place = 0; place < count; place += 1) {
+    const row = data.slice(place * bytes, (place + 1) * bytes);
+    const view = new DataView(row.buffer);
+    const label = view.getUint16(0, true);
+    const mean = isShort ? new Int8Array(row.buffer, BEGIN) : new Uint16Array(row.buffer, BEGIN);
+    counts[label] = view.getUint32(2, true);
+    sums.set(label, restoreRow(mean, view.getFloat32(6, true)).map((value) => value * counts[label]));
+  }
+  return { width, counts, sums };
+}
+
+/** The numbers that `quantiseRow` shortened, up to rounding. @param {Int8Array | Uint16Array} values @param {number} largest */
+export function restoreRow(values, largest) {
+  const isShort = values instanceof Int8Array;
+  return Float64Array.from(values, (value) => (isShort ? value / 127 : fromHalf(value)) * largest);
 }
 
 /**

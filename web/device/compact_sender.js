@@ -21,7 +21,7 @@ export class CompactSender {
 
   /** The contribution has been accepted. @param {any} message */
   received(message) {
-    if (message === this.#last && encode(Contribution, message).length <= MOST_BYTES) this.#like = message;
+    if (message === this.#last && !message.mask && encode(Contribution, message).length <= MOST_BYTES) this.#like = message;
   }
 
   /** The aggregator may be another process now. */
@@ -30,13 +30,14 @@ export class CompactSender {
   }
 
   /**
-   * The contribution in compact form; null if it must go whole. What a codec leaves out of an update depends on the
-   * fate of the one before, so with such a codec every update goes whole, for its receipt. @param {any} message
+   * The contribution in compact form; null if it must go whole, as masked ones do. What a codec leaves out of an update
+   * depends on the fate of the one before, so with such a codec every update goes whole, for its receipt.
+   * @param {any} message
    * @returns {Uint8Array | null}
    */
   of(message) {
     const like = this.#like;
-    if (!like || message.boot !== like.boot || !EXACT_KINDS.has(message.kind)) return null;
+    if (!like || message.mask || message.boot !== like.boot || !EXACT_KINDS.has(message.kind)) return null;
     return compactContribution(message, like);
   }
 }

@@ -200,3 +200,12 @@ export function predict(profile, work, kind) {
     flops,
   };
 }
+
+/**
+ * The same cost with another size of the update on the wire. @param {Cost} cost @param {number} bytesUp
+ * @param {Profile} profile @returns {Cost}
+ */
+export function withUpload(cost, bytesUp, { bandwidth, power }) {
+  const moreS = (bytesUp - cost.bytesUp) / bandwidth.up;
+  return { ...cost, bytesUp, seconds: cost.seconds + moreS, energyJ: cost.energyJ + moreS * power.idleW };
+}

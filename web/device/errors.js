@@ -45,6 +45,8 @@ export class MissingGraph extends ModelError {}
 
 /** A kind of update that this version does not have, or settings that it does not take. */
 export class KindError extends DeviceError {}
+/** A mask or a masked update that is not valid. */
+export class MaskError extends DeviceError {}
 /** A word that names no codec. */
 export class CodecError extends DeviceError {}
 /** The deadline of a round would be missed. */

@@ -28,9 +28,10 @@ import { rows, verdict } from "./explain.js";
  *   leftS: number}} Progress
  *
  * A contribution is made, and waits to be sent. `values`: how many numbers it has; `trainLoss` is NaN if nothing was
- * trained.
+ * trained. `leastDevices`: a masked one can be read only in a sum of so many devices; 0: it is sent in the clear.
  * @typedef {{type: "made", round: number, kind: string, form: string, label: string, bytesUp: number,
- *   values: number, seconds: number, energyJ: number, numExamples: number, trainLoss: number}} Made
+ *   values: number, seconds: number, energyJ: number, numExamples: number, trainLoss: number,
+ *   leastDevices: number}} Made
  *
  * The work on a round is over, with or without a contribution.
  * @typedef {{type: "ended", round: number}} Ended
@@ -88,11 +89,11 @@ export class EventReporter {
   }
 
   /** @param {import("./in_process.js").WorkResult} made with a message */
-  made({ round, label, bytesUp, outcome }) {
+  made({ round, label, bytesUp, outcome, leastDevices }) {
     const { trainTimeS: seconds, energyJ, contribution } = outcome;
     const { kind, form, numExamples, trainLoss, tensors } = contribution;
     const values = [...tensors.values()].reduce((sum, { data }) => sum + data.length, 0);
-    const numbers = { bytesUp, values, seconds, energyJ, numExamples, trainLoss };
+    const numbers = { bytesUp, values, seconds, energyJ, numExamples, trainLoss, leastDevices };
     this.#tell({ type: "made", round, kind, form, label, ...numbers });
   }
 

@@ -75,11 +75,12 @@ export function str(longest = Infinity) {
   return { read: check, write: check };
 }
 
-/** At most `longest` bytes. @returns {Type} */
-export function bytes(longest = Infinity) {
+/** At least `least` and at most `longest` bytes. @returns {Type} */
+export function bytes(longest = Infinity, least = 0) {
   const check = (value, where) => {
     if (!(value instanceof Uint8Array)) throw wrong(value, where, "bytes");
     if (value.length > longest) throw new MessageError(`${where} has ${value.length} bytes, at most ${longest}`);
+    if (value.length < least) throw new MessageError(`${where} has ${value.length} bytes, expected ${least}`);
     return value;
   };
   return { read: check, write: check };
@@ -98,10 +99,11 @@ export function oneOf(...words) {
 }
 
 /** @param {Type} type @returns {Type} */
-export function listOf(type, most = Infinity) {
+export function listOf(type, most = Infinity, least = 0) {
   const each = (how) => (value, where) => {
     if (!Array.isArray(value)) throw wrong(value, where, "array");
     if (value.length > most) throw new MessageError(`${where} has ${value.length} items, expected at most ${most}`);
+    if (value.length < least) throw new MessageError(`${where} has ${value.length} items, expected at least ${least}`);
     return Object.freeze(value.map((item, at) => type[how](item, `${where}[${at}]`)));
   };
   return { read: each("read"), write: each("write") };

@@ -2,7 +2,19 @@
 
 import { codecNamed } from "./codecs.js";
 import { ErrorFeedback } from "./error_feedback.js";
-import { BlobError, DeviceError, DiskError, RoundLeftOut, StaleBase, TensorError, WorkStopped, oneLine } from "./errors.js";
+import {
+  BlobError,
+  DeviceError,
+  DiskError,
+  MaskError,
+  RoundLeftOut,
+  StaleBase,
+  TensorError,
+  WorkStopped,
+  oneLine,
+} from "./errors.js";
+import { masked } from "./masking/masked_update.js";
+import { checkMasksPossible } from "./masking/seeds.js";
 import { INLINE_LIMIT, hexOf } from "./messages.js";
 import { ModelCache } from "./model_cache.js";
 import { isSame } from "./offers.js";
@@ -20,11 +32,14 @@ import { ENVELOPE_BYTES } from "./workload.js";
  *   waiting: (run: string) => Set<number>}} BackendListener
  *
  * The result of a round's work: the contribution, without boot and seq, and the bytes of its upload. The message is
- * null if the device sits out, for these `reasons`, or if it cannot be kept (`trouble`).
- * @typedef {{run: string, round: number, message: any, label: string, bytesUp: number, outcome: any,
- *   reasons: string[], trouble: string}} WorkResult
+ * null if the device sits out, for these `reasons`, or if it cannot be kept (`trouble`). `leastDevices`: a masked one can
+ * be read only in a sum of so many devices; 0: it is sent in the clear.
+ * @typedef {{run: string, round: number, message: any, label: string, bytesUp: number, leastDevices: number,
+ *   outcome: any, reasons: string[], trouble: string}} WorkResult
  */
 
+/** A reason in the plan of a masked update. */
+const SHORTENED = "its changes were shortened to fit a masked sum";
 /** Errors that concern more than one round, or that fetching anew may solve. */
 const NOT_OF_ONE_ROUND = [BlobError, DiskError, StaleBase, WorkStopped, RoundLeftOut];
 
@@ -85,12 +100,13 @@ export class InProcess {
   /** Do the round's work. @param {OpenRound} current @param {BackendListener} listener */
   work({ offer, closes }, listener) {
     return roundErrorsAsLeftOut(async () => {
+      if (offer.masks) await checkMasksPossible();
       const given = await this.#givenBy(offer);
       const { progress, lost } = listener;
       const decided = (/** @type {import("./work.js").Decision} */ decision) =>
         listener.decided(offer, planMessage(offer, decision), decision);
       const outcome = await this.#known.perform(given, closes, { progress, lost, decided });
-      await listener.made(await this.#report(given, outcome, listener.waiting(offer.run)));
+      await listener.made(await this.#report(given, outcome, listener));
     });
   }
 
@@ -152,26 +168,55 @@ export class InProcess {
   }
 
   /** Save what the codec left out of the update, then report the contribution. @returns {Promise<WorkResult>} */
-  async #report({ offer, base }, /** @type {any} */ outcome, /** @type {Set<number>} */ waiting) {
+  async #report(/** @type {any} */ given, /** @type {any} */ outcome, /** @type {BackendListener} */ listener) {
+    const { offer } = given;
     const { run, round } = offer;
     const { contribution: made, plan, reasons } = outcome;
-    const label = plan.chosen?.label ?? "";
-    const nothing = { run, round, message: null, label, bytesUp: 0, outcome, reasons, trouble: "" };
+    const [label, waiting] = [plan.chosen?.label ?? "", listener.waiting(run)];
+    const leastDevices = offer.masks?.min_group ?? 0;
+    const nothing = { run, round, message: null, label, bytesUp: 0, leastDevices, outcome, reasons, trouble: "" };
     if (!made) return nothing;
     try {
-      const left = await this.#errorFeedback.get(run, made.kind, waiting);
-      const encoded = await codecNamed(plan.chosen.strategy.codec).encode(made.tensors, base, left);
-      const { body } = encoded;
+      const { body, mask, left } = offer.masks
+        ? await this.#masked(given, outcome, listener)
+        : await this.#encoded(given, outcome, waiting);
       const sent = body.length > INLINE_LIMIT ? await this.cache.blobs.put(body) : body;
-      const message = contributionMessage(offer, outcome, sent);
-      const { left: rest } = encoded;
-      if (rest) await this.#errorFeedback.put({ run, kind: made.kind, round, left: rest }, waiting);
+      const message = contributionMessage(offer, outcome, sent, mask);
+      if (left) await this.#errorFeedback.put({ run, kind: made.kind, round, left }, waiting);
       return { ...nothing, message, bytesUp: body.length + ENVELOPE_BYTES };
     } catch (error) {
+      if (error instanceof MaskError) return { ...nothing, trouble: oneLine(error) };
       const isExpected = [BlobError, DiskError, TensorError].some((one) => error instanceof one);
       if (!isExpected) throw error;
       return { ...nothing, trouble: `its contribution cannot be kept: ${oneLine(error)}` };
     }
+  }
+
+  /** The update by the codec of its kind, and what that leaves out. */
+  async #encoded({ offer, base }, /** @type {any} */ { contribution, plan }, /** @type {Set<number>} */ waiting) {
+    const before = await this.#errorFeedback.get(offer.run, contribution.kind, waiting);
+    const codec = codecNamed(plan.chosen.strategy.codec);
+    return { ...(await codec.encode(contribution.tensors, base, before)), mask: null };
+  }
+
+  /** The masked update; nothing else of it is kept. */
+  async #masked({ offer, base }, /** @type {any} */ outcome, /** @type {BackendListener} */ listener) {
+    const { contribution, plan } = outcome;
+    const given = { offer, base, manifest: this.#known.manifest, device: this.#environment.name };
+    const { body, mask, note } = await masked(contribution, plan.chosen.strategy, given);
+    if (note) this.#tellShortened(note, offer, outcome, listener);
+    return { body, mask, left: null };
+  }
+
+  /**
+   * Log what was shortened of a masked update, and say that it was in a plan, without the factor, which would tell of
+   * one device's update. With noise every update may be clipped: the plan is not sent again.
+   */
+  #tellShortened(/** @type {string} */ note, /** @type {any} */ offer, { plan, reasons }, /** @type {BackendListener} */ listener) {
+    const clips = offer.masks.clip_milli > 0;
+    this.#environment.log(clips ? "info" : "warning", `round ${offer.round}: ${note}`);
+    const decision = { plan, reasons: [...reasons, SHORTENED], roomBytes: Infinity };
+    if (!clips) listener.decided(offer, planMessage(offer, decision), decision);
   }
 }
 

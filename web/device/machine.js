@@ -248,7 +248,7 @@ function prepared(/** @type {Turn} */ turn, /** @type {Offered} */ current) {
   if (round === 0 || hasAnswered(turn.state, run, round)) {
     turn.endOpen();
   } else if (!training) {
-    turn.set({ training: current, cancelled: "" });
+    turn.set({ training: current });
     turn.do("Train", { number });
   }
 }

@@ -65,6 +65,23 @@ export const Base = struct(
 /** A smaller model of the task's family, which some kinds of update train. */
 export const Member = struct([["name", str()], ["bundle", Blob], ["base", Base]]);
 
+/** A mask helper: its name at the broker, and its public key (X25519). */
+export const HelperKey = struct([["name", str()], ["key", bytes(32, 32)]]);
+
+/** How devices mask their updates in a round, see masking/. */
+export const Masks = struct([
+  ["helpers", listOf(HelperKey, 3, 1)],
+  ["min_group", int(1, 2 ** 20)],
+  ["capacity", int(1, 2 ** 20)],
+  ["most_weight", int(1, 2 ** 40)],
+  ["noise_milli", int(0, 2 ** 40), 0],
+  ["clip_milli", int(0, 2 ** 40), 0],
+  ["alone", listOf(str(), 16), Object.freeze([])],
+]);
+
+/** The seeds of a masked update: the device's public key for it, and a tag for each helper, in order. */
+export const Mask = struct([["key", bytes(32, 32)], ["tags", listOf(bytes(16, 16), 3)]]);
+
 /** The loss and the cost of one update; all but `train_loss` are whole numbers. */
 export const Metrics = struct([
   ["train_loss", float],
@@ -109,6 +126,7 @@ export const Offer = message("Offer", [
   ["family", listOf(Member), Object.freeze([])],
   ["aside", orNull(Blob), null],
   ["rare", listOf(int(0, 2 ** 16 - 1), 16), Object.freeze([])],
+  ["masks", orNull(Masks), null],
 ], (offer, where) => {
   if (new Set(offer.rare).size < offer.rare.length) {
     throw new MessageError(`${where}.rare is ${offer.rare.join(", ")}: each is named once`);
@@ -155,6 +173,7 @@ export const Contribution = message("Contribution", [
   ["body", bytes(), NOTHING],
   ["blob", orNull(Blob), null],
   ["form", str(), ""],
+  ["mask", orNull(Mask), null],
 ]);
 export const Receipt = message("Receipt", [
   ["boot", big()],

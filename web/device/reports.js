@@ -27,10 +27,20 @@ export function planMessage(offer, { plan, reasons }) {
 }
 
 /**
- * The contribution with its tensors inline, or their blob; the sender fills in boot and seq.
- * @param {any} offer @param {any} outcome see work.js; with a contribution @param {Uint8Array | any} body
+ * The plan of a device that trains nothing in a round, for these reasons.
+ * @param {string} task @param {number} round @param {string[]} reasons
  */
-export function contributionMessage(offer, outcome, body) {
+export function satOutPlan(task, round, reasons) {
+  return { task, round, kind: "", seconds: 0, memory_bytes: 0, energy_j: 0, reasons };
+}
+
+/**
+ * The contribution with its content inline, or its blob; the sender fills in boot and seq. The loss of a masked one is
+ * part of its content.
+ * @param {any} offer @param {any} outcome see work.js; with a contribution @param {Uint8Array | any} body
+ * @param {any} mask of a masked update; null: it is sent in the clear
+ */
+export function contributionMessage(offer, outcome, body, mask) {
   const made = outcome.contribution;
   const isInline = body instanceof Uint8Array;
   return {
@@ -42,7 +52,7 @@ export function contributionMessage(offer, outcome, body) {
     kind: made.kind,
     num_examples: made.numExamples,
     metrics: {
-      train_loss: made.trainLoss,
+      train_loss: mask ? NaN : made.trainLoss,
       train_time_ms: whole(1e3 * outcome.trainTimeS),
       energy_mj: whole(1e3 * outcome.energyJ),
       peak_memory_kib: Math.floor(outcome.peakMemoryBytes / 1024),
@@ -53,5 +63,6 @@ export function contributionMessage(offer, outcome, body) {
     body: isInline ? body : new Uint8Array(0),
     blob: isInline ? null : body,
     form: made.form,
+    mask,
   };
 }

@@ -29,14 +29,17 @@ export function percent(share) {
 }
 
 /** A number with six significant digits, as f"{value:g}". @param {number} value @returns {string} */
-export function general(value) {
+export const general = (value) => significant(value, 6);
+
+/** A number with so many significant digits, as f"{value:.{most}g}". @param {number} value @param {number} most */
+export function significant(value, most) {
   if (value === 0 || !Number.isFinite(value)) return value === 0 ? "0" : fixed(value, 0);
-  const [digits, exponent] = value.toExponential(5).split("e");
+  const [digits, exponent] = value.toExponential(most - 1).split("e");
   const power = Number(exponent);
   const bare = (/** @type {string} */ text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
-  if (power < -4 || power >= 6) {
+  if (power < -4 || power >= most) {
     const sign = power < 0 ? "-" : "+";
     return `${bare(digits)}e${sign}${String(Math.abs(power)).padStart(2, "0")}`;
   }
-  return bare(Number(value.toPrecision(6)).toFixed(Math.max(0, 5 - power)));
+  return bare(Number(value.toPrecision(most)).toFixed(Math.max(0, most - 1 - power)));
 }

@@ -12,6 +12,7 @@ import { step } from "./machine.js";
 import { entryOf, offeredOf, offersOf, stateOf, whyOf } from "./machine_inputs.js";
 import { hexOf, isWhole } from "./messages.js";
 import { percent } from "./rounding.js";
+import { satOutPlan } from "./reports.js";
 import { ContributionSender, counts } from "./sending.js";
 import { answerGet } from "./transfer.js";
 import { ClosedWhilePaused } from "./work.js";
@@ -216,10 +217,7 @@ export class Runner {
     SayHello: ({ least }) => this.#sayHello(least),
     SayPaused: ({ yes }) => this.#messages.paused(yes),
     SendPlan: () => this.#plan && this.#messages.plan(this.#plan.plan, this.#plan.roomBytes),
-    SendSatOut: ({ task, round }) => {
-      const nothing = { task, round, kind: "", seconds: 0, memory_bytes: 0, energy_j: 0 };
-      this.#messages.plan({ ...nothing, reasons: [this.#gate.reason] }, 0);
-    },
+    SendSatOut: ({ task, round }) => this.#messages.plan(satOutPlan(task, round, [this.#gate.reason]), 0),
     Send: (command) => this.#send(command),
     JoinTask: ({ task }) => this.#environment.log("info", `going on to task '${task}'`),
     TaskDone: ({ task, round }) => this.#environment.log("info", `task '${task}' is done after round ${round}`),
@@ -282,6 +280,7 @@ export class Runner {
     else if (isEvaluating) this.warn(`the model of round ${round} is not judged: ${oneLine(error)}`);
     else if (error instanceof RoundLeftOut) {
       this.#environment.log("warning", `round ${round} left out: ${error.message}`);
+      this.#messages.plan(satOutPlan(task, round, [error.message]), 0);
     } else this.warn(`round ${round}: ${error.message}`);
     return whyOf(error);
   }

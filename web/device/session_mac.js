@@ -6,14 +6,11 @@
 import { concat, littleEndian, toLittleEndian, utf8 } from "./bytes.js";
 import { MAC_BYTES } from "./compact_round.js";
 import { NotTrusted } from "./errors.js";
+import { hmac, hmacKey, publicKey, sharedSecret } from "./key_agreement.js";
 
 const PURPOSE = utf8("device-runtime pact/1\0");
 /** The prime of the field of both curves. */
 const P = 2n ** 255n - 19n;
-/** The bytes before the 32 bytes of a secret key in PKCS #8. */
-const PKCS8 = Uint8Array.of(0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x6e, 4, 0x22, 4, 0x20);
-const BASE_POINT = Uint8Array.of(9, ...new Uint8Array(31));
-const HMAC = { name: "HMAC", hash: "SHA-256" };
 
 /** The secret that an aggregator shares with one process of a device. */
 export class SessionKey {
@@ -27,12 +24,12 @@ export class SessionKey {
     const device = await publicKey(own);
     let shared;
     try {
-      shared = await multiplied(own, aggregator);
+      shared = await sharedSecret(own, aggregator);
     } catch {
       throw new NotTrusted("the aggregator's key is not valid for key agreement");
     }
-    const secret = await hmac(await keyed(shared), concat([PURPOSE, device, aggregator]));
-    return new SessionKey(await keyed(secret));
+    const secret = await hmac(await hmacKey(shared), concat([PURPOSE, device, aggregator]));
+    return new SessionKey(await hmacKey(secret));
   }
 
   /** @private */
@@ -55,9 +52,6 @@ export class SessionKey {
   }
 }
 
-/** The public key of a secret key, which is 32 random bytes. @param {Uint8Array} secret */
-export const publicKey = (secret) => multiplied(secret, BASE_POINT);
-
 /** The X25519 key that belongs to an Ed25519 key: u = (1 + y) / (1 - y) (RFC 7748, section 4.1). */
 export function mapped(ed25519) {
   const y = littleEndian(ed25519) & (2n ** 255n - 1n);
@@ -73,13 +67,3 @@ function inverse(number) {
   }
   return made;
 }
-
-/** X25519. Rejects if the result is zero. */
-async function multiplied(secret, point) {
-  const own = await crypto.subtle.importKey("pkcs8", concat([PKCS8, secret]), "X25519", false, ["deriveBits"]);
-  const other = await crypto.subtle.importKey("raw", point, "X25519", false, []);
-  return new Uint8Array(await crypto.subtle.deriveBits({ name: "X25519", public: other }, own, 256));
-}
-
-const keyed = (secret) => crypto.subtle.importKey("raw", secret, HMAC, false, ["sign"]);
-const hmac = async (key, said) => new Uint8Array(await crypto.subtle.sign("HMAC", key, said));

@@ -5,6 +5,7 @@ import { choose } from "./choose.js";
 import { DataError } from "./errors.js";
 import { MOST, judged } from "./judging.js";
 import { supportedKinds } from "./kinds/registry.js";
+import { maskedRound } from "./masking/masked_update.js";
 import { measured } from "./measuring.js";
 import { profileOf } from "./profile.js";
 import { RealWorker } from "./real_worker.js";
@@ -103,7 +104,8 @@ export class DeviceTask {
     try {
       await this.#remeasure(kinds, load, deadline - lost() - clock());
       const { profile } = this;
-      const outcome = await perform(worker, profile, { kinds, seed: offer.seed, deadline, lost, decided });
+      const masked = offer.masks ? maskedRound(offer, this.manifest) : null;
+      const outcome = await perform(worker, profile, { kinds, masked, seed: offer.seed, deadline, lost, decided });
       await this.#learn(profile, outcome);
       return outcome;
     } finally {

@@ -2,8 +2,9 @@
 import { fromHex, hex, text, utf8 } from "./bytes.js";
 import { MAC_BYTES, decodeOffer, splitMac } from "./compact_round.js";
 import { MessageError, NotTrusted } from "./errors.js";
+import { publicKey } from "./key_agreement.js";
 import { Receipt, decode, offerIn } from "./messages.js";
-import { SessionKey, mapped, publicKey } from "./session_mac.js";
+import { SessionKey, mapped } from "./session_mac.js";
 import { KEY_BYTES, Verifier } from "./signing.js";
 
 /** Runs whose latest round is remembered. */

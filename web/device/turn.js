@@ -115,7 +115,7 @@ export class Turn {
     if (flight.messages || this.commands.some(({ type }) => type === "SayHello")) this.set({ busy_s: this.now });
     const busyS = this.state.busy_s ?? -Infinity;
     for (const entry of this.state.outbox) {
-      const first = entry.first_s === null || entry.last_s === null;
+      const first = entry.first_s === null;
       if (!first && this.now - Math.max(entry.last_s, busyS) < entry.wait_s) continue;
       this.do("Send", { seq: entry.seq, first });
       this.set({ sends: this.state.sends + 1 });

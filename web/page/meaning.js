@@ -57,9 +57,13 @@ export function verdict({ label, straggler, rows }) {
   return `The whole model is too much for this device this time${why ? ` (${why})` : ""}, so it does what fits.`;
 }
 
-/** Describes what was sent. @param {{kind: string, form: string, bytesUp: number, values: number}} made */
-export function sends({ kind, form, bytesUp, values }) {
-  return `${bytes(bytesUp)}, ${KINDS[kind]?.sends(values, form) ?? plural(values, "number")}`;
+/**
+ * Describes what was sent. @param {{kind: string, form: string, bytesUp: number, values: number,
+ *   leastDevices: number}} made
+ */
+export function sends({ kind, form, bytesUp, values, leastDevices }) {
+  const what = `${bytes(bytesUp)}, ${KINDS[kind]?.sends(values, form) ?? plural(values, "number")}`;
+  return leastDevices ? `${what}; masked, so that only sums of ${leastDevices} devices or more can be read` : what;
 }
 
 /** What became of a contribution. @param {{status: string, reason: string}} receipt */

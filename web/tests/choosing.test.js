@@ -7,6 +7,7 @@ import { Speed } from "../device/cost.js";
 import { rows, verdict } from "../device/explain.js";
 import { make } from "../device/kinds/registry.js";
 import { readManifest } from "../device/manifest.js";
+import { maskedRound } from "../device/masking/masked_update.js";
 import { corrected } from "../device/work.js";
 import { workload } from "../device/workload.js";
 import { vectors } from "./vectors.js";
@@ -36,13 +37,16 @@ function profileOf({ name, cores, memory, speed, bandwidth, power, ...learnt }) 
   };
 }
 
-const table = ({ profile, kinds, counts, remaining_s: remainingS }) =>
-  choose(
+const table = ({ profile, kinds, counts, remaining_s: remainingS, masks }) => {
+  const offer = { kinds: kinds.map(([name, settings]) => ({ name, settings })), masks };
+  return choose(
     profileOf(profile),
     kinds.map(([name, settings]) => make(name, settings)),
     workload(manifest, counts).with({ downloadBytes: 0 }),
     remainingS,
+    masks && maskedRound(offer, manifest),
   );
+};
 
 /** Equality up to the rounding of float64 sums: Python 3.12 and later sum without rounding errors. */
 const near = (actual, expected) => Math.abs(actual - expected) <= 1e-14 * Math.abs(expected);

@@ -12,5 +12,6 @@ export const contribution = (seq, round, more = {}) => ({
   body: Uint8Array.of(1, 2, 3),
   blob: null,
   form: "",
+  mask: null,
   ...more,
 });

@@ -7,8 +7,13 @@ import { became, called, does, sends, verdict } from "../page/meaning.js";
 const KINDS = ["full", "peft", "entropy-subset", "few-shot", "zeroth-order", "class-means"];
 
 test("two scalars are described as two numbers", () => {
-  const said = sends({ kind: "zeroth-order", form: "", bytesUp: 47, values: 2 });
+  const said = sends({ kind: "zeroth-order", form: "", bytesUp: 47, values: 2, leastDevices: 0 });
   assert.equal(said, "47 bytes, 2 numbers: how much better or worse each random change made it");
+});
+
+test("a masked update is described as one that only sums reveal", () => {
+  const said = sends({ kind: "full", form: "", bytesUp: 312_000, values: 78_000, leastDevices: 20 });
+  assert.match(said, /after training; masked, so that only sums of 20 devices or more can be read$/);
 });
 
 test("biases are described as biases", () => {

@@ -78,6 +78,19 @@ test("scalars like accepted ones are sent in compact form, the first time only",
   assert.equal(said[2].round, 2);
 });
 
+test("masked scalars never go in compact form, nor scalars like masked ones", async () => {
+  const mask = { key: new Uint8Array(32), tags: [new Uint8Array(16)] };
+  for (const [before, after] of [[null, mask], [mask, null], [mask, mask]]) {
+    const { sending } = await life();
+    const scalar = (round, of) => made(round, { kind: "zeroth-order", body: scalars(1, 2), mask: of });
+    const first = await sending.keep(scalar(1, before));
+    await sending.send(first.seq, true);
+    await sending.settle(first.seq, receipt(first));
+    const next = await sending.keep(scalar(2, after));
+    assert.equal(await sending.send(next.seq, true), false);
+  }
+});
+
 test("nothing goes in compact form to an aggregator that may be another", async () => {
   const { sending } = await life();
   const kind = "zeroth-order";

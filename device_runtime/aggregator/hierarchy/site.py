@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from math import isfinite, nan
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +13,7 @@ import msgspec
 
 from device_runtime.aggregator.rounds.given_rounds import GivenRound
 from device_runtime.aggregator.rounds.ports import Ports
+from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.bases import StepLine
@@ -23,7 +21,6 @@ from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import contribution_counts, size
 from device_runtime.aggregator.views.listener import (
-    ContributionRecord,
     DeviceSeen,
     PlanReported,
     RoundClosed,
@@ -35,20 +32,16 @@ from device_runtime.aggregator.views.listener import (
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.broker.wire.messages import Base, Offer, Step, decode, encode
-from device_runtime.client.energy import Energy, together
 from device_runtime.client.one_task import RoundInputs
 from device_runtime.models.bundles import tensors
-from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ModelError
-from device_runtime.strategies import registry
 from device_runtime.strategies.directions.directions import UnknownGenerator
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.merging.merge import Merged
-from device_runtime.strategies.statistics import closed_form
-from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.training.device_half import NO_TENSORS
 
-from .forwarding import round_statistics, steps_between
+from .forwarding import steps_between
+from .site_result import SiteResult, result_of
 
 log = logging.getLogger(__name__)
 
@@ -86,50 +79,29 @@ class Site:
             return "other"
         if self._service.state.phase == "collect":
             return "open"
-        return "merged" if self._service.state.round == self._number else "other"
+        return "merged" if self._service.state.round == offer.round else "other"
 
     def give(self, given: RoundInputs, seconds: float) -> None:
         """Offer a round from above to the site's devices for `seconds`; an open round gets a new deadline."""
-        rounds, latest = self._service.rounds, self._latest
-        if self.phase(given.offer) == "open" and latest:
-            self._service.give(msgspec.structs.replace(latest, deadline_s=seconds))
+        if self._latest and self.phase(given.offer) == "open":
+            self._service.give(msgspec.structs.replace(self._latest, deadline_s=seconds))
             return
+        rounds, source = self._service.rounds, self.source
         put = rounds.store.models.put
-        aside = put(tensors.encode(given.aside)) if given.aside else None
-        steps = steps_between(self.source, given.offer, partial(self._leads, given))
+        before = source.round if source else 0
+        steps = steps_between(source, given.offer, partial(leads, rounds, before, given))
         self._service.give(
             GivenRound(
                 number=given.offer.round,
                 seed=given.offer.seed,
                 deadline_s=seconds,
-                base=self._base(given, steps),
-                carried=CarriedBlobs(aside=aside),
+                base=_base(rounds, before, given, steps),
+                carried=CarriedBlobs(aside=put(tensors.encode(given.aside)) if given.aside else None),
                 source=encode(given.offer),
                 steps=steps or (),
                 rare=given.offer.rare,
             )
         )
-
-    def _leads(self, given: RoundInputs, steps: Sequence[Step]) -> bool:
-        """Whether these steps lead from the base of the last given round to this round's base.
-
-        False if they cannot be replayed here; then the whole base is used.
-        """
-        rounds = self._service.rounds
-        try:
-            made = replay(rounds.weights(self._number), steps, rounds.manifest)
-        except (ModelError, UnknownGenerator):
-            return False
-        return tensors.encode(made) == tensors.encode(given.base)
-
-    def _base(self, given: RoundInputs, steps: tuple[Step, ...] | None) -> Base:
-        """The base that the site offers: steps on its own step log, else a checkpoint and a new log."""
-        rounds = self._service.rounds
-        if steps is None or not rounds.store.rounds.opened(self._number):
-            return bases.checkpoint(given.base, rounds.store.models, rounds.manifest)
-        seed = next((one.seeds for one in given.offer.base.tail if isinstance(one.seeds, int)), None)
-        led = Merged(given.base, given.base, steps, replayable=True)
-        return bases.next_base(rounds.store, self._number, led, StepLine(rounds.manifest, seed))
 
     @property
     def contributions(self) -> int:
@@ -159,32 +131,11 @@ class Site:
             self.close_round()
         if self.phase(source) != "merged":
             return None
-        return RoundInputs(source, "", self._service.rounds.weights(self._number), NO_TENSORS)
+        return RoundInputs(source, "", self._service.rounds.weights(source.round), NO_TENSORS)
 
-    def result(self) -> SiteResult | str:
-        """The result of the round that was given last, or why there is nothing to forward."""
-        rounds, number = self._service.rounds, self._number
-        closed = rounds.store.rounds.closed(number)[0]
-        devices = len({one.device for one in closed.contributions})
-        if devices < self.task.min_contributions:
-            return f"{devices} of {self.task.min_contributions} contributions"
-        statistics = self._statistics(number)
-        known = statistics is not None and statistics.sums.counts.any()
-        before, after = rounds.store.rounds.start(number).base, rounds.store.rounds.start(number + 1).base
-        if closed.note and not known and after.sha == before.sha:
-            return closed.note
-        taken = after.at - before.at if after.line == before.line else 0
-        steps = rounds.store.taken.last(number + 1, taken)
-        return site_result(closed, rounds.weights(number + 1), steps, statistics)
-
-    def _statistics(self, number: int) -> Statistics | None:
-        """The class statistics of all devices of a merged round; None if none were stored."""
-        rounds = self._service.rounds
-        kept = rounds.store.rounds.start(number + 1).carried.memory.get(closed_form.MEMORY)
-        if kept is None:
-            return None
-        memory = tensors.decode(rounds.store.models.get(kept))
-        return round_statistics(memory, rounds.weights(number), rounds.manifest, rounds.task.statistics)
+    def result(self, number: int) -> SiteResult | str:
+        """The result of merged round `number`, or why there is nothing to forward."""
+        return result_of(self._service.rounds, number)
 
     def handle(self, event: Event) -> None:
         """Handle an event of the site's link."""
@@ -210,17 +161,33 @@ class Site:
         outside = self._service.rounds.outside
         return outside.latest if outside else None
 
-    @property
-    def _number(self) -> int:
-        """The number of the round that was given last; 0 for none."""
-        return self._latest.number if self._latest else 0
-
     def _timed(self, step: Callable[[], None]) -> None:
         """Do a step; if it merges a round, note how long that takes."""
         before, began = self._service.state.phase, time.monotonic()
         step()
         if before == "collect" and self._service.state.phase == "wait":
             self.merge_s = time.monotonic() - began
+
+
+def leads(rounds: OpenRun, number: int, given: RoundInputs, steps: Sequence[Step]) -> bool:
+    """Whether these steps lead from the base of round `number` to the base of a round from above.
+
+    False if they cannot be replayed here; then the whole base is used.
+    """
+    try:
+        made = replay(rounds.weights(number), steps, rounds.manifest)
+    except (ModelError, UnknownGenerator):
+        return False
+    return tensors.encode(made) == tensors.encode(given.base)
+
+
+def _base(rounds: OpenRun, number: int, given: RoundInputs, steps: tuple[Step, ...] | None) -> Base:
+    """The base that the site offers: steps on the log of round `number`, else a checkpoint and a new log."""
+    if steps is None or not rounds.store.rounds.opened(number):
+        return bases.checkpoint(given.base, rounds.store.models, rounds.manifest)
+    seed = next((one.seeds for one in given.offer.base.tail if isinstance(one.seeds, int)), None)
+    led = Merged(given.base, given.base, steps, replayable=True)
+    return bases.next_base(rounds.store, number, led, StepLine(rounds.manifest, seed))
 
 
 class SiteDevices:
@@ -294,56 +261,3 @@ def _opened(happening: RoundOpened) -> tuple[int, str, float]:
 
 def _again(resumed: bool) -> str:
     return ", which goes on" if resumed else ""
-
-
-@dataclass(frozen=True)
-class SiteResult:
-    """The result of a round at a site, as the work of one device.
-
-    `weights` is the whole merged base, `steps` are the zeroth-order steps to it, `statistics` the class
-    statistics of all devices, if any were asked for. Samples, seconds and joules are sums over the
-    contributions; peak memory and epsilon are maxima. `train_loss` is the mean weighted by samples. It is nan
-    if no contribution has one; epsilon is nan if none is private.
-    """
-
-    weights: Tensors
-    steps: tuple[Step, ...]
-    statistics: Statistics | None
-    num_examples: int
-    train_loss: float
-    train_time_s: float
-    energy: Energy
-    peak_memory_bytes: int
-    epsilon: float
-    means_alone: bool
-    """Whether all contributions were class statistics alone."""
-    summary: str
-
-
-def _energy(one: ContributionRecord) -> Energy:
-    off = one.energy_uncertainty
-    return Energy(one.energy_j, one.energy_source, off if isfinite(off) else 1.0)
-
-
-def site_result(
-    closed: RoundClosed, weights: Tensors, steps: tuple[Step, ...], statistics: Statistics | None
-) -> SiteResult:
-    """Sum up a closed round, the merged base, the steps to it and the class statistics."""
-    sent = closed.contributions
-    devices = len({one.device for one in sent})
-    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in sent).items())
-    told = [one for one in sent if isfinite(one.train_loss)]
-    examples = sum(one.num_examples for one in told)
-    return SiteResult(
-        weights=weights,
-        steps=steps,
-        statistics=statistics,
-        num_examples=sum(one.num_examples for one in sent),
-        train_loss=sum(one.train_loss * one.num_examples for one in told) / examples if examples else nan,
-        train_time_s=sum(one.train_time_s for one in sent),
-        energy=together(_energy(one) for one in sent),
-        peak_memory_bytes=max(one.peak_memory_bytes for one in sent),
-        epsilon=max((one.epsilon for one in sent if isfinite(one.epsilon)), default=nan),
-        means_alone=all(registry.kind(one.kind).statistics_alone for one in sent),
-        summary=f"of {devices} device{'' if devices == 1 else 's'}: {kinds}",
-    )

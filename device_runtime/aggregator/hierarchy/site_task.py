@@ -31,8 +31,9 @@ from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUp
 
 from . import forwarding
 from .forwarding import NothingToForward, SiteKinds, default_site_kinds, site_kinds
-from .site import Site, SiteResult
+from .site import Site
 from .site_manager import SiteManager
+from .site_result import SiteResult
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class SiteTask(OneTask):
         given = site.end(offer) if site else None
         if site is None or given is None or given.offer.run != offer.run:
             return None
-        made = site.result()
+        made = site.result(given.offer.round)
         if isinstance(made, str):
             log.warning("round %d above ended without this site: %s", given.offer.round, made)
             return None
@@ -149,7 +150,7 @@ class SiteTask(OneTask):
             return _sits_out(why, listener)
         if site.phase(given.offer) != "merged":
             return None
-        made = site.result()
+        made = site.result(given.offer.round)
         if isinstance(made, str):
             return _sits_out(made, listener)
         outcome = _outcome(made, kinds, bundle)

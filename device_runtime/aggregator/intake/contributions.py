@@ -58,7 +58,7 @@ class StoredContribution:
 
 
 @dataclass(frozen=True)
-class MaskedUpdate:
+class MaskedContribution:
     """What is known of a masked contribution that counts, without its content."""
 
     device: str
@@ -146,11 +146,11 @@ class Contributions:
             yield from map(_stored, rows)
             last = (rows[-1]["kind"], rows[-1]["device"], rows[-1]["round"])
 
-    def masked(self, number: int) -> tuple[MaskedUpdate, ...]:
+    def masked(self, number: int) -> tuple[MaskedContribution, ...]:
         """The masked contributions that count in a round, by kind, round made for and device."""
         return tuple(_masked(row) for row in self._db.rows(_MASKED, number))
 
-    def masked_content(self, update: MaskedUpdate) -> bytes:
+    def masked_content(self, update: MaskedContribution) -> bytes:
         """The content of a masked contribution whose round is not closed. Raises BlobError."""
         sql = "SELECT * FROM contributions WHERE round = ? AND device = ?"
         return self.content(_stored(self._db.rows(sql, update.round, update.device)[0]))
@@ -217,8 +217,8 @@ def _stored(row: DatabaseRow) -> StoredContribution:
     )
 
 
-def _masked(row: DatabaseRow) -> MaskedUpdate:
-    return MaskedUpdate(
+def _masked(row: DatabaseRow) -> MaskedContribution:
+    return MaskedContribution(
         device=row["device"],
         round=row["round"],
         kind=row["kind"],

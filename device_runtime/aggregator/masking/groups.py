@@ -16,7 +16,7 @@ from math import nan
 
 import msgspec
 
-from device_runtime.aggregator.intake.contributions import MaskedUpdate
+from device_runtime.aggregator.intake.contributions import MaskedContribution
 from device_runtime.aggregator.storage.bases import base_weights
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks.task import Task
@@ -44,7 +44,7 @@ class SumGroup:
     """
 
     strategy: AnyStrategy
-    updates: tuple[MaskedUpdate, ...]
+    updates: tuple[MaskedContribution, ...]
     share: float
     layout: SumLayout
     masks: Masks
@@ -123,7 +123,10 @@ class SumGroups:
 
         A group with more devices than its sum has room for is divided. Raises RunFolderError, BlobError.
         """
-        forms, found = _Forms(self._store, self._task, self._manifests), dict[object, list[MaskedUpdate]]()
+        forms, found = (
+            _Forms(self._store, self._task, self._manifests),
+            dict[object, list[MaskedContribution]](),
+        )
         for update in self._store.contributions.masked(number):
             form = forms.of(update.round, update.kind, update.form)
             key = (update.kind, update.round, form.strategy.member, form.layout.signature)
@@ -134,7 +137,7 @@ class SumGroups:
             for part in _divided(updates, forms.masks(updates[0].round).capacity)
         )
 
-    def _group(self, updates: tuple[MaskedUpdate, ...], form: _Form) -> SumGroup:
+    def _group(self, updates: tuple[MaskedContribution, ...], form: _Form) -> SumGroup:
         most = form.masks.most_weight
         share = sum(weight_share(form.kind.weight(_blank(update)), most) for update in updates)
         run = self._task.name, self._run
@@ -177,12 +180,14 @@ class _Forms:
         return base_weights(self._store, number, self._manifests[member], member)
 
 
-def _blank(update: MaskedUpdate) -> TrainedUpdate:
+def _blank(update: MaskedContribution) -> TrainedUpdate:
     """A masked update as far as it is known: its weight depends on no more than that."""
     return TrainedUpdate(update.kind, NO_TENSORS, update.num_examples, nan, update.form)
 
 
-def _divided(updates: Sequence[MaskedUpdate], capacity: int) -> Iterator[tuple[MaskedUpdate, ...]]:
+def _divided(
+    updates: Sequence[MaskedContribution], capacity: int
+) -> Iterator[tuple[MaskedContribution, ...]]:
     """Parts of at most `capacity` updates, as equal as possible."""
     parts = -(-len(updates) // capacity)
     ends = [len(updates) * part // parts for part in range(parts + 1)]

@@ -374,4 +374,4 @@ def _invite(state: RoundsState, now: float) -> Result:
         places, retries_s = size - len(state.waiting) - len(state.behind), now + RETRY_S
     if places <= 0:
         return state.but(due=False, retries_s=inf), ()
-    return state.but(due=False, places=places, retries_s=retries_s), (Invite(state.round, places),)
+    return state.but(due=False, retries_s=retries_s), (Invite(state.round, places),)

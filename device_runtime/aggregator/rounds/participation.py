@@ -38,14 +38,11 @@ def present(state: RoundsState, event: DevicePresent) -> RoundsState:
 
 
 def forgotten(state: RoundsState, device: str) -> RoundsState:
-    """Removes a device from the state; its counted contributions still count."""
+    """Removes a device that is offline, so no round waits for it; its counted contributions still count."""
     return state.but(
         needs=state.needs.discard(device),
         delivered=state.delivered.discard(device),
         devices=state.devices.discard(device),
-        ready=state.ready.discard(device),
-        waiting=state.waiting.discard(device),
-        behind=state.behind.discard(device),
         answered=state.answered.discard(device),
         sat_out=state.sat_out.discard(device),
         asked=state.asked.discard(device),
@@ -69,13 +66,12 @@ def yet_to_answer(state: RoundsState, answered: Set[str]) -> HashTrieSet[str]:
 
 
 def heard(state: RoundsState, device: str) -> RoundsState:
-    """A device has sent a message, so it is not silent."""
+    """A device has sent a message, so it is not silent. Silences are counted of ready devices only."""
     known = state.devices.get(device)
     if known is None or not known.silences:
         return state
-    now = Presence(known.boot, known.online, known.ready)
-    state = state.but(devices=state.devices.insert(device, now))
-    return _come(state, device) if now.awaited and not known.awaited else state
+    state = state.but(devices=state.devices.insert(device, Presence(known.boot, online=True)))
+    return state if known.awaited else _come(state, device)
 
 
 def planned(state: RoundsState, event: Planned) -> RoundsState:
@@ -249,11 +245,12 @@ def extended(state: RoundsState, now: float) -> RoundsState:
     """Restarts the deadline. Devices that sat out are asked again; with cohorts, others are drawn."""
     size = state.rules.cohort(state.round)
     state = state.but(closes_s=now + state.deadline_s(state.round))
+    again = [device for device in state.sat_out if device not in state.answered]
     if size is None:
-        again = [device for device in state.sat_out if device in state.ready and device not in state.answered]
-        return state.but(waiting=state.waiting.update(again), sat_out=HashTrieSet())
+        waiting = state.waiting.update(device for device in again if device in state.ready)
+        return state.but(waiting=waiting, sat_out=HashTrieSet())
     asked = state.asked
-    for device in state.sat_out:
+    for device in again:
         asked = asked.discard(device)
     state = state.but(asked=asked, sat_out=HashTrieSet(), behind=_still_behind(state, now))
     return state.but(places=size - len(state.waiting), due=True)

@@ -338,13 +338,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             _check_masks(self, self.masks)
             least = max(self.min_contributions, self.masks.min_group)
             msgspec.structs.force_setattr(self, "min_contributions", least)
-        if self.devices_per_round is not None and not self.buffer_size:
-            self._check_enough_are_asked(self.devices_per_round)
-        if self.ask_all_rounds and self.buffer_size:
-            raise TaskError("ask_all_rounds and buffer_size: a buffered round does not wait for all devices")
-        self._check_pace()
-        if self.wait_for == "fast" and (why := self._ends_otherwise()):
-            raise TaskError(f'wait_for is "fast" and {why}')
+        self._check_rounds()
         try:
             _ = self.screening
         except ValueError as error:
@@ -369,16 +363,25 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                     f"round {number} offers no kind of update: look at from_round and until_round"
                 )
 
-    def _check_pace(self) -> None:
-        if self.deadline_quantile is None:
-            return
-        if self.buffer_size:
+    def _check_rounds(self) -> None:
+        """Raises TaskError for settings that contradict each other in when a round ends."""
+        size, least_s = self.devices_per_round, self.deadline_least_s
+        if size is not None and not self.buffer_size and size < self.min_contributions:
+            raise TaskError(
+                f"devices_per_round is {size}, min_contributions {self.min_contributions}: "
+                "no round would have enough before its first deadline"
+            )
+        if self.ask_all_rounds and self.buffer_size:
+            raise TaskError("ask_all_rounds and buffer_size: a buffered round does not wait for all devices")
+        if self.deadline_quantile is not None and self.buffer_size:
             raise TaskError(
                 "deadline_quantile and buffer_size: a buffered round does not end at its deadline"
             )
-        if (least_s := self.deadline_least_s) > self.round_deadline_s:
+        if self.deadline_quantile is not None and least_s > self.round_deadline_s:
             most = f"round_deadline_s, the longest, is {self.round_deadline_s:g}"
             raise TaskError(f"deadline_least_s is {least_s:g}, {most}")
+        if self.wait_for == "fast" and (why := self._ends_otherwise()):
+            raise TaskError(f'wait_for is "fast" and {why}')
 
     @property
     def waits_for_fast(self) -> bool:
@@ -405,13 +408,6 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             kinds = ", ".join(kind.name for kind in self.kinds)
             return f"{kinds} counts in its own round only"
         return ""
-
-    def _check_enough_are_asked(self, size: int) -> None:
-        if size < self.min_contributions:
-            raise TaskError(
-                f"devices_per_round is {size}, min_contributions {self.min_contributions}: "
-                "no round would have enough before its first deadline"
-            )
 
     def offered(self, number: int) -> tuple[KindSettings, ...]:
         """The kinds offered in round `number`, in order of preference, with that round's settings."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from math import inf
+from dataclasses import dataclass
 
 import msgspec
 
@@ -22,7 +22,7 @@ from device_runtime.models import errors as model_errors
 from device_runtime.models.errors import ModelError
 
 from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkResult
-from .child_process import Child
+from .child_process import STAYS_S, Child, OnDemandWorker
 from .rpc import (
     Ended,
     EvaluateModelRequest,
@@ -45,15 +45,9 @@ from .rpc import (
 
 log = logging.getLogger(__name__)
 
-STAYS_S, STAYS_TIMES = 10.0, 5.0
-"""Seconds that the worker process stays without work, or STAYS_TIMES its start if that is longer.
-
-The start is counted in processor time: a process that starts slowly stays longer.
-"""
-AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
-"""Seconds until a process that died is started again, doubled each time until some work is done."""
 LOOK_S = 0.5
 """Seconds between checks whether to stop, while the process is silent."""
+ENDED = "the process that worked on it was ended"
 CLOSED_SILENT_S, PAUSED_SILENT_S, SILENT_S = 20.0, 30.0, 3600.0
 """Seconds of silence after which the worker process is ended.
 
@@ -82,17 +76,13 @@ class Subprocess:
         stays_s: float = STAYS_S,
     ) -> None:
         """`meter` by its name; that of `settings` is not used. `stays_s` may be infinite."""
-        self._settings, self._gate, self._link, self._meter = settings, gate, link, meter
-        self._stays_s, self._used_s = stays_s, 0.0
-        self._cpu_s: float | None = None
-        self._child: Child | None = None
+        self._settings, self._gate, self._link = settings, gate, link
+        terms = lambda: WorkTerms.of(settings, meter, _held_bytes(settings))  # noqa: E731
+        self._worker = OnDemandWorker(terms, gate.clock, stays_s)
         self._known: KnownTask | None = None
         self._busy = self._is_paused = False
         self._pending_receipts: list[ReceiptRequest] = []
-        self._tried_form, self._reported = "", False
         self._deaths: tuple[OpenRound | None, tuple[WorkerDeath, ...]] = (None, ())
-        self._refused, self._killed = "", False
-        self._not_before_s, self._wait_s = -inf, AGAIN_S
 
     @property
     def bundles(self) -> Bundles:
@@ -104,7 +94,7 @@ class Subprocess:
 
     def warm_up(self) -> None:
         try:
-            self._running()
+            self._worker.running()
         except WorkDied as error:
             log.warning("%s", error)
 
@@ -131,19 +121,17 @@ class Subprocess:
                 return _sat_out(offer, deaths, listener)
             waiting = tuple(listener.waiting(offer.run))
             request = WorkRequest(current, self._link.seen, waiting, listener.lost(), deaths)
-            self._tried_form, self._reported = "", False
+            attempt = _Attempt(offer, listener)
             try:
-                return self._ask(
-                    request, listener.progress, lambda message: self._pass_on(message, offer, listener)
-                ).finished
+                return self._ask(request, listener.progress, attempt.pass_on).finished
             except WorkDied as error:
-                if self._reported:
+                if attempt.reported:
                     return True
-                if not self._tried_form:
+                if not attempt.form:
                     raise
-                log.warning("%s given up: %s", self._tried_form, error)
-                self._deaths = (before, (*deaths, WorkerDeath(self._tried_form, str(error), self._killed)))
-                self._not_before_s = -inf  # start at once: each time there is one form less to try
+                log.warning("%s given up: %s", attempt.form, error)
+                self._deaths = (before, (*deaths, WorkerDeath(attempt.form, str(error), error.killed)))
+                self._worker.start_at_once()  # each time there is one form less to try
                 listener.died()
                 _end_reason(listener.progress, 0.0)  # the next form, too, waits while the rules say no
 
@@ -166,29 +154,25 @@ class Subprocess:
 
     def check_paused_work(self) -> None:
         """Raises WorkDied if work goes on though the rules say no; the worker checks its memory itself."""
-        if not self._busy or self._is_paused or self._child is None:
-            return
-        if self._child.rpc.silent_s >= PAUSED_SILENT_S:
-            raise self._given_up(f"it did not pause within {PAUSED_SILENT_S:.0f} s")
+        child = self._worker.child
+        if self._busy and not self._is_paused and child and child.rpc.silent_s >= PAUSED_SILENT_S:
+            raise self._worker.died(f"{ENDED}: it did not pause within {PAUSED_SILENT_S:.0f} s")
 
     def end_if_idle(self) -> None:
-        stays_s = max(self._stays_s, STAYS_TIMES * (self._cpu_s or 0.0))
-        if self._child is not None and not self._busy and self._gate.clock() - self._used_s >= stays_s:
+        if not self._busy and self._worker.idle:
             self.save_state()
             self.close()
 
     def save_state(self) -> None:
         """A process that has not answered any request has nothing in memory, and is not waited for."""
         try:
-            if self._pending_receipts or (self._child and self._cpu_s is not None and not self._child.ended):
+            if self._pending_receipts or self._worker.has_answered:
                 self._ask(SaveStateRequest())
         except WorkDied as error:
             log.warning("%s, when it was to end", error)
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.end()
-        self._child = None
+        self._worker.end()
 
     def _ask(
         self,
@@ -203,14 +187,14 @@ class Subprocess:
         """
         while self._pending_receipts:
             self._send_receipt(self._pending_receipts.pop())
-        child = self._running()
+        child = self._worker.running()
         done, end_reason = 0.0, ""
         self._busy, self._is_paused = True, False
         try:
             child.rpc.send(request)
             while not isinstance(message := child.rpc.receive(LOOK_S), Ended):
                 if message is None and (why := self._endless(request, child)):
-                    raise self._given_up(why)
+                    raise self._worker.died(f"{ENDED}: {why}")
                 if message is None or isinstance(message, ProgressReport):
                     done = message.done if message else done
                     self._is_paused = message is not None  # it waits for the reply to its report
@@ -221,16 +205,19 @@ class Subprocess:
                     handle(message)
         except WorkerGone:
             self.close()
-            self._killed = child.killed
-            raise self._put_off(child.end_description) from None
+            raise self._worker.died(child.end_description, child.killed) from None
         except BaseException:
             self.close()
             raise
         finally:
             self._busy = False
-        if isinstance(request, (WorkRequest, EvaluateModelRequest, KeepModelRequest)):
-            self._wait_s = AGAIN_S
-        return self._ended(message)
+        worked = isinstance(request, (WorkRequest, EvaluateModelRequest, KeepModelRequest))
+        self._worker.answered(message.cpu_s, worked)
+        if message.error is not None:
+            name, text = message.error
+            raise ERRORS.get(name, DeviceError)(text)
+        self._known = message.known or self._known
+        return message
 
     def _endless(self, request: Request, child: Child) -> str:
         """Why the process is not waited for any longer; empty if it is."""
@@ -243,11 +230,6 @@ class Subprocess:
             return f"it said nothing for {CLOSED_SILENT_S:.0f} s when its round had closed"
         return f"it said nothing for {SILENT_S:.0f} s" if silent_s >= SILENT_S else ""
 
-    def _given_up(self, why: str) -> WorkDied:
-        """The error to raise, which ends the process."""
-        self._killed = False
-        return self._put_off(f"the process that worked on it was ended: {why}")
-
     def _send_receipt(self, request: ReceiptRequest) -> None:
         """Send a receipt; a BlobError is only logged, as the receipt does not come again. Raises WorkDied."""
         try:
@@ -258,46 +240,24 @@ class Subprocess:
             self._pending_receipts.append(request)
             raise
 
-    def _pass_on(self, message: WorkerMessage, offer: Offer, listener: BackendListener) -> None:
+
+@dataclass
+class _Attempt:
+    """One attempt to work on a round: the form that it tries, and whether its result was reported."""
+
+    offer: Offer
+    listener: BackendListener
+    form: str = ""
+    reported: bool = False
+
+    def pass_on(self, message: WorkerMessage) -> None:
+        """Pass a report of the worker on to the device."""
         if isinstance(message, PlanReport):
-            self._tried_form = message.plan.kind
-            listener.decided(offer, message.plan, message.room_bytes)
+            self.form = message.plan.kind
+            self.listener.decided(self.offer, message.plan, message.room_bytes)
         elif isinstance(message, ResultReport):
-            self._reported = True
-            listener.made(message.made)
-
-    def _ended(self, ended: Ended) -> Ended:
-        """Take the end of a request. Raises the error that it reports."""
-        self._used_s = self._gate.clock()
-        if self._cpu_s is None:
-            self._cpu_s = ended.cpu_s
-        if ended.error is not None:
-            name, text = ended.error
-            raise ERRORS.get(name, DeviceError)(text)
-        self._known = ended.known or self._known
-        return ended
-
-    def _running(self) -> Child:
-        """The process, started if there is none. Raises WorkDied."""
-        if self._child is not None and self._child.ended:
-            log.warning("%s, with nothing to do", self._child.end_description)
-            self.close()
-        if self._child is None:
-            if self._gate.clock() < self._not_before_s:
-                raise WorkDied(self._refused)
-            try:
-                self._child = Child(WorkTerms.of(self._settings, self._meter, _held_bytes(self._settings)))
-            except OSError as error:
-                why = f"no worker process can be started ({error}); --in-process works without one"
-                raise self._put_off(why) from None
-            self._used_s, self._cpu_s = self._gate.clock(), None
-        return self._child
-
-    def _put_off(self, why: str) -> WorkDied:
-        """The error to raise; sets a wait before the next start."""
-        self._refused, self._not_before_s = why, self._gate.clock() + self._wait_s
-        self._wait_s = min(2 * self._wait_s, AGAIN_MOST_S)
-        return WorkDied(why)
+            self.reported = True
+            self.listener.made(message.made)
 
 
 def _sat_out(offer: Offer, deaths: tuple[WorkerDeath, ...], listener: BackendListener) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from device_runtime.aggregator.hierarchy import site_manager as ground
 from device_runtime.aggregator.hierarchy.forwarding import steps_between
+from device_runtime.aggregator.hierarchy.site import leads
 from device_runtime.aggregator.hierarchy.site_manager import SiteRules
 from device_runtime.aggregator.rounds import run as run_module
 from device_runtime.aggregator.rounds.given_rounds import SEEDS, GivenRound, GivenRoundStore
@@ -245,8 +246,8 @@ def test_seeds_of_earlier_rounds_outlive_the_process_and_are_bounded(tmp_path):
 def test_steps_that_cannot_be_taken_lead_to_no_base(levels, change):
     h = levels(KIND, rounds=3)
     h.go().join("a")
-    here = h.edge.site_manager.site
-    given = SimpleNamespace(base=site(h).weights(1))
-    assert here._leads(given, ())
+    rounds = site(h)
+    given = SimpleNamespace(base=rounds.weights(1))
+    assert leads(rounds, 1, given, ())
     wrong = {"generator": directions.GENERATOR, "tunable": "all"} | change
-    assert not here._leads(given, (msgspec.structs.replace(TAIL[0], **wrong),))
+    assert not leads(rounds, 1, given, (msgspec.structs.replace(TAIL[0], **wrong),))

@@ -460,15 +460,20 @@ def test_offers_say_how_updates_are_masked_and_keep_to_it_over_a_restart(bench, 
     assert b.service.offers.offer(1, 1.0).masks == masks
 
 
-def test_room_and_weight_follow_the_devices_that_are_known(bench, masked_task, play):
+def test_room_and_weight_of_the_next_round_follow_the_devices_that_are_known(
+    bench, masked_task, play, helpers
+):
     b = bench(masked_task("full", rounds=3))
     b.join("pi-0", "pi-1", samples=30)
     assert (b.offer.masks.capacity, b.offer.masks.most_weight) == (64, 30)
     b.join(*(f"pk-{at}" for at in range(60)), samples=90)
     play(b, [(f"pi-{at}", moved(b, "full", at)) for at in range(2)])
+    assert (b.offer.masks.capacity, b.offer.masks.most_weight) == (64, 30)
     b.wait(11)
-    assert phase(b)[0] == 1
-    assert (b.store.sums.masks(1).capacity, b.store.sums.masks(1).most_weight) == (64, 30)
+    for helper in helpers:
+        helper.answer(b)
+    assert phase(b) == (2, "collect")
+    assert (b.offer.masks.capacity, b.offer.masks.most_weight) == (128, 90)
 
 
 def test_offers_of_masked_rounds_are_never_compact(bench, masked_task, play, update_of):
@@ -479,6 +484,19 @@ def test_offers_of_masked_rounds_are_never_compact(bench, masked_task, play, upd
     assert phase(b) == (2, "collect")
     offers = [payload for where, payload in b.link.sent if where == topics.offer("task")]
     assert not any(map(compact_round.is_compact_offer, offers))
+
+
+def test_updates_of_a_round_that_is_rolled_back_are_not_opened(bench, masked_task, play, mask_of, helpers):
+    b = bench(masked_task("full", rounds=3))
+    b.join("pi-0", "pi-1", samples=20)
+    play(b, [(f"pi-{at}", moved(b, "full", at)) for at in range(2)])
+    sent = [mask_of(b, f"pi-{at}", "full", moved(b, "full", at, 2), 2) for at in range(2)]
+    b.contribute("pi-0", sent[0])
+    b.service._run.go_back(1)
+    b.contribute("pi-1", sent[1])
+    assert phase(b) == (3, "collect")
+    assert [len(helper.requests(b)) for helper in helpers] == [1, 1]
+    assert b.store.rounds.closed()[1].note.startswith("went back to the model of round 1")
 
 
 def bytes_kept(b):

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from device_runtime.aggregator.rounds import machine
 from device_runtime.aggregator.rounds.events import (
@@ -13,7 +11,6 @@ from device_runtime.aggregator.rounds.events import (
     DevicePresent,
     DoPhase,
     Extend,
-    FetchContribution,
     Invite,
     Invited,
     PhaseDone,
@@ -21,7 +18,6 @@ from device_runtime.aggregator.rounds.events import (
     Rejected,
     Reply,
     StoreContribution,
-    SumAnswered,
     TimePassed,
     Update,
     Validated,
@@ -146,6 +142,23 @@ def test_an_extended_round_asks_for_as_many_as_it_does_not_wait_for():
     assert not state.is_asked("c")
 
 
+def test_a_device_that_has_contributed_is_not_asked_again_when_its_round_is_extended():
+    """Not even if it has said that it sits the round out, before or after."""
+    rules = replace(RULES, min_contributions=2)
+    state, _ = play(asking("a", "b", rules=rules), believed("a"), Planned(2.0, "a", 1, ""))
+    state, commands = play(state, TimePassed(10.0))
+    assert (dict(state.asked), set(state.waiting)) == ({"a": 1, "b": 1}, {"b"})
+    assert invites(commands) == [Invite(1, 1)]
+
+
+@pytest.mark.parametrize("event", [Invited(1.0, 2, ("c",)), Invited(1.0, 0, ("c",))])
+def test_a_draw_for_another_round_changes_nothing(event):
+    state = asking("a", "b")
+    assert play(state, event) == (state, [])
+    merged = replace(state, phase="merge")
+    assert play(merged, Invited(1.0, 1, ("c",))) == (merged, [])
+
+
 def test_places_that_nobody_could_take_are_offered_to_whoever_comes():
     state, _ = play(RoundsState(replace(RULES, min_devices=1)), *online("a"), Invited(0.0, 1, ("a",)))
     state, commands = play(state, TimePassed(1.0), DevicePresent(2.0, "b", 1, True, ready=False))
@@ -210,98 +223,6 @@ def test_after_a_restart_the_cohort_is_the_same_and_others_are_asked_once_it_is_
         state, commands = play(state, *online("b", "c", "a", now=500.1))
         assert (state.waiting, commands) == ({"b"}, [])
         assert play(state, TimePassed(500.0 + SETTLE_S))[1] == [Invite(1, places)]
-
-
-DEVICES = st.sampled_from("abcde")
-EVENTS = st.one_of(
-    st.tuples(st.just("present"), DEVICES, st.integers(1, 2), st.booleans(), st.booleans()),
-    st.tuples(st.just("planned"), DEVICES, st.integers(0, 2), st.sampled_from(["", "full"])),
-    st.tuples(st.just("announced"), DEVICES, st.integers(-1, 4)),
-    st.tuples(st.just("disbelieved"), DEVICES, st.integers(0, 2)),
-    st.tuples(st.just("tick"), st.floats(0, 15)),
-)
-
-
-class Shell:
-    """Does what a machine commands, and asks whomever `lots` says; all that it must hold is held."""
-
-    def __init__(self, rules, lots):
-        self.state, self.lots, self.now = RoundsState(rules), lots, 0.0
-        self.kept = set()
-
-    def feed(self, event):
-        before = self.state
-        after, commands = step(before, event)
-        assert step(before, event) == (after, commands)
-        self.state = after
-        self.hold()
-        if before.phase == after.phase == "unmask":
-            assert (after.counted, after.contributions) == (before.counted, before.contributions)
-        for command in commands:
-            if isinstance(command, FetchContribution):
-                key = (command.update.device, command.update.round)
-                self.feed(Validated(self.now, command.update, "full" if key in self.kept else ""))
-                self.kept.add(key)
-            elif isinstance(command, Invite):
-                self.invite(command)
-            elif isinstance(command, DoPhase) and command.phase != "unmask":
-                self.feed(PhaseDone(self.now, command.phase))
-
-    def invite(self, command):
-        state = self.state
-        assert command.round == state.round
-        assert 0 < command.count <= state.rules.devices_per_round
-        free = [d for d in sorted(state.ready) if not state.is_asked(d) and d not in state.behind]
-        self.lots.shuffle(free)
-        self.feed(Invited(self.now, command.round, tuple(free[: command.count])))
-
-    def hold(self):
-        """The definitions, from scratch."""
-        s = self.state
-        ready = {d for d, p in s.devices.items() if p.online and p.ready and p.silences < 2}
-        assert s.ready == ready
-        everyone = s.rules.cohort(s.round) is None
-        asked = ready if everyone else {d for d, number in s.asked.items() if number == s.round}
-        assert s.waiting == (ready & asked) - set(s.answered) - set(s.sat_out)
-        assert set(s.behind) <= ready
-        assert everyone or not set(s.behind) & asked
-
-    def do(self, what):
-        name, *values = what
-        if name == "tick":
-            self.now += values[0]
-            self.feed(TimePassed(self.now))
-            if self.state.phase == "unmask" and self.lots.random() < 0.7:
-                self.feed(SumAnswered(self.now))
-                self.feed(PhaseDone(self.now, "unmask"))
-            return
-        device, number = values[0], self.state.round - values[1]
-        if name == "present":
-            self.feed(DevicePresent(self.now, device, *values[1:]))
-        elif name == "planned":
-            self.feed(Planned(self.now, device, number, values[2]))
-        elif name == "announced":
-            sent = "full" if (device, number) in self.kept else ""
-            self.feed(Announced(self.now, update(device, number), sent))
-        else:
-            self.feed(Rejected(self.now, update(device, number), "nan"))
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(EVENTS, max_size=60),
-    st.randoms(use_true_random=False),
-    st.sampled_from([None, 1, 2, 3]),
-    st.sampled_from([0, 1, 3]),
-    st.sampled_from([0, 1, 2]),
-    st.booleans(),
-)
-def test_whatever_happens_a_round_waits_for_those_it_should(events, lots, size, buffer, first, masked):
-    rules = Rules(50, 10.0, late="count", devices_per_round=size, buffer_size=buffer, max_staleness=2)
-    rules = replace(rules, ask_all_rounds=0 if buffer else first, masked=masked)
-    shell = Shell(rules, lots)
-    for what in events:
-        shell.do(what)
 
 
 def test_who_was_asked_is_known_while_it_matters_and_no_longer():

@@ -93,6 +93,22 @@ def test_a_run_that_ends_by_its_rounds_serves_its_best_too_where_it_was_to_stop(
     assert commands[-1] == Finish(1)
 
 
+def test_a_run_that_was_not_to_stop_serves_its_last_model():
+    rules = replace(RULES, rounds=2, stop_after=0)
+    state, _ = machine.step(RoundsState(rules), DevicePresent(0.0, "a", 1, True))
+    state, _ = one_round(state, 1, 0.8)
+    _, commands = one_round(state, 2, 0.7)
+    assert commands[-1] == Finish()
+
+
+def test_a_round_that_rolled_back_goes_on_from_the_progress_of_the_earlier_model():
+    earlier = through([0.5])
+    state = RoundsState(RULES, "publish", round=4, progress=through([0.5, 0.9, 0.7]))
+    state, _ = machine.step(state, PhaseDone(4.0, "publish", 0.4, earlier))
+    assert state.progress == earlier.after(4, 0.4, rolled_back=True)
+    assert (state.phase, state.round) == ("collect", 5)
+
+
 def test_after_a_restart_a_stuck_run_is_still_done():
     saved = Saved(3, "closed", progress=through([0.5, 0.9, 0.7]))
     state, commands = machine.resume(RULES, saved, 0.0)

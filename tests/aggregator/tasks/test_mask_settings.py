@@ -97,7 +97,7 @@ def test_late_updates_count_by_their_lateness_also_where_rounds_wait_for_the_fas
 
 
 def test_noise_turns_class_statistics_off():
-    kinds = (KindSettings(name="full"), KindSettings(name="few-shot"))
+    kinds = (KindSettings(name="full"), KindSettings(name="entropy-subset"))
     assert Task(bundle="b", kinds=kinds, masks=MaskSettings((A,))).closed_form
     assert not Task(bundle="b", kinds=kinds, masks=MaskSettings((A,), **NOISE)).closed_form
 

@@ -176,7 +176,7 @@ def test_anything_else_that_says_nothing_for_an_hour_is_ended(stage, endless, mo
         Blobs(stage.folder / "blobs").put(content)
     with pytest.raises(working.WorkDied, match="ended: it said nothing for 5 s"):
         backend.preview(OpenRound(offer, 1e9))
-    assert backend._child is None
+    assert backend._worker.child is None
 
 
 def test_such_a_graph_is_allowed_so_that_only_the_clock_ends_it(endless):

@@ -27,8 +27,9 @@ from device_runtime.broker.wire.messages import (
 )
 from device_runtime.client.backend import child_process as child
 from device_runtime.client.backend import subprocess as working
+from device_runtime.client.backend.child_process import AGAIN_S
 from device_runtime.client.backend.rpc import LENGTH, ReceiptRequest
-from device_runtime.client.backend.subprocess import AGAIN_S, Subprocess
+from device_runtime.client.backend.subprocess import Subprocess
 from device_runtime.client.connection.offers import OpenRound
 from device_runtime.client.energy import MeterError
 from device_runtime.client.errors import WorkDied, WorkerDeath
@@ -81,7 +82,7 @@ def apart(stage, measured):
 
 def process(stage):
     """The process that works for it now."""
-    working = stage.agent.runner.backend._child
+    working = stage.agent.runner.backend._worker.child
     return None if working is None else working.process
 
 
@@ -267,7 +268,7 @@ def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog)
 @pytest.mark.slow
 def test_work_that_stands_still_is_not_taken_for_idle_and_receipts_come_after_it(apart):
     backend, looks, settled, worked = apart.agent.runner.backend, [], [], set()
-    ask, backend._stays_s = backend._ask, 0.0
+    ask, backend._worker._stays_s = backend._ask, 0.0
     (apart.folder / "left" / "r").mkdir(parents=True)
     earlier = contribution(number=0)
 
@@ -323,7 +324,7 @@ def test_a_process_that_is_idle_ends_and_another_comes_with_the_next_round(apart
     apart.start().link.announce(apart.offer())
     apart.go(ticks=3)
     backend = apart.agent.runner.backend
-    backend._cpu_s = 0.0
+    backend._worker._cpu_s = 0.0
     backend.end_if_idle()
     assert (len(apart.contributions), process(apart)) == (1, None)
     greetings = len(apart.link.of(Hello))
@@ -391,8 +392,8 @@ def test_what_cannot_hear_any_more_ends_instead_of_being_waited_for(stage):
         Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(monotonic), LinkSpeed()
     )
     backend.warm_up()
-    with backend._child.process as working:
-        backend._child.rpc._socket.sendall(LENGTH.pack(1) + b"\xc1")
+    with backend._worker.child.process as working:
+        backend._worker.child.rpc._socket.sendall(LENGTH.pack(1) + b"\xc1")
         assert working.wait() == 1
     backend.close()
 
@@ -431,7 +432,7 @@ current = OpenRound(offer, current.closes, look.member)
 backend.prepare(current)
 made = []
 def decided(offer, plan, room):
-    print(plan.kind, backend._child.process.pid, flush=True)
+    print(plan.kind, backend._worker.child.process.pid, flush=True)
 quiet = (lambda _: None, lambda: None, gate.lost)
 ears = BackendListener(*quiet, decided, made.append, lambda _: False, lambda _: ())
 assert backend.work(current, ears)

@@ -21,7 +21,7 @@ def small(tmp_path, monkeypatch):
 
 
 def test_colours_and_labels_stay(small):
-    data = load(DataSpec(source="npz", path=str(exporting.enlarged(small, 6))), 0)
+    data = load(DataSpec(source="npz", path=str(exporting.enlarged(small, 6, 3))), 0)
     assert data.train_x.shape == (2, 3, 6, 6)
     assert data.test_x.shape == (1, 3, 6, 6)
     assert (data.train_x[0, 0] == 200).all()
@@ -32,17 +32,17 @@ def test_colours_and_labels_stay(small):
 
 
 def test_it_is_done_once_for_each_size(small, monkeypatch):
-    first = exporting.enlarged(small, 6)
-    assert exporting.enlarged(small, 8) != first
+    first = exporting.enlarged(small, 6, 3)
+    assert exporting.enlarged(small, 8, 3) != first
     monkeypatch.setattr(exporting, "_made", None)
-    assert exporting.enlarged(small, 6) == first
+    assert exporting.enlarged(small, 6, 3) == first
 
 
 def test_a_copy_of_the_data_is_the_same_data(small, tmp_path):
     copy = tmp_path / "elsewhere" / "copy.npz"
     copy.parent.mkdir()
     copy.write_bytes(Path(small.path).read_bytes())
-    assert exporting.enlarged(DataSpec(source="npz", path=str(copy)), 6) == exporting.enlarged(small, 6)
+    assert exporting.enlarged(DataSpec(source="npz", path=str(copy)), 6, 3) == exporting.enlarged(small, 6, 3)
 
 
 def test_spectra_of_speakers_become_square_and_keep_their_speakers(tmp_path, monkeypatch):
@@ -50,7 +50,7 @@ def test_spectra_of_speakers_become_square_and_keep_their_speakers(tmp_path, mon
     x = np.full((4, 1, 6, 2), 90, np.uint8)
     file, y = tmp_path / "spoken.npz", np.arange(4)
     np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y, groups=np.array([5, 5, 6, 7]))
-    folder = exporting.enlarged(DataSpec(source="npz", path=str(file)), 4)
+    folder = exporting.enlarged(DataSpec(source="npz", path=str(file)), 4, 1)
     data = load(DataSpec(source="npz", path=str(folder)), 0)
     assert data.train_x.shape == (4, 1, 4, 4)
     assert (data.train_x == 90).all()
@@ -59,4 +59,16 @@ def test_spectra_of_speakers_become_square_and_keep_their_speakers(tmp_path, mon
 
 def test_other_classes_of_one_file_are_other_images(small):
     one = DataSpec(source="npz", path=small.path, classes=(1,))
-    assert exporting.enlarged(one, 6) != exporting.enlarged(small, 6)
+    assert exporting.enlarged(one, 6, 3) != exporting.enlarged(small, 6, 3)
+
+
+def test_spectra_get_three_channels_for_networks_of_images(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "folder", lambda: tmp_path / "cache")
+    x = np.arange(2, dtype=np.uint8).repeat(12).reshape(2, 1, 6, 2) * 90
+    file, y = tmp_path / "spoken.npz", np.arange(2)
+    np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y)
+    found = load(
+        DataSpec(source="npz", path=str(exporting.enlarged(DataSpec(source="npz", path=str(file)), 4, 3))), 0
+    )
+    assert found.train_x.shape == (2, 3, 4, 4)
+    assert [np.unique(image).tolist() for image in found.train_x] == [[0], [90]]

@@ -116,7 +116,7 @@ def test_a_kept_run_is_not_run_again_and_is_shown_without_its_folder(wanted, fin
     kept.note_commit(before[0].plan.of(before[0].name(1)), "abc1234")
     finish(before[0], 1)
     before[0].keep(1)
-    assert [file.name[:7] for file in (tmp_path / "kept" / "002-t9.9-cpu").iterdir()] == ["drop-1-"]
+    assert [file.name[:7] for file in (tmp_path / "kept").iterdir()] == ["drop-1-"]
     elsewhere = replace(wanted, folder=tmp_path / "another")
     every = cells(elsewhere, WHERE)
     assert "drop in even-1" not in [str(name) for name in jobs(every, 2)]

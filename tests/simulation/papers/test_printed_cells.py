@@ -115,6 +115,7 @@ PLACES = {
     "paper:003-t8": Printed(
         "TABLE VIII:", {"fedavg": (0, -6), "fedprox": (0, -5), "moon": (0, -4)}, FULL, above=False
     ),
+    "paper:004-t4": Printed("Table 4:", {"near": (0, 1), "far": (0, 2)}, FULL, above=False),
 }  # fmt: skip
 
 
@@ -161,10 +162,13 @@ def block(lines, at, above):
         while lines[begin - 1].strip():
             begin -= 1
         return lines[begin : end + 1]
-    end = at + 1
+    begin = at + 1
+    while not lines[begin].strip():
+        begin += 1
+    end = begin
     while lines[end].strip() and not lines[end].startswith("TABLE"):
         end += 1
-    return lines[at + 1 : end]
+    return lines[begin:end]
 
 
 def parts(line):

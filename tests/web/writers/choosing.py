@@ -4,7 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec.structs import replace as replace_masks
+
+from device_runtime.broker.wire.messages import HelperKey, Masks
 from device_runtime.client.selection.choose import MAIN, Candidate, UpdateChoice, choose
+from device_runtime.client.training.masked_update import masked_round
 from device_runtime.client.training.work import Timing, WorkOutcome, corrected
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Speed
@@ -29,6 +33,8 @@ CODED = [
     ("full", {"codec": word}) for word in ("int8", "delta+half", "deflate", "delta+deflate", "half+deflate")
 ]
 MEASURED = {"numbers": "float16", "smallest_count": 10, "samples": 30}
+MASKS = ("capacity", "noise_milli", "alone")
+"""What matters of masks to a choice."""
 NEAR = {"cost": 1e-14, "after": 1e-14}
 """Sums of a few float64 numbers, which Python 3.12 and later add without the error that 3.11 makes."""
 
@@ -39,6 +45,7 @@ class Case:
     kinds: Sequence[tuple[str, dict[str, Any]]]
     counts: tuple[int, ...]
     remaining_s: float
+    masks: Masks | None = None
 
 
 def measured(profile: DeviceProfile) -> DeviceProfile:
@@ -85,6 +92,18 @@ def cases() -> Iterator[Case]:
         narrow = replace(here, bandwidth=Bandwidth(up, 300.0))
         for kinds in (few, short[-2:], short):
             yield Case(narrow, kinds, EVENLY, 20.0)
+    joined = [(name, {"join_base": True} if name == "few-shot" else {}) for name, _ in USUAL]
+    masks = Masks(helpers=(HelperKey("a", bytes(32)),), min_group=2, capacity=64, most_weight=100)
+    for alone in ((), ("full",), ("full", "entropy-subset", "few-shot"), registry.DEFAULT_KINDS):
+        for kinds in (USUAL, joined, short):
+            yield Case(here, kinds, EVENLY, 2.0, replace_masks(masks, alone=alone))
+    noisy = replace_masks(masks, noise_milli=1000, clip_milli=1000)
+    yield Case(here, RICH, EVENLY, 2.0, noisy)
+    yield Case(small, pooled, EVENLY, 2.0, noisy)
+    for up in (30.0, 1e3, 1e4):
+        narrow = replace(here, bandwidth=Bandwidth(up, 300.0))
+        for kinds in (pooled, short):
+            yield Case(narrow, kinds, EVENLY, 20.0, masks)
 
 
 def vectors() -> dict[str, Any]:
@@ -115,12 +134,14 @@ def _workload(bundle: Bundle) -> dict[str, Any]:
 def _table(case: Case, bundle: Bundle) -> dict[str, Any]:
     load = replace(workload(bundle.manifest, case.counts), download_bytes=0)
     kinds = [registry.make(name, settings) for name, settings in case.kinds]
-    plan = choose(case.profile, kinds, {MAIN: load}, case.remaining_s)
+    masked = masked_round(case.masks, kinds, lambda _: bundle.manifest) if case.masks else None
+    plan = choose(case.profile, kinds, {MAIN: load}, case.remaining_s, masked=masked)
     return {
         "profile": _profile(case.profile),
         "kinds": case.kinds,
         "counts": case.counts,
         "remaining_s": case.remaining_s,
+        "masks": case.masks and {name: getattr(case.masks, name) for name in MASKS},
         "chosen": plan.chosen.label if plan.chosen else "",
         "straggler": plan.straggler.reasons,
         "reasons": plan.reasons,

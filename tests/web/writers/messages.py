@@ -56,6 +56,15 @@ EXAMPLES: tuple[Message, ...] = (
         family=(Member("small", SMALL, Base((SMALL,), bytes(range(32)))),),
         aside=SMALL,
         rare=(7, 0, 65_535),
+        masks=wire.Masks(
+            helpers=(wire.HelperKey("uni", bytes(range(32))), wire.HelperKey("club", bytes(32))),
+            min_group=20,
+            capacity=2**20,
+            most_weight=2**40,
+            noise_milli=1100,
+            clip_milli=500,
+            alone=("full", "few-shot"),
+        ),
     ),
     wire.Offer(
         task="digits",
@@ -108,6 +117,7 @@ EXAMPLES: tuple[Message, ...] = (
         metrics=Metrics(-1.5, 0, 0, 0),
         blob=BLOB,
         form="all@0.5",
+        mask=wire.Mask(bytes(range(32)), (bytes(range(16)), bytes(16))),
     ),
     wire.Receipt(boot=BOOT, seq=7, round=3, status="accepted"),
     wire.Receipt(boot=-5, seq=7, round=3, status="refused", reason="full", retry_after_s=30),
@@ -116,6 +126,10 @@ EXAMPLES: tuple[Message, ...] = (
 
 NAMED = [bytes(32), 1]
 """A blob."""
+OFFER = [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [], False, [], None, []]
+"""An offer up to its masks."""
+HELPER = ["a", bytes(32)]
+CONTRIBUTION = [4, "", "", 1, 1, 1, "", 1, [1, 1, 1, 1], b"", None, ""]
 STRETCHES = [[1, "g", "t", 1, 1, "f3", b"", 1]]
 REFUSED: tuple[tuple[str, str, Any], ...] = (
     ("State", "expected at least 3", [4, 1]),
@@ -145,6 +159,15 @@ REFUSED: tuple[tuple[str, str, Any], ...] = (
     ("Offer", "Offer.rare[1]", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [], False, [], None, [1, 65_536]]),
     ("Offer", "Offer.rare", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [], False, [], None, [*range(17)]]),
     ("Offer", "Offer.rare", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [], False, [], None, [2, 1, 2]]),
+    ("Offer", "Offer.masks.helpers", [*OFFER, [[], 2, 64, 1]]),
+    ("Offer", "Offer.masks.helpers", [*OFFER, [[HELPER] * 4, 2, 64, 1]]),
+    ("Offer", "Offer.masks.helpers[0].key", [*OFFER, [[["a", bytes(31)]], 2, 64, 1]]),
+    ("Offer", "Offer.masks.min_group", [*OFFER, [[HELPER], 0, 64, 1]]),
+    ("Offer", "Offer.masks.capacity", [*OFFER, [[HELPER], 2, 2**20 + 1, 1]]),
+    ("Offer", "Offer.masks.most_weight", [*OFFER, [[HELPER], 2, 64, 0]]),
+    ("Contribution", "Contribution.mask.key", [*CONTRIBUTION, [bytes(33), []]]),
+    ("Contribution", "Contribution.mask.tags[1]", [*CONTRIBUTION, [bytes(32), [bytes(16), bytes(15)]]]),
+    ("Contribution", "Contribution.mask.tags", [*CONTRIBUTION, [bytes(32), [bytes(16)] * 4]]),
     ("Offer", "Offer.kinds[0].name", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [[1, {}]]]),
 )  # fmt: skip
 BROKEN = (b"", b"\xc1", b"\x93\x04\x01", b"\x93\x04\x01\xc3x", b"\x91" * 5000, bytes(wire.MESSAGE_LIMIT + 1))

@@ -29,6 +29,10 @@ export class ClassMeans extends StrategyDefaults {
     positive(settings, "lr");
   }
 
+  get summed() {
+    return ["sums", "counts"];
+  }
+
   /** @param {import("./kind.js").Workload} workload */
   unfit(workload) {
     const smallest = Math.max(this.settings.smallest_count, this.statistics?.smallest_count ?? 0);

@@ -55,6 +55,11 @@ export class EntropySubset extends FedAvg {
     return [...shares].sort((a, b) => b - a).flatMap((share) => this.with({ shares: [share] }).variants());
   }
 
+  /** @param {import("./kind.js").TrainedUpdate} update */
+  weight({ numExamples }) {
+    return this.settings.weigh === "selected" ? numExamples : numExamples / this.share;
+  }
+
   /** @param {import("./kind.js").Workload} workload */
   unfit(workload) {
     const { samples } = workload;

@@ -110,6 +110,12 @@ export class FewShot extends StrategyDefaults {
     }
   }
 
+  get unsummable() {
+    const { join_base: joins, send_mean: sendsMean } = this.settings;
+    if (joins && !sendsMean) return "";
+    return "the mean of its classifiers counts each device alike, and masked updates count by their samples";
+  }
+
   /** @param {import("../manifest.js").Manifest} manifest */
   expected(manifest) {
     return headSpecs(manifest);

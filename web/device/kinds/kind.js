@@ -105,6 +105,21 @@ export class StrategyDefaults {
     return 0;
   }
 
+  /** Tensors of an update that add up without a weight. @returns {string[]} */
+  get summed() {
+    return [];
+  }
+
+  /** Why its updates cannot be masked and added up; empty if they can. @returns {string} */
+  get unsummable() {
+    return "";
+  }
+
+  /** The update's weight in the mean, in samples. @param {TrainedUpdate} update */
+  weight({ numExamples }) {
+    return numExamples;
+  }
+
   /** The member of the task's family that this form trains; empty for the main model. */
   get member() {
     return "";

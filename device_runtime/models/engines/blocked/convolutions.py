@@ -46,20 +46,21 @@ def convolution(ops: Operators, x: Maps | str, kernel: Kernel, bias: str, size: 
         return ops.convolution(x, blocked, bias, kernel.outs, kernel.window, size, x.padded)
     if kernel.group > 1 or isinstance(x, str) == (kernel.ins >= ops.block):
         return None
-    return ops.convolution(x, _kernel(ops, kernel), bias, kernel.outs, kernel.window, size)
+    plain = isinstance(x, str)
+    return ops.convolution(x, _kernel(ops, kernel, plain=plain), bias, kernel.outs, kernel.window, size)
 
 
-def _kernel(ops: Operators, kernel: Kernel) -> str:
+def _kernel(ops: Operators, kernel: Kernel, *, plain: bool = False) -> str:
     """(out, in, rows, columns) -> (out / B, in / B, rows, columns, B of in, B of out).
 
-    If it has fewer inputs than a block: (out / B, in, rows, columns, B of out).
+    For a `plain` input: (out / B, in, rows, columns, B of out).
     """
     b, outs = ops.block, ops.wide(kernel.outs)
-    ins = ops.wide(kernel.ins) if kernel.ins >= b else kernel.ins
+    ins = kernel.ins if plain else ops.wide(kernel.ins)
     given = (kernel.outs, kernel.ins, *kernel.window.kernel)
     value = ops.pad_after(kernel.name, given, (outs, ins, *given[2:]))
     value = ops.blocks_inside(value, outs // b, ins * kernel.places)
-    if kernel.ins >= b:
+    if not plain:
         value = ops.transpose(value, (outs * ins // b**2, b, kernel.places, b), (0, 2, 1, 3))
     return ops.reshape(value, outs, ins, *given[2:])
 

@@ -39,6 +39,7 @@ class Everything(nn.Module):
         )
         self.other = nn.Conv2d(32, 36, (3, 2), (2, 1), (1, 0))  # too wide with padding for blocks of 16
         self.spaced = nn.Conv2d(36, 32, 3, padding=2, dilation=2)
+        self.narrow = nn.Sequential(nn.Conv2d(32, 12, 1), nn.ReLU(), nn.Conv2d(12, 32, 1))  # as of an adapter
         self.dense = nn.Linear(32, 32)
         self.head = nn.Linear(32, CLASSES)
 
@@ -47,6 +48,7 @@ class Everything(nn.Module):
         x = self.wide(x) + self.short(x)
         x = torch.cat((self.fewer[0](self.each(x) * x), self.pools[1](x)), 1)
         x = self.spaced(self.other(self.fewer[1:](x)))
+        x = x + self.narrow(x)
         return self.head(self.dense(x.flatten(1)))
 
 

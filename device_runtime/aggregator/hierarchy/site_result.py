@@ -1,0 +1,97 @@
+"""The result of a round at a site, which the site forwards as the work of one device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import isfinite, nan
+
+from device_runtime.aggregator.rounds.run import OpenRun
+from device_runtime.aggregator.views.listener import ContributionRecord, RoundClosed
+from device_runtime.broker.wire.messages import Step
+from device_runtime.client.energy import Energy, together
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies import registry
+from device_runtime.strategies.statistics import closed_form
+from device_runtime.strategies.statistics.class_statistics import Statistics
+
+from .forwarding import round_statistics
+
+
+@dataclass(frozen=True)
+class SiteResult:
+    """The result of a round at a site, as the work of one device.
+
+    `weights` is the whole merged base, `steps` are the zeroth-order steps to it, `statistics` the class
+    statistics of all devices, if any were asked for. Samples, seconds and joules are sums over the
+    contributions; peak memory and epsilon are maxima. `train_loss` is the mean weighted by samples. It is nan
+    if no contribution has one; epsilon is nan if none is private.
+    """
+
+    weights: Tensors
+    steps: tuple[Step, ...]
+    statistics: Statistics | None
+    num_examples: int
+    train_loss: float
+    train_time_s: float
+    energy: Energy
+    peak_memory_bytes: int
+    epsilon: float
+    means_alone: bool
+    """Whether all contributions were class statistics alone."""
+    summary: str
+
+
+def result_of(rounds: OpenRun, number: int) -> SiteResult | str:
+    """The result of merged round `number` of a site, or why there is nothing to forward."""
+    closed = rounds.store.rounds.closed(number)[0]
+    devices, least = len({one.device for one in closed.contributions}), rounds.task.min_contributions
+    if devices < least:
+        return f"{devices} of {least} contributions"
+    statistics = _statistics(rounds, number)
+    known = statistics is not None and statistics.sums.counts.any()
+    before, after = rounds.store.rounds.start(number).base, rounds.store.rounds.start(number + 1).base
+    if closed.note and not known and after.sha == before.sha:
+        return closed.note
+    taken = after.at - before.at if after.line == before.line else 0
+    steps = rounds.store.taken.last(number + 1, taken)
+    return site_result(closed, rounds.weights(number + 1), steps, statistics)
+
+
+def _statistics(rounds: OpenRun, number: int) -> Statistics | None:
+    """The class statistics of all devices of a merged round; None if none were stored."""
+    kept = rounds.store.rounds.start(number + 1).carried.memory.get(closed_form.MEMORY)
+    if kept is None:
+        return None
+    memory = tensors.decode(rounds.store.models.get(kept))
+    return round_statistics(memory, rounds.weights(number), rounds.manifest, rounds.task.statistics)
+
+
+def site_result(
+    closed: RoundClosed, weights: Tensors, steps: tuple[Step, ...], statistics: Statistics | None
+) -> SiteResult:
+    """Sum up a closed round, the merged base, the steps to it and the class statistics."""
+    sent = closed.contributions
+    devices = len({one.device for one in sent})
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in sent).items())
+    told = [one for one in sent if isfinite(one.train_loss)]
+    examples = sum(one.num_examples for one in told)
+    return SiteResult(
+        weights=weights,
+        steps=steps,
+        statistics=statistics,
+        num_examples=sum(one.num_examples for one in sent),
+        train_loss=sum(one.train_loss * one.num_examples for one in told) / examples if examples else nan,
+        train_time_s=sum(one.train_time_s for one in sent),
+        energy=together(_energy(one) for one in sent),
+        peak_memory_bytes=max(one.peak_memory_bytes for one in sent),
+        epsilon=max((one.epsilon for one in sent if isfinite(one.epsilon)), default=nan),
+        means_alone=all(registry.kind(one.kind).statistics_alone for one in sent),
+        summary=f"of {devices} device{'' if devices == 1 else 's'}: {kinds}",
+    )
+
+
+def _energy(one: ContributionRecord) -> Energy:
+    off = one.energy_uncertainty
+    return Energy(one.energy_j, one.energy_source, off if isfinite(off) else 1.0)

@@ -1,0 +1,60 @@
+/**
+ * Masks an update for the helpers of an offer, so that the aggregator can read only sums of updates
+ * (client/training/masked_update.py).
+ */
+import { withClassStatistics } from "../class_statistics.js";
+import { MaskError } from "../errors.js";
+import { make } from "../kinds/registry.js";
+import { ENVELOPE_BYTES } from "../workload.js";
+import { layoutOf } from "./layout.js";
+import { KEY_BYTES, seal } from "./seeds.js";
+import { write } from "./sums.js";
+
+/** @typedef {import("../manifest.js").Manifest} Manifest */
+
+/** `size` random bytes. @param {number} size */
+const drawn = (size) => crypto.getRandomValues(new Uint8Array(size));
+
+/**
+ * The content of a masked contribution, its mask, and what was shortened so that it fits ("" for nothing). Rejects with
+ * MaskError for an update that cannot be masked.
+ * @param {import("../kinds/kind.js").TrainedUpdate} update @param {any} form of the kind, which made it
+ * @param {{offer: any, base: import("../flat.js").Tensors, manifest: Manifest, device: string}} given with masks
+ * @param {(size: number) => Uint8Array} [draw]
+ */
+export async function masked(update, form, { offer, base, manifest, device }, draw = drawn) {
+  const { task, run, round, masks } = offer;
+  const { min_group, noise_milli, clip_milli } = masks;
+  const strategy = asOffered(offer, form);
+  const layout = layoutOf(strategy, manifest, base, masks);
+  const weighed = { update, strategy, mostWeight: masks.most_weight };
+  const { vector, note } = write(weighed, layout, clip_milli / 1000);
+  const made = { kind: update.kind, form: update.form, exponents: noise_milli ? layout.exponents : [] };
+  const purpose = { task, run, round, ...made, device, min_group, noise_milli, clip_milli };
+  const { mask, seeds } = await seal(draw(KEY_BYTES), masks.helpers.map((/** @type {any} */ { key }) => key), purpose);
+  vector.addMasks(seeds);
+  return { body: vector.bytes, mask, note };
+}
+
+/**
+ * What the masks of an offer change about a choice. @param {any} offer with masks @param {Manifest} manifest
+ * @returns {import("../choose.js").MaskedRound}
+ */
+export function maskedRound(offer, manifest) {
+  const bytesUp = (/** @type {any} */ form) => {
+    const { values, numbers } = layoutOf(asOffered(offer, form), manifest, new Map(), offer.masks);
+    return 4 * values + 8 * numbers + ENVELOPE_BYTES;
+  };
+  return { alone: offer.masks.alone, bytesUp };
+}
+
+/**
+ * The form with the class statistics that the offer asks for: a device may send fewer, the layout has room for all.
+ * Throws MaskError for a kind whose updates do not add up. @param {any} offer @param {any} form
+ */
+function asOffered({ kinds }, form) {
+  const { settings } = kinds.find((/** @type {any} */ { name }) => name === form.name);
+  const { statistics, unsummable } = make(form.name, settings);
+  if (unsummable) throw new MaskError(`cannot be masked: ${unsummable}`);
+  return withClassStatistics(form, statistics);
+}
