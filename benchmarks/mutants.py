@@ -1,7 +1,7 @@
 """Counts how many faults in the machines of the device and of the aggregator the tests find (with mutmut).
 
     .venv/bin/pip install -e '.[mutation]'
-    .venv/bin/python benchmarks/mutants.py               # all 2,400, about half an hour on one core
+    .venv/bin/python benchmarks/mutants.py               # all 2,400, 20 minutes on one core
     .venv/bin/python benchmarks/mutants.py --sample 100  # so many of each machine, drawn by --seed
 
 mutmut makes mutants: copies of the code with one change each, of an operator, a number, a text or an

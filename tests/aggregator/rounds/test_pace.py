@@ -124,13 +124,20 @@ def test_a_learnt_deadline_in_vain_is_doubled_up_to_the_longest_before_the_run_i
     state, _ = machine.resume(replace(RULES, max_extensions=2), saved, 0.0)
     learnt, longest = state.closes_s, RULES.round_deadline_s
     lengths, now, commands = [], 0.0, []
-    while state.phase == "collect":
+    while state.phase == "collect" and len(lengths) < 20:
         lengths.append(state.closes_s - now)
         now = state.closes_s
         state, commands = play(state, *online("a"), Planned(now - 0.5, "a", 2, ""), TimePassed(now))
     assert lengths == pytest.approx([*(learnt * 2**n for n in range(len(lengths) - 1)), longest])
     assert len(lengths) >= 3
     assert commands[-1] == GiveUp(2, len(lengths), longest, ("a",), ())
+
+
+def test_the_round_after_a_deadline_in_vain_has_the_learnt_deadline_again():
+    state, _ = machine.resume(RULES, Saved(2, "collect", paces=(classes(5),)), 0.0)
+    learnt = state.closes_s
+    state, _ = play(state, *online("a"), TimePassed(learnt), came("a", learnt + 1, 2), *worked(learnt + 1))
+    assert (state.round, state.closes_s) == (3, pytest.approx(2 * learnt + 1))
 
 
 def test_of_a_cohort_each_device_needed_the_time_since_it_was_asked():
