@@ -5,7 +5,7 @@ import pytest
 from device_runtime.aggregator.rounds.state import RoundsState, Rules
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 
-OTHERS = {"richest", "bound", "all_devices", "max_contributions", "given"}
+OTHERS = {"richest", "bound", "all_devices", "max_contributions", "given", "masked"}
 """Rules that are no settings of a task."""
 
 
@@ -23,6 +23,7 @@ def test_the_rules_of_a_run_are_the_settings_of_its_task(settings):
     rules = Rules.of(task)
     for name in (field.name for field in fields(Rules) if field.name not in OTHERS):
         assert getattr(rules, name) == getattr(task, name), name
+    assert not rules.masked
 
 
 def test_kinds_whose_round_must_be_their_own_never_count_in_a_later_one():
