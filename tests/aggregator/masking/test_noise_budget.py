@@ -8,6 +8,7 @@ import pytest
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks.central_noise import CentralNoise
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
+from device_runtime.aggregator.views.console_log import summary
 from device_runtime.aggregator.views.listener import RoundOpened
 
 NOISE = {"epsilon": 4.0, "delta": 1e-3, "clip_norm": 0.5}
@@ -58,7 +59,9 @@ def test_what_is_spent_is_on_disk_when_a_round_opens_and_in_its_record_when_it_c
     assert b.store.sums.noise() == {1: expected.noise_milli}
     play(1)
     [closed] = b.store.rounds.closed()
-    assert closed.record.central_epsilon == pytest.approx(expected.spent([expected.noise_milli]))
+    spent = expected.spent([expected.noise_milli])
+    assert closed.record.central_epsilon == pytest.approx(spent)
+    assert f", epsilon {spent:.2f} spent by noise" in summary(closed)
     play(2)
     again = b.restart()
     assert list(again.store.sums.noise()) == [1, 2, 3], "the third round is open"
