@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .aggregator.tasks.task import KindSettings, Task
+    from .aggregator.tasks.kind_settings import KindSettings
+    from .aggregator.tasks.task import Task
     from .api import data as data
     from .api.aggregating import Aggregator
     from .api.device import Device, DeviceOptions, load
@@ -56,7 +57,7 @@ _HOMES = {
     "DeviceOptions": "api.device",
     "Fleet": "profiles.fleets.fleet:FleetSpec",
     "Guess": "client.personal.asking",
-    "KindSettings": "aggregator.tasks.task",
+    "KindSettings": "aggregator.tasks.kind_settings",
     "Personal": "client.personal.asking",
     "Prediction": "client.personal.asking",
     "Scenario": "simulation.scenario",

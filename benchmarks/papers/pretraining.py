@@ -8,7 +8,8 @@ from pathlib import Path
 
 import platformdirs
 
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.compare.performing import RunOptions, of_policy, perform
 from device_runtime.simulation.compare.plan import bundle_sha256

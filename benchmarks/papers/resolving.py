@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.aggregator.tasks.task import KindSettings, Task, kinds_named
+from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.profiles import DeviceProfile, FleetSpec, ProfileError, shipped

@@ -21,7 +21,8 @@ import echo
 import numpy as np
 from work import SCALE, SEED, WORKS, Arrays, Job, report, round_seed, user_name, weights
 
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Source

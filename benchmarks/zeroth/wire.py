@@ -27,7 +27,8 @@ from tabulate import tabulate
 from benchmarks.zeroth.metered import Meter
 from device_runtime.aggregator.rounds.ports import EnrolledDevices, Ports
 from device_runtime.aggregator.rounds.service import Service
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import RoundClosed, RunEvent
 from device_runtime.broker.security.signing import DeviceSigner, Signer, verify_message
 from device_runtime.broker.servers import brokers

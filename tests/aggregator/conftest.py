@@ -16,7 +16,8 @@ import pytest
 from device_runtime.aggregator.intake.limits import MOST_DEVICES
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.servers import brokers, mosquitto
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire import compact_round as small

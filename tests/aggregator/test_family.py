@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.errors import RunFolderError, TaskError
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import manifest as manifests
 

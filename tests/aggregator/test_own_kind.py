@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.strategies import plugins, registry
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_kind.py"

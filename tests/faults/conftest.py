@@ -19,7 +19,8 @@ import pytest
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.storage.store import Store
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.errors import BrokerStartError
 from device_runtime.broker.servers import brokers, mosquitto
 from device_runtime.broker.servers.mosquitto import Mosquitto

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.merging.merge_round import MergeTools as ServerSide
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.simulation.bases import BaseHistory, ShippedModel
 from device_runtime.simulation.clock.asking import PendingUpdate
 from device_runtime.simulation.executors.job import FailedJob, TrainingJob

@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.tasks import systems
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.run import prepare, simulate

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.aggregator.tasks.task import kinds_named
+from device_runtime.aggregator.tasks.kind_settings import kinds_named
 from device_runtime.broker.wire import step_log
 from device_runtime.broker.wire.messages import MessageError, Offer, Step
 from device_runtime.models.bundles.manifest import Manifest

@@ -22,7 +22,8 @@ from device_runtime.aggregator.storage import database
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks import task as tasks
-from device_runtime.aggregator.tasks.task import KindSettings, Late, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Late, Task
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Event, Received

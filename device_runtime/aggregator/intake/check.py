@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 
 from device_runtime.aggregator.errors import UpdateRefused
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.messages import INLINE_LIMIT, Contribution, Metrics
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.manifest import Manifest

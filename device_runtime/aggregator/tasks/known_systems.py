@@ -17,7 +17,8 @@ from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 from device_runtime.strategies.registry import KINDS, settings_alone
 from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED, SAMPLED_COHORT_LR
 
-from .task import KindSettings, Start, Task
+from .kind_settings import KindSettings
+from .task import Start, Task
 
 Settings = Mapping[str, Any]
 Rounds = Callable[[int], int]

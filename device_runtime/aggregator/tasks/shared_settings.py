@@ -13,8 +13,9 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.codec import CodecError
 
+from .kind_settings import KindSettings
 from .known_systems import has_setting
-from .task import KindSettings, Task
+from .task import Task
 
 log = logging.getLogger(__name__)
 

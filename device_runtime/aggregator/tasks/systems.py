@@ -14,6 +14,7 @@ import msgspec
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.strategies import registry
 
+from .kind_settings import KindSettings
 from .known_systems import (
     AS_PUBLISHED,
     SYSTEMS,
@@ -24,7 +25,7 @@ from .known_systems import (
     merged,
     server_optimizer_for,
 )
-from .task import KindSettings, Task
+from .task import Task
 
 ALIASES = {"fedfsc+(baseline+)": "fedfsc+(fedavg+)", "drop": "fedavg", "reduced": "fedavg+"}
 ELSEWHERE = {

@@ -16,6 +16,7 @@ from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
 from device_runtime.aggregator.tasks import shared_settings as training
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.aggregator.tasks.kind_settings import kinds_named
 from device_runtime.aggregator.tasks.shared_settings import with_codec
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import add_plugins, load_plugins
@@ -370,7 +371,7 @@ def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
     flags = {field: value for field, value in given.items() if value is not None}
     if args.kinds is not None:
         names = [name.strip() for name in args.kinds.split(",") if name.strip()]
-        flags["kinds"] = msgspec.to_builtins(tasks.kinds_named(names))
+        flags["kinds"] = msgspec.to_builtins(kinds_named(names))
     if args.family is not None:
         flags["family"] = [name.strip() for name in args.family.split(",") if name.strip()]
     if masks := _masks(args):

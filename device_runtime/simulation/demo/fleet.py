@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.simulation import partition
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.digits import Split

@@ -18,7 +18,8 @@ from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.storage.model_versions import SERVED
 from device_runtime.aggregator.storage.run_files import Records
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import PeopleView
 from device_runtime.aggregator.views.listener import ContributionRecord, Observer, RoundClosed, RoundRecord
 from device_runtime.broker.servers import brokers

@@ -9,7 +9,8 @@ from device_runtime.aggregator.hierarchy.edge_process import SiteProcess
 from device_runtime.aggregator.hierarchy.site_manager import SiteRules
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.blobs import Blobs, block_count

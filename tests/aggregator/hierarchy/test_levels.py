@@ -6,7 +6,7 @@ import pytest
 
 from device_runtime.aggregator.hierarchy.site_manager import SiteRules
 from device_runtime.aggregator.rounds.given_rounds import GivenRoundStore
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Received
 from device_runtime.broker.wire.messages import Contribution, Hello, Plan, Step, encode

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from nacl.bindings import crypto_scalarmult_base
 
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.wire import compact_round, messages, topics
 from device_runtime.broker.wire.messages import Contribution, HelperKey, Masks, Plan
 from device_runtime.models.bundles import tensors

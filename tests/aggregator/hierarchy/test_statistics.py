@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.hierarchy import forwarding
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import Hello, State, encode

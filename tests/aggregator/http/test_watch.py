@@ -24,7 +24,8 @@ from device_runtime.aggregator.http.shapes import KindFigures
 from device_runtime.aggregator.http.watch import ServedTask, TaskWatch, health_of
 from device_runtime.aggregator.rounds.ports import LoopClock
 from device_runtime.aggregator.serving.config import HttpSection
-from device_runtime.aggregator.tasks.task import Task, kinds_named
+from device_runtime.aggregator.tasks.kind_settings import kinds_named
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRecord,

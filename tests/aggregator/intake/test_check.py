@@ -4,7 +4,8 @@ import pytest
 
 from device_runtime.aggregator.errors import UpdateRefused
 from device_runtime.aggregator.intake.check import ExpectedContribution, check_content, check_message, norm
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.blobs import blob_of as blob_of
 from device_runtime.broker.wire.messages import Blob, Contribution, Metrics
 from device_runtime.models.bundles import tensors

@@ -32,7 +32,7 @@ from device_runtime.aggregator.serving.config import LogSection
 from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
 from device_runtime.aggregator.serving.process import Process
 from device_runtime.aggregator.storage.store import Store
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Link, LinkOptions, Received

@@ -8,8 +8,8 @@ import pytest
 
 from device_runtime.aggregator.intake.check import masked_bytes
 from device_runtime.aggregator.intake.check_process import ContributionChecker
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
-from device_runtime.aggregator.tasks.task import KindSettings
 from device_runtime.broker.wire import compact_round, topics
 from device_runtime.broker.wire.messages import Mask
 from device_runtime.models.bundles import tensors

@@ -9,8 +9,8 @@ import pytest
 
 from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.masking import groups, requests
+from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
-from device_runtime.aggregator.tasks.task import KindSettings, kinds_named
 from device_runtime.aggregator.views.listener import DeviceSeen, SumsAwaited
 from device_runtime.broker.wire import compact_round, topics
 from device_runtime.broker.wire.messages import Hello, SumAnswer

@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.storage import bases
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.wire import step_log as steps
 from device_runtime.models.bundles import tensors
 

@@ -14,7 +14,7 @@ from device_runtime.aggregator.delivery.last_will import GRACE_S, RETURN_S
 from device_runtime.aggregator.intake.fetching import MAX_PULLS
 from device_runtime.aggregator.rounds.device_messages import FETCHED_S, MOST_REASONS
 from device_runtime.aggregator.rounds.service import LINGER_S, MOST_LINGER_S
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRefused,

@@ -3,7 +3,8 @@ from dataclasses import fields, replace
 import pytest
 
 from device_runtime.aggregator.rounds.state import RoundsState, Rules
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 
 OTHERS = {"richest", "bound", "all_devices", "max_contributions", "given", "masked"}
 """Rules that are no settings of a task."""

@@ -30,7 +30,8 @@ from device_runtime.aggregator.rounds.events import (
 )
 from device_runtime.aggregator.rounds.pace import STEP, WINDOW, class_of, closing_s
 from device_runtime.aggregator.rounds.state import RoundsState, Rules, Saved
-from device_runtime.aggregator.tasks.task import KindSettings, Task, kinds_named
+from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import RoundClosed
 
 DATABASES = ("sqlite", "postgres")

@@ -9,7 +9,8 @@ import pytest
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.feasible import with_possible_head
-from device_runtime.aggregator.tasks.task import KindSettings, Task, decode, kinds_named
+from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
+from device_runtime.aggregator.tasks.task import Task, decode
 from device_runtime.models.bundles.tensors import decode as read
 from device_runtime.models.bundles.tensors import encode
 from device_runtime.models.engines.available import open_model

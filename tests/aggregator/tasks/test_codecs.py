@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.wire.messages import Get, decode
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies.codecs.chain import codec_named

@@ -4,7 +4,7 @@ import pytest
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks.feasible import check_kinds
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.strategies import registry
 

@@ -3,8 +3,9 @@ import pytest
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import systems
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.operator.serve import add_arguments, task_of
 from device_runtime.strategies.terms.dp_sgd import DpSgd, dp_settings
 from device_runtime.strategies.terms.moon import Moon

@@ -3,7 +3,8 @@ import pytest
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import task as tasks
-from device_runtime.aggregator.tasks.task import KindSettings, Task, kinds_named
+from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.strategies import registry
 from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import ClassStatistics

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from device_runtime.aggregator.tasks import task as tasks
-from device_runtime.aggregator.tasks.task import KindSettings, Task, tomllib
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task, tomllib
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.few_shot import FewShot

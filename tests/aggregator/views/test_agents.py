@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.views.listener import Contributed, ContributionRefused, RoundClosed
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Connected, Received

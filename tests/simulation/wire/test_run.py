@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import RoundExtended, RoundOpened
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.topics import TopicError

@@ -6,7 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.cache.model_cache import ModelCache
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles import tensors

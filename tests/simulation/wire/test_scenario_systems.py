@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from device_runtime.aggregator.tasks import systems
-from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 
 from .test_scenario import both, check_equal, scenario
 

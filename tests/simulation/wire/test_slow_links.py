@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import DeviceSeen, RoundExtended, RoundOpened
 from device_runtime.broker.wire import topics
 from device_runtime.profiles import Bandwidth

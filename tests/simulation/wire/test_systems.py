@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.tasks import systems
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.known_systems import SYSTEMS
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation.wire.run import WireCourse, WireMember, run_on_wire

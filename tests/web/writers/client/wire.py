@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.simulation.wire.run import (
     AggregatorKilled,
