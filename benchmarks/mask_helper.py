@@ -1,4 +1,4 @@
-"""What a mask helper takes for the sum of a set: seconds on one core, peak of memory, bytes of its ledger.
+"""Measures a mask helper: seconds on one core, peak memory, and bytes of its ledger.
 
     .venv/bin/python benchmarks/mask_helper.py                         # half a minute
     .venv/bin/python benchmarks/mask_helper.py --devices 1000 --values 10000000
@@ -26,7 +26,7 @@ from nacl.bindings import crypto_scalarmult_base
 from tabulate import tabulate
 
 from device_runtime.broker.wire.blobs import blob_of
-from device_runtime.broker.wire.messages import SumRequest, SumSeed
+from device_runtime.broker.wire.sum_messages import SumRequest, SumSeed
 from device_runtime.mask_helper.ledger import FILE, Ledger
 from device_runtime.mask_helper.summing import SumLimits, check_request, opened_set, sum_of_masks
 from device_runtime.strategies.masking.seeds import MaskPurpose, seal

@@ -1,4 +1,4 @@
-"""What a masked update costs a device, beside the same update in the clear: bytes, milliseconds, memory.
+"""Measures a masked update on a device beside the same update in the clear: bytes, milliseconds, memory.
 
     .venv/bin/python benchmarks/masking_device.py                   # updates of 1,000 and 1,000,000 values
     .venv/bin/python benchmarks/masking_device.py --cache bundles   # and beside an epoch of 100 samples

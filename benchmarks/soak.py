@@ -1,4 +1,4 @@
-"""A federation that is killed all the time: aggregator, broker, devices and mask helpers, two hundred times.
+"""Kills the processes of a federation two hundred times: aggregator, broker, devices, mask helpers.
 
     .venv/bin/python benchmarks/soak.py                         # 200 kills, about 20 minutes
     .venv/bin/python benchmarks/soak.py --kills 20 --seed 3     # a look

@@ -1,4 +1,4 @@
-"""What commands that run as services share: exit status, stopping on signals, reports to systemd."""
+"""Exit status, stopping on signals and reports to systemd, for commands that run as services."""
 
 from __future__ import annotations
 

@@ -20,16 +20,8 @@ from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import MAX_BYTES, Blobs
 from device_runtime.broker.wire.link_events import Connected, Disconnected, Event, Received, Will
-from device_runtime.broker.wire.messages import (
-    INLINE_LIMIT,
-    Get,
-    MessageError,
-    State,
-    SumAnswer,
-    SumRequest,
-    decode,
-    encode,
-)
+from device_runtime.broker.wire.messages import INLINE_LIMIT, Get, MessageError, State, decode, encode
+from device_runtime.broker.wire.sum_messages import SumAnswer, SumRequest
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.broker.wire.transfer import Pull, answer_get
 
@@ -69,7 +61,7 @@ class HelperLink(Protocol):
 
 @dataclass
 class HelperFigures:
-    """What a helper has done since its start.
+    """Figures of a helper's work since its start.
 
     devices: in the sums that were told. seconds: of making them. looked_s: when the loop last looked at the
     clock.
@@ -86,7 +78,7 @@ class HelperFigures:
 
 @dataclass(frozen=True)
 class HelperSettings:
-    """The helper's name at the broker, its folder, and what its owner allows."""
+    """The helper's name at the broker, its folder, and its owner's limits."""
 
     name: str
     folder: Path

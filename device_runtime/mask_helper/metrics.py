@@ -1,4 +1,4 @@
-"""Serves what a helper has done as metrics for Prometheus. Needs prometheus_client (the extra `service`)."""
+"""Serves the figures of a helper as metrics for Prometheus. Needs prometheus_client (the extra `service`)."""
 
 from __future__ import annotations
 

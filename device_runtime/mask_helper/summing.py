@@ -13,13 +13,12 @@ from itertools import pairwise
 from math import sqrt
 
 import msgspec
-from nacl.bindings import crypto_aead_chacha20poly1305_ietf_encrypt
 
-from device_runtime.broker.wire.messages import SumRequest, SumSeed
+from device_runtime.broker.wire.sum_messages import SumRequest, SumSeed
 from device_runtime.broker.wire.topics import TopicError, check_device, check_task
 from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.masking.layout import CHECKS
-from device_runtime.strategies.masking.masks import MaskedVector
+from device_runtime.strategies.masking.masks import MaskedVector, keystream
 from device_runtime.strategies.masking.noise import add_noise
 from device_runtime.strategies.masking.seeds import MaskPurpose, unseal
 
@@ -34,7 +33,7 @@ _seeds = msgspec.msgpack.Decoder(tuple[SumSeed, ...])
 
 @dataclass(frozen=True)
 class SumLimits:
-    """What the helper's owner allows.
+    """Limits that the helper's owner sets.
 
     min_group: the fewest devices of a sum, where the task promises fewer. most_devices: of a sum.
     most_numbers: values and sums of a vector together; a value takes 4 bytes of memory, a sum 8.
@@ -154,21 +153,9 @@ def _opened(secret: bytes, request: SumRequest, one: SumSeed, helpers: int) -> b
         found = f"{len(one.mask.tags)} helpers, others {helpers}"
         raise SumRefused(f"the mask of {one.device} is for {found}: a round has the same for all")
     _check_length("form", one.form)
-    purpose = MaskPurpose(
-        request.task,
-        request.run,
-        request.round,
-        request.kind,
-        one.form,
-        one.device,
-        request.min_group,
-        request.noise_milli,
-        request.clip_milli,
-        request.exponents,
-    )
     try:
         check_device(one.device)
-        return unseal(secret, one.mask, request.at, purpose)
+        return unseal(secret, one.mask, request.at, MaskPurpose.asked(request, one))
     except (MaskError, TopicError, OverflowError) as error:
         raise SumRefused(str(error)) from None
 
@@ -206,7 +193,7 @@ class MaskSum:
             return False
         request = self.set.request
         if request.noise_milli:
-            add_noise(self.vector, request.exponents, deviation(self.set), keystream(self._noise))
+            add_noise(self.vector, request.exponents, deviation(self.set), repeatable_bytes(self._noise))
         return True
 
 
@@ -224,14 +211,13 @@ def deviation(one: MaskSet) -> float:
     return request.noise_milli / 1000 * request.clip_milli / 1000 / sqrt(one.helpers)
 
 
-def keystream(seed: bytes) -> Callable[[int], bytes]:
-    """A source of bytes that are the same for the same seed (32 bytes) and the same calls: ChaCha20."""
+def repeatable_bytes(seed: bytes) -> Callable[[int], bytes]:
+    """A source of random bytes that gives the same for the same seed (32 bytes) and the same calls."""
     calls = 0
 
     def source(size: int) -> bytes:
         nonlocal calls
         calls += 1
-        nonce = calls.to_bytes(12, "little")
-        return crypto_aead_chacha20poly1305_ietf_encrypt(bytes(size), None, nonce, seed)[:size]
+        return keystream(seed, calls.to_bytes(12, "little"), size)
 
     return source

@@ -85,7 +85,7 @@ class SimulatedSums:
 
     @property
     def choice(self) -> MaskedRound:
-        """What masks change about a device's choice while no kind was alone."""
+        """The effect of masks on a device's choice while no kind was alone."""
         kinds, manifests = tuple(self._kinds.values()), self._manifests
         found = masked_round(self._masks, kinds, manifests.__getitem__)
         sizes = lru_cache(256)(lambda kind, form: found.bytes_up(self._kinds[kind].variant_named(form)))

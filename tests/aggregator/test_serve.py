@@ -18,10 +18,10 @@ from device_runtime.aggregator.merging.merge_round import samples
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.serving import config as backing
 from device_runtime.aggregator.serving.config import BrokerSection
-from device_runtime.aggregator.serving.exit_codes import Exit
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.cli.operator import serve as command
 from device_runtime.cli.table import COMMANDS
+from device_runtime.service_process import Exit
 
 DATABASES = ("sqlite", "postgres")
 KINDS = ("full", "few-shot", "zeroth-order", "class-means")

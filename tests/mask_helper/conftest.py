@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from nacl.bindings import crypto_scalarmult_base
 
-from device_runtime.broker.wire.messages import SumRequest, SumSeed
+from device_runtime.broker.wire.sum_messages import SumRequest, SumSeed
 from device_runtime.strategies.masking.masks import MaskedVector
 from device_runtime.strategies.masking.seeds import MaskPurpose, seal
 

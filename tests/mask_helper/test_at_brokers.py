@@ -19,7 +19,8 @@ from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.link import Link, LinkOptions, Received
-from device_runtime.broker.wire.messages import Get, State, SumAnswer, decode, encode
+from device_runtime.broker.wire.messages import Get, State, decode, encode
+from device_runtime.broker.wire.sum_messages import SumAnswer
 from device_runtime.broker.wire.transfer import Pull, answer_get
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.strategies.masking.masks import MaskedVector

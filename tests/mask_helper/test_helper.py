@@ -7,7 +7,8 @@ import pytest
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import Blobs, blob_of
 from device_runtime.broker.wire.link import Connected, Disconnected, Received
-from device_runtime.broker.wire.messages import Get, State, SumAnswer, decode, encode
+from device_runtime.broker.wire.messages import Get, State, decode, encode
+from device_runtime.broker.wire.sum_messages import SumAnswer
 from device_runtime.broker.wire.transfer import answer_get
 from device_runtime.mask_helper import helper as helpers
 from device_runtime.mask_helper.helper import HelperClocks, HelperSettings, MaskHelper

@@ -1,4 +1,4 @@
-"""What a helper sums, and what it refuses: the attacks by which an aggregator could see a single update."""
+"""Sums and refusals of a mask helper, with the attacks by which an aggregator could see a single update."""
 
 import re
 
@@ -12,8 +12,8 @@ from device_runtime.mask_helper.summing import (
     SumLimits,
     check_request,
     deviation,
-    keystream,
     opened_set,
+    repeatable_bytes,
     sum_of_masks,
 )
 from device_runtime.strategies.masking.layout import CHECKS
@@ -200,7 +200,7 @@ def test_the_same_noise_is_added_again_and_another_from_another_seed(masking):
 
 
 def test_bytes_of_a_seed_are_the_same_in_the_same_calls_and_never_repeat():
-    one, again = keystream(b"\x05" * 32), keystream(b"\x05" * 32)
+    one, again = repeatable_bytes(b"\x05" * 32), repeatable_bytes(b"\x05" * 32)
     drawn = [one(40), one(40)]
     assert drawn == [again(40), again(40)]
     assert drawn[0] != drawn[1] and {len(each) for each in drawn} == {40}

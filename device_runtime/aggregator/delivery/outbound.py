@@ -12,8 +12,9 @@ from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.broker.wire import compact_round, messages, topics
 from device_runtime.broker.wire.blobs import BLOCK, Blobs, block_count
 from device_runtime.broker.wire.link import packet_bytes
-from device_runtime.broker.wire.messages import Blob, Get, Offer, Receipt, SumRequest
+from device_runtime.broker.wire.messages import Blob, Get, Offer, Receipt
 from device_runtime.broker.wire.session_mac import SessionKey
+from device_runtime.broker.wire.sum_messages import SumRequest
 from device_runtime.broker.wire.transfer import MAX_WINDOW, answer_get
 
 log = logging.getLogger(__name__)

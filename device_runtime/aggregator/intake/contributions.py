@@ -59,7 +59,7 @@ class StoredContribution:
 
 @dataclass(frozen=True)
 class MaskedContribution:
-    """What is known of a masked contribution that counts, without its content."""
+    """A masked contribution that counts, without its content."""
 
     device: str
     round: int

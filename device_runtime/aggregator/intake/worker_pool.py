@@ -18,10 +18,10 @@ import msgspec
 
 from device_runtime.aggregator.errors import WorkerError
 from device_runtime.aggregator.serving.config import LogSection
-from device_runtime.aggregator.serving.exit_codes import Exit
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.broker.wire.link_timing import ReconnectDelay
 from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.service_process import Exit
 
 from .check_process import CheckedMessage
 

@@ -20,7 +20,8 @@ from device_runtime.aggregator.intake.contributions import MaskedContribution
 from device_runtime.aggregator.storage.bases import base_weights
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.broker.wire.messages import INLINE_LIMIT, Masks, SumRequest, SumSeed
+from device_runtime.broker.wire.messages import INLINE_LIMIT, Masks
+from device_runtime.broker.wire.sum_messages import SumRequest, SumSeed
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.errors import MaskError
@@ -69,7 +70,7 @@ class SumGroup:
 
     @property
     def summed(self) -> SummedGroup:
-        """What is known of the devices in the clear, to read the sum."""
+        """The figures of the devices, to read the sum."""
         return SummedGroup(
             devices=len(self.updates),
             share=self.share,

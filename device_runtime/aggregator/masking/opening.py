@@ -40,7 +40,7 @@ def open_sum(group: SumGroup, store: Store, answers: Answers) -> OpenedSum:
 
 
 def record_of(group: SumGroup, loss: float = nan, why: str = "") -> SumRecord:
-    """What is stored of a sum: opened with this training loss, or not opened, and why."""
+    """The record of a sum: opened with this training loss, or not opened, and why."""
     summed = group.summed
     return SumRecord(group.id, group.round, group.kind, summed.devices, summed.num_examples, loss, why)
 

@@ -14,7 +14,8 @@ from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.storage.sums import StoredAnswer
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BlobError
-from device_runtime.broker.wire.messages import Blob, Get, SumAnswer, SumRequest
+from device_runtime.broker.wire.messages import Blob, Get
+from device_runtime.broker.wire.sum_messages import SumAnswer, SumRequest
 from device_runtime.broker.wire.transfer import Pull
 
 from .groups import SumGroup, SumGroups
@@ -41,7 +42,7 @@ class _Asked:
 
 
 class SumRequests:
-    """What mask helpers are asked for in one round; `clock` gives seconds. Raises as Store."""
+    """The requests to mask helpers in one round; `clock` gives seconds. Raises as Store."""
 
     def __init__(self, groups: SumGroups, store: Store, out: Outbound, clock: Callable[[], float]) -> None:
         self._groups, self._store, self._out, self._clock = groups, store, out, clock

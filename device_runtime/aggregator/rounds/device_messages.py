@@ -16,6 +16,7 @@ from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import NotTrusted
 from device_runtime.broker.wire import compact_round, link, topics
 from device_runtime.broker.wire import messages as wire
+from device_runtime.broker.wire.sum_messages import SumAnswer
 
 from .events import DevicePresent, Forgotten, Planned, Reply, Update
 from .ports import Ports
@@ -225,7 +226,7 @@ class DeviceMessageHandler:
                 if payload and wire.decode(payload, wire.State).online:
                     sums.came(helper)
             case "sum":
-                self._runner.sums_changed(sums.answered(helper, wire.decode(payload, wire.SumAnswer)))
+                self._runner.sums_changed(sums.answered(helper, wire.decode(payload, SumAnswer)))
             case "get":
                 sums.blocks(helper, wire.decode(payload, wire.Get))
             case "block":

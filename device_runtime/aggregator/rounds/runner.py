@@ -224,7 +224,7 @@ class RoundCommands:
         return self._rounds.budget.noisy(task.masks.offered(len(state.devices), most, alone))
 
     def unmasked(self, state: RoundsState) -> Iterator[events.Event]:
-        """What follows an answer of a mask helper: the machine hears of it, and when none is missing."""
+        """The events that follow an answer of a mask helper."""
         yield events.SumAnswered(self._ports.clock())
         if not self.sums.missing:
             yield events.PhaseDone(self._ports.clock(), "unmask")

@@ -1,4 +1,4 @@
-"""Exit codes of `device-runtime serve`, and the errors that lead to them.
+"""Gives each expected error of `device-runtime serve` its exit code.
 
 0 and 130 need no action; after 3, 4, 5 and 7 the same command may be tried again; 2, 6 and 8 need a person
 first.
@@ -16,9 +16,6 @@ from device_runtime.aggregator.errors import (
 )
 from device_runtime.broker.errors import BlobError, BrokerRefused, BrokerStartError, BrokerUnreachable
 from device_runtime.service_process import Exit
-
-__all__ = ["Exit", "exit_code"]
-
 
 _OF: tuple[tuple[type[Exception], Exit], ...] = (
     (BrokerUnreachable, Exit.BROKER),

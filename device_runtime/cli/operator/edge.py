@@ -14,7 +14,7 @@ from pathlib import Path
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.serving import enrolled
 from device_runtime.aggregator.serving.config import AUTO, BrokerSection, broker_for, keep_port
-from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
+from device_runtime.aggregator.serving.exit_codes import exit_code
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
@@ -22,6 +22,7 @@ from device_runtime.cli.options import add_connection, add_plugins, count, load_
 from device_runtime.client.connection.connecting import Connection, connect, first_connection
 from device_runtime.client.settings import Settings
 from device_runtime.console import limit_warnings
+from device_runtime.service_process import Exit
 
 __all__ = ["ERRORS", "add_arguments", "exit_code", "run"]
 

@@ -12,7 +12,7 @@ import msgspec
 from device_runtime.aggregator.errors import AggregatorError, ConfigError
 from device_runtime.aggregator.serving import config, logs
 from device_runtime.aggregator.serving.config import ServerConfig
-from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
+from device_runtime.aggregator.serving.exit_codes import exit_code
 from device_runtime.aggregator.tasks import shared_settings as training
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks import task as tasks
@@ -20,6 +20,7 @@ from device_runtime.aggregator.tasks.kind_settings import kinds_named
 from device_runtime.aggregator.tasks.shared_settings import with_codec
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import add_plugins, load_plugins
+from device_runtime.service_process import Exit
 from device_runtime.strategies.robust.settings import RULES
 
 __all__ = [

@@ -46,7 +46,7 @@ Price = Callable[[AnyStrategy], Cost]
 
 @dataclass(frozen=True)
 class MaskedRound:
-    """What masks change about a choice.
+    """The effect of masks on a choice.
 
     alone: kinds that too few devices chose in the round before; one is chosen only if no other kind fits.
     bytes_up: gives the bytes on the wire of a masked update of a form. Raises MaskError for one that cannot

@@ -213,7 +213,7 @@ class DeviceTask(OneTask):
         )
 
     def _masked(self, offer: Offer) -> MaskedRound | None:
-        """What the offer's masks change about the choice; None without masks. Raises KindError."""
+        """The effect of the offer's masks on the choice; None without masks. Raises KindError."""
         if offer.masks is None:
             return None
         from .masked_update import masked_round  # imports cryptography

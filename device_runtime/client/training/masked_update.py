@@ -68,7 +68,7 @@ def masked(
 def masked_round(
     masks: Masks, kinds: Sequence[AnyStrategy], manifest_of: Callable[[str], Manifest]
 ) -> MaskedRound:
-    """What masks change about a choice among the `kinds` of an offer.
+    """The effect of masks on the choice among the `kinds` of an offer.
 
     `manifest_of` gives the manifest of a member.
     """

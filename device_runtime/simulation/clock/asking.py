@@ -161,7 +161,7 @@ class DeviceSampler:
         return PendingUpdate(device, name, group, number, opening.now, kind, strategy, line, samples)
 
     def _masked(self, number: int) -> MaskedRound | None:
-        """What masks change about a choice in round `number`; None without."""
+        """The effect of masks on the choice in round `number`; None without masks."""
         masked = self._sizes
         return None if masked is None else replace(masked, alone=self._bases.alone(number))
 

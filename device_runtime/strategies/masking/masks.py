@@ -75,12 +75,17 @@ class MaskedVector:
             _add_keystream(self.sums, seed, 1)
 
 
+def keystream(seed: bytes, nonce: bytes, size: int) -> bytes:
+    """So many bytes of ChaCha20, counted from block 1. seed: 32 bytes. nonce: 12 bytes, of one use."""
+    zeros = _ZEROS[:size] if size <= CHUNK else bytes(size)
+    return crypto_aead_chacha20poly1305_ietf_encrypt(zeros, None, nonce, seed)[:size]
+
+
 def _add_keystream(vector: NDArray[np.uint32] | NDArray[np.uint64], seed: bytes, part: int) -> None:
     step = CHUNK // vector.itemsize
     order = vector.dtype.newbyteorder("<")
     for number, start in enumerate(range(0, len(vector), step)):
         size = min(step, len(vector) - start)
         nonce = part.to_bytes(4, "little") + number.to_bytes(8, "little")
-        zeros = _ZEROS[: size * vector.itemsize]
-        stream = crypto_aead_chacha20poly1305_ietf_encrypt(zeros, None, nonce, seed)
+        stream = keystream(seed, nonce, size * vector.itemsize)
         vector[start : start + size] += np.frombuffer(stream, order, size)

@@ -27,7 +27,7 @@ CHUNK = 1 << 16
 LEAST = 0.05
 """With a smaller parameter all but 2^-280 of the draws are zero."""
 MOST = 2.0**27
-"""Eight deviations of this parameter fill the half of a value's range that sums leave free (see `layout`)."""
+"""The largest parameter: eight deviations fill the half of a value's range that sums leave free."""
 _STEPS = 44
 """The most that a geometric number of ratio 1/e is taken to be; 2^-63 of them are more."""
 _AT_LEAST = np.exp(-np.arange(_STEPS, 0, -1, dtype=np.float64)) * 2.0**64

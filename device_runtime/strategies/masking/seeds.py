@@ -1,4 +1,4 @@
-"""Agrees on mask seeds: a device and each mask helper derive the same seed, which the aggregator cannot.
+"""Derives mask seeds that a device and a mask helper share, and the aggregator does not know.
 
 A device draws a key pair (X25519) for each contribution, and sends its public key with it. From that key each
 helper derives the same shared secret as the device (as DHKEM of RFC 9180, with HMAC-SHA256 as its key
@@ -18,6 +18,7 @@ from nacl.exceptions import CryptoError
 
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import HelperKey, Mask
+from device_runtime.broker.wire.sum_messages import SumRequest, SumSeed
 from device_runtime.strategies.errors import MaskError
 
 KEY_BYTES = 32
@@ -30,7 +31,7 @@ _TAG = b"device-runtime mask tag/1\0"
 
 @dataclass(frozen=True)
 class MaskPurpose:
-    """What a seed is for. A helper opens it for this purpose only.
+    """The purpose of a seed. A helper opens it for this purpose only.
 
     min_group: the fewest devices of a sum, as the round's offer promised. noise_milli, clip_milli: noise
     multiplier and clipping norm of central differential privacy in thousandths, as promised; 0: none.
@@ -49,6 +50,22 @@ class MaskPurpose:
     exponents: tuple[tuple[int, int], ...] = ()
     helpers: int = 0
     """With noise, the number of the round's helpers, who share it; set by `seal` and `unseal`, else 0."""
+
+    @classmethod
+    def asked(cls, request: SumRequest, one: SumSeed) -> MaskPurpose:
+        """The purpose for which a request asks a helper to open the seed of one device."""
+        return cls(
+            request.task,
+            request.run,
+            request.round,
+            request.kind,
+            one.form,
+            one.device,
+            request.min_group,
+            request.noise_milli,
+            request.clip_milli,
+            request.exponents,
+        )
 
     def encoded(self) -> bytes:
         """The purpose as bytes; two purposes never have the same."""

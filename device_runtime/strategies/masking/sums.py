@@ -180,7 +180,7 @@ def _statistics(weighed: Weighed, layout: SumLayout) -> Statistics | None:
 
 @dataclass(frozen=True)
 class SummedGroup:
-    """What is known of the devices of a sum in the clear.
+    """Figures of a sum's devices, which are sent in the clear.
 
     devices: their number. share: the sum of their weights, in parts of `most_weight`. num_examples: the sum
     of their samples. deviation: that of central noise in their sum, as in `noise.add_noise`; 0: none.

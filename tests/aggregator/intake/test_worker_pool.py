@@ -29,7 +29,7 @@ from device_runtime.aggregator.intake.worker_pool import (
     write_message,
 )
 from device_runtime.aggregator.serving.config import LogSection
-from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
+from device_runtime.aggregator.serving.exit_codes import exit_code
 from device_runtime.aggregator.serving.process import Process
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
@@ -39,6 +39,7 @@ from device_runtime.broker.wire.link import Link, LinkOptions, Received
 from device_runtime.broker.wire.messages import Metrics
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.operator import serve as command
+from device_runtime.service_process import Exit
 
 DATABASES = ("sqlite", "postgres")
 KINDS = ("full", "few-shot", "zeroth-order", "class-means")

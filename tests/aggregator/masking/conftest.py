@@ -1,4 +1,4 @@
-"""Masked rounds on a bench: devices that mask their updates, and mask helpers in the process of the test.
+"""A bench for masked rounds: devices that mask their updates, and mask helpers in the process of the test.
 
 Both use the real core (`strategies.masking`); only their link is the bench's.
 """
@@ -16,7 +16,8 @@ from nacl.bindings import crypto_scalarmult_base
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.blobs import Blobs
-from device_runtime.broker.wire.messages import INLINE_LIMIT, Get, State, SumAnswer, SumRequest, SumSeed
+from device_runtime.broker.wire.messages import INLINE_LIMIT, Get, State
+from device_runtime.broker.wire.sum_messages import SumAnswer, SumRequest, SumSeed
 from device_runtime.broker.wire.transfer import answer_get, opening_blocks
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import layout_of
@@ -94,18 +95,7 @@ class Helper:
             return SumAnswer(id=request.id, refusal=self.refusal)
         total = MaskedVector.zeros(request.values, request.sums)
         for one in self._seeds(b, request):
-            purpose = MaskPurpose(
-                request.task,
-                request.run,
-                request.round,
-                request.kind,
-                one.form,
-                one.device,
-                request.min_group,
-                request.noise_milli,
-                request.clip_milli,
-                request.exponents,
-            )
+            purpose = MaskPurpose.asked(request, one)
             total.add_masks([unseal(self.secret, one.mask, request.at, purpose)])
         if request.noise_milli:
             deviation = request.noise_milli * request.clip_milli / 1e6 / len(one.mask.tags) ** 0.5

@@ -13,7 +13,8 @@ from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_na
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.views.listener import DeviceSeen, SumsAwaited
 from device_runtime.broker.wire import compact_round, topics
-from device_runtime.broker.wire.messages import Hello, SumAnswer
+from device_runtime.broker.wire.messages import Hello
+from device_runtime.broker.wire.sum_messages import SumAnswer
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import manifest as manifests
 from device_runtime.models.bundles import tensors

@@ -1,7 +1,8 @@
-"""A random environment of the round machine, and a model that keeps the same books in the plainest way.
+"""A random environment of the round machine, and a plain model of its state.
 
 `RandomRun` lets devices, the disk and the clock do anything in any order, and does what the machine commands.
-After each event the machine's state must be what `Books` says; `RandomRun.check` says what else must hold.
+After each event the machine's state must be that of `PlainModel`; the checks of `RandomRun` say what else
+must hold.
 """
 
 from collections import Counter
@@ -35,8 +36,8 @@ def random_rules(random):
     return replace(rules, pace=Pace(0.8, 1.5, 2.0)) if kind == "paced" else rules
 
 
-class Books:
-    """Who is here, asked, done with the round or at work on an earlier one: plain sets and dicts."""
+class PlainModel:
+    """Devices that are here, asked, done with the round, or at work on an earlier one, in sets and dicts."""
 
     def __init__(self, rules):
         self.rules, self.round = rules, 0
@@ -156,7 +157,7 @@ class RandomRun:
     def __init__(self, random):
         self.random, self.now = random, 0.0
         self.rules = random_rules(random)
-        self.state, self.books = RoundsState(self.rules), Books(self.rules)
+        self.state, self.plain = RoundsState(self.rules), PlainModel(self.rules)
         self.sent, self.unsure, self.fetching, self.work = {}, [], [], []
         self.wanted = 0
 
@@ -180,7 +181,7 @@ class RandomRun:
         before = self.state
         overdue = before.phase == "collect" and self.now >= before.closes_s
         if overdue:
-            self.books.deadline_passed()
+            self.plain.deadline_passed()
         if self.random.random() < 0.5:
             self.unsure = []  # they are on the disk
         self.feed(ev.TimePassed(self.now))
@@ -191,20 +192,20 @@ class RandomRun:
             self.random.choice, (DEVICES, (1, 1, 2), (True, True, False), (True, True, False))
         )
         event = ev.DevicePresent(self.now, device, boot, online, ready)
-        self.books.present(event)
+        self.plain.present(event)
         self.feed(event)
 
     def planned(self):
         number = max(0, self.state.round - self.random.choice((0, 0, 1)))
         event = ev.Planned(self.now, self.random.choice(DEVICES), number, self.random.choice(("", "full")))
-        self.books.planned(event, self.state.phase)
+        self.plain.planned(event, self.state.phase)
         self.feed(event)
 
     def announced(self):
         number = self.state.round - self.random.choice((0, 0, 0, 1, 2, 3, -1))
         kind = self.random.choice(("full", "full", "full", "bound"))
         update = ev.Update(self.random.choice(DEVICES), number, kind, 1, 1)
-        self.books.heard(update.device)
+        self.plain.heard(update.device)
         self.feed(ev.Announced(self.now, update, self.sent.get((update.device, number), "")))
 
     def answer(self):
@@ -219,7 +220,7 @@ class RandomRun:
             return
         update = self.fetching.pop(0)
         if self.random.random() < 0.2:
-            self.books.done(update)
+            self.plain.done(update)
             self.feed(ev.Rejected(self.now, update, "nan"))
         else:
             self.feed(ev.Validated(self.now, update, self.sent.get((update.device, update.round), "")))
@@ -229,13 +230,13 @@ class RandomRun:
         lost, self.unsure = self.unsure, []
         for update in lost:
             del self.sent[update.device, update.round]
-        self.books.refused_by_disk(lost)
+        self.plain.refused_by_disk(lost)
         self.feed(ev.CommitFailed(self.now, tuple(lost)))
 
     def forgotten(self):
         device = self.random.choice(DEVICES)
-        if device not in self.books.ready:
-            self.books.forgotten(device)
+        if device not in self.plain.ready:
+            self.plain.forgotten(device)
             self.feed(ev.Forgotten(self.now, device))
             state = self.state
             assert not any(device in book for book in (state.needs, state.delivered, state.asked_s))
@@ -244,24 +245,24 @@ class RandomRun:
         """Another process goes on with what is on the disk; content that was coming is lost."""
         if self.state.phase != "collect" or self.random.random() < 0.7:
             return
-        books, before = self.books, self.state
-        stored = frozenset(d for d, number in self.sent if number == books.round)
-        asked = {d: n for d, n in books.asked.items() if n >= self.rules.earliest(books.round)}
-        if not books.everyone and not stored <= set(asked):
+        plain, before = self.plain, self.state
+        stored = frozenset(d for d, number in self.sent if number == plain.round)
+        asked = {d: n for d, n in plain.asked.items() if n >= self.rules.earliest(plain.round)}
+        if not plain.everyone and not stored <= set(asked):
             return  # a device that was forgotten would be asked again, and not be waited for
-        present = {d: books.here[d][0] for d in books.ready}
+        present = {d: plain.here[d][0] for d in plain.ready}
         saved = Saved(
-            books.round, "collect", dict(books.counted), stored, asked, before.paces, before.progress,
+            plain.round, "collect", dict(plain.counted), stored, asked, before.paces, before.progress,
             present, before.fruitless, before.given_up,
         )  # fmt: skip
         self.fetching, self.unsure = [], []
-        books.here = {device: (boot, True, True, 0) for device, boot in present.items()}
-        books.asked, books.behind, books.sat_out = asked, {}, set()
-        books.answered, books.had = set(stored), books.counted.total()
-        already = sum(number == books.round for number in asked.values())
-        self.wanted = max(0, (self.rules.cohort(books.round) or 0) - already)
+        plain.here = {device: (boot, True, True, 0) for device, boot in present.items()}
+        plain.asked, plain.behind, plain.sat_out = asked, {}, set()
+        plain.answered, plain.had = set(stored), plain.counted.total()
+        already = sum(number == plain.round for number in asked.values())
+        self.wanted = max(0, (self.rules.cohort(plain.round) or 0) - already)
         self.state, commands = machine.resume(self.rules, saved, self.now)
-        self.check_books()
+        self.check_model()
         self.take(commands)
 
     def feed(self, event):
@@ -270,40 +271,40 @@ class RandomRun:
         assert machine.step(before, event) == (self.state, commands)
         for command in commands:
             self.note(command)
-        self.check_books()
+        self.check_model()
         self.check_durations()
         self.take(commands)
         self.check_places()
 
     def note(self, command):
-        """Keep the books of what the machine has decided."""
+        """Take what the machine has decided into the plain model."""
         if isinstance(command, ev.Announce) and not command.again:
-            self.books.opened(command.round, self.now)
+            self.plain.opened(command.round, self.now)
             state = self.state
             assert (state.measured, dict(state.noted)) == (True, {})
             assert self.rules.waits_for_fast or not (state.durations or state.asked_s)
             self.wanted = self.rules.cohort(command.round) or 0
         elif isinstance(command, ev.Extend):
-            self.books.extended(self.now)
-            self.wanted = (self.rules.cohort(command.round) or 0) - len(self.books.waiting)
+            self.plain.extended(self.now)
+            self.wanted = (self.rules.cohort(command.round) or 0) - len(self.plain.waiting)
         elif isinstance(command, ev.GiveUp):
-            assert command.deadlines == self.books.fruitless + 1 >= self.rules.max_extensions > 0
+            assert command.deadlines == self.plain.fruitless + 1 >= self.rules.max_extensions > 0
         elif isinstance(command, ev.StoreContribution):
             self.accept(command)
         elif isinstance(command, ev.Reply):
             assert command.status in ("accepted", "duplicate", "late", "refused")
             if command.status != "refused" or command.retry_s:
-                self.books.done(command.update)
+                self.plain.done(command.update)
 
     def accept(self, command):
-        update, books = command.update, self.books
-        assert command.into == books.round, "contributions count in the open round"
+        update, plain = command.update, self.plain
+        assert command.into == plain.round, "contributions count in the open round"
         assert (update.device, update.round) not in self.sent, "a device has one voice in a round"
-        assert self.rules.earliest(books.round) <= update.round <= books.round, "none counts that is too late"
-        assert update.kind != "bound" or update.round == books.round
-        assert books.counted.total() < self.rules.max_contributions, "a full round takes no more"
-        assert update.round < books.round or books.is_asked(update.device), "only who was asked counts"
-        books.counted[update.device] += 1
+        assert self.rules.earliest(plain.round) <= update.round <= plain.round, "none counts that is too late"
+        assert update.kind != "bound" or update.round == plain.round
+        assert plain.counted.total() < self.rules.max_contributions, "a full round takes no more"
+        assert update.round < plain.round or plain.is_asked(update.device), "only who was asked counts"
+        plain.counted[update.device] += 1
         self.sent[update.device, update.round] = update.kind
         self.unsure.append(update)
 
@@ -325,35 +326,35 @@ class RandomRun:
         chosen = tuple(free[: command.count])
         self.wanted -= len(chosen)
         event = ev.Invited(self.now, command.round, chosen)
-        self.books.invited(event)
+        self.plain.invited(event)
         self.feed(event)
 
     def free(self):
-        books = self.books
-        return [d for d in sorted(books.ready) if not books.is_asked(d) and d not in books.behind]
+        plain = self.plain
+        return [d for d in sorted(plain.ready) if not plain.is_asked(d) and d not in plain.behind]
 
     def places(self):
         """How many devices are still to be asked; a buffered run keeps as many at work as a cohort has."""
-        books = self.books
-        at_work = len(books.waiting) + len(books.behind)
-        return self.rules.cohort(books.round) - at_work if self.rules.buffer_size else self.wanted
+        plain = self.plain
+        at_work = len(plain.waiting) + len(plain.behind)
+        return self.rules.cohort(plain.round) - at_work if self.rules.buffer_size else self.wanted
 
-    def check_books(self):
-        state, books = self.state, self.books
-        assert {d: (p.boot, p.online, p.ready, p.silences) for d, p in state.devices.items()} == books.here
-        assert (set(state.ready), set(state.waiting)) == (books.ready, books.waiting)
-        assert (set(state.answered), set(state.sat_out)) == (books.answered, books.sat_out)
-        assert (dict(state.asked), dict(state.behind)) == (books.asked, books.behind)
+    def check_model(self):
+        state, plain = self.state, self.plain
+        assert {d: (p.boot, p.online, p.ready, p.silences) for d, p in state.devices.items()} == plain.here
+        assert (set(state.ready), set(state.waiting)) == (plain.ready, plain.waiting)
+        assert (set(state.answered), set(state.sat_out)) == (plain.answered, plain.sat_out)
+        assert (dict(state.asked), dict(state.behind)) == (plain.asked, plain.behind)
         if state.phase == "collect":
-            assert (state.had, state.fruitless) == (books.had, books.fruitless)
-        assert (dict(state.counted), state.contributions) == (books.counted, books.counted.total())
+            assert (state.had, state.fruitless) == (plain.had, plain.fruitless)
+        assert (dict(state.counted), state.contributions) == (plain.counted, plain.counted.total())
         for device in DEVICES:
-            asked = books.is_asked(device) and (books.everyone or device not in books.answered)
+            asked = plain.is_asked(device) and (plain.everyone or device not in plain.answered)
             assert state.concerns(device) == (state.phase == "collect" and asked)
 
     def check_durations(self):
         """Where deadlines are learnt, each contribution to the open round has its duration, and no other."""
-        state, number = self.state, self.books.round
+        state, number = self.state, self.plain.round
         assert min(state.opened, default=number) >= self.rules.earliest(number)
         if self.rules.pace is None or state.phase != "collect" or not state.measured:
             return
@@ -365,17 +366,17 @@ class RandomRun:
         state = self.state
         if self.rules.buffer_size and self.now < state.retries_s:
             return
-        if state.phase == "collect" and not self.books.everyone and self.now >= state.settles_s:
+        if state.phase == "collect" and not self.plain.everyone and self.now >= state.settles_s:
             assert self.places() <= 0 or not self.free()
 
     def check_phase(self, before, overdue):
         """After a tick: the round is closed, extended or goes on, as it must."""
-        state, rules, devices = self.state, self.rules, len(self.books.counted)
+        state, rules, devices = self.state, self.rules, len(self.plain.counted)
         if before.phase != "collect" or state.phase == "given up":
             return
         full = 0 < rules.buffer_size <= devices
-        at_work = self.books.waiting | (set(self.books.behind) if before.fast_s < inf else set())
-        all_done = bool(self.books.ready) and bool(self.books.answered | self.books.sat_out) and not at_work
+        at_work = self.plain.waiting | (set(self.plain.behind) if before.fast_s < inf else set())
+        all_done = bool(self.plain.ready) and bool(self.plain.answered | self.plain.sat_out) and not at_work
         done = (
             not rules.buffer_size and self.now >= before.settles_s and (all_done or self.now >= before.fast_s)
         )

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the round machine's books are right (see `modelled.RandomRun`)."""
+"""The round machine agrees with a plain model after any order of events (see `modelled.RandomRun`)."""
 
 import random
 
@@ -8,12 +8,12 @@ from tests.aggregator.rounds.modelled import RandomRun
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_any_order_of_events_leaves_the_books_right(seed):
+def test_any_order_of_events_agrees_with_the_plain_model(seed):
     RandomRun(random.Random(seed)).run(100)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tenth", range(1, 11))
-def test_half_a_million_steps_leave_the_books_right(tenth):
+def test_half_a_million_steps_agree_with_the_plain_model(tenth):
     for seed in range(500):
         RandomRun(random.Random(1000 * tenth + seed)).run(100)

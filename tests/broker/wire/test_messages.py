@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.wire import messages
+from device_runtime.broker.wire import messages, sum_messages
 from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.messages import (
     Base,
@@ -28,12 +28,11 @@ from device_runtime.broker.wire.messages import (
     Signed,
     State,
     Step,
-    SumAnswer,
-    SumRequest,
     decode,
     encode,
     encode_settings,
 )
+from device_runtime.broker.wire.sum_messages import SumAnswer, SumRequest
 
 BLOB = Blob(bytes(range(32)), 310_000)
 STEP = Step(round=3, generator="philox-1", seed=7, tunable="all", lr=1e-3, share=0.5, scalars=(0.5, -1.25))
@@ -114,7 +113,9 @@ def test_a_signed_message_of_a_device_cannot_be_taken_for_one_that_is_unsigned()
 
 def test_every_type_of_message_is_among_the_examples() -> None:
     types = {
-        value for value in vars(messages).values() if isinstance(value, type) and issubclass(value, Message)
+        value
+        for value in (*vars(messages).values(), *vars(sum_messages).values())
+        if isinstance(value, type) and issubclass(value, Message)
     }
     assert types - {Message} == set(TYPES)
 

@@ -1,4 +1,4 @@
-"""`device-runtime mask-helper` before it connects: its key, its settings, and the numbers it leaves with."""
+"""`device-runtime mask-helper` before it connects: its key, its settings, and its exit codes."""
 
 import re
 import shlex
