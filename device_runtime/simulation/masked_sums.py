@@ -51,10 +51,11 @@ class DividedUpdates:
 class SimulatedSums:
     """Masks a run's updates as far as that can be seen in its figures."""
 
-    def __init__(self, task: Task, masks: Masks, manifests: Mapping[str, Manifest]) -> None:
+    def __init__(
+        self, task: Task, masks: Masks, noise: CentralNoise | None, manifests: Mapping[str, Manifest]
+    ) -> None:
         """`masks`: those of every offer of the run. `manifests` by member, the main model's by ""."""
-        self._masks, self._seed = masks, task.seed
-        self._noise = CentralNoise.of(task.masks, task.rounds) if task.masks else None
+        self._masks, self._noise, self._seed = masks, noise, task.seed
         self._kinds = {kind.name: kind.strategy for kind in task.kinds}
         self._manifests = manifests
         self._number, self._noisy = 0, set[Group]()
@@ -67,7 +68,7 @@ class SimulatedSums:
             return None
         masks = task.masks.offered(len(clients), int(np.diff(clients.offsets).max()))
         noise = CentralNoise.of(task.masks, task.rounds)
-        return cls(task, noise.added_to(masks) if noise else masks, manifests)
+        return cls(task, noise.added_to(masks) if noise else masks, noise, manifests)
 
     def divide(self, number: int, flights: Sequence[PendingUpdate]) -> DividedUpdates:
         """Divides the updates that count in round `number`.

@@ -187,7 +187,7 @@ class InProcess:
         if made is None:
             raise ValueError("nothing was contributed")
         if offer.masks is not None:
-            from device_runtime.client.training import masked_update  # imports cryptography
+            from device_runtime.client.training import masked_update  # needed in masked rounds only
 
             secret, manifest = self._draw(masked_update.SECRET_BYTES), task.bundle(given.member).manifest
             masked = masked_update.masked(made, given, manifest, self._settings.name, secret)
