@@ -8,7 +8,7 @@
 the bytes that are sent: of processor time, on one thread. `peak MB` is the most that is held meanwhile beyond
 the update and its base, by tracemalloc, with the bytes that are sent. An epoch (with torch, which exports the
 network) is that of a full update of SqueezeNet with 100 pictures of 64x64 in batches of 32. In Chromium `ms`
-are of time: the first, and the median of 14 others; `peak MB` is of the page's process, beyond its memory before.
+are of time: the first, and the median of 14 others. `peak MB` is then of the page's process.
 """
 
 from __future__ import annotations
