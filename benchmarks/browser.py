@@ -41,7 +41,7 @@ from device_runtime.models.training.optimizer import Sgd
 
 ROOT = Path(__file__).parents[1]
 SAMPLES, LEAST, MOST, BUDGET_S = 32, 5, 60, 3.0
-CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 GPU = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 PAGE = "/bench.html"
 
@@ -136,19 +136,31 @@ def served(made: Mapping[str, tuple[str, bytes]]) -> Iterator[str]:
         server.shutdown()
 
 
-def in_chromium(zipped: Path, threads: int, gpu: bool) -> dict[str, Any]:
-    """Processor time and memory are those of the page's own process, and of the GPU's."""
+@contextmanager
+def isolated_page(flags: Sequence[str], made: Mapping[str, tuple[str, bytes]]) -> Iterator[Any]:
+    """An empty page of a new Chromium that can import the repository's modules, and fetch `made` by path."""
     from playwright.sync_api import sync_playwright
 
-    path = next(path for path in CHROMIUM if Path(path).exists())
-    made = {PAGE: ("text/html", b""), "/bundle.zip": ("application/zip", zipped.read_bytes())}
-    with served(made) as url, sync_playwright() as playwright:
-        before = {child.pid for child in psutil.Process().children(recursive=True)}
-        browser = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox", *(GPU if gpu else ())]
-        )
+    program = next(filter(None, map(shutil.which, CHROMIUM)))
+    with served({PAGE: ("text/html", b""), **made}) as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", *flags])
         page = browser.new_page()
         page.goto(url + PAGE)
+        yield page
+        browser.close()
+
+
+def renderers() -> list[psutil.Process]:
+    """The processes of pages, and of the GPU, that this process has started."""
+    kinds = ("--type=renderer", "--type=gpu-process")
+    started = psutil.Process().children(recursive=True)
+    return [one for one in started if any(kind in one.cmdline() for kind in kinds)]
+
+
+def in_chromium(zipped: Path, threads: int, gpu: bool) -> dict[str, Any]:
+    """Processor time and memory are those of the page's own process, and of the GPU's."""
+    made = {"/bundle.zip": ("application/zip", zipped.read_bytes())}
+    with isolated_page(GPU if gpu else (), made) as page:
         opening = """async (how) => {
           const module = await import("/benchmarks/browser_steps.js");
           const bundle = new Uint8Array(await (await fetch("/bundle.zip")).arrayBuffer());
@@ -156,10 +168,7 @@ def in_chromium(zipped: Path, threads: int, gpu: bool) -> dict[str, Any]:
           return [trials.names, trials.engine, crossOriginIsolated];
         }"""
         names, engine, isolated = page.evaluate(opening, {"threads": threads, "gpu": gpu})
-        started = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-        workers = [
-            one for one in started if "--type=renderer" in one.cmdline() or "--type=gpu" in str(one.cmdline())
-        ]
+        workers = renderers()
         graphs, memory = Graphs(), 0
         for name in names:
             first = page.evaluate("name => trials.first(name)", name)
@@ -169,7 +178,6 @@ def in_chromium(zipped: Path, threads: int, gpu: bool) -> dict[str, Any]:
             graphs[name] = {"first": first, "least": runs["least"], "cpu": cpu}
             memory = max(memory, sum(one.memory_info().rss for one in workers))
             page.evaluate("() => trials.close()")
-        browser.close()
     return {"engine": f"{engine}{' isolated' if isolated else ''}", "graphs": graphs, "memory": memory}
 
 

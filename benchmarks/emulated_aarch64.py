@@ -8,7 +8,8 @@
    last commit.
 3. The emulated Python's pip installs them without a network.
 4. The emulated device says what it can do (`profile`).
-5. It takes part in one round of every kind of update, alone, and so does the same version on this machine;
+5. It masks updates, beside the same in the clear (`masking_device.py`).
+6. It takes part in one round of every kind of update, alone, and so does the same version on this machine;
    aggregator and broker run here. It works in the process that qemu runs: one that this starts would be of
    no processor that the machine has. What was served after the round is compared, and the directions of
    zeroth-order updates.
@@ -147,6 +148,8 @@ def main() -> int:
     program.write_text(DIRECTIONS)
     hashes = [emulated.said(str(program)), output(native / "python", program)]
     print("".join(hashes))
+    say("a masked update")
+    print(emulated.said(str(Path(__file__).parent / "masking_device.py"), "--repeats", "5"))
     say("one round of every kind")
     data, passed, table = folder / "bundles" / "data.npz", True, []
     places = (

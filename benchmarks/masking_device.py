@@ -2,11 +2,13 @@
 
     .venv/bin/python benchmarks/masking_device.py                   # updates of 1,000 and 1,000,000 values
     .venv/bin/python benchmarks/masking_device.py --cache bundles   # and beside an epoch of 100 samples
+    .venv/bin/python benchmarks/masking_device.py --chromium        # in a browser, for one helper
 
 `bytes` are those of the content and of the mask. `ms` is the least of the repeats, from the trained update to
 the bytes that are sent: of processor time, on one thread. `peak MB` is the most that is held meanwhile beyond
 the update and its base, by tracemalloc, with the bytes that are sent. An epoch (with torch, which exports the
-network) is that of a full update of SqueezeNet with 100 pictures of 64x64 in batches of 32.
+network) is that of a full update of SqueezeNet with 100 pictures of 64x64 in batches of 32. In Chromium `ms`
+are of time: the first, and the median of 14 others. `peak MB` is then of the page's process.
 """
 
 from __future__ import annotations
@@ -134,12 +136,37 @@ def epoch(cache: Path, repeats: int) -> Iterator[tuple[Any, ...]]:
         yield values, how, f"{work():,}", f"{took:.2f}: {took / whole:.2%}", f"{peak_mb(work):.2f}"
 
 
+def chromium() -> Iterator[tuple[Any, ...]]:
+    """The rows of updates of SIZES values in a browser, each in a page of its own."""
+    from browser import isolated_page, renderers
+
+    for values in SIZES:
+        with isolated_page((), {}) as page:
+            page.evaluate("async () => { globalThis.m = await import('/benchmarks/masked_updates.js') }")
+            [process] = [one for one in renderers() if "--type=renderer" in one.cmdline()]
+            before = process.memory_info().rss
+            parts = page.evaluate("values => m.timed(values)", values)
+            peak = f"{(_most_bytes(process.pid) - before) / 1e6:.0f}"
+            for part, first, later in parts:
+                yield f"{values:,}", part, "", f"{first:.2f}, then {later:.2f}", peak
+
+
+def _most_bytes(pid: int) -> int:
+    """The most memory that a process has had (Linux)."""
+    [line] = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM")]
+    return 1024 * int(line.split()[1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--cache", type=Path, help="folder of exported networks; also time an epoch")
+    parser.add_argument("--chromium", action="store_true", help="measure the browser's modules instead")
     options = parser.parse_args()
-    rows = [*device(options.repeats), *(epoch(options.cache, options.repeats) if options.cache else ())]
+    if options.chromium:
+        rows = [*chromium()]
+    else:
+        rows = [*device(options.repeats), *(epoch(options.cache, options.repeats) if options.cache else ())]
     print(tabulate(rows, headers=HEADERS, disable_numparse=True))
 
 

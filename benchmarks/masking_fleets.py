@@ -1,14 +1,16 @@
 """What do masked sums cost in accuracy: by the smallest group, and by the noise of mask helpers?
 
-    nice -n 10 .venv/bin/python benchmarks/masking_fleets.py groups   # 3 seeds: some 6 minutes on one core
+    nice -n 10 .venv/bin/python benchmarks/masking_fleets.py groups   # 3 seeds: some 15 minutes on one core
     nice -n 10 .venv/bin/python benchmarks/masking_fleets.py noise    # some 15 minutes
     nice -n 10 .venv/bin/python benchmarks/masking_fleets.py --seeds 1 groups noise
 
 Simulated fleets train the shipped digits bundle, whose weights are fresh. Accuracy is that of the served
 model, over the last five evaluations (`noise`: of the last one): mean and deviation over seeds.
 
-groups: 20 devices, of which 60% are stragglers: eight train everything, nine are too slow to train, and three
-are behind a narrow link. Two classes are with the slow alone, one with those behind the link.
+groups: 60% of the devices are stragglers, and three classes are with them alone. `headline` is the fleet of
+the table `ours:headline`: of 40 devices 16 are fast, 8 are mild, 8 are slow, and 8 send 100 bytes a second.
+Each sort of straggler has one of the classes. `wider` is a fleet of 20: eight are fast, nine are too slow to
+train and have two of the classes, and three have the third class and send 22,000 bytes a second.
 
 noise: 100 equal devices with 14 samples each send full updates in 20 rounds. Learning rates and norms were
 chosen at epsilon 5, with one seed.
@@ -28,12 +30,31 @@ from device_runtime.simulation import scenario
 from device_runtime.simulation.records import NullWatch, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 
-GROUPS = ((0, "fast"), (3, "fast"), (5, "fast"), (10, "fast"), (0, "all"), (5, "all"))
-"""Smallest group (0: updates are sent in the clear), and the devices that rounds wait for."""
+SIZES = (0, 3, 5, 10)
+"""Smallest groups; 0: updates are sent in the clear."""
 EPSILONS = (2.0, 5.0, 10.0, 20.0)
 DELTA = 1e-3
 ROUNDS, DEVICES = 20, 100
-STRAGGLERS = {
+HEADLINE = {
+    "devices": 40,
+    "slow": 200.0,
+    "fleet": {
+        "name": "three-strengths-60",
+        "groups": {
+            "fast": {"profile": "pi-5", "share": 0.4},
+            "mild": {"profile": "pi-zero-2w", "share": 0.2, "speed": {"factor": 2.333}},
+            "slow": {"profile": "pi-zero-2w", "share": 0.2, "speed": {"factor": 0.311}},
+            "link": {"profile": "pi-5", "share": 0.2, "link": {"up_bytes_per_s": 100}},
+        },
+    },
+    "data": {
+        "partition": "dirichlet",
+        "alpha": 0.3,
+        "groups": {"mild": {"classes": [7]}, "slow": {"classes": [8]}, "link": {"classes": [9]}},
+    },
+    "task": {"rounds": 20, "round_deadline_s": 6.5},
+}
+WIDER = {
     "devices": 20,
     "slow": 20.0,
     "fleet": {
@@ -49,7 +70,14 @@ STRAGGLERS = {
         "alpha": 0.3,
         "groups": {"slow": {"classes": [7, 8]}, "link": {"classes": [9]}},
     },
+    "task": {"rounds": 12, "round_deadline_s": 1.6},
 }
+FLEETS: dict[str, tuple[Mapping[str, Any], str]] = {
+    "headline": (HEADLINE, "fast"),
+    "wider": (WIDER, "fast"),
+    "wider, all awaited": (WIDER, "all"),
+}
+"""By name: the fleet, and the devices that its rounds wait for."""
 WEAK = slice(7, 10)
 CENTRAL = {"epochs": 2, "batch": 16, "lr": 0.05}
 LOCAL = {"epochs": 1, "batch": 64, "lr": 0.3}
@@ -77,24 +105,13 @@ def percent(values: Iterable[float]) -> str:
 
 
 def by_group(seeds: int) -> None:
-    rows = []
-    for size, wait_for in GROUPS:
-        task: dict[str, Any] = {"rounds": 12, "round_deadline_s": 1.6, "wait_for": wait_for}
-        task |= {"masks": {"min_group": size}} if size else {}
-        runs = [run({**STRAGGLERS, "task": task}, seed) for seed in range(seeds)]
-        last = [lines[-5:] for lines in runs]
-        asked = sum(line.asked for lines in runs for line in lines)
-        unopened = sum(line.unopened for lines in runs for line in lines) if size else 0
-        idle = sum(line.sat_out for lines in runs for line in lines)
-        rows.append((
-            size or "in the clear",
-            wait_for,
-            percent(mean(line.eval_acc for line in lines) for lines in last),
-            percent(mean(mean(line.eval_acc_by_class[WEAK]) for line in lines) for lines in last),
-            f"{unopened / asked:.0%}",
-            f"{idle / asked:.0%}",
-        ))  # fmt: skip
+    rows = [
+        (name, *of_group(fleet, size, wait_for, seeds))
+        for name, (fleet, wait_for) in FLEETS.items()
+        for size in SIZES
+    ]
     head = (
+        "fleet",
         "min_group",
         "accuracy, %",
         "stragglers' classes, %",
@@ -102,6 +119,23 @@ def by_group(seeds: int) -> None:
         "devices that sat out",
     )
     print(tabulate(rows, head, disable_numparse=True), flush=True)
+
+
+def of_group(fleet: Mapping[str, Any], size: int, wait_for: str, seeds: int) -> tuple[str, ...]:
+    """Smallest group, accuracies, and the shares of updates not opened and of devices that sat out."""
+    task = {**fleet["task"], "wait_for": wait_for, **({"masks": {"min_group": size}} if size else {})}
+    runs = [run({**fleet, "task": task}, seed) for seed in range(seeds)]
+    last = [lines[-5:] for lines in runs]
+    asked = sum(line.asked for lines in runs for line in lines)
+    unopened = sum(line.unopened for lines in runs for line in lines) if size else 0
+    idle = sum(line.sat_out for lines in runs for line in lines)
+    return (
+        str(size or "in the clear"),
+        percent(mean(line.eval_acc for line in lines) for lines in last),
+        percent(mean(mean(line.eval_acc_by_class[WEAK]) for line in lines) for lines in last),
+        f"{unopened / asked:.0%}",
+        f"{idle / asked:.0%}",
+    )
 
 
 def noisy(settings: Mapping[str, Any], masks: Mapping[str, Any] | None, seed: int) -> float:

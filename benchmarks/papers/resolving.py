@@ -146,9 +146,9 @@ class CellSetting:
     family: tuple[str, ...]
 
     def key(self, policy: str) -> str:
-        """A hash that is equal for equal runs, on every machine. Raises ScenarioError."""
-        whole = of_policy(self.scenario, policy).json() + repr(self.family).encode()
-        return hashlib.sha256(whole).hexdigest()
+        """A hash that is equal for equal runs, of other tables too, on every machine. Raises ScenarioError."""
+        unnamed = msgspec.structs.replace(of_policy(self.scenario, policy), name="any")
+        return hashlib.sha256(unnamed.json() + repr(self.family).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from device_runtime.aggregator.views.listener import (
     RoundExtended,
     RunEvent,
     Started,
+    SumsAwaited,
 )
 
 from .watch import ServedTask, by_kind
@@ -56,6 +57,8 @@ class ProcessMetrics:
         self.kind_bytes = counter("kind_bytes", "Bytes of devices that contributed, by kind.", "kind", "way")
         self.energy = counter("energy_joules", "Energy of contributions, as devices report it.", "kind")
         self.train = histogram("train_seconds", "Time that devices trained for a contribution.", "kind")
+        helpers = "Mask helpers for whose sums a round waits."
+        self.awaited = Gauge(f"{_P}mask_helpers_awaited", helpers, ["task"], registry=registry)
         self.duration = histogram("round_seconds", "Time from the opening of a round to its end.")
         self._made: dict[str, Gauge] = {}
 
@@ -72,6 +75,9 @@ class ProcessMetrics:
                 case Started():
                     self.rounds.labels(task)  # shows 0 from the start
                     self.extensions.labels(task)
+                    self.awaited.labels(task)
+                case SumsAwaited():
+                    self.awaited.labels(task).set(len(happening.helpers))
                 case Contributed(record=record):
                     self.contributions.labels(task, known(record.kind), "accepted").inc()
                     self.train.labels(task, known(record.kind)).observe(record.train_time_s)
@@ -91,6 +97,7 @@ class ProcessMetrics:
     def _closed(self, task: str, closed: RoundClosed, known: Callable[[str], str]) -> None:
         record = closed.record
         self.rounds.labels(task).inc()
+        self.awaited.labels(task).set(0)
         self.duration.labels(task).observe(record.duration_s)
         self.bytes.labels(task, "up").inc(record.bytes_up)
         self.bytes.labels(task, "down").inc(record.bytes_down)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from device_runtime.cli.options import count, positive
@@ -32,7 +33,8 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="Read these options from a TOML file, rules in its table [policy].",
     )
-    add = parser.add_argument_group("when it may work, and how").add_argument
+    group = parser.add_argument_group("when it may work, and how")
+    add = group.add_argument
     add("--mains", action="store_true", help="Work only on mains power.")
     add("--battery-above", type=percent, metavar="PERCENT", help="Work only with more charge than this.")
     add(
@@ -95,6 +97,12 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Send sums and means only of classes with at least N samples, and no single feature maps.",
     )
+    add_masks(group)
+
+
+def add_masks(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add `--mask-helpers` and `--only-masked`, the owner's rules about masked rounds."""
+    add = parser.add_argument
     add(
         "--mask-helpers",
         type=helpers,
@@ -152,14 +160,19 @@ def allowed(options: argparse.Namespace) -> AllowList:
     if options.allow_bundle == []:
         raise PolicyError("allow_bundle is empty: name a bundle that is allowed, or omit it to allow all")
     names = tuple(options.allow_kinds.split(",")) if options.allow_kinds else ()
-    return AllowList(
-        names,
-        tuple(options.allow_bundle or ()),
-        options.most_scalars,
-        options.smallest_count,
-        tuple(options.mask_helpers.split(",")) if options.mask_helpers else (),
-        options.only_masked,
+    return replace(
+        masks_allowed(options),
+        kinds=names,
+        bundles=tuple(options.allow_bundle or ()),
+        most_scalars=options.most_scalars,
+        smallest_count=options.smallest_count,
     )
+
+
+def masks_allowed(options: argparse.Namespace) -> AllowList:
+    """The rules of `add_masks` alone."""
+    helpers = tuple(options.mask_helpers.split(",")) if options.mask_helpers else ()
+    return AllowList(mask_helpers=helpers, only_masked=options.only_masked)
 
 
 def disk_bytes(options: argparse.Namespace, folder: Path) -> int:

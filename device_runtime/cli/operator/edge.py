@@ -18,6 +18,7 @@ from device_runtime.aggregator.serving.exit_codes import exit_code
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.cli.on_device.policy_options import add_masks, masks_allowed
 from device_runtime.cli.options import add_connection, add_plugins, count, load_plugins
 from device_runtime.client.connection.connecting import Connection, connect, first_connection
 from device_runtime.client.settings import Settings
@@ -75,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="discard",
         help="Discard or count what comes after its round (default: discard).",
     )
+    add_masks(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -138,7 +140,14 @@ def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: 
         backlog=below.waiting_bytes,
     )
     rules = SiteRules(options.min_devices, options.min_contributions, options.late)
-    settings = Settings(above.name, above.folder, above.folder, aggregator=above.key, secret=above.secret)
+    settings = Settings(
+        above.name,
+        above.folder,
+        above.folder,
+        aggregator=above.key,
+        secret=above.secret,
+        allowed=masks_allowed(options),
+    )
     with closing(SiteProcess(settings, secrets.randbits(32), rules, ports)) as edge:
         agent = edge.agent
         presence = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())

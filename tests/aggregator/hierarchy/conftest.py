@@ -27,6 +27,7 @@ from device_runtime.broker.wire.messages import (
     State,
 )
 from device_runtime.broker.wire.transfer import answer_get
+from device_runtime.client.policy.rules import ANYTHING, AllowList
 from device_runtime.client.training.local_task import Settings
 from device_runtime.models.bundles import tensors
 
@@ -75,6 +76,7 @@ class Levels:
     task: Task
     folder: object
     rules: SiteRules = field(default_factory=SiteRules)
+    allowed: AllowList = ANYTHING
     now: float = 100.0
     lives: int = 0
     told: list = field(default_factory=list)
@@ -109,7 +111,8 @@ class Levels:
         state = self.folder / "site"
         state.mkdir(exist_ok=True)
         ports = Ports(self.below, self.below.inbox, clock=self.clock)
-        self.edge = SiteProcess(Settings("site", state, state), self.lives, self.rules, ports)
+        settings = Settings("site", state, state, allowed=self.allowed)
+        self.edge = SiteProcess(settings, self.lives, self.rules, ports)
         self.edge.agent.begin(self.above)
         self.edge.agent.inbox.put(Connected(first=True))
 

@@ -1,5 +1,6 @@
 """A site whose aggregator above asks for masked updates: it masks what it forwards, as a device does."""
 
+import argparse
 from math import isnan
 
 import msgspec
@@ -10,6 +11,8 @@ from nacl.bindings import crypto_scalarmult_base
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.wire import compact_round, messages, topics
 from device_runtime.broker.wire.messages import Contribution, HelperKey, Masks, Plan
+from device_runtime.cli.on_device.policy_options import masks_allowed
+from device_runtime.cli.operator import edge
 from device_runtime.models.bundles import tensors
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies.kind import ClassStatistics
@@ -134,6 +137,27 @@ def test_a_site_s_own_rounds_to_its_devices_are_in_the_clear(levels, contributes
     h = masking(levels(FULL)).go().join("a", "b")
     assert h.edge.agent.runner.state.open is not None
     assert h.offer.round == 1 and h.offer.masks is None
+
+
+@pytest.mark.parametrize(
+    ("rules", "masks", "why"),
+    [
+        (["--only-masked"], None, "the owner allows masked ones only"),
+        (["--only-masked", "--mask-helpers", str(MASKS.helpers[0])], MASKS, ""),
+        (["--mask-helpers", f"other={'ab' * 32}"], MASKS, "the owner allows other=abab"),
+    ],
+)
+def test_the_owner_of_a_site_limits_it_to_masked_rounds_and_their_helpers(levels, rules, masks, why):
+    parser = argparse.ArgumentParser()
+    edge.add_arguments(parser)
+    h = levels(FULL)
+    h = masking(h, masks) if masks else h
+    h.allowed = masks_allowed(parser.parse_args(["mqtt://127.0.0.1", *rules]))
+    h.kill()
+    h.join("a", "b")
+    plans = h.said_above("plan", Plan)
+    assert (why in plans[-1].reasons[0]) if why else not plans
+    assert bool(h.offer.kinds) != bool(why)
 
 
 def test_a_site_sits_out_a_round_that_it_cannot_mask(levels):

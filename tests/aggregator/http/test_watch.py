@@ -251,6 +251,17 @@ def test_no_device_chooses_a_label_of_a_metric(tmp_path, clock):
     assert "owned" not in text
 
 
+def test_a_metric_counts_the_mask_helpers_that_a_round_waits_for(tmp_path, clock):
+    metrics, name = ProcessMetrics(), 'device_runtime_mask_helpers_awaited{task="digits"}'
+    observe = metrics.observe(hosted(tmp_path, clock))
+    observe(Started(TASK, "r", False, ()))
+    assert f"{name} 0.0" in metrics.text().decode()
+    observe(SumsAwaited(1, ("site-a", "site-b"), 2))
+    assert f"{name} 2.0" in metrics.text().decode()
+    observe(closed(1))
+    assert f"{name} 0.0" in metrics.text().decode()
+
+
 def test_connections_that_never_begin_tls_do_not_take_all_files(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(server, "CONNECTIONS", 4)
     now = datetime.now(timezone.utc)

@@ -219,6 +219,12 @@ def test_another_home_and_data_folder_give_the_same_keys(name, tmp_path, monkeyp
     assert len(set(places[0].values())) > 1
 
 
+def test_tables_share_equal_runs():
+    first, other = (keys(f"paper:{name}", WHERE) for name in ("003-t1", "004-t4"))
+    assert first["cpu", "acc", "bias"] == other["cpu", "near", "bias"]
+    assert first["cpu", "acc", "bias"] not in (other["cpu", "far", "bias"], first["cpu", "acc", "head"])
+
+
 def test_the_key_names_the_bundle_by_how_it_is_made():
     entry = shared().data["cifar10-five"]
     samples = exporting.BundleSamples(entry, entry.forms[0])
