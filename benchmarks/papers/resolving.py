@@ -146,7 +146,7 @@ class CellSetting:
     family: tuple[str, ...]
 
     def key(self, policy: str) -> str:
-        """A hash that is equal for equal runs, of other tables too, on every machine. Raises ScenarioError."""
+        """A hash that is equal for equal runs, of any table, on every machine. Raises ScenarioError."""
         unnamed = msgspec.structs.replace(of_policy(self.scenario, policy), name="any")
         return hashlib.sha256(unnamed.json() + repr(self.family).encode()).hexdigest()
 

@@ -294,9 +294,9 @@ class ModelParts:
 class SequenceClassifier(nn.Module):
     """A classifier of token ids around a model of the library; `logits` computes (model, ids) -> logits.
 
-    Levels are thirds of the layers; the embeddings are low, parts between layers and head are up. There is no
-    dropout, since a bundle is exported in eval mode, and no fused attention, since ONNX Runtime can train
-    plain products and softmax only.
+    Levels are thirds of the layers, which `transformer_layers` names; the embeddings are low, parts between
+    layers and head are up. There is no dropout, since a bundle is exported in eval mode, and no fused
+    attention, since ONNX Runtime can train plain products and softmax only.
     """
 
     def __init__(self, model: nn.Module, places: ModelParts, logits: Callable[[Any, Tensor], Tensor]) -> None:
@@ -305,7 +305,7 @@ class SequenceClassifier(nn.Module):
         self.checkpoints, self._logits = places.files, logits
         depth = len(model.get_submodule(places.layers))
         ends = (max(1, depth // 3), max(2, 2 * depth // 3), depth)
-        layers = [f"model.{places.layers}.{index}" for index in range(depth)]
+        self.transformer_layers = layers = [f"model.{places.layers}.{index}" for index in range(depth)]
         names = ("low", "mid", "up")
         self.level_outputs = {level: layers[end - 1] for level, end in zip(names, ends, strict=True)}
         self.levels = {f"model.{part}": "low" for part in places.embeddings}

@@ -40,11 +40,20 @@ def weighted_layers(module: nn.Module, head: str) -> dict[str, nn.Module]:
     }
 
 
-def transformer_blocks(module: nn.Module) -> dict[str, nn.Module]:
-    """Blocks like those of timm's VisionTransformer: attn with qkv, proj and num_heads, then mlp.
+BLOCKS = (
+    "blocks with attn.qkv, attn.proj, attn.num_heads and mlp, as in timm's VisionTransformer, or a text "
+    "network of this project"
+)
 
-    Attention over windows of an image (Swin) is not included, since it takes only the image's tokens.
+
+def transformer_blocks(module: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a text network (`transformer_layers`), or blocks like those of timm's VisionTransformer.
+
+    The latter are attn with qkv, proj and num_heads, then mlp. Attention over windows of an image (Swin) is
+    not included, since it takes only the image's tokens.
     """
+    if names := getattr(module, "transformer_layers", ()):
+        return {name: module.get_submodule(name) for name in names}
     return {name: block for name, block in module.named_modules() if _is_transformer_block(block)}
 
 

@@ -6,17 +6,20 @@ Li and Liang 2021, but trained directly, without the network that computes prefi
 
 from collections.abc import Mapping
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from device_runtime.models.errors import ExportError
 
-from .places import no_place_error, transformer_blocks
-from .prompt import BLOCKS
+from .places import BLOCKS, no_place_error, transformer_blocks
 from .settings import Value
 
 TRAINED = ("prefix_keys", "prefix_values")
+ATTENTION = "device_runtime_prefixed"
+"""The name of `prefixed_attention` among the attention functions of the library `transformers`."""
 
 
 class Prefixed(nn.Module):
@@ -42,6 +45,23 @@ def _for_batch(prefix: Tensor, n: int) -> Tensor:
     return prefix.expand(n, -1, -1, -1).reshape(-1, *prefix.shape[1:])
 
 
+def prefixed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, **_: Any
+) -> tuple[Tensor, None]:
+    """Attention of a text network, with the prefixes of `module` if it has any.
+
+    query, key, value: (n, heads, tokens, width). mask: (n, 1, 1 or tokens, tokens), added to the scores.
+    Returns (n, tokens, heads, width).
+    """
+    if hasattr(module, "prefix_keys"):
+        n, count = query.shape[0], module.prefix_keys.shape[1]
+        key = torch.cat([key, module.prefix_keys.expand(n, -1, -1, -1)], 2)
+        value = torch.cat([value, module.prefix_values.expand(n, -1, -1, -1)], 2)
+        mask = pad(mask, (0, count))
+    weights = (torch.matmul(query, key.transpose(2, 3)) * scaling + mask).softmax(3)
+    return torch.matmul(weights, value).transpose(1, 2), None
+
+
 def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
     """Adds keys and values (heads, tokens, width) to each of the first `blocks` blocks; 0: to all.
 
@@ -50,20 +70,36 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
     blocks = transformer_blocks(module)
     if not blocks:
         raise no_place_error(module, "prefix", BLOCKS)
-    blocks = dict(islice(blocks.items(), int(settings["blocks"]) or None))
-    for name, block in blocks.items():
-        _check_plain(f"{name}.attn", block.attn)
+    chosen = dict(islice(blocks.items(), int(settings["blocks"]) or None))
+    attentions = [_attention(name, block) for name, block in chosen.items()]
     generator = torch.Generator().manual_seed(int(settings["seed"]))
-    for block in blocks.values():
-        attention = block.attn
-        dim = attention.qkv.out_features // 3
-        shape = (attention.num_heads, int(settings["tokens"]), dim // attention.num_heads)
+    for attention, heads, dim in attentions:
+        shape = (heads, int(settings["tokens"]), dim // heads)
         bound = (3 / dim) ** 0.5  # as for prompts
         for trained in TRAINED:
             drawn = torch.empty(shape).uniform_(-bound, bound, generator=generator)
             attention.register_parameter(trained, nn.Parameter(drawn))
-        own = type(attention)
-        attention.__class__ = type(f"Prefixed{own.__name__}", (Prefixed, own), {})
+        if hasattr(attention, "qkv"):
+            own = type(attention)
+            attention.__class__ = type(f"Prefixed{own.__name__}", (Prefixed, own), {})
+        else:
+            _use_prefixed_attention(attention)
+
+
+def _attention(name: str, block: nn.Module) -> tuple[nn.Module, int, int]:
+    """The attention of a block, its number of heads, and the width of all together."""
+    if hasattr(block, "attn"):
+        _check_plain(f"{name}.attn", block.attn)
+        return block.attn, block.attn.num_heads, block.attn.qkv.out_features // 3
+    attention: Any = next(part for part in block.modules() if hasattr(part, "scaling"))
+    return attention, attention.config.num_attention_heads, attention.config.hidden_size
+
+
+def _use_prefixed_attention(attention: Any) -> None:
+    from transformers import AttentionInterface  # only where the network is one of this library
+
+    AttentionInterface.register(ATTENTION, prefixed_attention)
+    attention.config._attn_implementation = ATTENTION
 
 
 def _check_plain(name: str, attention: nn.Module) -> None:

@@ -115,6 +115,15 @@ PLACES = {
     "paper:003-t8": Printed(
         "TABLE VIII:", {"fedavg": (0, -6), "fedprox": (0, -5), "moon": (0, -4)}, FULL, above=False
     ),
+    "paper:003-t10": Printed(
+        "TABLE X:",
+        {"sst2": (0, 2)},
+        others={
+            (row, "sst2"): ("TABLE X:", "Server|Acc.", 0, 2 + place)
+            for place, row in enumerate(("full", "head", "bias", "adapter", "prompt"))
+        },
+        above=False,
+    ),
     "paper:004-t4": Printed("Table 4:", {"near": (0, 1), "far": (0, 2)}, FULL, above=False),
 }  # fmt: skip
 
