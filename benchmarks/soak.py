@@ -22,6 +22,7 @@ import argparse
 import os
 import random
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -173,7 +174,11 @@ class Soak:
         self.revive()
         calm = self.rounds
         self.wait(lambda: self.whole(calm) >= CALM_ROUNDS, CALM_S, "no rounds with everybody come")
-        self.wait(lambda: not self.unreceipted(calm), CALM_S, "what was sent before has no receipt")
+        self.wait(
+            lambda: not self.unreceipted(calm),
+            CALM_S,
+            lambda: f"contributions (device, round) have no receipt: {self.unreceipted(calm)}",
+        )
 
     def one(self) -> None:
         """One of them, in one way, for a while."""
@@ -230,10 +235,11 @@ class Soak:
     def log_has(self, text: str) -> bool:
         return text in self.aggregator.log.read_text(errors="replace")
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    def wait(self, condition: Callable[[], bool], timeout_s: float, what: str | Callable[[], str]) -> None:
         end = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > end:
+                what = what if isinstance(what, str) else what()
                 raise RuntimeError(f"{what} within {timeout_s:g} s; see the logs in {self.folder}")
             time.sleep(0.2)
 
@@ -320,17 +326,22 @@ def main() -> int:
     add("--mask-helpers", type=int, default=0, metavar="N", help="with N mask helpers (default: 0)")
     add("--seed", type=int, default=0)
     add("--persistence", action="store_true", help="of the broker")
-    add("--folder", type=Path, help="keep everything here (default: a temporary folder)")
+    add(
+        "--folder",
+        type=Path,
+        help="keep everything here (default: a temporary folder, kept after a failure)",
+    )
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
-        folder = options.folder or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        soak, started = Soak(folder, options), time.monotonic()
-        try:
-            soak.run()
-        finally:
-            soak.close()
-        wrong = soak.audit()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="soak-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    soak, started = Soak(folder, options), time.monotonic()
+    try:
+        soak.run()
+    finally:
+        soak.close()
+    wrong = soak.audit()
+    if not (wrong or options.folder):
+        shutil.rmtree(folder)
     kills = sum(soak.kills.values())
     print(tabulate(sorted(soak.kills.items()), ("killed", "times")))
     print()
