@@ -19,8 +19,7 @@ Reason = Literal[
 RESEND_S = 10.0
 """Seconds without an answer after which a hello or a contribution is sent again.
 
-The seconds double each time, up to MAX_RESEND_S. Time in which messages are on their way to the broker does
-not count.
+The seconds double each time, up to MAX_RESEND_S. They begin when all messages have reached the broker.
 """
 MAX_RESEND_S = 60.0
 
@@ -68,8 +67,9 @@ class Offered(msgspec.Struct, frozen=True):
 class WaitingContribution(msgspec.Struct, frozen=True):
     """A contribution on disk without a receipt.
 
-    first_s, last_s: when it was sent first and last, on this link to this aggregator; None: it is due.
-    wait_s: seconds until it is sent again.
+    first_s: when it was sent first, on this link to this aggregator; None: it is due.
+    carried_s: when the link was first seen to have nothing more to carry, after it was sent last; None: not yet.
+    wait_s: seconds from then until it is sent again.
     order: its place in the order of sending.
     fetched: the aggregator fetches its content as a blob.
     compact: it was sent in compact form.
@@ -83,7 +83,7 @@ class WaitingContribution(msgspec.Struct, frozen=True):
     fetched: bool = False
     compact: bool = False
     first_s: float | None = None
-    last_s: float | None = None
+    carried_s: float | None = None
     wait_s: float = RESEND_S
     order: int = 0
 

@@ -39,7 +39,7 @@ class DeviceState(msgspec.Struct, frozen=True):
     The aggregator: `bundles` are those that the backend has, `ready_for` those of the last hello that told
     them. `hello_s`: when the hello was sent that waits for its answer. `sat_out`: a round (task, number) of
     which the aggregator was told that a pause keeps the device from it; `plan`: that of the last plan.
-    `busy_s`: when messages were last on their way. `sends` counts contributions as they are sent.
+    `sends` counts contributions as they are sent.
     """
 
     rules: DeviceRules = DeviceRules()
@@ -76,7 +76,6 @@ class DeviceState(msgspec.Struct, frozen=True):
     sat_out: RoundName = ("", 0)
     plan: RoundName = ("", 0)
     outbox: tuple[WaitingContribution, ...] = ()
-    busy_s: float | None = None
     sends: int = 0
 
     def but(self, **changes: Any) -> DeviceState:

@@ -55,22 +55,24 @@ class Turn:
     def send(self, flight: ev.MessagesInFlight) -> None:
         """Send contributions that are due: those that were not sent yet, and those without a receipt.
 
-        A slow link is not filled with copies: while it has anything to carry, the wait for a receipt does not
-        begin.
+        A slow link is not filled with copies: the wait for a receipt begins when the link has carried
+        everything, and a copy is not sent while it carries anything.
         """
-        if flight.messages or any(isinstance(one, ev.SayHello) for one in self.commands):
-            self.set(busy_s=self.now)
+        idle = not (flight.messages or any(isinstance(one, ev.SayHello) for one in self.commands))
         for entry in self.state.outbox:
-            first = entry.first_s is None
-            since_s = max(entry.last_s or 0.0, self.state.busy_s or 0.0)
-            if first or self.now - since_s >= entry.wait_s:
-                self.do(ev.Send(entry.seq, first))
-                self._sent(entry, first, RESEND_S if first else min(2 * entry.wait_s, MAX_RESEND_S))
+            if entry.first_s is None:
+                self.do(ev.Send(entry.seq, first=True))
+                self._sent(entry, True, RESEND_S)
+            elif idle and entry.carried_s is None:
+                self.replace(msgspec.structs.replace(entry, carried_s=self.now))
+            elif idle and entry.carried_s is not None and self.now - entry.carried_s >= entry.wait_s:
+                self.do(ev.Send(entry.seq, first=False))
+                self._sent(entry, False, min(2 * entry.wait_s, MAX_RESEND_S))
 
     def put_off(self, entry: WaitingContribution, retry_s: float) -> None:
         """The aggregator has no room now: send the contribution again when it says."""
         first = entry.first_s is None
-        changed = msgspec.structs.replace(entry, last_s=self.now, wait_s=retry_s)
+        changed = msgspec.structs.replace(entry, carried_s=self.now, wait_s=retry_s)
         if first:
             changed = msgspec.structs.replace(changed, first_s=self.now, order=self.state.sends + 1)
         self.set(sends=self.state.sends + first)
@@ -91,9 +93,9 @@ class Turn:
         coming = {seq for _, seq in whole[max(0, len(whole) - on_their_way) :]}
         for entry in self.state.outbox:
             if entry.seq in coming:
-                self.replace(msgspec.structs.replace(entry, wait_s=RESEND_S))
+                self.replace(msgspec.structs.replace(entry, carried_s=None, wait_s=RESEND_S))
             else:
-                self.replace(msgspec.structs.replace(entry, first_s=None, last_s=None, wait_s=RESEND_S))
+                self.replace(msgspec.structs.replace(entry, first_s=None, carried_s=None, wait_s=RESEND_S))
 
     def _sent(self, entry: WaitingContribution, first: bool, wait_s: float) -> None:
         self.set(sends=self.state.sends + 1)
@@ -101,7 +103,7 @@ class Turn:
             msgspec.structs.replace(
                 entry,
                 first_s=self.now if first else entry.first_s,
-                last_s=self.now,
+                carried_s=None,
                 wait_s=wait_s,
                 order=self.state.sends,
             )

@@ -84,14 +84,21 @@ def test_a_hello_that_is_still_on_its_way_to_the_broker_is_not_repeated():
 def test_a_contribution_without_a_receipt_is_sent_again_after_waits_that_double_up_to_a_minute():
     device = Device()
     assert device.keep(samples=0) == (ev.Send(1, first=True),)
-    assert moments(device, ev.Send, 200) == [10, 30, 70, 130, 190]
+    assert moments(device, ev.Send, 200) == [10, 31, 72, 133, 194]
 
 
 def test_while_anything_is_on_its_way_to_the_broker_nothing_is_sent_again():
     device = Device()
     device.keep(samples=0)
     slow = lambda now: ev.MessagesInFlight(1, 0, 0) if now < 300 else ev.MessagesInFlight()  # noqa: E731
-    assert moments(device, ev.Send, 310, slow) == [309]
+    assert moments(device, ev.Send, 320, slow) == [310]
+
+
+def test_a_contribution_is_sent_again_between_the_messages_of_quick_rounds():
+    device = Device()
+    device.keep(samples=0)
+    busy = lambda now: ev.MessagesInFlight(now % 2, 0, 0)  # noqa: E731
+    assert moments(device, ev.Send, 60, busy) == [10, 32]
 
 
 def test_after_a_lost_link_what_the_broker_had_goes_again_and_the_link_brings_the_rest():
@@ -110,7 +117,7 @@ def test_after_a_lost_link_waits_are_short_again():
     moments(device, ev.Send, 71)
     device.feed(ev.LinkUp(0.0))
     device.feed(heard(0, to_all=False, round=0))
-    assert moments(device, ev.Send, 40) == [0, 10, 30]
+    assert moments(device, ev.Send, 40) == [0, 11, 32]
 
 
 def test_a_short_contribution_goes_again_at_once_after_a_lost_link():
@@ -195,7 +202,7 @@ def test_a_round_is_evaluated_during_the_next_one_only_if_that_takes_a_small_sha
 
 @pytest.mark.parametrize("fetched", [False, True])
 def test_a_round_is_evaluated_once_nothing_is_to_be_fetched_from_the_device(fetched):
-    entry = waiting(1, fetched=fetched, first_s=0.0, last_s=0.0)
+    entry = waiting(1, fetched=fetched, first_s=0.0, carried_s=0.0)
     device = Device(task="t", worked_on=offered(), outbox=(entry,))
     assert device.feed(ev.Tick(0.0)) == (() if fetched else (ev.Evaluate(1),))
 

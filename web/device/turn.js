@@ -9,7 +9,7 @@
  * @typedef {{number: number, task: string, run: string, round: number, closes: number, done: boolean, bundles: string,
  *   checkpoint: string[], at: number, family: boolean}} Offered
  * @typedef {{seq: number, task: string, run: string, round: number, samples: number, fetched: boolean,
- *   compact: boolean, first_s: number | null, last_s: number | null, wait_s: number, order: number}} WaitingContribution
+ *   compact: boolean, first_s: number | null, carried_s: number | null, wait_s: number, order: number}} WaitingContribution
  * @typedef {{messages: number, hellos: number, contributions: number}} MessagesInFlight
  */
 
@@ -30,14 +30,14 @@ export function firstState(more = {}) {
     training: null, cancelled: "", background: 0, worked_on: null, evaluating: 0, evaluate_s: null,
     final: null, final_s: 0, finished_run: "", answered: ["", 0], settled: ["", 0],
     bundles: "", ready_for: "", samples: 0, hello_s: null, hello_wait_s: RESEND_S,
-    paused: false, quiet: false, sat_out: ["", 0], plan: ["", 0], outbox: [], busy_s: null, sends: 0,
+    paused: false, quiet: false, sat_out: ["", 0], plan: ["", 0], outbox: [], sends: 0,
     ...more,
   };
 }
 
 /** @param {Partial<WaitingContribution>} entry @returns {WaitingContribution} */
 export function waiting(entry) {
-  const sent = { fetched: false, compact: false, first_s: null, last_s: null, wait_s: RESEND_S, order: 0 };
+  const sent = { fetched: false, compact: false, first_s: null, carried_s: null, wait_s: RESEND_S, order: 0 };
   return /** @type {WaitingContribution} */ ({ ...sent, ...entry });
 }
 
@@ -109,26 +109,27 @@ export class Turn {
 
   /**
    * Send contributions that are due: those that were not sent yet, and those without a receipt. A slow link is not
-   * filled with copies: while it has anything to carry, the wait for a receipt does not begin. @param {MessagesInFlight} flight
+   * filled with copies: the wait for a receipt begins when the link has carried everything, and a copy is not sent while
+   * it carries anything. @param {MessagesInFlight} flight
    */
   send(flight) {
-    if (flight.messages || this.commands.some(({ type }) => type === "SayHello")) this.set({ busy_s: this.now });
-    const busyS = this.state.busy_s ?? -Infinity;
+    const idle = !flight.messages && !this.commands.some(({ type }) => type === "SayHello");
     for (const entry of this.state.outbox) {
       const first = entry.first_s === null;
-      if (!first && this.now - Math.max(entry.last_s, busyS) < entry.wait_s) continue;
+      if (!first && idle && entry.carried_s === null) this.replace({ ...entry, carried_s: this.now });
+      if (!first && (!idle || entry.carried_s === null || this.now - entry.carried_s < entry.wait_s)) continue;
       this.do("Send", { seq: entry.seq, first });
       this.set({ sends: this.state.sends + 1 });
       const wait_s = first ? RESEND_S : Math.min(2 * entry.wait_s, MAX_RESEND_S);
       const first_s = first ? this.now : entry.first_s;
-      this.replace({ ...entry, first_s, last_s: this.now, wait_s, order: this.state.sends });
+      this.replace({ ...entry, first_s, carried_s: null, wait_s, order: this.state.sends });
     }
   }
 
   /** The aggregator has no room now: send the contribution again when it says. @param {WaitingContribution} entry */
   putOff(entry, /** @type {number} */ retryS) {
     const first = entry.first_s === null;
-    const changed = { ...entry, last_s: this.now, wait_s: retryS };
+    const changed = { ...entry, carried_s: this.now, wait_s: retryS };
     const sends = this.state.sends + (first ? 1 : 0);
     this.set({ sends });
     this.replace(first ? { ...changed, first_s: this.now, order: sends } : changed);
@@ -147,8 +148,8 @@ export class Turn {
       whole.slice(Math.max(0, whole.length - onTheirWay)).map((/** @type {WaitingContribution} */ entry) => entry.seq),
     );
     for (const entry of this.state.outbox) {
-      const kept = coming.has(entry.seq) ? {} : { first_s: null, last_s: null };
-      this.replace({ ...entry, ...kept, wait_s: RESEND_S });
+      const kept = coming.has(entry.seq) ? {} : { first_s: null };
+      this.replace({ ...entry, ...kept, carried_s: null, wait_s: RESEND_S });
     }
   }
 

@@ -46,7 +46,7 @@ test("messages are handled between two steps, and contributions are sent once a 
   const { runner, time, said } = await training(async ({ time: at }) => void (at.now += 0.3));
   await runner.outbox.add(contribution(1, 2));
   const entry = { seq: 1, task: "t", run: "r", round: 2, samples: 1, fetched: false, compact: false };
-  const unsent = { first_s: null, last_s: null, wait_s: 10, order: 0 };
+  const unsent = { first_s: null, carried_s: null, wait_s: 10, order: 0 };
   runner.state = { ...runner.state, outbox: [{ ...entry, ...unsent }] };
   for (const share of [0.1, 0.2]) await runner.progressed(share);
   assert.deepEqual(said.map(([leaf, now]) => [leaf, now.toFixed(1)]), [["contribution", "10.3"]]);
