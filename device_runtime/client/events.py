@@ -68,7 +68,7 @@ class WaitingContribution(msgspec.Struct, frozen=True):
     """A contribution on disk without a receipt.
 
     first_s: when it was sent first, on this link to this aggregator; None: it is due.
-    carried_s: when the link was first seen to have nothing more to carry, after it was sent last; None: not yet.
+    carried_s: when the link first had nothing more to carry, after it was sent last; None: not yet.
     wait_s: seconds from then until it is sent again.
     order: its place in the order of sending.
     fetched: the aggregator fetches its content as a blob.
