@@ -69,11 +69,12 @@ class BundleEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     `weights` is a file of the data folder; with `pretrain` the weights are trained when they are first
     needed. `tokenizer` is a file of the data folder. `input` are words of `device-runtime export` on how
-    samples are scaled, in place of those of the data set. Raises ValueError if weights are given and
-    pretrained.
+    samples are scaled, in place of those of the data set. `differences`: how tables with it differ from the
+    paper. Raises ValueError if weights are given and pretrained.
     """
 
     export: str
+    differences: tuple[str, ...] = ()
     input: str = ""
     weights: str = ""
     tokenizer: str = ""

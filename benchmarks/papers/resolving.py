@@ -57,7 +57,7 @@ class Resources:
 def notes(
     table: Table, scale: Scale, shared: SharedTables, forms: Mapping[str, Form | None]
 ) -> tuple[str, ...]:
-    """Sentences on how the data differs from the paper's; `forms` are those used, by column.
+    """Sentences on how data and bundles differ from the paper's; `forms` are those used, by column.
 
     Raises ScenarioError.
     """
@@ -69,6 +69,15 @@ def notes(
         form = forms[column.id]
         if form is not None and form.difference:
             said[form.difference] = None
+    for column in table.columns_at(scale):
+        entry = shared.entry(column.data, scale)
+        used = (layer(table, scale, entry, (column, row)).bundle for row in table.rows_at(scale, column))
+        said |= dict.fromkeys(
+            sentence
+            for bundle in used
+            if bundle in shared.bundles
+            for sentence in shared.bundles[bundle].differences
+        )
     return tuple(said)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.papers import resolving
-from benchmarks.papers.places import DataEntry, DataFolder, Form, SharedTables, shared
+from benchmarks.papers.places import BundleEntry, DataEntry, DataFolder, Form, SharedTables, shared
 from benchmarks.papers.resolving import Resources
 from device_runtime.profiles import shipped
 from device_runtime.simulation.errors import ScenarioError
@@ -109,7 +109,7 @@ def test_a_table_without_a_bundle_or_devices_is_refused(made):
         made(setting={})
 
 
-def test_notes_say_what_stands_for_the_data_and_what_it_is_not(changed):
+def test_notes_say_what_stands_for_data_and_networks_and_what_they_are_not(changed):
     form = Form(file="images", source="images", difference="They are small.")
     letters = DataEntry(title="letters", classes=2, export="", smoke="digits", forms=(form,))
     both = SharedTables(data={"digits": shared().data["digits"], "letters": letters})
@@ -119,3 +119,6 @@ def test_notes_say_what_stands_for_the_data_and_what_it_is_not(changed):
     stand_in = ("Handwritten digits stand for letters.",)
     assert resolving.notes(table, "smoke", both, {"even": None}) == stand_in
     assert resolving.notes(table, "cpu", both, {"even": form}) == ("They are small.",)
+    dots = BundleEntry(export="", differences=("It is of dots.",))
+    other = SharedTables(data=both.data, bundles={table.setting.bundle: dots})
+    assert resolving.notes(table, "cpu", other, {"even": form}) == ("They are small.", "It is of dots.")
