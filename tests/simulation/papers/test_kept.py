@@ -219,6 +219,17 @@ def test_another_home_and_data_folder_give_the_same_keys(name, tmp_path, monkeyp
     assert len(set(places[0].values())) > 1
 
 
+def test_every_kept_run_is_of_a_table():
+    """Others are of earlier settings, and nothing shows them."""
+    shown = {
+        kept.place(kept.FOLDER, cell.name(seed), cell.key(seed))
+        for table in map(catalogue.load, catalogue.names())
+        for cell in cells(WantedTable(table, "cpu", 1, Path("runs"), kept=kept.FOLDER, only_kept=True), WHERE)
+        for seed in range(5)
+    }
+    assert set(kept.FOLDER.glob("*.gz")) - shown == set()
+
+
 def test_tables_share_equal_runs():
     first, other = (keys(f"paper:{name}", WHERE) for name in ("003-t1", "004-t4"))
     assert first["cpu", "acc", "bias"] == other["cpu", "near", "bias"]
