@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from contextlib import ExitStack, closing
+from importlib import import_module
 from pathlib import Path
 
 from device_runtime.aggregator.errors import AggregatorError
@@ -81,6 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Work until stopped or done. Raises AggregatorError, BrokerError, ModelError."""
+    # where the extra is missing, it says so before it starts a broker
+    import_module("device_runtime.aggregator.hierarchy.edge_process")
     load_plugins(options)
     above = connect(options)
     if options.insecure and not above.url.secure:
