@@ -81,6 +81,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not LONGEST.fullmatch(item.path.name))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps tests from the devices that this user has joined with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def imports_are_no_garbage() -> None:
     """Devices collect garbage after each round; that takes a second if it includes torch and all tests."""

@@ -222,8 +222,8 @@ class MaskHelper:
                 self._tell(request, self._adding)
         except SumRefused as error:
             log.warning("sum for %s refused: %s", _named(request), error)
-            self._publish("sum", SumAnswer(id=request.id, refusal=str(error)))
             self.figures.refusals += 1
+            self._publish("sum", SumAnswer(id=request.id, refusal=str(error)))
             self._forget(request)
         except BlobError as error:
             self._give_up(request, str(error))
@@ -266,12 +266,12 @@ class MaskHelper:
             answer = SumAnswer(id=request.id, body=content)
         else:
             answer = SumAnswer(id=request.id, blob=self._blobs.put(content))
-        self._publish("sum", answer)
         took_s, devices = self._clocks.steady() - self._began_s, len(adding.set.devices)
         log.info("sum of %d devices for %s: %.1f s", devices, _named(request), took_s)
         self.figures.sums += 1
         self.figures.devices += devices
         self.figures.seconds += took_s
+        self._publish("sum", answer)
         self._answers[request.id] = request, answer
         self._forget(request)
 
