@@ -138,7 +138,7 @@ def served(made: Mapping[str, tuple[str, bytes]]) -> Iterator[str]:
 
 @contextmanager
 def isolated_page(flags: Sequence[str], made: Mapping[str, tuple[str, bytes]]) -> Iterator[Any]:
-    """An empty page of a new Chromium that can import the repository's modules, and fetch `made` by path."""
+    """Opens an empty page of a new Chromium, which can import the project's modules and fetch `made`."""
     from playwright.sync_api import sync_playwright
 
     program = next(filter(None, map(shutil.which, CHROMIUM)))

@@ -1,4 +1,4 @@
-"""What do masked sums cost in accuracy: by the smallest group, and by the noise of mask helpers?
+"""Measures what masked sums cost in accuracy, by the smallest group and by the noise of mask helpers.
 
     nice -n 10 .venv/bin/python benchmarks/masking_fleets.py groups   # 3 seeds: some 15 minutes on one core
     nice -n 10 .venv/bin/python benchmarks/masking_fleets.py noise    # some 15 minutes
@@ -20,12 +20,17 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+sys.path[0] = str(Path(__file__).parent.parent)  # where benchmarks is a package
+
 from tabulate import tabulate
 
+from benchmarks.papers.places import shared
 from device_runtime.simulation import scenario
 from device_runtime.simulation.records import NullWatch, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
@@ -38,15 +43,7 @@ ROUNDS, DEVICES = 20, 100
 HEADLINE = {
     "devices": 40,
     "slow": 200.0,
-    "fleet": {
-        "name": "three-strengths-60",
-        "groups": {
-            "fast": {"profile": "pi-5", "share": 0.4},
-            "mild": {"profile": "pi-zero-2w", "share": 0.2, "speed": {"factor": 2.333}},
-            "slow": {"profile": "pi-zero-2w", "share": 0.2, "speed": {"factor": 0.311}},
-            "link": {"profile": "pi-5", "share": 0.2, "link": {"up_bytes_per_s": 100}},
-        },
-    },
+    "fleet": {"name": "three-strengths-60", **shared().fleets["three-strengths-60"]},
     "data": {
         "partition": "dirichlet",
         "alpha": 0.3,

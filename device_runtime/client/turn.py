@@ -63,9 +63,11 @@ class Turn:
             if entry.first_s is None:
                 self.do(ev.Send(entry.seq, first=True))
                 self._sent(entry, True, RESEND_S)
-            elif idle and entry.carried_s is None:
+            elif not idle:
+                continue
+            elif entry.carried_s is None:
                 self.replace(msgspec.structs.replace(entry, carried_s=self.now))
-            elif idle and entry.carried_s is not None and self.now - entry.carried_s >= entry.wait_s:
+            elif self.now - entry.carried_s >= entry.wait_s:
                 self.do(ev.Send(entry.seq, first=False))
                 self._sent(entry, False, min(2 * entry.wait_s, MAX_RESEND_S))
 

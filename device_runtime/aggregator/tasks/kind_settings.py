@@ -101,6 +101,6 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def kinds_named(names: Iterable[str]) -> tuple[KindSettings, ...]:
-    """Kinds in this order of preference; several kinds get the settings of a mixed round, with one base."""
+    """The kinds with these names, in this order of preference. Several get the settings of a mixed round."""
     offered = registry.default_settings(tuple(names))
     return tuple(KindSettings(name=name, settings=settings) for name, settings in offered)

@@ -48,7 +48,7 @@ class SumRequest(Message, frozen=True, array_like=True, kw_only=True):
 
 
 class SumAnswer(Message, frozen=True, array_like=True, kw_only=True):
-    """`up/sum`: a helper's answer to a SumRequest: the sum of masks (`MaskedVector`), or why there is none.
+    """A helper's answer to a SumRequest (`up/sum`): the sum of masks (`MaskedVector`), or why there is none.
 
     Exactly one of `body`, `blob` and `refusal` is given.
     """

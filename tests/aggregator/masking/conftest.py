@@ -1,4 +1,4 @@
-"""A bench for masked rounds: devices that mask their updates, and mask helpers in the process of the test.
+"""Masked rounds within the process of a test: devices that mask their updates, and mask helpers.
 
 Both use the real core (`strategies.masking`); only their link is the bench's.
 """
