@@ -359,6 +359,15 @@ SYSTEMS: dict[str, System] = {
         "Bernier 2024 (MSc thesis, Concordia), chapter 4",
         (SystemKind("local-zeroth-order"),),
     ),
+    "fedncm+distmezo-naive": System(
+        "the classifier of class means first, then zeroth-order steps by each device's own seeds",
+        "ours, on Legate et al. 2023 and Bernier 2024",
+        (
+            SystemKind("class-means", AS_PUBLISHED, until=_first),
+            SystemKind("local-zeroth-order", after=_first),
+        ),
+        asking_all=_first,
+    ),
     "slora": System(
         "a sparse set first, then LoRA that begins with what it learnt",
         "Babakniya et al. 2023",

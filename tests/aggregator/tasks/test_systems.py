@@ -35,6 +35,7 @@ def test_phases_follow_each_other_without_a_gap():
     assert offered("fedncm+ft") == [("class-means", 1, 1), ("full", 2, None)]
     assert offered("fedncm+slora") == [("class-means", 1, 1), ("sparse", 2, 2), ("peft", 3, None)]
     assert offered("fedncm+mezo") == [("class-means", 1, 1), ("zeroth-order", 2, None)]
+    assert offered("fedncm+distmezo-naive") == [("class-means", 1, 1), ("local-zeroth-order", 2, None)]
     assert offered("fedfsc+") == [("full", 1, None), ("few-shot", 2, None)]
     assert offered("fedft-eds") == [("full", 1, 1), ("entropy-subset", 2, None)]
 
