@@ -20,8 +20,8 @@ from .outcome import TableOutcome
 INDEX = "README.md"
 PICTURES = "pictures"
 FOLDER = Path("docs/results")
-SEEDS_MISSING = "seeds missing"
-VERDICTS = ("holds", "fails", "not shown", "at chance", SEEDS_MISSING, "not run")
+TOO_FEW = "too few seeds"
+VERDICTS = ("holds", "fails", "not shown", "at chance", TOO_FEW, "not run")
 _SECTION = re.compile(r"<!-- (\S+ \S+) -->\n(.*?)<!-- /\1 -->\n", re.S)
 _CODE = re.compile(r"; code of ([^;]+);")
 OURS = "Our own tables"
@@ -55,7 +55,7 @@ class Section:
         cells = (
             line.strip("| ").rsplit("|", 1)[-1].strip() for line in self.text.splitlines() if "|" in line
         )
-        cells = (SEEDS_MISSING if cell.startswith("not shown:") else cell for cell in cells)
+        cells = (TOO_FEW if cell.startswith("not shown:") else cell for cell in cells)
         named = (next((each for each in VERDICTS if cell.startswith(each)), "") for cell in cells)
         return tuple(name for name in named if name)
 
@@ -230,7 +230,7 @@ Seconds, energy, and what follows from them are modelled.
 A claim is an ordering that the paper prints or says, with the seeds paired. It **holds** if the 95% interval
 of the mean difference (Student's t, three seeds or more) lies beyond its bound and most seeds agree. It
 **fails** if that is so the other way round. Else it is **not shown**. With fewer than three seeds there is no
-interval: **seeds missing**. Where both rows are within three points of guessing, nothing is claimed: **at
+interval: **too few seeds**. Where both rows are within three points of guessing, nothing is claimed: **at
 chance**.
 
 A section names the commits of the code of its runs ("+": with changes that were not committed).
