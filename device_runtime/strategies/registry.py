@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 
 from device_runtime.broker.wire.messages import Kind, encode_settings
+from device_runtime.profiles.keys import explained
 
 from . import plugins
 from . import settings as ranges
@@ -275,7 +276,9 @@ def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
 def _made(name: str, of: Any, settings: Settings) -> Any:
     try:
         return msgspec.convert(settings, of)
-    except (msgspec.ValidationError, TypeError) as error:
+    except msgspec.ValidationError as error:
+        raise KindError(f"settings of {name}: {explained(error, of)}") from None
+    except TypeError as error:
         raise KindError(f"settings of {name}: {error}") from None
 
 

@@ -114,7 +114,8 @@ def modifiers_of(name: str, rest: str) -> tuple[str, ...]:
 
 def _instead(name: str) -> str:
     """A hint at similar names, or at all names: `device-runtime systems` shows more than fits into a line."""
-    near = get_close_matches(name.lower().partition("+")[0], names(), n=3, cutoff=0.7)
+    known = (*names(), *ALIASES, *ELSEWHERE)
+    near = get_close_matches(name.lower().partition("+")[0], known, n=3, cutoff=0.7)
     if near:
         return f"near it are {', '.join(near)}; `device-runtime systems` lists all"
     return f"there are {', '.join(names())}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, nan
@@ -130,6 +131,8 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     for path in (options.csv, options.plot):
         if path and not path.absolute().parent.is_dir():
             raise DataError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+        if path and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise DataError(f"{path} cannot be written: permission denied")
     return names
 
 
