@@ -100,7 +100,7 @@ def test_the_readme_is_short() -> None:
 
 
 def marked_slow(path, name):
-    """"slow" or "partly slow", as the page of faults says it; "" for a test that always runs."""
+    """ "slow" or "partly slow", as the page of faults says it; "" for a test that always runs."""
     tree = ast.parse(path.read_text("utf-8"))
     [test] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
     of_module = [ast.unparse(node.value) for node in tree.body if "pytestmark" in ast.unparse(node)[:10]]

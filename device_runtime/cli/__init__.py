@@ -66,6 +66,8 @@ def _run(name: str, words: Sequence[str]) -> int:
             return _fail(str(error), code(error))
         if isinstance(error, OSError) and error.filename is not None:  # a file or folder that was named
             return _fail(f"{error.filename}: {(error.strerror or str(error)).lower()}", 2)
+        if place := _place_in_plugin(error):
+            return _fail(f"{place}: {type(error).__name__}: {error}", 2)
         raise
 
 
@@ -78,6 +80,13 @@ def _expected() -> tuple[type[Exception], ...]:
     from device_runtime.strategies.errors import KindError
 
     return (BrokerError, ModelError, ProfileError, KindError, DeviceError)
+
+
+def _place_in_plugin(error: Exception) -> str:
+    """FILE:LINE of a user's own part that raised it; empty if none did."""
+    from device_runtime.strategies.plugins import place_of
+
+    return place_of(error)
 
 
 def _parser(name: str, command: Command) -> argparse.ArgumentParser:

@@ -90,6 +90,13 @@ def register(part: P, source: str = "") -> P:
     if not dataclasses.is_dataclass(part) or getattr(part, "__abstractmethods__", None):
         lacking = ", ".join(sorted(getattr(part, "__abstractmethods__", ()))) or "@dataclass(frozen=True)"
         raise KindError(f"{part.__qualname__} lacks {lacking}")
+    if issubclass(part, (Strategy, LocalTerm)):
+        try:
+            tuple(ranges.list_settings(part))
+        except TypeError as error:
+            raise KindError(str(error)) from None
+    if issubclass(part, Strategy):
+        part.adds_up = _adds_up(part)
     known = part.known
     there = known.get(name)
     if there is part:
@@ -101,6 +108,16 @@ def register(part: P, source: str = "") -> P:
         plugins.share(source)
         _known.add(source)
     return part
+
+
+def _adds_up(kind: type[AnyStrategy]) -> bool:
+    """`adds_up` of the nearest class that says it; False if a class before it sends or folds otherwise."""
+    for each in kind.__mro__:
+        if "adds_up" in vars(each):
+            return kind.adds_up
+        if {"expected", "fold"} & vars(each).keys():
+            return False
+    return kind.adds_up
 
 
 def load(source: str) -> type[Any]:
