@@ -46,6 +46,8 @@ def explained(error: msgspec.ValidationError, kind: type, within: str = "") -> s
         }
         below = (f"{outer}.{inner.encode_name}" for outer, inner in _inner_fields(fields))
         return no_such_key(f"{place}.{unknown[1]}" if place else unknown[1], fields, below)
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
+        return f"{place}.{missing[1]} is missing" if place else f"{missing[1]} is missing"
     if other := re.fullmatch(r"Invalid enum value (.*)", text):
         choices = ", ".join(map(repr, _choices(_type_at(kind, path))))
         return f"{place}: expected one of {choices}, not {other[1]}"

@@ -171,7 +171,7 @@ def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
         near = beside / fleet
         spec = fleets.load(near if near.suffix == ".toml" and near.exists() else fleet)
     elif isinstance(fleet, dict):
-        spec = fleets.read(fleet)
+        spec = fleets.read({"name": parts.get("name"), **fleet})
     else:
         raise ScenarioError('which fleet? expected fleet = "a preset or file.toml", or a [fleet] table')
     data, task = _table(parts, "data"), {"bundle": DIGITS, "rounds": 20, **_table(parts, "task")}

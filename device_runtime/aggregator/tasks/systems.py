@@ -50,6 +50,10 @@ MODIFIERS: Mapping[str, str] = {
 }
 
 
+ALTERNATIVES = (SERVERS, ("all", "fast"), ("", "drawn"))
+"""Modifiers of which a system takes one."""
+
+
 def names() -> tuple[str, ...]:
     """The names of all systems, and of all kinds alone; modifiers may follow."""
     return (*SYSTEMS, *(kind for kind in registry.kinds() if kind not in SYSTEMS))
@@ -109,6 +113,9 @@ def modifiers_of(name: str, rest: str) -> tuple[str, ...]:
         if modifier not in MODIFIERS:
             known_text = ", ".join(f"+{known}" for known in MODIFIERS)
             raise TaskError(f"{name!r}: there is no modifier +{modifier}; there are {known_text}")
+    for one_of in ALTERNATIVES:
+        if len(both := [modifier for modifier in modifiers if modifier in one_of]) > 1:
+            raise TaskError(f"{name!r}: +{both[0]} and +{both[1]} are alternatives")
     return modifiers
 
 

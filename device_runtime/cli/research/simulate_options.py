@@ -97,11 +97,11 @@ def presets() -> str:
     made = {name: scenario.load(name) for name in scenario.preset_names()}
     drawn = {name: fleets.load(name) for name in fleets.preset_names()}
     lines = ["scenarios"]
-    lines += [f"  {name:16}{_of_scenario(each)}" for name, each in made.items()]
+    lines += [f"  {name:22}{_of_scenario(each)}" for name, each in made.items()]
     lines += ["fleets (given the task of digits unless a scenario says otherwise)"]
-    lines += [f"  {name:16}{_of_fleet(spec)}" for name, spec in drawn.items()]
+    lines += [f"  {name:22}{_of_fleet(spec)}" for name, spec in drawn.items()]
     lines += ["policies (besides, every system: device-runtime systems)"]
-    lines += [f"  {name:16}{what}" for name, what in scenario.POLICIES.items()]
+    lines += [f"  {name:22}{what}" for name, what in scenario.POLICIES.items()]
     return "\n".join(lines)
 
 
