@@ -75,14 +75,8 @@ def with_training_options(
             raise TaskError(f"--{setting} {value:g}: no kind offered has {said}; offered: {_listed(rest)}")
         kinds = tuple(_with(kind, setting, value) if kind.name in chosen else kind for kind in task.kinds)
         task = msgspec.structs.replace(task, kinds=kinds)
-        log.log(
-            level,
-            "%s %g: %s%s",
-            said,
-            value,
-            _listed(chosen),
-            f"; unchanged: {_listed(rest)}" if rest else "",
-        )
+        unchanged = f"; unchanged: {_listed(rest)}" if rest else ""
+        log.log(level, "%s %g: %s%s", said, value, _listed(chosen), unchanged)
     return task
 
 
