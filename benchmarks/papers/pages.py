@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from device_runtime.simulation.errors import SimulationError
@@ -59,7 +60,7 @@ class Section:
         named = (next((each for each in VERDICTS if cell.startswith(each)), "") for cell in cells)
         return tuple(name for name in named if name)
 
-    @property
+    @cached_property
     def since(self) -> int | None:
         """The most commits that changed its code since one of its runs; None if that is unknown."""
         paths = (*stamps.DECIDES, f"benchmarks/papers/tables/{catalogue.stem(self.name)}.toml")

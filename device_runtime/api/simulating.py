@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.selection.choose import ChoicePolicy
@@ -158,6 +159,8 @@ def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
     """
     given = [_loaded(kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
     for kind in given:
+        if isinstance(kind, type):
+            raise TaskError(f"{kind.__name__} is a class, expected an instance: {kind.__name__}()")
         if not isinstance(kind, str | tuple | KindSettings):
             registry.register(type(kind))
     usual = dict(registry.default_settings([_name(kind) for kind in given]))

@@ -310,7 +310,7 @@ def _under(policy: str, task: Task, devices: int | None) -> Task:
     return systems.task_as_system(policy, task, devices)
 
 
-def of(policy: str, scenario: Scenario) -> Scenario:
+def of_policy(scenario: Scenario, policy: str) -> Scenario:
     """The scenario as this policy runs it. Raises ScenarioError."""
     made = msgspec.structs.replace(
         scenario, task=under(policy, scenario.task, scenario.devices, scenario.all_kinds)

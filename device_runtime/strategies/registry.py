@@ -156,8 +156,12 @@ def load_plugins() -> None:
     """Register the parts of shared sources and installed packages that are new. Raises KindError."""
     for source in plugins.sources():
         if source not in _known:
-            _known.add(source)
-            load(source)
+            _known.add(source)  # first, because a file may ask for the kinds while it is loaded
+            try:
+                load(source)
+            except BaseException:
+                _known.discard(source)
+                raise
     if _INSTALLED not in _known:
         _known.add(_INSTALLED)
         for part in plugins.installed():

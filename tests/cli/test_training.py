@@ -15,7 +15,7 @@ def asked(*arguments):
 
 
 def mixed(plan):
-    return scenario.of("mixed", plan.scenario).task
+    return scenario.of_policy(plan.scenario, "mixed").task
 
 
 def test_learning_rate_epochs_and_batch_size_are_set_for_the_fleet_and_it_is_another_run():
@@ -27,7 +27,7 @@ def test_learning_rate_epochs_and_batch_size_are_set_for_the_fleet_and_it_is_ano
 
 @pytest.mark.parametrize("policy", ["drop", "fedprox", "moon+", "heterofl", "fedpeft-head", "few-shot"])
 def test_policies_train_by_them_too(policy):
-    task = scenario.of(policy, asked("digits", "--lr", "0.02").scenario).task
+    task = scenario.of_policy(asked("digits", "--lr", "0.02").scenario, policy).task
     assert {kind.strategy.lr for kind in task.kinds} == {0.02}
 
 
@@ -40,7 +40,7 @@ def test_what_no_kind_of_any_policy_has_is_refused_and_else_each_policy_takes_wh
     with pytest.raises(ScenarioError, match="all_kinds.epochs.: no kind of fedncm has this setting"):
         asked("digits", "--epochs", "3", "--compare", "kinds=fedncm")
     plan = asked("digits", "--epochs", "3", "--compare", "kinds=fedncm,fedavg")
-    [full] = scenario.of("fedavg", plan.scenario).task.kinds
+    [full] = scenario.of_policy(plan.scenario, "fedavg").task.kinds
     assert full.strategy.epochs == 3
 
 
@@ -49,5 +49,5 @@ def test_they_may_stand_in_the_file_and_are_kept_with_the_runs(tmp_path):
     file.write_text('fleet = "uniform"\n[all_kinds]\nlr = 0.02\n')
     mine = asked(str(file)).scenario
     assert scenario.decode(mine.json()) == mine
-    assert {kind.strategy.lr for kind in scenario.of("drop", mine).task.kinds} == {0.02}
+    assert {kind.strategy.lr for kind in scenario.of_policy(mine, "drop").task.kinds} == {0.02}
     assert b"all_kinds" not in asked("digits").scenario.json()

@@ -22,7 +22,7 @@ from device_runtime.cli.options import (
     meter,
     positive,
 )
-from device_runtime.models import data as local_data
+from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
 
 from . import profile as profile_command
@@ -127,7 +127,7 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     for name in names:
         registry.make(name, registry.codec_setting(name, options.codec))
     if options.data:
-        local_data.check_path(options.data)
+        SampleSource.of(options.data).check()
     for path in (options.csv, options.plot):
         if path and not path.absolute().parent.is_dir():
             raise DataError(f"{path} cannot be written: there is no folder {path.absolute().parent}")

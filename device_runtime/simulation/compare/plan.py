@@ -21,9 +21,8 @@ from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.run import check_task, prepare
-from device_runtime.simulation.scenario import CHOOSE, Scenario, decode, under
+from device_runtime.simulation.scenario import CHOOSE, Scenario, decode, of_policy, under
 
-from .performing import of_policy
 from .run_folder import RunName, fingerprint, finished
 
 SCENARIO, COMPARISON, RUNS = "scenario.json", "comparison.json", "runs"
