@@ -55,7 +55,7 @@ class Rounds:
 
 def recalls(policy: str, head: str, seed: int) -> NDArray[np.float64]:
     """(10,): of each digit, in percent; and behind them the accuracy over all."""
-    scenario = policies.of(policy, load("straggler-classes", {"task": {"head": head}}))
+    scenario = policies.of_policy(load("straggler-classes", {"task": {"head": head}}), policy)
     rounds = Rounds()
     simulate(prepare(scenario, seed), watch=rounds)
     last = rounds.lines[-LAST:]

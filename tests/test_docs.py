@@ -1,6 +1,7 @@
 """Pages name files, links, commands and options that exist."""
 
 import argparse
+import ast
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -96,3 +97,28 @@ def test_commands_and_options_of_a_page_exist(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
+
+
+def marked_slow(path, name):
+    """ "slow" or "partly slow", as the page of faults says it; "" for a test that always runs."""
+    tree = ast.parse(path.read_text("utf-8"))
+    [test] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    of_module = [ast.unparse(node.value) for node in tree.body if "pytestmark" in ast.unparse(node)[:10]]
+    marks = [*of_module, *(ast.unparse(decorator) for decorator in test.decorator_list)]
+    if "pytest.mark.slow" in marks:
+        return "slow"
+    return "partly slow" if any("pytest.mark.slow" in mark for mark in marks) else ""
+
+
+def test_the_page_of_faults_names_tests_that_exist_and_says_which_are_slow():
+    wrong, path = [], None
+    for file, name, said in re.findall(
+        r"`(tests/[\w/]+\.py)?(?:::(\w+))?`(?: \(\*((?:partly )?slow)\*\))?",
+        (ROOT / "docs/faults.md").read_text("utf-8"),
+    ):
+        path = ROOT / file if file else path
+        if not path.is_file():
+            wrong.append(f"{file} does not exist")
+        elif name and (found := marked_slow(path, name)) != said:
+            wrong.append(f"{file}::{name} is {found or 'not slow'}")
+    assert wrong == []

@@ -13,7 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from device_runtime.cli.research.new import TEMPLATES
-from device_runtime.cli.table import COMMANDS, EXTRAS
+from device_runtime.cli.table import COMMANDS
+from device_runtime.extras import EXTRAS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -147,7 +148,7 @@ def bare_run(bare, installed, *words, **options):
 
 
 def test_the_bare_environment_has_no_module_of_an_extra(bare):
-    modules = {module for names in EXTRAS.values() for module in names}
+    modules = {module for extra in EXTRAS.values() for module in extra.modules}
     modules |= {"PIL", "ray", "scipy", "pydantic", "websockets", "transformers", "pytest", "pip"}
     program = "import sys; from importlib.util import find_spec; print([*filter(find_spec, sys.argv[1:])])"
     found = subprocess.check_output([bare, "-c", program, *modules], text=True, cwd=bare.parent)

@@ -25,7 +25,6 @@ from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.cli.options import count
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles.machine import usable_cores
-from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.plan import check
 from device_runtime.simulation.compare.progress import (
     ProgressBars,
@@ -43,6 +42,7 @@ from device_runtime.simulation.compare.running import (
 )
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.choice import ExecutorRequest
+from device_runtime.simulation.scenario import of_policy
 
 ERRORS = (SimulationError, AggregatorError)
 

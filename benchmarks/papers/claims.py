@@ -35,7 +35,7 @@ class ClaimVerdict:
 
     `printed` is that of the paper's numbers, nan where they are not printed. The claim holds in `seeds` of
     `ours.n` seeds, and for their mean if `holds`. `points`: the difference is in percentage points.
-    `at_chance`: all its rows are. `beyond`: the interval is on one side of the bound.
+    `at_chance`: all its rows are.
     """
 
     claim: TableClaim

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from device_runtime.simulation.errors import SimulationError
@@ -20,7 +21,8 @@ from .outcome import TableOutcome
 INDEX = "README.md"
 PICTURES = "pictures"
 FOLDER = Path("docs/results")
-VERDICTS = ("holds", "fails", "not shown", "at chance", "not run")
+TOO_FEW = "too few seeds"
+VERDICTS = ("holds", "fails", "not shown", "at chance", TOO_FEW, "not run")
 _SECTION = re.compile(r"<!-- (\S+ \S+) -->\n(.*?)<!-- /\1 -->\n", re.S)
 _CODE = re.compile(r"; code of ([^;]+);")
 OURS = "Our own tables"
@@ -54,10 +56,11 @@ class Section:
         cells = (
             line.strip("| ").rsplit("|", 1)[-1].strip() for line in self.text.splitlines() if "|" in line
         )
+        cells = (TOO_FEW if cell.startswith("not shown:") else cell for cell in cells)
         named = (next((each for each in VERDICTS if cell.startswith(each)), "") for cell in cells)
         return tuple(name for name in named if name)
 
-    @property
+    @cached_property
     def since(self) -> int | None:
         """The most commits that changed its code since one of its runs; None if that is unknown."""
         paths = (*stamps.DECIDES, f"benchmarks/papers/tables/{catalogue.stem(self.name)}.toml")
@@ -166,7 +169,7 @@ def write_index(folder: Path) -> None:
 
 def index(there: Sequence[Section]) -> str:
     """The index: every table of every paper, with its results, or the reason why it is not run."""
-    parts = [HEAD]
+    parts = [HEAD, _counts(there)]
     names = [*catalogue.names(), *catalogue.left_out()]
     for number in (*PAPERS, ""):
         title = f"{number}: {PAPERS[number]}" if number else OURS
@@ -174,6 +177,16 @@ def index(there: Sequence[Section]) -> str:
         rows = [f"| {_number(name)} | {_about(name)} | {_results(name, there)} |" for name in mine]
         parts.append("\n".join([f"## {title}\n", "| table | compares | results |", "|---|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
+
+
+def _counts(there: Sequence[Section]) -> str:
+    """The number of claims by paper and verdict, without those of sections of an older version."""
+    rows = ["## Claims\n", f"| paper | {' | '.join(VERDICTS)} |", f"|---|{'---|' * len(VERDICTS)}"]
+    for number in (*PAPERS, ""):
+        found = [each for section in there if paper(section.name) == number for each in section.verdicts]
+        counts = " | ".join(str(found.count(verdict)) for verdict in VERDICTS)
+        rows.append(f"| {number or 'ours'} | {counts} |")
+    return "\n".join(rows)
 
 
 def _number(name: str) -> str:
@@ -217,8 +230,9 @@ Seconds, energy, and what follows from them are modelled.
 
 A claim is an ordering that the paper prints or says, with the seeds paired. It **holds** if the 95% interval
 of the mean difference (Student's t, three seeds or more) lies beyond its bound and most seeds agree. It
-**fails** if that is so the other way round. Else it is **not shown**; with fewer than three seeds nothing is.
-Where both rows are within three points of guessing, nothing is claimed: **at chance**.
+**fails** if that is so the other way round. Else it is **not shown**. With fewer than three seeds there is no
+interval: **too few seeds**. Where both rows are within three points of guessing, nothing is claimed: **at
+chance**.
 
 A section names the commits of the code of its runs ("+": with changes that were not committed).
 `python -m benchmarks.papers --check` lists those whose code has changed since. Sections by code of an unknown

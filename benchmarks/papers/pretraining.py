@@ -11,15 +11,13 @@ import platformdirs
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.profiles.fleets import fleet as fleets
-from device_runtime.simulation.compare.performing import RunOptions, of_policy, perform
+from device_runtime.simulation.compare.performing import RunOptions, perform
 from device_runtime.simulation.compare.plan import bundle_sha256
 from device_runtime.simulation.compare.run_folder import SERVED, RunName, fingerprint, finished
 from device_runtime.simulation.compare.running import folder_lock, interruptible
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.simulation.executors.job import TrainingJob
-from device_runtime.simulation.records import AskRecord, SimulatedRound
-from device_runtime.simulation.scenario import CENTRALISED, COMPUTER, Scenario
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.simulation.records import NullWatch, SimulatedRound
+from device_runtime.simulation.scenario import CENTRALISED, COMPUTER, Scenario, of_policy
 
 from . import exporting
 from .exporting import BundleSamples
@@ -75,16 +73,10 @@ def scenario(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Scena
 
 
 @dataclass(frozen=True)
-class ProgressPrinter:
+class ProgressPrinter(NullWatch):
     """A watch that prints its progress on standard error."""
 
     wanted: Pretrain
-
-    def asked(self, ask: AskRecord) -> None:
-        """Ignored."""
-
-    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
-        """Ignored."""
 
     def closed(self, line: SimulatedRound) -> None:
         """Prints the accuracy of every round."""

@@ -20,10 +20,9 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.profiles import DeviceProfile, FleetSpec, ProfileError, shipped
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation import data as data_sets
-from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.data import DataSpec
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenario import Scenario, of_policy
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import Settings
 from device_runtime.strategies.registry import KINDS

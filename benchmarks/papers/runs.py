@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, bundle_sha256
 from device_runtime.simulation.compare.run_folder import RunName, fingerprint, finished
 from device_runtime.simulation.compare.running import RunJob
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenario import Scenario, of_policy
 
 from . import kept, resolving
 from .kept import StampedRun

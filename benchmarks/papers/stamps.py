@@ -15,8 +15,12 @@ DECIDES = (
     "device_runtime/strategies",
     "device_runtime/simulation",
     "device_runtime/models",
+    "device_runtime/profiles",
     "device_runtime/aggregator/merging",
+    "device_runtime/aggregator/rounds",
     "device_runtime/aggregator/tasks",
+    "device_runtime/client/selection",
+    "device_runtime/client/training",
 )
 """The parts of the code that decide the results of runs."""
 

@@ -19,7 +19,7 @@ class RunFolderError(AggregatorError):
 
 
 class RunInUse(RunFolderError):
-    """Another process has the run folder open."""
+    """Another process, or another thread of this one, has the run folder open."""
 
 
 class DatabaseError(AggregatorError):

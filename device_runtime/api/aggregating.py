@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from device_runtime.aggregator.errors import ConfigError
+from device_runtime.aggregator.errors import ConfigError, RunInUse
 from device_runtime.aggregator.serving import config
 from device_runtime.aggregator.serving.process import Process
 from device_runtime.aggregator.tasks.task import Task
@@ -81,7 +81,12 @@ class Aggregator:
         self._process.run()
 
     def start(self) -> None:
-        """Serves in a thread of its own; returns once devices can join. Raises as `run` does."""
+        """Serves in a thread of its own; returns once devices can join. Raises as `run` does.
+
+        Raises RunInUse while an earlier start still runs.
+        """
+        if self._background is not None and self._background.running:
+            raise RunInUse("this aggregator is running already: call stop() first")
         self._process = self._made()
         self._background = BackgroundRun(self._process.run, "aggregator")
         while not self._process.ready.wait(READY_S):

@@ -11,6 +11,7 @@ from device_runtime.broker.wire.topics import check_task
 from device_runtime.client.connection.connecting import connect, enrol, folder_of, no_trace
 from device_runtime.client.delivery.downloads import half_of_room
 from device_runtime.client.energy import AUTO, MODELLED, find_meter
+from device_runtime.client.errors import InUse
 from device_runtime.client.joined import JoinedDevice, WorkRules, backend_for
 from device_runtime.client.personal.asking import Personal
 from device_runtime.client.personal.personal_settings import PersonalModelSettings
@@ -121,7 +122,12 @@ class Device:
         self._run(until_done)
 
     def start(self, until_done: bool = False) -> None:
-        """Takes part in a thread of its own, as `run` does; `wait` and `stop` raise its errors."""
+        """Takes part in a thread of its own, as `run` does; `wait` and `stop` raise its errors.
+
+        Raises InUse while an earlier start still runs.
+        """
+        if self.running:
+            raise InUse("this device is running already: call stop() first")
         self._stopped = False
         self._background = BackgroundRun(lambda: self._run(until_done), "device")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.selection.choose import ChoicePolicy
@@ -99,7 +100,12 @@ def simulate(
     request = executor if isinstance(executor, ExecutorRequest) else ExecutorRequest(executor)
     run = RunOptions(request, callbacks=tuple(callbacks))
     named = None if policies is None else tuple(dict.fromkeys(_names(policies)))
-    wanted = WantedRuns(policies=named, seeds=_count("seeds", seeds), command="device_runtime.simulate(..)")
+    wanted = WantedRuns(
+        policies=named,
+        seeds=_count("seeds", seeds),
+        command="device_runtime.simulate(..)",
+        usual=("mixed",),
+    )
     folder = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="device-runtime-"))
     try:
         done = _completed(planned(scenario, wanted, folder), run, _count("parallel", parallel), progress)
@@ -128,11 +134,13 @@ def scenario_of(
     changes: dict[str, Any] = {}
     if fleet is not None:
         changes["fleet"] = fleet if isinstance(fleet, FleetSpec) else fleets.load(fleet)
+    if data is not None and not isinstance(data, DataSpec):
+        raise ScenarioError(f"data is {data!r}, expected samples as device_runtime.data names them")
     if data is not None:
         changes["data"] = data
-    if devices is not None:
+    if _count("devices", devices) is not None:
         changes["devices"] = devices
-    task_changes: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
+    task_changes: dict[str, Any] = {} if _count("rounds", rounds) is None else {"rounds": rounds}
     if kinds is not None:
         task_changes["kinds"] = offered(kinds)
     if task_changes:
@@ -151,6 +159,8 @@ def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
     """
     given = [_loaded(kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
     for kind in given:
+        if isinstance(kind, type):
+            raise TaskError(f"{kind.__name__} is a class, expected an instance: {kind.__name__}()")
         if not isinstance(kind, str | tuple | KindSettings):
             registry.register(type(kind))
     usual = dict(registry.default_settings([_name(kind) for kind in given]))
@@ -160,13 +170,16 @@ def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
 def compare(*folders: str | Path) -> ComparedFolders:
     """Compares the finished runs of several folders on common terms, such as the earliest end of all.
 
-    Raises ScenarioError for a folder that is not of a simulation, and where nothing is finished.
+    Raises ScenarioError for a folder that is not of a simulation, and where nothing is finished or no folder
+    is given.
 
     >>> for policy in ("few-shot", "class-means"):
     ...     _ = simulate(policies=[policy], devices=10, rounds=1, run_dir=f"runs/{policy}")
     >>> compare("runs/few-shot", "runs/class-means").policies
     ('few-shot/few-shot', 'class-means/class-means')
     """
+    if not folders:
+        raise ScenarioError("compare needs the folders of simulations")
     found = side_by_side([Path(folder) for folder in folders])
     return ComparedFolders(found, found.unfinished)
 
@@ -194,6 +207,8 @@ def _scenario(task: Scenario | Task | Bundle | str | Path) -> Scenario:
         return Scenario(fleet=fleets.load(FLEET), task=task, name=task.name)
     if isinstance(task, Bundle):
         return _of_bundle(task.path)
+    if not isinstance(task, str | Path):
+        raise ScenarioError(f"task is {task!r}, expected a Task, a Scenario, a bundle, or the name of one")
     known = (*scenarios.preset_names(), *fleets.preset_names())
     if str(task) in known or Path(task).suffix == ".toml":
         return scenarios.load(task)
@@ -237,10 +252,13 @@ def _names(policies: Sequence[Policy]) -> Sequence[str]:
         return (policies,)
     if not policies:
         raise ScenarioError(f"policies is empty: expected some of {', '.join(scenarios.names())}")
+    for one in policies:
+        if not isinstance(one, str | type):
+            raise ScenarioError(f"policies has {one!r}, expected names, or classes of choice policies")
     return [one if isinstance(one, str) else str(registry.register(one).name) for one in policies]
 
 
 def _count(name: str, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise ScenarioError(f"{name} is {value}, expected 1 or more")
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise ScenarioError(f"{name} is {value!r}, expected a whole number, 1 or more")
     return value

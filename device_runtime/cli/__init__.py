@@ -53,7 +53,7 @@ def _run(name: str, words: Sequence[str]) -> int:
         code = getattr(module, "exit_code", _refused)
         parser = _parser(name, command)
         module.add_arguments(parser)
-        options = parser.parse_args(words)
+        options = parse(parser, words)
         log_to_stderr()
         return int(module.run(options))
     except ModuleNotFoundError as error:
@@ -64,6 +64,10 @@ def _run(name: str, words: Sequence[str]) -> int:
     except Exception as error:
         if isinstance(error, (*_expected(), *errors)):
             return _fail(str(error), code(error))
+        if isinstance(error, OSError) and error.filename is not None:  # a file or folder that was named
+            return _fail(f"{error.filename}: {(error.strerror or str(error)).lower()}", 2)
+        if place := _place_in_plugin(error):
+            return _fail(f"{place}: {type(error).__name__}: {error}", 2)
         raise
 
 
@@ -78,6 +82,13 @@ def _expected() -> tuple[type[Exception], ...]:
     return (BrokerError, ModelError, ProfileError, KindError, DeviceError)
 
 
+def _place_in_plugin(error: Exception) -> str:
+    """FILE:LINE of a user's own part that raised it; empty if none did."""
+    from device_runtime.strategies.plugins import place_of
+
+    return place_of(error)
+
+
 def _parser(name: str, command: Command) -> argparse.ArgumentParser:
     lacking = missing_extra(command)
     needs = f"Needs: pip install 'device-runtime[{lacking}]'\n" if lacking else ""
@@ -87,6 +98,15 @@ def _parser(name: str, command: Command) -> argparse.ArgumentParser:
         epilog=f"{needs}Example: {command.example}",
         formatter_class=_WithExample,
     )
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """The options of these words. Their `given` holds the names of those that the words set themselves."""
+    options = parser.parse_args(words)
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    options.given = frozenset(vars(parser.parse_args(words)))
+    return options
 
 
 class _WithExample(argparse.HelpFormatter):

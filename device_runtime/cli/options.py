@@ -14,6 +14,7 @@ from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.names import AUTO, ENGINES, PRECISIONS, EngineSettings
 from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
+from device_runtime.profiles import ProfileError
 
 
 def add_connection(
@@ -112,6 +113,8 @@ def engine_settings(options: argparse.Namespace) -> EngineSettings:
 def emulation(options: argparse.Namespace) -> Emulation | None:
     """The device to emulate, if any. Raises ProfileError for one whose profile is not shipped."""
     if options.emulated is None:
+        if options.slow != 1 or options.uplink:
+            raise ProfileError("--slow and --uplink need --as DEVICE, which they change")
         return None
     return Emulation.of(options.emulated, options.slow, options.uplink)
 

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from textwrap import wrap
 from typing import NamedTuple
 
+from device_runtime.extras import EXTRAS
+
 DEVICE, OPERATOR, RESEARCHER = "device", "operator", "researcher"
 GROUPS = {
     DEVICE: "On a device",
@@ -19,14 +21,6 @@ GROUPS = {
 }
 """Group of users -> the heading above their commands."""
 
-EXTRAS = {
-    "aggregator": ("rpds", "cryptography", "amqtt", "rich", "segno"),
-    "torch": ("torch", "onnx", "onnxscript"),
-    "simulation": ("sklearn", "matplotlib"),
-    "service": ("fastapi", "uvicorn", "prometheus_client"),
-    "postgres": ("psycopg",),
-}
-"""Extra -> the modules that it installs and that a command may miss."""
 WITHIN = {"simulation": ("aggregator",)}
 """Extra -> the other extras that it installs."""
 
@@ -236,13 +230,13 @@ WIDEST = max(len(name) for name in COMMANDS)
 def missing_extra(command: Command) -> str:
     """The extra that the command needs, if it is not installed here, else ''."""
     wanted = (command.needs, *WITHIN.get(command.needs, ()))
-    there = all(find_spec(module) for extra in wanted for module in EXTRAS.get(extra, ()))
+    there = all(find_spec(module) for extra in wanted if extra for module in EXTRAS[extra].modules)
     return "" if there else command.needs
 
 
 def extra_for(command: Command, module: str) -> str | None:
     """The extra to install for a command that lacks `module`; None if no extra installs it."""
-    found = next((extra for extra, modules in EXTRAS.items() if module.split(".")[0] in modules), None)
+    found = next((extra for extra, its in EXTRAS.items() if module.split(".")[0] in its.modules), None)
     return command.needs if found in WITHIN.get(command.needs, ()) else found
 
 

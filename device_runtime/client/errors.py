@@ -49,7 +49,7 @@ class PolicyError(DeviceError):
 
 
 class InUse(DeviceError):
-    """Another process already runs this device."""
+    """The device runs already, in another process or in this one."""
 
 
 class NoDevice(DeviceError):

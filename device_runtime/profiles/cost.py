@@ -31,7 +31,7 @@ class MissingGraph(LookupError):
         what, _, of = self.graph.partition(".")
         if what == "features":
             return f"--features {of}"
-        return f"--tunable {of}" if what in ("train", "loss") else f"--objective {what} --tunable {of}"
+        return f"--tunable {of}" if what == "loss" else f"--objective {what} --tunable {of}"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Workload:
         """Number of values that a tunable set trains. Raises MissingGraph if the bundle has no such set."""
         if tunable not in self.parameters:
             had = ", ".join(self.parameters)
-            raise MissingGraph(f"needs tunable set {tunable}, the bundle has {had}", f"train.{tunable}")
+            raise MissingGraph(f"needs tunable set {tunable}, the bundle has {had}", f"loss.{tunable}")
         return self.parameters[tunable]
 
     @cached_property

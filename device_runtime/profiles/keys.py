@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, get_args, get_origin
+from dataclasses import is_dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -35,6 +36,7 @@ def explained(error: msgspec.ValidationError, kind: type, within: str = "") -> s
     text, found, path = str(error).rpartition(" - at `$")
     if not found:
         text, path = path, ""
+    text = text.replace(" | null`", "`")  # TOML has no null
     path = path.rstrip("`").lstrip(".")
     place = ".".join(filter(None, (within, path)))
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", text):
@@ -44,6 +46,11 @@ def explained(error: msgspec.ValidationError, kind: type, within: str = "") -> s
         }
         below = (f"{outer}.{inner.encode_name}" for outer, inner in _inner_fields(fields))
         return no_such_key(f"{place}.{unknown[1]}" if place else unknown[1], fields, below)
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
+        return f"{place}.{missing[1]} is missing" if place else f"{missing[1]} is missing"
+    if other := re.fullmatch(r"Invalid enum value (.*)", text):
+        choices = ", ".join(map(repr, _choices(_type_at(kind, path))))
+        return f"{place}: expected one of {choices}, not {other[1]}"
     return f"{place}: {text[:1].lower()}{text[1:]}" if place else text
 
 
@@ -60,6 +67,8 @@ def _type_at(kind: Any, place: str) -> Any:
         kind = _without_metadata(kind)
         if step.startswith("["):
             kind = next(part for part in reversed(get_args(kind)) if part is not Ellipsis)
+        elif is_dataclass(kind):
+            kind = get_type_hints(kind, include_extras=True)[step]
         else:
             kind = next(field.type for field in msgspec.structs.fields(kind) if field.encode_name == step)
         kind = _without_metadata(kind)
@@ -67,6 +76,15 @@ def _type_at(kind: Any, place: str) -> Any:
             next((part for part in get_args(kind) if _is_struct(part)), kind) if _admits_none(kind) else kind
         )
     return kind
+
+
+def _choices(kind: Any) -> Iterator[object]:
+    """The values of a Literal, which may stand within a union."""
+    if get_origin(kind) is Literal:
+        yield from get_args(kind)
+    else:
+        for part in get_args(kind):
+            yield from _choices(part)
 
 
 def _without_metadata(kind: Any) -> Any:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
@@ -65,10 +65,8 @@ def _groups(root: Path, own: Path) -> Iterator[MachineMemory]:
     """The memory of each control group around this process that has a limit."""
     paths = own_groups(read_system_file(own))
     for mount, controller, files in ((root / "memory", "memory", _V1), (root, "", _V2)):
-        group = PurePosixPath(paths.get(controller, "/"))
-        inside = [str(one).lstrip("/") for one in (group, *group.parents)]
-        for folder in dict.fromkeys(mount / one for one in inside):
-            if found := _group_memory(folder, files):
+        for folder in _with_parents(paths.get(controller, "/")):
+            if found := _group_memory(mount / folder, files):
                 yield found
 
 

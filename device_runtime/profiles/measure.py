@@ -19,6 +19,8 @@ UNMEASURED_LINK = Bandwidth(up=1e6, down=4e6, source="assumed until seen")
 UNKNOWN_POWER = Power(idle_w=2.0, load_w=8.0, source="assumed: no profile", uncertainty=1.0)
 
 
+REPEATS = 5
+"""Most runs of a trial whose median counts, after the first."""
 THROTTLED_ABOVE = 1.1
 """Wall-clock over CPU seconds above which other processes, or a CPU limit, are taken to slow this one."""
 
@@ -109,9 +111,9 @@ def _speed(trials: Mapping[str, SpeedTrial], took: Mapping[str, _RunSeconds], st
     return Speed(rate, seconds, source="measured on this bundle", opening=opening)
 
 
-def _time(trial: SpeedTrial, clocks: Clocks, end: float, repeats: int = 5) -> _RunSeconds:
+def _time(trial: SpeedTrial, clocks: Clocks, end: float) -> _RunSeconds:
     runs = [_once(trial, clocks)]
-    while len(runs) <= repeats and (len(runs) == 1 or clocks.passed() + runs[-1][0] < end):
+    while len(runs) <= REPEATS and (len(runs) == 1 or clocks.passed() + runs[-1][0] < end):
         runs.append(_once(trial, clocks))
     passed, busy = (median(times) for times in zip(*runs[1:], strict=True))
     return _RunSeconds(passed, busy, max(0.0, runs[0][0] - passed), max(0.0, runs[0][1] - busy))

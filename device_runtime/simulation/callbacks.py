@@ -103,17 +103,17 @@ class EndedRun:
 
     @property
     def accuracy(self) -> float:
-        """Of the served model in the last evaluated round; nan if there is none."""
+        """Accuracy of the served model in the last evaluated round; nan if there is none."""
         return _evaluated(self.rounds, lambda line: line.eval_acc)[-1]
 
     @property
     def best_accuracy(self) -> float:
-        """The best of all evaluated rounds; nan if there is none."""
+        """Highest accuracy of the evaluated rounds; nan if there are none."""
         return max(_evaluated(self.rounds, lambda line: line.eval_acc))
 
     @property
     def loss(self) -> float:
-        """Of the served model in the last evaluated round; nan if there is none."""
+        """Loss of the served model in the last evaluated round; nan if there is none."""
         return _evaluated(self.rounds, lambda line: line.eval_loss)[-1]
 
     @property

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import nan
 
-import numpy as np
-
 from device_runtime.aggregator.intake.check import UpdateOrigin, update_refusal
 from device_runtime.aggregator.merging.evaluation import reason_to_serve_trained_head
 from device_runtime.aggregator.rounds.pace import Progress, score_of
@@ -34,6 +32,7 @@ from .data import DataSet
 from .executors.job import Executor, FailedJob, TrainingJob, aside_key, base_key
 from .ledger import RoundFigures, RunLedger
 from .masked_sums import SimulatedSums
+from .metrics.probes import accuracy_by_class
 from .records import RunObserver
 
 log = logging.getLogger(__name__)
@@ -299,7 +298,6 @@ class RoundEvaluator:
         self._y = prepared_targets(data, manifest, data.test_y)
         self._model = open_model(bundle)
         self._x, self._target = manifest.input.prepare(data.test_x), manifest.target
-        self._classes = len(manifest.labels)
 
     def __call__(self, number: int, served: Tensors, base: Tensors) -> RoundFigures:
         if not self._every or (number % self._every and number != self._rounds):
@@ -322,11 +320,7 @@ class RoundEvaluator:
         if self._target.compared != "classes":
             return evaluate(self._model, self._x, self._y), ()
         logits = self._model.logits(self._x)
-        right = logits.argmax(axis=1) == self._y
-        with np.errstate(invalid="ignore"):
-            by_class = np.bincount(self._y, right, self._classes) / np.bincount(
-                self._y, minlength=self._classes
-            )
+        by_class = accuracy_by_class(logits, self._y)
         own = self._target.own
         found = evaluate(self._model, self._x, self._y) if own else accuracy_and_loss(logits, self._y)
         return found, tuple(by_class.tolist())

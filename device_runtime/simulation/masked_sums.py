@@ -49,7 +49,7 @@ class DividedUpdates:
 
 
 class SimulatedSums:
-    """Masks a run's updates as far as that can be seen in its figures."""
+    """Applies what masks change in a run's results: which updates count, clipping, and central noise."""
 
     def __init__(
         self, task: Task, masks: Masks, noise: CentralNoise | None, manifests: Mapping[str, Manifest]

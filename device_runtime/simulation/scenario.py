@@ -16,6 +16,7 @@ import msgspec
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
+from device_runtime.aggregator.tasks.shared_settings import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.selection.choose import RICHEST, ChoicePolicy
 from device_runtime.content import content
@@ -40,6 +41,7 @@ _PATHS = ("path", "test_path", "vectors")
 """Fields of [data] with paths relative to the scenario's file."""
 
 _ANY_TASK = Task(bundle=DIGITS)
+NONE_SHARED = SharedSettings()
 _NOT_OURS = {
     "seed": "a simulation is given its seed when it is run",
     "eval_data": "a simulation evaluates on the test samples of [data]",
@@ -55,6 +57,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     engine: the engine that trains (see `models.engines.available`).
     place: with engine torch, it may be cuda.
     choose: the policy by which devices choose among updates; empty: the first that fits.
+    all_kinds: settings for all kinds of every policy that have them, in place of the kinds' own.
     Raises ScenarioError for settings that are out of range or contradict each other.
     """
 
@@ -67,6 +70,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     engine: str = AUTO
     place: str = "cpu"
     choose: str = ""
+    all_kinds: SharedSettings = NONE_SHARED
     data: DataSpec = msgspec.field(default_factory=DataSpec)
 
     def __post_init__(self) -> None:
@@ -111,6 +115,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 del whole["data"][newer]
         if not self.choose:
             del whole["choose"]
+        if not self.all_kinds.given:
+            del whole["all_kinds"]
         return _encoder.encode(whole)
 
 
@@ -165,7 +171,7 @@ def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
         near = beside / fleet
         spec = fleets.load(near if near.suffix == ".toml" and near.exists() else fleet)
     elif isinstance(fleet, dict):
-        spec = fleets.read(fleet)
+        spec = fleets.read({"name": parts.get("name"), **fleet})
     else:
         raise ScenarioError('which fleet? expected fleet = "a preset or file.toml", or a [fleet] table')
     data, task = _table(parts, "data"), {"bundle": DIGITS, "rounds": 20, **_table(parts, "task")}
@@ -278,25 +284,37 @@ def describe(policy: str) -> str:
         raise ScenarioError(str(error)) from None
 
 
-def under(policy: str, task: Task, devices: int | None = None) -> Task:
-    """The task as this policy runs it, with so many devices if that is known. Raises ScenarioError."""
-    name, plus, rest = _canonical(policy).partition("+")
-    if task.masks is None and "central-dp" in rest.split("+"):
-        task = msgspec.structs.replace(task, masks=MaskSettings(**stand_in_helpers({})))
+def under(
+    policy: str, task: Task, devices: int | None = None, all_kinds: SharedSettings = NONE_SHARED
+) -> Task:
+    """The task as this policy runs it, with so many devices if that is known. Raises ScenarioError.
+
+    all_kinds: those that no kind of the policy has are ignored.
+    """
     try:
-        if name == CHOOSE:
-            return systems.with_modifiers(task, systems.modifiers_of(policy, plus + rest), task, devices)
-        if policy == CENTRALISED:
-            full = systems.task_as_system("no-stragglers", task)
-            return msgspec.structs.replace(full, devices_per_round=None, buffer_size=0, min_contributions=1)
-        return systems.task_as_system(policy, task, devices)
+        task = _under(policy, task, devices)
+        return all_kinds.in_task(task).applied(task)
     except (TaskError, ModelError) as error:
         raise ScenarioError(f"{policy}: {error}") from None
 
 
-def of(policy: str, scenario: Scenario) -> Scenario:
+def _under(policy: str, task: Task, devices: int | None) -> Task:
+    name, plus, rest = _canonical(policy).partition("+")
+    if task.masks is None and "central-dp" in rest.split("+"):
+        task = msgspec.structs.replace(task, masks=MaskSettings(**stand_in_helpers({})))
+    if name == CHOOSE:
+        return systems.with_modifiers(task, systems.modifiers_of(policy, plus + rest), task, devices)
+    if policy == CENTRALISED:
+        full = systems.task_as_system("no-stragglers", task)
+        return msgspec.structs.replace(full, devices_per_round=None, buffer_size=0, min_contributions=1)
+    return systems.task_as_system(policy, task, devices)
+
+
+def of_policy(scenario: Scenario, policy: str) -> Scenario:
     """The scenario as this policy runs it. Raises ScenarioError."""
-    made = msgspec.structs.replace(scenario, task=under(policy, scenario.task, scenario.devices))
+    made = msgspec.structs.replace(
+        scenario, task=under(policy, scenario.task, scenario.devices, scenario.all_kinds)
+    )
     if (name := policy.partition("+")[0]) in _own_policies():
         made = msgspec.structs.replace(made, choose=name)
     if policy != CENTRALISED:

@@ -232,7 +232,7 @@ class Strategy(Plugin, ABC, Generic[S]):
         return found
 
     def stopped(self: K, share: float) -> K | None:
-        """The variant that was done if the clock stops training after this share of its work (0 to 1).
+        """The variant to send if training stops after this share of its work (0 to 1).
 
         None if nothing can be sent then.
         """

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,9 +111,11 @@ def source_of(part: type) -> str:
     return f"{file}:{part.__qualname__}" if file.suffix == ".py" and file.is_file() else ""
 
 
-def is_own_file(name: str) -> bool:
-    """Whether a file was loaded for a part of a user's own."""
-    return any(name == str(path) for path in _files.values())
+def place_of(error: BaseException) -> str:
+    """Where a file that was loaded for a part of a user's own raised it: "FILE:LINE"; else empty."""
+    own = {str(path) for path in _files.values()}
+    places = [one for one in traceback.extract_tb(error.__traceback__) if one.filename in own]
+    return f"{places[-1].filename}:{places[-1].lineno}" if places else ""
 
 
 def installed() -> Iterator[Any]:

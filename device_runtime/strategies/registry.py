@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 
 from device_runtime.broker.wire.messages import Kind, encode_settings
+from device_runtime.profiles.keys import explained
 
 from . import plugins
 from . import settings as ranges
@@ -89,6 +90,13 @@ def register(part: P, source: str = "") -> P:
     if not dataclasses.is_dataclass(part) or getattr(part, "__abstractmethods__", None):
         lacking = ", ".join(sorted(getattr(part, "__abstractmethods__", ()))) or "@dataclass(frozen=True)"
         raise KindError(f"{part.__qualname__} lacks {lacking}")
+    if issubclass(part, (Strategy, LocalTerm)):
+        try:
+            tuple(ranges.list_settings(part))
+        except TypeError as error:
+            raise KindError(str(error)) from None
+    if issubclass(part, Strategy):
+        part.adds_up = _adds_up(part)
     known = part.known
     there = known.get(name)
     if there is part:
@@ -100,6 +108,16 @@ def register(part: P, source: str = "") -> P:
         plugins.share(source)
         _known.add(source)
     return part
+
+
+def _adds_up(kind: type[AnyStrategy]) -> bool:
+    """`adds_up` of the nearest class that says it; False if a class before it sends or folds otherwise."""
+    for each in kind.__mro__:
+        if "adds_up" in vars(each):
+            return kind.adds_up
+        if {"expected", "fold"} & vars(each).keys():
+            return False
+    return kind.adds_up
 
 
 def load(source: str) -> type[Any]:
@@ -138,8 +156,12 @@ def load_plugins() -> None:
     """Register the parts of shared sources and installed packages that are new. Raises KindError."""
     for source in plugins.sources():
         if source not in _known:
-            _known.add(source)
-            load(source)
+            _known.add(source)  # first, because a file may ask for the kinds while it is loaded
+            try:
+                load(source)
+            except BaseException:
+                _known.discard(source)
+                raise
     if _INSTALLED not in _known:
         _known.add(_INSTALLED)
         for part in plugins.installed():
@@ -275,7 +297,9 @@ def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
 def _made(name: str, of: Any, settings: Settings) -> Any:
     try:
         return msgspec.convert(settings, of)
-    except (msgspec.ValidationError, TypeError) as error:
+    except msgspec.ValidationError as error:
+        raise KindError(f"settings of {name}: {explained(error, of)}") from None
+    except TypeError as error:
         raise KindError(f"settings of {name}: {error}") from None
 
 

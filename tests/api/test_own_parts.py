@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import device_runtime as dr
+from device_runtime.cli import main
 from device_runtime.kinds import FedAvg, LocalTerm, MergeRule, Tensors, register
 from device_runtime.simulation import scenario as scenarios
 from device_runtime.strategies import plugins, registry
@@ -220,6 +221,12 @@ def test_a_kind_of_a_notebook_is_trained_in_its_own_process_alone():
             "mine.py:Mine",
             "Mine lacks cost, expected, finish, fold, start, train",
         ),
+        (
+            "from dataclasses import dataclass\nfrom device_runtime.kinds import *\n"
+            "@dataclass(frozen=True)\nclass Mine(FedAvg):\n  name = 'mine'\n  share: float = 0.5",
+            "mine.py:Mine",
+            "Mine.share has no Setting in its annotation",
+        ),
         ("", "no_such_package.kinds:Mine", "no_such_package.kinds cannot be loaded: ModuleNotFoundError"),
     ],
 )
@@ -304,3 +311,32 @@ def test_a_bug_of_an_own_kind_in_another_process_is_told_with_its_file_and_line(
     )
     with pytest.raises(Exception, match=r"RuntimeError: my bug \(.*buggy\.py:7\)"):
         simulated(kinds=[(f"{file}:Buggy", {"epochs": 1})], rounds=1, executor="processes")
+
+
+def test_a_bug_of_an_own_kind_is_one_line_of_a_command_with_its_file_and_line(tmp_path, capsys):
+    file = tmp_path / "costly.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom device_runtime.kinds import FedAvg\n"
+        "@dataclass(frozen=True)\nclass Costly(FedAvg):\n    name = 'costly'\n"
+        "    def cost(self, workload, profile):\n        raise RuntimeError('my bug')\n"
+    )
+    assert main(["explain", "--board", "pi-5", "--kind", f"{file}:Costly", "--kinds", "costly"]) == 2
+    assert capsys.readouterr().err == f"device-runtime: {file}:7: RuntimeError: my bug\n"
+
+
+def test_a_kind_that_folds_otherwise_is_not_masked_unless_it_says_so():
+    assert not registry.load(TOP_K).adds_up
+
+    @dataclass(frozen=True)
+    class Same(FedAvg):
+        name: ClassVar[str] = "same"
+
+    @dataclass(frozen=True)
+    class Says(FedAvg):
+        name: ClassVar[str] = "says"
+        adds_up: ClassVar[bool] = True
+
+        def fold(self, state, contribution, weight):
+            return super().fold(state, contribution, weight)
+
+    assert registry.register(Same).adds_up and registry.register(Says).adds_up

@@ -29,7 +29,7 @@ class Stops(dr.Callback):
 def test_a_task_learns_in_this_process_if_there_is_one_run():
     task = dr.Task(bundle="digits-wrn-10-1", rounds=1)
     result = dr.simulate(task, fleet="phones", devices=10, data=dr.data.digits(alpha=0.5), progress=False)
-    assert result.policies == ("choose",)
+    assert result.policies == ("mixed",)
     assert result.scenario.data.alpha == 0.5
     assert result.runs[0].accuracy[-1] > 0.5
     assert not (result.runs[0].folder / "log.txt").exists()
@@ -169,8 +169,17 @@ def test_kinds_that_only_this_process_knows_are_trained_here(tmp_path):
         ({"policies": ["telepathy"]}, ScenarioError, "no system is called 'telepathy'"),
         ({"policies": []}, ScenarioError, "policies is empty"),
         ({"kinds": ["telepathy"]}, TaskError, "no kind of update is called 'telepathy'"),
-        ({"seeds": 0}, ScenarioError, "seeds is 0, expected 1 or more"),
-        ({"parallel": 0}, ScenarioError, "parallel is 0, expected 1 or more"),
+        ({"seeds": 0}, ScenarioError, "seeds is 0, expected a whole number, 1 or more"),
+        ({"seeds": "a"}, ScenarioError, "seeds is 'a', expected a whole number, 1 or more"),
+        ({"devices": "5"}, ScenarioError, "devices is '5', expected a whole number, 1 or more"),
+        ({"parallel": 0}, ScenarioError, "parallel is 0, expected a whole number, 1 or more"),
+        ({"policies": [3]}, ScenarioError, "policies has 3, expected names"),
+        ({"task": 3}, ScenarioError, "task is 3, expected a Task, a Scenario, a bundle"),
+        (
+            {"data": "digits"},
+            ScenarioError,
+            "data is 'digits', expected samples as device_runtime.data names",
+        ),
         ({"devices": 5000}, SimulationError, "5000 devices, but 1437 training samples"),
         ({"executor": "magic"}, SimulationError, "there is no executor 'magic'"),
     ],

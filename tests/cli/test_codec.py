@@ -18,7 +18,9 @@ def asked(*arguments):
 
 def test_all_kinds_that_can_send_by_the_codec_and_it_is_another_run():
     plain, coded = asked("digits"), asked("digits", "--codec", "delta+int8")
-    sends = {kind.name: kind.strategy.codec for kind in coded.scenario.task.kinds}
+    sends = {
+        kind.name: kind.strategy.codec for kind in scenario.of_policy(coded.scenario, "mixed").task.kinds
+    }
     assert sends["full"] == sends["few-shot"] == "delta+int8"
     assert sends["zeroth-order"] == sends["class-means"] == ""
     assert plain.folder != coded.folder
@@ -26,7 +28,7 @@ def test_all_kinds_that_can_send_by_the_codec_and_it_is_another_run():
 
 @pytest.mark.parametrize("policy", ["drop", "reduced", "moon+", "heterofl"])
 def test_policies_send_by_it_too(policy):
-    task = scenario.under(policy, asked("digits", "--codec", "delta+half").scenario.task)
+    task = scenario.of_policy(asked("digits", "--codec", "delta+half").scenario, policy).task
     assert {kind.strategy.codec for kind in task.kinds} == {"delta+half"}
 
 

@@ -198,6 +198,21 @@ def test_a_memory_cap_makes_a_straggler_and_is_named():
         (["join", "mqtt://127.0.0.1:1", "--data", "/nowhere"], "no data at /nowhere: give a folder"),
         (["join", "mqtt://example.org", "--data", "."], "--insecure"),
         (["join", "http://example.org", "--data", "."], "not a broker URL"),
+        (
+            ["join", "mqtt://127.0.0.1:1", "--data", ".", "--slow", "3"],
+            "--slow and --uplink need --as DEVICE",
+        ),
+        (
+            ["join", "mqtt://127.0.0.1:1", "--data", ".", "--cpu-percent", "50"],
+            "--cpu-percent needs --service",
+        ),
+        (
+            ["join", "mqtt://127.0.0.1:1", "--data", ".", "--allow-kinds", "ful,peft"],
+            "no kind of update is called 'ful'; did you mean full?; there are full+few-shot,",
+        ),
+        (["explain", "--state", "nothere"], "no device is in nothere"),
+        (["policy", "--name", "nobody", "--below-c", "60"], "no device is in "),
+        (["bundle-wheels", "/dev/null/wheels"], "/dev/null/wheels: not a directory"),
         (["join", "mqtt://127.0.0.1:1", "--data", ".", "--name", "a/b"], "device name 'a/b'"),
         (["explain", "--as", "abacus"], "no profile named 'abacus'"),
         (["join", "mqtt://127.0.0.1:1", "--data", ".", "--meter", "sundial"], "--meter sundial: expected"),
@@ -249,3 +264,10 @@ def test_arguments_that_make_no_sense_are_refused_with_their_value(wrong, messag
     with pytest.raises(SystemExit, match="2"):
         main(wrong)
     assert message in capsys.readouterr().err
+
+
+def test_rules_are_judged_for_this_machine_before_any_device_has_joined(capsys):
+    assert main(["policy", "--others-below", "100"]) in (0, 1)
+    assert "may" in capsys.readouterr().out
+    assert main(["policy"]) == 2
+    assert "no device is in " in capsys.readouterr().err

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import pytest
 
 from device_runtime.profiles.keys import explained, no_such_key
+
+
+class Must(msgspec.Struct, forbid_unknown_fields=True):
+    size: int
 
 
 class Leaf(msgspec.Struct, forbid_unknown_fields=True):
@@ -19,6 +25,8 @@ class Tree(msgspec.Struct, forbid_unknown_fields=True):
     perhaps: Leaf | None = None
     many: tuple[Leaf, ...] = ()
     named: dict[str, Leaf] = msgspec.field(default_factory=dict)
+    must: Must | None = None
+    way: Literal["up", "down"] | None = None
     spelled: Leaf | None = msgspec.field(default=None, name="written-so")
 
 
@@ -40,6 +48,9 @@ def said(settings, within=""):
         ({"named": {"a": {"zzz": 1}}}, "named[...].zzz: there is no such key; there are port, host"),
         ({"written-so": {"zzz": 1}}, "written-so.zzz: there is no such key; there are port, host"),
         ({"leaf": {"port": "x"}}, "leaf.port: expected `int`, got `str`"),
+        ({"must": {}}, "must.size is missing"),
+        ({"way": "left"}, "way: expected one of 'up', 'down', not 'left'"),
+        ({"way": 3}, "way: expected `str`, got `int`"),  # and not `str | null`, which TOML lacks
     ],
 )
 def test_a_key_that_cannot_be_meant_is_said_with_its_place_and_those_that_there_are(settings, text):
@@ -48,7 +59,7 @@ def test_a_key_that_cannot_be_meant_is_said_with_its_place_and_those_that_there_
 
 def test_a_key_that_stands_in_a_table_below_is_found_there():
     assert said({"prot": 3}).endswith(
-        "; there are name, leaf, perhaps, many, named, written-so; did you mean leaf.port?"
+        "; there are name, leaf, perhaps, many, named, must, way, written-so; did you mean leaf.port?"
     )
 
 

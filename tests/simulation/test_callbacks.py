@@ -116,7 +116,7 @@ def test_an_exception_in_a_callback_stops_the_run_and_names_the_callback(tmp_pat
         run(tmp_path, notebook, Fails())
     assert str(caught.value) == "callback Fails.on_round: ValueError: the disk of the tracker is full"
     assert notebook.failures == [caught.value] and notebook.ends == []
-    assert not finished(tmp_path, fingerprint(scenario.of(NAME.policy, SMALL), NAME.seed))
+    assert not finished(tmp_path, fingerprint(scenario.of_policy(SMALL, NAME.policy), NAME.seed))
 
     resumed = Notebook()
     run(tmp_path, resumed)

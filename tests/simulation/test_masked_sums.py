@@ -221,9 +221,9 @@ def test_helpers_may_be_a_number_in_a_scenario():
 
 
 def test_central_noise_by_name_needs_no_masks_in_the_scenario():
-    made = scenario.of("fedavg+central-dp", scenario.load("digits"))
+    made = scenario.of_policy(scenario.load("digits"), "fedavg+central-dp")
     assert (made.task.masks.epsilon, made.task.masks.delta) == (5.0, 1e-3)
     mine = {**NOISE, "epsilon": 2.0, "min_group": 7}
     given = scenario.load("digits", {"task": {"kinds": [{"name": "full"}], "masks": mine}})
-    made = scenario.of("lp+central-dp", given)
+    made = scenario.of_policy(given, "lp+central-dp")
     assert (made.task.masks.epsilon, made.task.masks.min_group) == (2.0, 7)

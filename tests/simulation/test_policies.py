@@ -8,7 +8,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.scenario import describe, load, names, of, under
+from device_runtime.simulation.scenario import describe, load, names, of_policy, under
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.registry import KINDS
 
@@ -67,7 +67,7 @@ def test_fedncm_s_head_equals_the_pooled_means_where_rounds_ask_only_some_device
     kinds = [{"name": "class-means"}, {"name": "full", "settings": {"lr": 1e-30, "epochs": 1}}]
     data = {"source": "digits", "partition": "dirichlet", "alpha": 0.1, "max_train": 300}
     task = {"rounds": 2, "round_deadline_s": 600.0, "kinds": kinds, "devices_per_round": 2}
-    mine = of(policy, load("uniform", {"devices": 8, "data": data, "task": task}))
+    mine = of_policy(load("uniform", {"devices": 8, "data": data, "task": task}), policy)
     prepared = prepare(mine, 3)
     served = simulate(prepared)
     bundle, clients = prepared.inputs.bundle, prepared.inputs.clients
@@ -82,11 +82,11 @@ def test_fedncm_s_head_equals_the_pooled_means_where_rounds_ask_only_some_device
 
 
 def test_the_oracle_trains_on_all_samples_on_one_computer_without_a_deadline():
-    mine = of("centralised", load("digits", {"devices": 7}))
+    mine = of_policy(load("digits", {"devices": 7}), "centralised")
     assert (mine.devices, mine.data.partition, mine.fleet.name) == (1, "iid", "uniform-server")
     assert mine.task.untimed_rounds == mine.task.rounds
     assert [kind.name for kind in mine.task.kinds] == ["full"]
-    assert not of("centralised", load("straggler-classes")).data.groups
+    assert not of_policy(load("straggler-classes"), "centralised").data.groups
 
 
 def test_modifiers_follow_our_choosing_as_they_follow_systems():

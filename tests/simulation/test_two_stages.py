@@ -32,7 +32,7 @@ def play(policy, rounds):
         "data": {"max_train": 400, "max_test": 100, "partition": "dirichlet", "alpha": 0.1},
         "task": {"rounds": rounds, "round_deadline_s": 1e6, "kinds": QUICK},
     }
-    asked = scenario.of(policy, scenario.load("uniform", over))
+    asked = scenario.of_policy(scenario.load("uniform", over), policy)
     notes = Notes()
     return simulate(prepare(asked, seed=3), watch=notes), notes
 
@@ -74,5 +74,5 @@ def test_linear_probing_changes_the_head_alone_until_everything_is_trained():
 
 
 def test_a_scenario_keeps_its_own_settings_of_each_stage():
-    asked = scenario.of("fedncm+ft", scenario.load("uniform", {"task": {"rounds": 3, "kinds": QUICK}}))
+    asked = scenario.of_policy(scenario.load("uniform", {"task": {"rounds": 3, "kinds": QUICK}}), "fedncm+ft")
     assert msgspec.to_builtins(asked.task.kinds[1].settings) == QUICK[0]["settings"]

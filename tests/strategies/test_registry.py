@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from device_runtime.broker.wire.messages import Kind, encode_settings
-from device_runtime.strategies import registry
+from device_runtime.strategies import names, registry
 from device_runtime.strategies.entropy_subset import EntropySubset
 from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.names import EXACT_KINDS
@@ -60,7 +60,7 @@ def test_a_kind_of_a_newer_aggregator_is_passed_over_and_the_others_are_not(newe
     "name, settings, message",
     [
         ("telepathy", {}, "no kind of update is called 'telepathy'; there are full"),
-        ("full", {"epochs": "many"}, "settings of full: Expected `int`"),
+        ("full", {"epochs": "many"}, "settings of full: epochs: expected `int`"),
         ("entropy-subset", {"shares": [2.0]}, "settings of entropy-subset: .*shares"),
         ("entropy-subset", {"shares": [NAN]}, "shares is nan, expected more than 0 to 1"),
         ("entropy-subset", {"rho": NAN}, "rho is nan, expected more than 0"),
@@ -88,10 +88,10 @@ def test_a_kind_of_a_newer_aggregator_is_passed_over_and_the_others_are_not(newe
             "full's term dp-sgd has no setting 'sigma'; it has epsilon, delta",
         ),
         ("full+few-shot", {"few_shot": {"batsh": 4}}, "full.few-shot's few_shot has no setting 'batsh'"),
-        ("full+few-shot", {"few_shot": {"batch": 0}}, "settings of full.few-shot: batch is 0"),
-        ("full+few-shot", {"few_shot": 3}, "settings of full.few-shot: Expected `object`"),
+        ("full+few-shot", {"few_shot": {"batch": 0}}, "settings of full.few-shot: few_shot: batch is 0"),
+        ("full+few-shot", {"few_shot": 3}, "settings of full.few-shot: few_shot: expected `object`"),
         ("class-means", {"steps": 0}, "steps is 0"),
-        ("class-means", {"head": "none"}, "settings of class-means: Invalid enum value 'none'"),
+        ("class-means", {"head": "none"}, "settings of class-means: head: expected one of .*, not 'none'"),
     ],
 )
 def test_wrong_kinds_and_settings_are_refused_by_name(name, settings, message):
@@ -109,3 +109,8 @@ def test_settings_that_cannot_be_read_are_refused_as_wrong_ones_are(settings):
 
 def test_the_kinds_that_are_known_to_send_exactly_are_those_without_a_codec():
     assert {name for name in registry.KINDS if not registry.codec_setting(name, "any")} == EXACT_KINDS
+
+
+def test_the_names_that_are_known_without_any_import_are_those_of_the_registry():
+    assert tuple(registry.KINDS) == names.KINDS
+    names.check_kinds(registry.KINDS)

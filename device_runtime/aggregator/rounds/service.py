@@ -123,6 +123,8 @@ class Service:
                 "nothing compares the closed-form head with the trained one: set eval_data or "
                 "statistics.hold_out"
             )
+        if rounds.task.stop_after and not rounds.task.eval_data and rounds.outside is None:
+            log.warning("stop_after never ends the task: nothing is evaluated; set eval_data")
         closed = rounds.store.rounds.closed()
         self._ports.tell(Started(rounds.task, rounds.run, rounds.resumed, closed, rounds.manifest))
         self._run.start()

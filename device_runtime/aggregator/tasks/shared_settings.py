@@ -31,7 +31,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, metavar="N", help=f"Train in batches of this many samples {whose}.")
 
 
-def with_training_options(task: Task, options: argparse.Namespace) -> Task:
+class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings for all kinds of a task that have them, in place of the kinds' own; None: each kind's own."""
+
+    lr: float | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    codec: str | None = None
+
+    def in_task(self, task: Task) -> SharedSettings:
+        """Those that some kind of the task has."""
+        unused = {name: None for name in self.given if not any(has_setting(k.name, name) for k in task.kinds)}
+        return msgspec.structs.replace(self, **unused)
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of those that are not None."""
+        return tuple(name for name, value in msgspec.structs.asdict(self).items() if value is not None)
+
+    def applied(self, task: Task) -> Task:
+        """The task with these settings. Raises TaskError for one that no kind has, or that is not allowed."""
+        task = with_training_options(task, self, logging.DEBUG)
+        return task if self.codec is None else with_codec(task, self.codec)
+
+
+def with_training_options(
+    task: Task, options: argparse.Namespace | SharedSettings, level: int = logging.INFO
+) -> Task:
     """The task with the options of `add_arguments`, which override its kinds' own settings; logs which kinds.
 
     They apply to kinds that train in epochs. Other kinds need a learning rate of another magnitude and keep
@@ -49,7 +75,8 @@ def with_training_options(task: Task, options: argparse.Namespace) -> Task:
             raise TaskError(f"--{setting} {value:g}: no kind offered has {said}; offered: {_listed(rest)}")
         kinds = tuple(_with(kind, setting, value) if kind.name in chosen else kind for kind in task.kinds)
         task = msgspec.structs.replace(task, kinds=kinds)
-        log.info("%s %g: %s%s", said, value, _listed(chosen), f"; unchanged: {_listed(rest)}" if rest else "")
+        unchanged = f"; unchanged: {_listed(rest)}" if rest else ""
+        log.log(level, "%s %g: %s%s", said, value, _listed(chosen), unchanged)
     return task
 
 

@@ -50,6 +50,10 @@ MODIFIERS: Mapping[str, str] = {
 }
 
 
+ALTERNATIVES = (SERVERS, ("all", "fast"), ("", "drawn"))
+"""Modifiers of which a system takes one."""
+
+
 def names() -> tuple[str, ...]:
     """The names of all systems, and of all kinds alone; modifiers may follow."""
     return (*SYSTEMS, *(kind for kind in registry.kinds() if kind not in SYSTEMS))
@@ -109,12 +113,16 @@ def modifiers_of(name: str, rest: str) -> tuple[str, ...]:
         if modifier not in MODIFIERS:
             known_text = ", ".join(f"+{known}" for known in MODIFIERS)
             raise TaskError(f"{name!r}: there is no modifier +{modifier}; there are {known_text}")
+    for one_of in ALTERNATIVES:
+        if len(both := [modifier for modifier in modifiers if modifier in one_of]) > 1:
+            raise TaskError(f"{name!r}: +{both[0]} and +{both[1]} are alternatives")
     return modifiers
 
 
 def _instead(name: str) -> str:
     """A hint at similar names, or at all names: `device-runtime systems` shows more than fits into a line."""
-    near = get_close_matches(name.lower().partition("+")[0], names(), n=3, cutoff=0.7)
+    known = (*names(), *ALIASES, *ELSEWHERE)
+    near = get_close_matches(name.lower().partition("+")[0], known, n=3, cutoff=0.7)
     if near:
         return f"near it are {', '.join(near)}; `device-runtime systems` lists all"
     return f"there are {', '.join(names())}"

@@ -101,6 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
     load_plugins(options)
     from device_runtime.client.doctor.installation import rules
+    from device_runtime.client.errors import NoDevice
     from device_runtime.client.policy import work_gate
     from device_runtime.client.policy.rules import ANYTHING
     from device_runtime.client.selection.choose import MAIN, choose
@@ -123,6 +124,8 @@ def run(options: argparse.Namespace) -> int:
     by_default = options.head == "auto" and kind_statistics.serves_closed_form(kinds)
     if not load.no_classes and (options.head == "closed-form" or by_default):
         kinds = [kind_statistics.with_class_statistics(kind, ClassStatistics()) for kind in kinds]
+    if options.state and not options.state.is_dir():
+        raise NoDevice(f"no device is in {options.state}")
     policy = work_gate.kept_policy(options.state) if options.state else None
     allowed, masks = policy.allowed if policy else ANYTHING, _masks(options)
     passed_over = allowed.refuses_masks(masks)

@@ -30,10 +30,12 @@ from device_runtime.cli.options import (
     share_plugins,
 )
 from device_runtime.client.connection.connecting import Connection, connect, enrol, no_trace
+from device_runtime.client.errors import PolicyError
 from device_runtime.client.joined import JoinedDevice, WorkRules, backend_for
 from device_runtime.client.service.instance_lock import pause_on_signals
 from device_runtime.client.settings import Settings, check_policy
 from device_runtime.models.errors import DataError
+from device_runtime.strategies.names import check_kinds
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 from . import policy_options
@@ -87,6 +89,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     policy_options.configure(options, add_arguments)
+    if "cpu_percent" in options.given and not options.service:
+        raise PolicyError("--cpu-percent needs --service: the system limits a service, not this process")
+    if not options.plugins:
+        check_kinds(policy_options.allowed(options).kinds)
     if options.enrol:
         enrolment = enrol(_token(options.enrol), options)
         options.name = enrolment.name  # another device may be enrolled on this machine too

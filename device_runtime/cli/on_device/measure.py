@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, nan
@@ -21,7 +22,7 @@ from device_runtime.cli.options import (
     meter,
     positive,
 )
-from device_runtime.models import data as local_data
+from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
 
 from . import profile as profile_command
@@ -126,10 +127,12 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     for name in names:
         registry.make(name, registry.codec_setting(name, options.codec))
     if options.data:
-        local_data.check_path(options.data)
+        SampleSource.of(options.data).check()
     for path in (options.csv, options.plot):
         if path and not path.absolute().parent.is_dir():
             raise DataError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+        if path and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise DataError(f"{path} cannot be written: permission denied")
     return names
 
 

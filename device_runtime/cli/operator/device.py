@@ -117,6 +117,8 @@ def _link(opened: BrokerFolder, now: float, options: argparse.Namespace) -> int:
     page = options.page or links.read_links(opened).page
     if not page:
         raise links.LinkError("where is the page? serve --web --enrolment DIR offers it; or give --page URL")
+    if not page.startswith(("https://", "http://")):
+        raise links.LinkError(f"--page {page}: expected a URL, as https://example.org/")
     if options.minutes <= 0:
         raise links.LinkError(f"--minutes {options.minutes:g}: expected more than 0")
     link, secret = links.make(opened, now, 60 * options.minutes, options.name)

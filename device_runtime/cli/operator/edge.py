@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import secrets
-import signal
 import threading
 import time
 from contextlib import ExitStack, closing
@@ -21,10 +20,11 @@ from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.on_device.policy_options import add_masks, masks_allowed
 from device_runtime.cli.options import add_connection, add_plugins, count, load_plugins
-from device_runtime.client.connection.connecting import Connection, connect, first_connection
+from device_runtime.client.connection.connecting import Connection, claim, connect, first_connection
+from device_runtime.client.service.instance_lock import folder_lock
 from device_runtime.client.settings import Settings
 from device_runtime.console import limit_warnings
-from device_runtime.service_process import Exit
+from device_runtime.service_process import Exit, stopped_by_signals
 
 __all__ = ["ERRORS", "add_arguments", "exit_code", "run"]
 
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     above = connect(options)
     if options.insecure and not above.url.secure:
         logging.warning("--insecure: passwords and updates cross the network in the clear")
-    above.folder.mkdir(parents=True, exist_ok=True)
+    claim(above.folder)
     section = BrokerSection(
         url=options.site_broker,
         port=options.port,
@@ -97,8 +97,9 @@ def run(options: argparse.Namespace) -> int:
         enrolment=options.enrolment,
     )
     stop = threading.Event()
-    _on_signals(stop)
     with ExitStack() as stack:
+        stack.enter_context(folder_lock(above.folder))
+        stack.enter_context(stopped_by_signals(stop))
         broker, url = broker_for(section, above.folder)
         if broker:
             stack.callback(broker.stop)
@@ -162,14 +163,3 @@ def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: 
         finally:
             link.close(agent.farewell())
             below.close()
-
-
-def _on_signals(stop: threading.Event) -> None:
-    """Stop in order at the first SIGTERM or SIGINT, at once at the next one."""
-
-    def stopping(number: int, _frame: object) -> None:
-        stop.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stopping)

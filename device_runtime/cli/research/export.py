@@ -173,7 +173,8 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         choices=(*TRAINING, NONE),
-        help="Add training graphs for this objective; none suits zeroth-order alone (default: train).",
+        help="Make training graphs for this objective; may be repeated, and none suits zeroth-order alone "
+        "(default: train).",
     )
     add(
         "--features",

@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     manifest = bundle.manifest
     counts = {tunable: manifest.num_parameters(tunable) for tunable in manifest.sets}
     figures = BundleFigures(bundle.sha256, len(bundle.packed()), counts, manifest)
-    print(msgspec.json.encode(figures).decode() if args.format == "json" else _text(figures))
+    whole = msgspec.json.format(msgspec.json.encode(figures)).decode()
+    print(whole if args.format == "json" else _text(figures))
     return 0
 
 

@@ -26,6 +26,7 @@ from device_runtime.simulation.compare.progress import (
 )
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.compare.running import end_with_parent
+from device_runtime.simulation.data.spec import PARTITIONS
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
@@ -123,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--data", metavar="SOURCE", help="Take samples from digits, cifar10, npz, ...")
     add("--data-path", metavar="PATH", help="Read --data from this file or folder, where it needs one.")
-    add("--partition", help="Divide samples by iid, dirichlet, shards, classes or natural.")
+    add("--partition", help=f"Divide samples by {', '.join(PARTITIONS)}.")
     add("--alpha", type=positive, help="Set alpha of the Dirichlet partition: the smaller, the more uneven.")
     add("--compare", metavar="kinds=A,B,..", help="Compare these policies; --list lists them.")
     add("--seeds", type=count, metavar="N", help="Run with seeds 0 to N-1 (default: 1).")

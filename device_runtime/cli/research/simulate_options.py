@@ -8,11 +8,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
-from device_runtime.aggregator.errors import TaskError
-from device_runtime.aggregator.tasks import shared_settings as training
-from device_runtime.aggregator.tasks.shared_settings import with_codec
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation import scenario
@@ -47,6 +42,7 @@ _PLACES = {
     "robust_byzantine": ("task", "robust_byzantine"),
     "bundle": ("task", "bundle"),
     "engine": ("engine",),
+    **{name: ("all_kinds", name) for name in ("lr", "epochs", "batch", "codec")},
     "data": ("data", "source"),
     "data_path": ("data", "path"),
     "partition": ("data", "partition"),
@@ -66,7 +62,6 @@ def plan_of(options: argparse.Namespace) -> ComparisonPlan:
         mine = before
     else:
         mine = scenario.load(options.scenario or PRESET, over)
-    mine = _trained(mine, options)
     wanted = WantedRuns(
         policies=_policies(options.compare) if options.compare else None,
         seeds=options.seeds,
@@ -102,11 +97,11 @@ def presets() -> str:
     made = {name: scenario.load(name) for name in scenario.preset_names()}
     drawn = {name: fleets.load(name) for name in fleets.preset_names()}
     lines = ["scenarios"]
-    lines += [f"  {name:16}{_of_scenario(each)}" for name, each in made.items()]
+    lines += [f"  {name:22}{_of_scenario(each)}" for name, each in made.items()]
     lines += ["fleets (given the task of digits unless a scenario says otherwise)"]
-    lines += [f"  {name:16}{_of_fleet(spec)}" for name, spec in drawn.items()]
+    lines += [f"  {name:22}{_of_fleet(spec)}" for name, spec in drawn.items()]
     lines += ["policies (besides, every system: device-runtime systems)"]
-    lines += [f"  {name:16}{what}" for name, what in scenario.POLICIES.items()]
+    lines += [f"  {name:22}{what}" for name, what in scenario.POLICIES.items()]
     return "\n".join(lines)
 
 
@@ -134,16 +129,6 @@ def _over(options: argparse.Namespace) -> dict[str, Any]:
                 inside = inside.setdefault(table, {})
             inside[name] = value
     return over
-
-
-def _trained(mine: Scenario, options: argparse.Namespace) -> Scenario:
-    """The scenario with the flags that are for many kinds of update. Raises ScenarioError."""
-    try:
-        task = training.with_training_options(mine.task, options)
-        task = task if options.codec is None else with_codec(task, options.codec)
-        return msgspec.structs.replace(mine, task=task)
-    except TaskError as error:
-        raise ScenarioError(str(error)) from None
 
 
 def _policies(text: str) -> tuple[str, ...]:

@@ -117,7 +117,9 @@ def connect(options: ConnectionOptions) -> Connection:
     folder, enrolment = _kept(options, url)
     if enrolment is None:
         if url is None:
-            raise UrlError("where is the broker? Give its URL, or enrol this device: join --enrol TOKEN")
+            raise UrlError(
+                "where is the broker? Give its URL, or enrol first: join (or mask-helper) --enrol TOKEN"
+            )
         name = check_device(options.name or url.user or _host())
         if options.name is None and (found := _enrolled()):
             others = ", ".join(found)

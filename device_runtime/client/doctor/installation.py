@@ -23,6 +23,7 @@ from device_runtime.client.policy.privacy_budget import Budget
 from device_runtime.client.policy.rules import Policy
 from device_runtime.client.selection.profiling import random_samples
 from device_runtime.client.training.engine_guard import limit_bytes, run_bytes
+from device_runtime.extras import EXTRAS
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.available import engine_choices, open_model
 from device_runtime.models.engines.base import DeviceModel
@@ -39,14 +40,6 @@ OLDEST_PYTHON, OLDEST_NUMPY = (3, 10), (1, 26)
 BATCH = 32
 COPIES = 4
 """How many files of a bundle's size may be on disk: bundle, checkpoint, base, and an unsent update."""
-
-EXTRAS = {
-    "aggregator": (("amqtt", "rich", "rpds"), "`serve`, and a broker where Mosquitto is not installed"),
-    "simulation": (("sklearn", "matplotlib"), "`demo` and simulations"),
-    "torch": (("torch", "onnx", "onnxscript"), "`export`, and the torch engine"),
-    "privacy": (("dp_accounting",), "tasks whose training is differentially private"),
-}
-"""Extra -> modules that it provides, and its purpose. A device needs none of them."""
 
 EXPECTED_DROP = 1e-3  # share of the loss, in the step that is tried
 TOLERANCE = 0.2  # share of that drop, for the curvature of the loss

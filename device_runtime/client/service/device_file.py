@@ -24,7 +24,7 @@ ONCE = ("config", "enrol", "service")
 
 
 def fill(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: frozenset[str]) -> None:
-    """Set the options that `options.config` has and the command line leaves at their default.
+    """Set the options that `options.config` has and the command line (`options.given`) has not.
 
     Keys are the long options of `parser`, without leading dashes; those in `rules` stand in [policy]. Paths
     are relative to the file. Raises PolicyError with the file and the key.
@@ -38,7 +38,7 @@ def fill(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: fr
         if action is None or (option in rules) != (table == POLICY):
             known = sorted(one for one in actions if (one in rules) == (table == POLICY))
             raise PolicyError(f"{path}: {no_such_key(name, known)}")
-        if getattr(options, action.dest, action.default) == action.default:
+        if action.dest not in options.given:
             setattr(options, action.dest, _meant(path, name, action, value))
 
 
@@ -59,11 +59,12 @@ def text(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: fr
 
 
 def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """The parser's actions by their names in a file."""
+    """The parser's actions by their names in a file; of `--keep-model` and `--no-keep-model` the first."""
     known = {}
     for action in parser._actions:
         if action.dest not in (*ONCE, "help"):
-            name = max(action.option_strings, key=len, default=action.dest)
+            names = [name for name in action.option_strings if not name.startswith("--no-")]
+            name = max(names, key=len, default=action.dest)
             known[name.lstrip("-").replace("-", "_")] = action
     return known
 

@@ -30,28 +30,29 @@ DIGITS = 20
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Lock the folder: inside, no other process is this device. Raises InUse."""
-    with (folder / LOCK).open("a+") as file:
+    with os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InUse(
-                f"{folder} is in use by process {_number(file.name)}: one device is one process"
+                f"{folder} is in use by process {_number(folder / LOCK)}: one device is one process"
             ) from None
         except OSError as error:  # a file system without locks
             log.warning("%s cannot be locked against a second process: %s", folder, error.strerror)
-        with suppress(OSError):  # a full disk: the id is only for people
-            os.pwrite(file.fileno(), f"{os.getpid():<{DIGITS}}\n".encode(), 0)
+        with suppress(OSError):  # a full disk
+            os.ftruncate(file.fileno(), os.pwrite(file.fileno(), f"{os.getpid():<{DIGITS}}\n".encode(), 0))
         yield
 
 
 def process(folder: Path) -> int | None:
-    """The id of the process that is this device now, if any."""
+    """The id of the process that is this device now, if any. Raises InUse if there is one of unknown id."""
     try:
         with (folder / LOCK).open("r+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return _number(file.name)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if (found := _number(folder / LOCK)) is None:
+            raise InUse(f"{folder} is in use by a process, but {folder / LOCK} does not say which") from None
+        return found
     except OSError:
         return None
     return None
@@ -106,6 +107,6 @@ def running_as_device(
             rules.traffic.write()
 
 
-def _number(path: str) -> int | None:
-    text = Path(path).read_text().strip()
+def _number(path: Path) -> int | None:
+    text = path.read_text().strip()
     return int(text) if text.isdecimal() else None

@@ -69,7 +69,7 @@ def _last(name: str) -> str:
 
 
 def _value(parameter: Parameter, known: dict[str, Parameter]) -> Draw:
-    """Fresh values of one tensor."""
+    """How a tensor is drawn: a function from its random stream to its values."""
     shape, last = parameter.shape, _last(parameter.name)
     if last in STATISTICS:
         return _filled(shape, STATISTICS[last])

@@ -13,14 +13,13 @@ from .sample_source import SampleSource
 
 if TYPE_CHECKING:
     from .local_samples import LocalSamples, Selection
-    from .reading import Stamp, check_path, load, open_samples, raw, stamp
+    from .reading import Stamp, load, open_samples, raw, stamp
 
 __all__ = [
     "LocalSamples",
     "SampleSource",
     "Selection",
     "Stamp",
-    "check_path",
     "load",
     "open_samples",
     "raw",

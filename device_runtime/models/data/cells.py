@@ -174,14 +174,14 @@ def text_column(names: Sequence[str] | None, width: int, targets: Sequence[int],
     targets: the columns of labels or targets. wanted: a name or number, or empty. Raises Refused if several
     columns are possible, or none.
     """
-    folded = [name.strip().casefold() for name in names or ()]
+    called = [folded(name) for name in names or ()]
     others = [column for column in range(width) if column not in targets]
     if wanted.isdecimal() and int(wanted) in others:
         return int(wanted)
-    if wanted and wanted.strip().casefold() in folded:
-        return folded.index(wanted.strip().casefold())
+    if wanted and folded(wanted) in called:
+        return called.index(folded(wanted))
     if not wanted:
-        usual = [column for column in others if folded and folded[column] in TEXT_COLUMNS]
+        usual = [column for column in others if called and called[column] in TEXT_COLUMNS]
         if len(usual) == 1 or len(others) == 1:
             return (usual or others)[0]
     there = ", ".join(names[:8]) if names else f"0 to {width - 1}"

@@ -64,8 +64,11 @@ class LabelMap:
     def of(cls, source: SampleSource, labels: Sequence[str]) -> LabelMap:
         """The map with the label map file that was given, or is in the samples' folder. Raises DataError."""
         file = source.labels
-        if file is None and source.path.is_dir() and (source.path / FILE).is_file():
-            file = source.path / FILE
+        try:
+            if file is None and source.path.is_dir() and (source.path / FILE).is_file():
+                file = source.path / FILE
+        except OSError as error:
+            raise DataError(f"{source.path} cannot be read: {error.strerror}") from None
         return cls(labels, {} if file is None else _read(file))
 
     @property

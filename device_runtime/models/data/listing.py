@@ -98,7 +98,7 @@ def _table(path: Path, source: SampleSource, found: Listing) -> None:
 
 def _class_folder(folder: Path, source: SampleSource, found: Listing) -> None:
     """Lists the files below a class folder, at any depth; those that a table lists have been added before."""
-    for path in sorted(_files(folder)):
+    for path in sorted(_files(folder, source, found)):
         if path.suffix.lower() in DECODERS:
             found.add(_unit(path, source, SINGLE, folder.name))
         elif path.suffix.lower() in table.ENDINGS:
@@ -107,11 +107,18 @@ def _class_folder(folder: Path, source: SampleSource, found: Listing) -> None:
             found.add(_unread(path, source))
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not hidden and os.path.isfile(path):  # noqa: PTH113
-            yield path
+def _files(folder: Path, source: SampleSource, found: Listing) -> Iterator[Path]:
+    """Files that are not hidden, at any depth; adds folders that cannot be read as strays."""
+
+    def unreadable(error: OSError) -> None:
+        found.add(Skip("cannot be read", f"{_name(Path(error.filename), source)}/: {error.strerror}"))
+
+    for at, folders, names in os.walk(folder, onerror=unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(at, name)
+            if not name.startswith(".") and os.path.isfile(path):  # noqa: PTH113
+                yield path
 
 
 def _unread(path: Path, source: SampleSource) -> Skip:

@@ -72,8 +72,7 @@ def inputs(
     texts: Texts | None = None,
     target: TargetSpec = CROSS_ENTROPY,
 ) -> NDArray[Any]:
-    """The raw samples of a source without their labels or targets, if any: (n, *input); of a recording, its
-    windows.
+    """The raw samples of a source without labels or targets, (n, *input); of a recording, its windows.
 
     labels, target: the task's, used to detect the columns of labels. Raises DataError for anything
     unreadable.
@@ -88,7 +87,7 @@ def inputs(
         source = for_task(source, LabelMap(labels).names, target)
         if ending in table.ENDINGS and WindowCutter.of(given) is None:
             source = table.labelled(source, source.path, given, texts)
-        parts = list(_samples(source, WantedSamples(given, source, texts=texts)))
+        parts = [part.x for part in _parts(source, WantedSamples(given, source, texts=texts))]
         if not parts:
             raise Refused("no samples")
         return np.concatenate(parts)
@@ -116,10 +115,6 @@ def target_values(
 
 def _numbers(texts: Sequence[str], target: TargetSpec) -> NDArray[np.float64]:
     return np.array([column_values(text, target.columns) for text in texts])
-
-
-def _samples(source: SampleSource, wanted: WantedSamples) -> Iterator[NDArray[Any]]:
-    return (part.x for part in _parts(source, wanted))
 
 
 def _parts(source: SampleSource, wanted: WantedSamples) -> Iterator[RawSamples]:
@@ -162,8 +157,3 @@ def stamp(source: SampleSource | Path | str) -> Stamp:
     if not source.path.exists():
         return frozenset()
     return frozenset((unit.name, *unit.stamp) for unit in listing(source).units.values())
-
-
-def check_path(source: SampleSource | Path | str) -> SampleSource:
-    """The source if it exists, which can be checked before the task is known. Raises DataError."""
-    return SampleSource.of(source).check()

@@ -55,9 +55,11 @@ class SampleSource:
         return cls(path)
 
     def check(self) -> SampleSource:
-        """This source if it exists, which can be checked before the task is known. Raises DataError."""
+        """This source if it exists and a folder can be listed, without the task. Raises DataError."""
         try:
             there = self.path.exists()
+            if self.path.is_dir():
+                next(self.path.iterdir(), None)
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error.strerror}") from None
         if not there:

@@ -40,7 +40,7 @@ class Node:
 
     @cached_property
     def attributes(self) -> Mapping[str, Attribute]:
-        """Those that are numbers."""
+        """The attributes that are numbers, by name."""
         parts = (part for part in fields(self.encoded) if part.number == NODE_ATTRIBUTE)
         return dict(entry for part in parts for entry in _attribute(part.content).items())
 

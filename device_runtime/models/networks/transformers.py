@@ -276,7 +276,7 @@ def _check(depth: int, dim: int, heads: int) -> None:
         raise ValueError(f"{heads} heads do not divide a width of {dim}")
 
 
-# Parts that all three networks share
+# Parts that all four networks share
 
 
 @dataclass(frozen=True)
@@ -359,7 +359,7 @@ def mean_state(states: Tensor, where: Tensor) -> Tensor:
 
 
 def last(x: Tensor, padding: int) -> Tensor:
-    """The place of the last token that is not padding, bool (n, length)."""
+    """A mask that is True at the last token that is not padding, bool (n, length)."""
     real = (x != padding).to(torch.int64)
     return (real.cumsum(1) * real == real.sum(1, keepdim=True)) & (x != padding)
 

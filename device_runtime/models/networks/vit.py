@@ -100,7 +100,7 @@ class EncoderBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """The head takes the normalised class token. Levels are thirds of the blocks."""
+    """A Vision Transformer: the head takes the normalised class token; levels are thirds of the blocks."""
 
     def __init__(self, size: Size, patches: int, patch: int, in_channels: int, classes: int) -> None:
         super().__init__()

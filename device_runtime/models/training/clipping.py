@@ -104,7 +104,7 @@ class PrivateGradients:
         return nan
 
     def _sum_at_once(self, trainer: ClipsSamples, x: Inputs, y: Labels, extras: Tensors) -> bool:
-        """Whether the trainer could clip the samples in one call; after a failure it is not tried again."""
+        """Sums the clipped gradients in one call; False, and not tried again, if the trainer cannot."""
         if not len(x):
             return False
         try:

@@ -47,7 +47,7 @@ class BusySeconds:
 
 @dataclass
 class InterruptedWork:
-    """Computes when the work of one device is done that begins at `now` and may be interrupted.
+    """Computes when a device finishes work that begins at `now` and may be interrupted.
 
     `until(t)` says when the device becomes unavailable, `back(t)` when it is available again. The link is
     lost after the share `drop` of the work (nan: never) and is back `away_s` seconds later. `gaps` are the

@@ -94,7 +94,7 @@ class VirtualWorker:
         return form, TrainedUpdate(chosen.kind, {}, load.samples, nan, form.variant)
 
     def _hurried(self, strategy: AnyStrategy, seconds: float, run: Run) -> tuple[AnyStrategy, float]:
-        """The form with which a device ends that has no time for the whole update, and the share of its work.
+        """The form that a device sends without time for the whole update, and the share of the work done.
 
         The device notices this when it checks its clock. If the work so far can be sent, it stops; else it
         continues to the least work that can, if there is time. See `strategies.training.local_training`.

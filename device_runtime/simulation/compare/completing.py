@@ -12,10 +12,11 @@ from device_runtime.models.errors import ModelError
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.callbacks import CallbackError
 from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.scenario import of_policy
 from device_runtime.simulation.trackers import tracker_named
 from device_runtime.strategies import registry
 
-from .performing import RunOptions, of_policy, perform
+from .performing import RunOptions, perform
 from .plan import ComparisonPlan, check
 from .progress import Message, ProgressReporter, ProgressView, RoundDone, UpdatesTrained
 from .run_folder import RunName

@@ -112,7 +112,7 @@ class RunFigures:
 class SeedSpread:
     """Mean and standard deviation of a figure over the seeds that have it, `n` of `of`.
 
-    `sd` is that of the sample, 0 for one seed.
+    `sd` is that of the sample, nan for fewer than two seeds.
     """
 
     mean: float
@@ -239,7 +239,7 @@ def spread(values: Iterable[float]) -> SeedSpread:
     known = [value for value in values if not isnan(value)]
     return SeedSpread(
         mean=mean(known) if known else nan,
-        sd=stdev(known) if len(known) > 1 else 0.0,
+        sd=stdev(known) if len(known) > 1 else nan,
         n=len(known),
         of=len(values),
     )

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from device_runtime.models.engines.available import open_model
-from device_runtime.simulation import scenario as policies
 from device_runtime.simulation.callbacks import Callback, CallbackWatch, EndedRun, StartedRun
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
@@ -20,7 +19,7 @@ from device_runtime.simulation.metrics.formulas import paper_cost
 from device_runtime.simulation.metrics.probes import ProbedRounds, ProbeLine, Probes, ProbeSet, spread_rounds
 from device_runtime.simulation.records import AskRecord, RunObserver, SimulatedRound
 from device_runtime.simulation.run import PreparedRun, ResumeOptions, prepare, simulate
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenario import Scenario, of_policy
 from device_runtime.simulation.trackers import tracker_named
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.device_half import TrainedUpdate
@@ -60,11 +59,6 @@ class CombinedWatch:
     def closed(self, line: SimulatedRound) -> None:
         for watch in self._watches:
             watch.closed(line)
-
-
-def of_policy(scenario: Scenario, policy: str) -> Scenario:
-    """The scenario as this policy runs it. Raises ScenarioError."""
-    return policies.of(policy, scenario)
 
 
 def perform(

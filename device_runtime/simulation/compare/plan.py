@@ -21,9 +21,8 @@ from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.run import check_task, prepare
-from device_runtime.simulation.scenario import CHOOSE, Scenario, decode, under
+from device_runtime.simulation.scenario import CHOOSE, Scenario, decode, of_policy, under
 
-from .performing import of_policy
 from .run_folder import RunName, fingerprint, finished
 
 SCENARIO, COMPARISON, RUNS = "scenario.json", "comparison.json", "runs"
@@ -131,8 +130,12 @@ def planned(scenario: Scenario, wanted: WantedRuns, folder: Path | None = None) 
     folder = folder or Path("runs") / f"{scenario.name}-{_mark(scenario, bundle)}"
     known = comparison_in(folder) or Comparison(policies=wanted.usual)
     policies = wanted.policies or known.policies
-    for policy in policies:
-        under(policy, scenario.task)
+    tasks = [under(policy, scenario.task, scenario.devices, scenario.all_kinds) for policy in policies]
+    for name in scenario.all_kinds.given:
+        if not any(name in scenario.all_kinds.in_task(task).given for task in tasks):
+            raise ScenarioError(
+                f"--{name} (all_kinds.{name}): no kind of {', '.join(policies)} has this setting"
+            )
     comparison = Comparison(
         policies=policies,
         seeds=wanted.seeds or known.seeds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -266,12 +267,12 @@ def stopped_run(folder: Path, sha256: str) -> StoppedRun | None:
         left = checkpoint.load(folder)
     except (OSError, msgspec.MsgspecError, SimulationError):
         return None
-    whole = all(_size(folder / name) >= size for name, size in mark.sizes.items())
+    whole = all(_size(folder / name) >= size for name, size in mark.sizes.items() if size)
     if left is None or (mark.sha256, mark.round) != (sha256, left.round) or not whole:
         return None
     for name, size in mark.sizes.items():
-        with (folder / name).open("r+b") as file:
-            file.truncate(size)
+        if (folder / name).exists():
+            os.truncate(folder / name, size)
     return StoppedRun(left, mark)
 
 
@@ -307,7 +308,7 @@ class CheckpointWriter:
         self._saved = self._clock()
         remove_checkpoint(self._folder)
         checkpoint.save(self._newest, self._folder)
-        sizes = {name: _size(self._folder / name) for name in names if (self._folder / name).exists()}
+        sizes = {name: max(0, _size(self._folder / name)) for name in names}
         mark = CheckpointMark(self._sha256, self._newest.round, self.seconds, sizes)
         (self._folder / MARK).write_bytes(msgspec.json.encode(mark))
 

@@ -45,7 +45,7 @@ class DataSet:
 
     @property
     def keys(self) -> NDArray[np.int64]:
-        """What partitions by class divide training samples by: the class, (n,).
+        """The class number by which partitions divide each training sample, (n,).
 
         Of targets in columns, the tenth of all values of the first column that the sample is in; of columns
         of 0 and 1, the number of the first that is 1.

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
 
-VERSION = 1
+VERSION = 2
 """Version of the decoding; a new one makes the cache decode everything again."""
 
 

@@ -71,7 +71,8 @@ def _decoded(files: list[tuple[Path, int]], size: int, folder: Path) -> Arrays:
     for path, label in with_progress(files, f"images of {folder}"):
         try:
             with Image.open(path) as image:
-                square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+                upright = ImageOps.exif_transpose(image).convert("RGB")
+                square = ImageOps.fit(upright, (size, size), Image.Resampling.BILINEAR)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             skipped.add(path.name, error)
             continue

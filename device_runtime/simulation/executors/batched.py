@@ -49,7 +49,7 @@ CACHE_BYTES = 256 << 20
 
 
 class BatchedTrainer(Protocol):
-    """A method that trains up to `together` jobs of one strategy from one base at once."""
+    """Trains up to `together` jobs of one strategy from one base at once."""
 
     together: int
 

@@ -184,8 +184,7 @@ read_reply = msgspec.msgpack.Decoder(Reply).decode
 
 def worker_error(job: int, error: Exception) -> WorkerException:
     """The reply for an exception in a worker; job -1: it was raised before any job."""
-    own = [one for one in traceback.extract_tb(error.__traceback__) if plugins.is_own_file(one.filename)]
-    at = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    at = f" ({place})" if (place := plugins.place_of(error)) else ""
     return WorkerException(job, type(error).__name__, f"{one_line(error)}{at}", traceback.format_exc())
 
 

@@ -285,13 +285,5 @@ def mean_logits(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
     return _shares(sums, np.bincount(y, minlength=classes)[:, None])
 
 
-def predicted_shares(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The confusion matrix in shares, (classes, classes): row = true class, column = predicted class."""
-    classes = logits.shape[1]
-    counts = np.zeros((classes, classes))
-    np.add.at(counts, (y, logits.argmax(axis=1)), 1.0)
-    return _shares(counts, np.bincount(y, minlength=classes)[:, None])
-
-
 def _shares(parts: NDArray[np.float64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.divide(parts, whole, out=np.full_like(parts, np.nan), where=whole > 0)

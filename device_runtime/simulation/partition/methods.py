@@ -204,7 +204,7 @@ def classes(
     in equal parts of its classes. Raises DataSetError when a device would have no sample of one of its
     classes.
     """
-    codes = np.unique(y, return_inverse=True)[1].astype(np.int64)
+    codes = _codes(y)
     pools = np.bincount(codes)
     if not 1 <= each <= len(pools):
         raise DataSetError(f"classes_per_client is {each}, the training data has {len(pools)} classes")

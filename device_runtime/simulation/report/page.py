@@ -60,7 +60,7 @@ def _lead(compared: ComparedRuns) -> str:
             f"{', the nearest of the others' if len(known) > 2 else ''} "
             f"({_interval(compared, best, nearest)})."
         )
-    told = {policy: _meaning(policy) for policy in compared.policies}
+    told = {policy: scenario.describe(policy) for policy in compared.policies}
     told |= {policy: f"left out, as {why}" for policy, why in compared.plan.without.items()}
     meanings = "".join(f"<dt>{escape(p)}</dt><dd>{escape(what)}</dd>" for p, what in told.items())
     return f'<p class="lead">{escape(text)}</p>\n<dl>{meanings}</dl>'
@@ -74,10 +74,6 @@ def _interval(compared: ComparedRuns, policy: str, other: str) -> str:
     if ends is None:
         return "one seed: no interval"
     return f"95% interval by seed: {100 * ends[0]:+.1f} to {100 * ends[1]:+.1f}"
-
-
-def _meaning(policy: str) -> str:
-    return scenario.describe(policy)
 
 
 def _note(compared: ComparedRuns) -> str:

@@ -157,9 +157,13 @@ def as_csv(summary: Mapping[str, Summary]) -> str:
     table.writerow(("policy", "figure", "mean", "sd", "seeds", "of"))
     for policy, figures in summary.items():
         for name, each in figures.items():
-            mean = "" if isnan(each.mean) else each.mean
-            table.writerow((policy, name, mean, each.sd if each.n else "", each.n, each.of))
+            table.writerow((policy, name, *_known(each), each.n, each.of))
     return out.getvalue()
+
+
+def _known(each: SeedSpread) -> tuple[float | str, ...]:
+    """Mean and standard deviation; empty where they are unknown."""
+    return tuple("" if isnan(value) else value for value in (each.mean, each.sd))
 
 
 def as_html(summary: Mapping[str, Summary], measures: Sequence[TableRow]) -> str:
@@ -287,8 +291,8 @@ def equal_csv(equal: EqualTerms) -> str:
         for row in rows:
             policy = f"{row.policy} - {row.against}" if row.against else row.policy
             for axis, each in row.at.items():
-                known = (each.mean, each.sd) if each.n else ("", "")
-                lines.writerow((policy, f"late_acc_at_{axis}, {kind}{row.part}", *known, each.n, each.of))
+                figure = f"late_acc_at_{axis}, {kind}{row.part}"
+                lines.writerow((policy, figure, *_known(each), each.n, each.of))
     return out.getvalue()
 
 

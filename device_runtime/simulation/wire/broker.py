@@ -170,8 +170,3 @@ class PacketLog:
 
     def add(self, passed: PassedPacket) -> None:
         self.passed.append(passed)
-
-    def bytes_of(self, client: str) -> tuple[int, int]:
-        """Bytes up and down of one client, in whole packets."""
-        mine = [passed for passed in self.passed if passed.client == client]
-        return sum(p.size for p in mine if p.up), sum(p.size for p in mine if not p.up)

@@ -249,8 +249,7 @@ def perform(prepared: PreparedRun, course: WireCourse | None = None) -> WireResu
     """Runs all rounds of a scenario with the faults of `course`; the first round waits for all devices.
 
     The fleet's random draws of each round (jitter, crashes, hours of the day, a redrawn fleet) are ignored,
-    and so are its groups' `members`. Raises as
-    `run_on_wire` does.
+    and so are its groups' `members`. Raises as `run_on_wire` does.
     """
     scenario = prepared.scenario
     task = msgspec.structs.replace(scenario.task, seed=prepared.seed, min_devices=scenario.devices)

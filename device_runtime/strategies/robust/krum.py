@@ -31,12 +31,11 @@ def scores(spool: Spool, liars: int) -> NDArray[np.float64]:
     """
     count = len(spool)
     nearest = count - liars - 2
-    tile = max(1, BUDGET // (8 * count))
-    width = max(1, BUDGET // (8 * count))
+    step = max(1, BUDGET // (8 * count))
     found = np.empty(count)
-    for begin in range(0, count, tile):
-        end = min(begin + tile, count)
-        distances = _distances(spool, slice(begin, end), width)
+    for begin in range(0, count, step):
+        end = min(begin + step, count)
+        distances = _distances(spool, slice(begin, end), step)
         distances[np.arange(end - begin), np.arange(begin, end)] = np.inf  # not to itself
         near = np.partition(distances, nearest - 1, axis=1)[:, :nearest]
         found[begin:end] = np.sort(near, axis=1).sum(axis=1)

@@ -175,7 +175,7 @@ class HasTrainingPlan(Protocol):
 
 
 def is_loss_only(plan: TrainingPlan) -> bool:
-    """Whether a plan minimises the loss alone: `steps`, `clip_norm` and optimiser define the result."""
+    """Whether a plan minimises the loss alone: its batches, `clip_norm` and optimiser define the result."""
     extra = plan.gradients or plan.privacy is not None
     return plan.objective == "train" and not extra
 

@@ -26,7 +26,7 @@ from device_runtime.strategies.settings import (
 )
 
 from .device_half import LocalData
-from .workload import training_work, upload_bytes
+from .workload import Training, upload_bytes, work_of_training
 
 K = TypeVar("K", bound="FamilyUpdate")
 
@@ -73,7 +73,7 @@ def work(load: Workload, kind: FamilyUpdate, level: str, mapped: int, maps: int)
 
     `maps` of them are held and sent, with a count for each class.
     """
-    trained = training_work(load, "all", load.samples * kind.epochs, batch=kind.batch)
+    trained = work_of_training(load, Training("all", load.samples * kind.epochs, batch=kind.batch))
     values = maps * load.map_values(level)
     graph = f"features.{level}"
     return Work(

@@ -107,12 +107,12 @@ class PartialEpochs(Strategy[Any]):
         return super().variant_named(name)
 
     def stopped(self: K, share: float) -> K | None:
-        """The variant with the epochs that were whole by then; None if they are too few."""
+        """The variant of the whole epochs done after this share of the work; None if they are too few."""
         whole = int(self.epochs * share + 1e-9)
         return self.ended(whole) if 0 < self.least <= whole else None
 
     def ended(self: K, epochs: int) -> K:
-        """The variant that was done if training ended after `epochs` epochs."""
+        """The variant to send if training ended after `epochs` epochs."""
         return self if epochs >= self.epochs else self._of(epochs)
 
     def epochs_in(self, run: Run) -> int:

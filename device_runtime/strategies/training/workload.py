@@ -102,11 +102,6 @@ class Training:
     more_bytes: int = 0
 
 
-def training_work(load: Workload, tunable: str, trained: float, scored: float = 0.0, batch: int = 32) -> Work:
-    """The work of minimising the loss in batches of `batch`; see `Training`."""
-    return work_of_training(load, Training(tunable, trained, scored, batch))
-
-
 def work_of_training(load: Workload, training: Training) -> Work:
     """The work of training.
 

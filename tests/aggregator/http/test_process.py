@@ -57,7 +57,7 @@ def test_each_failure_leaves_with_its_own_number_and_names_the_key(started):
         ('[http]\ncert = "c.pem"', "http.cert and http.key go together"),
         ('[broker]\nuser = "a"', "broker.user and broker.password_file go together"),
         ("max_devices = 0", "max_devices: expected `int` >= 1"),
-        ('[log]\nformat = "xml"', "log.format: invalid enum value 'xml'"),
+        ('[log]\nformat = "xml"', "log.format: expected one of 'text', 'json', not 'xml'"),
         ("[http", "is not TOML"),
     ],
 )

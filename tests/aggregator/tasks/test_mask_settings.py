@@ -34,7 +34,7 @@ def test_a_helper_without_a_name_or_a_whole_key_is_refused(text):
         ({"helpers": [A, "site-b=" + "5b" * 32]}, "each name and key can be given once"),
         ({"helpers": [A], "min_group": 1}, "min_group is 1, expected 2 to"),
         ({"helpers": [A], "epsilon": 1.0}, "noise needs epsilon, delta and clip_norm; given: epsilon"),
-        ({"min_group": 3}, "missing required field `helpers`"),
+        ({"min_group": 3}, "masks.helpers is missing"),
         ({"helpers": [A], "group": 3}, "group"),
     ],
 )

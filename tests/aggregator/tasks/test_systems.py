@@ -195,6 +195,8 @@ def test_a_system_is_served_by_name():
             "fedavg+better",
             "'fedavg\\+better': there is no modifier \\+better; there are \\+, \\+drawn, \\+fedprox",
         ),
+        ("fedavg+fedadam+fedyogi", "\\+fedadam and \\+fedyogi are alternatives"),
+        ("fedavg+fast+all", "\\+fast and \\+all are alternatives"),
         ("mixed", "'mixed': what a task is without a system: leave it out"),
         ("centralised", "only `simulate` has that"),
         ("fedncm+", "\\+ changes reduced_epochs, which none of class-means has"),

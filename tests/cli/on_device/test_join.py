@@ -9,7 +9,7 @@ from nacl.signing import SigningKey
 
 from device_runtime.broker.errors import BrokerRefused
 from device_runtime.broker.security.enrolment import Enrolment
-from device_runtime.cli import main
+from device_runtime.cli import main, parse
 from device_runtime.cli.on_device import join
 
 
@@ -32,7 +32,7 @@ def joined(tmp_path, monkeypatch):
         parser = argparse.ArgumentParser()
         join.add_arguments(parser)
         with pytest.raises(Joined) as caught:
-            join.run(parser.parse_args([*arguments, "--data", str(tmp_path / "samples.npz")]))
+            join.run(parse(parser, [*arguments, "--data", str(tmp_path / "samples.npz")]))
         return caught.value.args
 
     return run

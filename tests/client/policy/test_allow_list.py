@@ -8,6 +8,7 @@ import pytest
 
 from device_runtime.broker.wire.link import Connected
 from device_runtime.broker.wire.messages import Contribution, Get, Plan
+from device_runtime.cli import parse
 from device_runtime.cli.on_device import policy_options
 from device_runtime.cli.on_device.join import add_arguments
 from device_runtime.client.agent import Agent
@@ -31,7 +32,7 @@ from device_runtime.strategies.zeroth_order import ZerothOrder
 def parsed(*words):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return parser.parse_args(["mqtt://127.0.0.1", *words])
+    return parse(parser, ["mqtt://127.0.0.1", *words])
 
 
 def allowing(stage, allowed):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from device_runtime.cli import parse
 from device_runtime.cli.on_device import join, policy_options
 from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy.process_priority import ProcessPriority
@@ -44,7 +45,7 @@ def read(tmp_path):
         file.write_text(text)
         parser = argparse.ArgumentParser()
         join.add_arguments(parser)
-        given = parser.parse_args([*arguments, "--config", str(file)])
+        given = parse(parser, [*arguments, "--config", str(file)])
         policy_options.configure(given, join.add_arguments)
         return given
 
@@ -79,6 +80,14 @@ def test_the_command_line_stands_over_the_file(read):
     options = read(ALL, "--battery-above", "70", "--name", "other", "mqtt://127.0.0.1")
     assert (options.battery_above, options.name, options.broker) == (70.0, "other", "mqtt://127.0.0.1")
     assert options.below_c == 65.5
+    assert read(ALL, "--nice", "0").nice == 0  # its default, but said
+
+
+def test_a_switch_with_two_forms_has_one_key_which_means_what_it_says(read):
+    assert read("keep-model = false").keep_model is False
+    assert read("keep_model = false", "--keep-model").keep_model is True
+    with pytest.raises(PolicyError, match="no_keep_model: there is no such key.*did you mean keep_model"):
+        read("no_keep_model = true")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +131,7 @@ def test_what_is_written_is_read_as_the_same(read, tmp_path):
     join.add_arguments(parser)
     first = read(ALL + "\n", "--memory", "64", "--task", 'a "quoted" täsk', "--ca", "here.pem")
     again = read(device_file.text(first, parser, policy_options.RULES))
-    kept = {key: value for key, value in vars(first).items() if key not in ("config", "ca", "data")}
+    kept = {key: value for key, value in vars(first).items() if key not in ("config", "ca", "data", "given")}
     assert kept == {key: vars(again)[key] for key in kept}
     assert again.ca == Path("here.pem").absolute()
 

@@ -29,7 +29,19 @@ def test_one_device_is_one_process_and_a_lock_ends_with_it(tmp_path):
             pass
     assert guest.process(tmp_path) is None
     with guest.folder_lock(tmp_path):
-        pass
+        assert guest.process(tmp_path) == os.getpid()
+
+
+def test_a_lock_file_without_a_process_id_is_repaired_and_while_it_is_locked_nobody_takes_it_for_free(
+    tmp_path,
+):
+    lock = tmp_path / guest.LOCK
+    lock.write_text("29883\n29884\n" + "x" * 40)
+    with guest.folder_lock(tmp_path):
+        assert lock.read_text().split() == [str(os.getpid())]
+        lock.write_text("")
+        with pytest.raises(InUse, match="in use by a process, but .*lock does not say which"):
+            guest.process(tmp_path)
 
 
 def test_a_full_disk_and_a_file_system_without_locks_keep_no_device_from_its_work(tmp_path, monkeypatch):

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from device_runtime.models.data import SampleSource
@@ -19,6 +21,15 @@ def test_numbers_are_class_numbers_only_where_no_label_is_a_number():
     for labels, name in ((ANIMALS, "3"), (("5", "7"), "1"), (ANIMALS, "-1"), (ANIMALS, "9" * 40)):
         with pytest.raises(Refused, match="is not of the task"):
             LabelMap(labels).number(name)
+
+
+def test_a_folder_that_may_not_be_entered_is_named(tmp_path, monkeypatch):
+    def is_file(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    with pytest.raises(DataError, match=f"{tmp_path} cannot be read: Permission denied"):
+        LabelMap.of(SampleSource(tmp_path), ANIMALS)
 
 
 def test_labels_that_differ_in_case_alone_are_told_apart():

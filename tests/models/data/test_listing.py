@@ -1,3 +1,4 @@
+import errno
 import os
 
 import numpy as np
@@ -21,6 +22,22 @@ def test_a_pipe_or_a_broken_link_is_passed_over(tmp_path):
     (tmp_path / "a" / "up").symlink_to(tmp_path)
     found = listing(SampleSource(tmp_path))
     assert (found.units, strays(found)) == ({}, {})
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, digit_png, monkeypatch):
+    for label in "01":
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "a.png").write_bytes(digit_png())
+    allowed = os.scandir
+
+    def scandir(path):
+        if os.fspath(path) == str(tmp_path / "0"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return allowed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = listing(SampleSource(tmp_path))
+    assert (list(found.units), strays(found)) == (["1/a.png"], {"cannot be read": ("0/: Permission denied",)})
 
 
 def test_names_that_cannot_be_printed_are_escaped_and_stay_apart(tmp_path, digit_png):

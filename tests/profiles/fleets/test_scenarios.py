@@ -249,7 +249,7 @@ def refused(**changes):
         ),
         ({"battery": {"wh": 0}}, "groups.g.battery.wh is 0.0, expected a number above 0"),
         ({"battery": {"wh": 1, "minimum": 2}}, "groups.g.battery.minimum is 2.0, expected"),
-        ({"battery": {}}, "groups.g.battery: object missing required field `wh`"),
+        ({"battery": {}}, "groups.g.battery.wh is missing"),
         ({"sped": {}}, "groups.g.sped: there is no such key; there are profile, share, speed, link,"),
         ({"speed": {"sigma": "wide"}}, "groups.g.speed.sigma: expected `float`, got `str`"),
         ({"zones_h": 30}, "groups.g.zones_h is 30.0, expected a number 0 or more, 24 at most"),
@@ -304,7 +304,7 @@ def test_what_cannot_be_meant_above_the_groups_is_refused():
         read({"name": "f", "groups": {"a/b": group}})
     with pytest.raises(ProfileError, match=re.escape("expected one table [groups.NAME] or more")):
         read({"name": "f", "groups": {}})
-    with pytest.raises(ProfileError, match="Object missing required field `groups`"):
+    with pytest.raises(ProfileError, match="groups is missing"):
         read({"name": "f"})
     with pytest.raises(ProfileError, match="shares: there is no such key; there are .*"):
         read({"name": "f", "groups": {"g": group}, "shares": 1})

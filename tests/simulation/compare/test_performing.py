@@ -5,11 +5,12 @@ import pytest
 from device_runtime.simulation import scenario
 from device_runtime.simulation.compare import run_folder
 from device_runtime.simulation.compare.figures import read_run
-from device_runtime.simulation.compare.performing import RunOptions, of_policy, perform
+from device_runtime.simulation.compare.performing import RunOptions, perform
 from device_runtime.simulation.compare.run_folder import RunName, fingerprint, finished, info_of
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.records import NullWatch
+from device_runtime.simulation.scenario import of_policy
 
 NAME = RunName("choose", 0)
 FILES = ("rounds.jsonl", "rounds.csv", "asks.jsonl", "asks.csv", "probes.jsonl", "served.safetensors")

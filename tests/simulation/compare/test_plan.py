@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, comparison_in, scenario_in
 from device_runtime.simulation.compare.run_folder import RunInfo, RunName, fingerprint
 from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.scenario import of_policy
 
 TWO = Comparison(policies=("choose", "drop"), seeds=2, target=0.8)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.simulation.metrics.probes import accuracy_by_class, mean_logits, predicted_shares
+from device_runtime.simulation.metrics.probes import accuracy_by_class, mean_logits
 
 LOGITS = np.array([[2.0, 1.0, 0.0], [0.0, 4.0, 0.0], [6.0, 3.0, 3.0]])
 Y = np.array([0, 0, 1])  # nothing of class 2; one of two right in class 0, none in class 1
@@ -16,11 +16,6 @@ def test_accuracy_by_class_leaves_out_classes_without_samples():
 def test_mean_logits_have_a_row_for_each_true_class():
     expected = np.array([[1.0, 2.5, 0.0], [6.0, 3.0, 3.0], [np.nan] * 3])
     assert mean_logits(LOGITS, Y) == pytest.approx(expected, nan_ok=True)
-
-
-def test_predicted_shares_have_a_row_for_each_true_class():
-    expected = np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [np.nan] * 3])
-    assert predicted_shares(LOGITS, Y) == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_tie_goes_to_the_lower_class():

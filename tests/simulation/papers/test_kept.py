@@ -15,7 +15,6 @@ from benchmarks.papers.places import DataFolder, shared
 from benchmarks.papers.resolving import Resources
 from benchmarks.papers.runs import WantedTable, cells, jobs, plans, total
 from device_runtime.simulation.compare.figures import FinishedRun
-from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.run_folder import (
     RecordWriter,
     RunInfo,
@@ -25,6 +24,7 @@ from device_runtime.simulation.compare.run_folder import (
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.metrics.tally import tally
 from device_runtime.simulation.records import AskRecord, SimulatedRound
+from device_runtime.simulation.scenario import of_policy
 
 WHERE = Resources(DataFolder(None), shared())
 NAME = RunName("fedncm+ft", 1)

@@ -34,10 +34,10 @@ def test_a_cell_has_three_digits_a_unit_and_how_many_seeds_have_it(each, unit, t
 
 def summary(**values):
     known = {
-        measure.field: SeedSpread(nan, 0.0, 0, 1)
+        measure.field: SeedSpread(nan, nan, 0, 1)
         for measure in (*table.learning_rows(AT), *table.cost_rows())
     }
-    return {**known, **{name: SeedSpread(value, 0.0, 1, 1) for name, value in values.items()}}
+    return {**known, **{name: SeedSpread(value, nan, 1, 1) for name, value in values.items()}}
 
 
 def test_all_policies_of_a_row_have_one_unit():
@@ -86,7 +86,7 @@ def test_equal_time_and_target_stand_in_the_heads():
 
 def test_unknown_figures_are_empty_in_csv():
     rows = table.as_csv({"a": summary(final_acc=0.5)}).splitlines()
-    assert "a,final_acc,0.5,0.0,1,1" in rows
+    assert "a,final_acc,0.5,,1,1" in rows
     assert "a,energy_j,,,0,1" in rows
 
 

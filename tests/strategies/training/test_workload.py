@@ -7,7 +7,7 @@ from device_runtime.models.engines.blocks import BLOCK
 from device_runtime.profiles import GraphWork, Workload
 from device_runtime.profiles.cost import SESSION_BYTES, MissingGraph, activation_bytes
 from device_runtime.strategies.few_shot import FewShot
-from device_runtime.strategies.training.workload import training_work, workload
+from device_runtime.strategies.training.workload import Training, work_of_training, workload
 
 
 @pytest.fixture
@@ -32,11 +32,11 @@ def test_memory_counts_the_vectors_a_run_the_model_twice_and_the_data(load, batc
     """Batches beyond a run of 32 need the sum of gradients; all 100 samples are held, and one batch."""
     expected = 4 * (vectors * 1000 + BLOCK) + 2 * 5000 + (100 + min(batch, 100)) * 13
     expected += SESSION_BYTES + 11 + run * 7
-    assert training_work(load, "all", 100, batch=batch).peak_bytes == expected
+    assert work_of_training(load, Training("all", 100, batch=batch)).peak_bytes == expected
 
 
 def test_the_graph_that_scored_stays_open_while_the_model_is_trained(load):
-    alone, scored = (training_work(load, "all", 100, scored=n).peak_bytes for n in (0, 100))
+    alone, scored = (work_of_training(load, Training("all", 100, n)).peak_bytes for n in (0, 100))
     assert scored - alone == activation_bytes(load, "forward")
 
 

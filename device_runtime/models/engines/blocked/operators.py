@@ -62,7 +62,7 @@ class Window:
         return rows, columns
 
     def is_within(self, largest: int) -> bool:
-        """Whether all are pairs from 1 to `largest`; zeros around the maps from 0."""
+        """Whether all sizes are pairs from 1 to `largest`, and all paddings pairs from 0 to `largest`."""
         least = ((self.kernel, 1), (self.stride, 1), (self.dilation, 1), (self.before, 0), (self.after, 0))
         return all(len(pair) == 2 and low <= min(pair) and max(pair) <= largest for pair, low in least)
 
