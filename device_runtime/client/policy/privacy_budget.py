@@ -75,10 +75,6 @@ class Budget:
         """Epsilon at `delta` of the sample on which most was spent. Raises PrivacyUnavailable."""
         return max((ledger.epsilon(delta) for ledger in self._pasts()), default=0.0)
 
-    def would_spend(self, event: PrivacySpending, delta: float) -> float:
-        """`spent` after this event. Raises PrivacyUnavailable."""
-        return max((ledger.after(event).epsilon(delta) for ledger in self._pasts()), default=0.0)
-
     def check(self, event: PrivacySpending, limits: Iterable[PrivacyBudget]) -> None:
         """Check that no sample would exceed any of these limits.
 
