@@ -28,7 +28,7 @@ from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation import digits, scenario
-from device_runtime.simulation.records import NullWatch, SimulatedRound
+from device_runtime.simulation.records import NullObserver, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.codecs.chain import Chain, codec_named
 from device_runtime.strategies.fedavg import FedAvg
@@ -86,7 +86,7 @@ def sizes(codec: Chain, made: list[Any]) -> tuple[float, ...]:
     return tuple(median(column) for column in zip(*rows, strict=True))
 
 
-class Last(NullWatch):
+class Last(NullObserver):
     """The newest figures."""
 
     accuracy = 0.0

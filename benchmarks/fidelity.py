@@ -19,7 +19,7 @@ from tabulate import tabulate
 from device_runtime.aggregator.views.listener import RoundOpened
 from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.demo.fleet import MIXED
-from device_runtime.simulation.records import AskRecord, NullWatch
+from device_runtime.simulation.records import AskRecord, NullObserver
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.simulation.wire.run import WireCourse, perform
 
@@ -28,7 +28,7 @@ SHARES = {"phone-high": 0.25, "pi-5": 0.25, "jetson-nano": 0.25, "pi-zero-2w": 0
 KINDS = [{"name": k.name, "settings": dict(k.settings), "from_round": k.from_round} for k in MIXED]
 
 
-class Noted(NullWatch):
+class Noted(NullObserver):
     """Keeps the asks that counted."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from benchmarks.zeroth.on_features import OnFeatures
 from device_runtime.cli import main as device_runtime
 from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import PlainExecutor
-from device_runtime.simulation.records import NullWatch, SimulatedRound
+from device_runtime.simulation.records import NullObserver, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED
 
@@ -72,7 +72,7 @@ HEADS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @dataclass
-class Course(NullWatch):
+class Course(NullObserver):
     """Accuracies in order, and kB of a device."""
 
     devices: int

@@ -32,7 +32,7 @@ from tabulate import tabulate
 
 from benchmarks.papers.places import shared
 from device_runtime.simulation import scenario
-from device_runtime.simulation.records import NullWatch, SimulatedRound
+from device_runtime.simulation.records import NullObserver, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 
 SIZES = (0, 3, 5, 10)
@@ -81,7 +81,7 @@ LOCAL = {"epochs": 1, "batch": 64, "lr": 0.3}
 CLIP_NORM, MAX_NORM = 0.2, 1.0
 
 
-class Rounds(NullWatch):
+class Rounds(NullObserver):
     def __init__(self) -> None:
         self.lines: list[SimulatedRound] = []
 

@@ -34,7 +34,7 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.training.heads import SoftmaxHead, accuracy_and_loss
 from device_runtime.simulation import scenario
-from device_runtime.simulation.records import NullWatch, SimulatedRound
+from device_runtime.simulation.records import NullObserver, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -131,7 +131,7 @@ def nearest_class_mean(bundle: Bundle, train: Photos, test: Photos, threads: int
 def federated(bundle: Bundle, train: Photos, test: Photos, clients: int) -> Result:
     """FedNCM in one round of a simulated fleet; every class mean goes the way that it would from a device."""
 
-    class Notes(NullWatch):
+    class Notes(NullObserver):
         def closed(self, line: SimulatedRound) -> None:
             lines.append(line)
 

@@ -8,7 +8,7 @@ import pytest
 
 from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import PlainExecutor, TrainingJob
-from device_runtime.simulation.records import NullWatch
+from device_runtime.simulation.records import NullObserver
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.zeroth_order import ZerothOrder
@@ -83,7 +83,7 @@ def test_in_a_simulated_fleet_late_scalars_are_steps_along_the_directions_of_the
         steps.append(made[0].steps)
         return made
 
-    class Asked(NullWatch):
+    class Asked(NullObserver):
         late = 0
 
         def asked(self, ask):

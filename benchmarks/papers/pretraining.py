@@ -16,7 +16,7 @@ from device_runtime.simulation.compare.plan import bundle_sha256
 from device_runtime.simulation.compare.run_folder import SERVED, RunName, fingerprint, finished
 from device_runtime.simulation.compare.running import folder_lock, interruptible
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.simulation.records import NullWatch, SimulatedRound
+from device_runtime.simulation.records import NullObserver, SimulatedRound
 from device_runtime.simulation.scenario import CENTRALISED, COMPUTER, Scenario, of_policy
 
 from . import exporting
@@ -73,7 +73,7 @@ def scenario(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Scena
 
 
 @dataclass(frozen=True)
-class ProgressPrinter(NullWatch):
+class ProgressPrinter(NullObserver):
     """A watch that prints its progress on standard error."""
 
     wanted: Pretrain

@@ -93,13 +93,13 @@ def growth(options: argparse.Namespace, folder: Path) -> int:
 def measure(row: Row) -> dict[str, Any]:
     """One run in this process, which should be new."""
     from device_runtime.simulation.executors.choice import ExecutorRequest, make
-    from device_runtime.simulation.records import NullWatch
+    from device_runtime.simulation.records import NullObserver
     from device_runtime.simulation.run import prepare, simulate
     from device_runtime.simulation.scenario import load
 
     marks: list[float] = []
 
-    class Marks(NullWatch):
+    class Marks(NullObserver):
         def closed(self, line: Any) -> None:
             marks.append(time.perf_counter())
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import PlainExecutor
-from device_runtime.simulation.records import NullWatch, SimulatedRound
+from device_runtime.simulation.records import NullObserver, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.registry import KINDS
 from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED
@@ -109,7 +109,7 @@ def _typed(kind: Any, name: str, value: str) -> Any:
 
 
 @dataclass
-class Curve(NullWatch):
+class Curve(NullObserver):
     """What was reached by when, at each evaluation: passes and bytes are of all rounds so far."""
 
     samples: int

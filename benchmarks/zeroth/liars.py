@@ -25,7 +25,7 @@ from tabulate import tabulate
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, FailedJob, Result, TrainingJob
-from device_runtime.simulation.records import NullWatch, SimulatedRound
+from device_runtime.simulation.records import NullObserver, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.robust import RULES
 
@@ -70,7 +70,7 @@ class Lying:
         self._inner.close()
 
 
-class Last(NullWatch):
+class Last(NullObserver):
     """Holds the accuracy of the round that was evaluated last."""
 
     eval_acc = nan

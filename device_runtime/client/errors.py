@@ -6,7 +6,7 @@ import msgspec
 
 
 class DeviceError(Exception):
-    """Anything that `device_runtime` raises on purpose."""
+    """Base class of the errors that `client` raises."""
 
 
 class OutOfMemory(DeviceError):

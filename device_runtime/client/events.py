@@ -1,4 +1,4 @@
-"""Events that the device's machine takes, and commands that it gives.
+"""Events and commands of the device's state machine.
 
 Times are seconds of the device's clock. `number` names an offer: the runner counts the offers that come.
 Commands of BLOCKING are answered by events, and are the last of their step.

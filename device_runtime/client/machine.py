@@ -1,4 +1,4 @@
-"""The device's machine: a pure function `step(state, event) -> (state, commands)`, without I/O or clock.
+"""State machine of a device: the pure function `step(state, event) -> (state, commands)`.
 
     idle -> fetching -> ready -> training -> awaiting_receipt -> evaluating -> idle
 
@@ -256,7 +256,7 @@ def _miss_final(turn: Turn, final: ev.Offered) -> None:
 
 
 def _prepared(turn: Turn, current: ev.Offered) -> None:
-    """Train, unless the round is the lobby or has its answer.
+    """Train, unless it is round 0 or this device has already answered the round.
 
     The base of the round before is no longer in memory, so that one is not evaluated any more.
     """

@@ -1,4 +1,4 @@
-"""Makes what the device's machine is given of settings, offers, contributions and errors."""
+"""Converts settings, offers, contributions and errors to inputs of the device's state machine."""
 
 from __future__ import annotations
 

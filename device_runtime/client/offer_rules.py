@@ -1,4 +1,4 @@
-"""Which offers a device takes, and which task it is in."""
+"""Decides which offers a device accepts and which task it works on."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _heard(turn: Turn, event: ev.OfferReceived) -> bool:
 
 
 def take(turn: Turn, offer: ev.Offered) -> None:
-    """Take an offer; the newest replaces any other. Round 0 is the lobby: get ready.
+    """Take an offer; the newest replaces any other. In round 0, only prepare.
 
     A repeated offer that says that a task it has left is done, in answer to an earlier hello, changes
     nothing. If two hellos are answered with different tasks, the device is in the one answered last and

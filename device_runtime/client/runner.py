@@ -1,4 +1,4 @@
-"""Does what the device's machine commands, and tells it what happens.
+"""Executes the commands of the device's state machine and feeds it events.
 
 Training runs in this process, in another, or at a site's devices: the backend decides that. While a command
 runs, its callbacks tell the machine of events and do what it commands.

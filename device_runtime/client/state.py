@@ -1,4 +1,4 @@
-"""The state of the device's machine. Times are seconds of the device's clock."""
+"""State of the device's state machine. Times are seconds of the device's clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DeviceRules(msgspec.Struct, frozen=True):
 
 
 class DeviceState(msgspec.Struct, frozen=True):
-    """The state of the device's machine, by what its fields are about.
+    """The state of the device's state machine, by what its fields are about.
 
     The task: `heard` is the round of the last offer, `base` the blobs of its base; `others` are other open
     tasks. `past`: a retained offer of a task that was done, believed at `past_s`.

@@ -1,4 +1,4 @@
-"""A step of the device's machine in progress, with the actions that several events share."""
+"""Collects the new state and the commands of one step of the device's state machine."""
 
 from __future__ import annotations
 

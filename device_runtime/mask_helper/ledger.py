@@ -1,4 +1,4 @@
-"""The helper's memory: its secret key, and which device's mask of which round is in which set.
+"""Stores a mask helper's secret key and which device masks it has summed.
 
 Both are in one file, so that who loses the file loses the key too: what devices sealed for it can then not be
 opened at all, and so in no second set. A copy of an earlier day, put back in its place, would not know the

@@ -73,7 +73,9 @@ def _type_at(kind: Any, place: str) -> Any:
             kind = next(field.type for field in msgspec.structs.fields(kind) if field.encode_name == step)
         kind = _without_metadata(kind)
         kind = (
-            next((part for part in get_args(kind) if _is_struct(part)), kind) if _admits_none(kind) else kind
+            next((part for part in get_args(kind) if _is_struct(part) or is_dataclass(part)), kind)
+            if _admits_none(kind)
+            else kind
         )
     return kind
 

@@ -162,7 +162,7 @@ class Callback:
         """The run has failed or was interrupted; an exception in this method is ignored."""
 
 
-class CallbackWatch:
+class CallbackObserver:
     """An observer of a run that calls callbacks. Its methods raise CallbackError."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:

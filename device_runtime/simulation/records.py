@@ -133,7 +133,7 @@ class RunObserver(Protocol):
         """A round is over."""
 
 
-class NullWatch:
+class NullObserver:
     """A watch that ignores everything."""
 
     def asked(self, ask: AskRecord) -> None:

@@ -25,9 +25,9 @@ from . import data as data_sets
 from .bases import BaseHistory, ShippedModel
 from .checkpoint import Checkpoint
 from .clients import Clients, prepared_targets
-from .clock.asking import DeviceSampler, SampledFleet
+from .clock.asking import DeviceSampler, FleetInputs
 from .clock.devices import FleetState
-from .clock.director import SimulationLoop, SimulationParts
+from .clock.simulation_loop import SimulationLoop, SimulationParts
 from .data import DataSet
 from .data.spec import DataSpec
 from .errors import ScenarioError
@@ -35,7 +35,7 @@ from .executors.job import Executor, ExecutorInputs, PlainExecutor
 from .learning import LearningTools, ModelState, RoundEvaluator
 from .ledger import RunLedger
 from .masked_sums import SimulatedSums
-from .records import NullWatch, RunObserver
+from .records import NullObserver, RunObserver
 from .scenario import Scenario
 
 
@@ -127,7 +127,7 @@ def simulate(
     _check(prepared)
     models = inputs.bundles
     manifests = {member: bundle.manifest for member, bundle in models.items()}
-    watch, keeping = watch or NullWatch(), keeping or ResumeOptions()
+    watch, keeping = watch or NullObserver(), keeping or ResumeOptions()
     resume = keeping.resume
     server = ServerSide(models, prepared.generic, inputs.engine)
     weights, carried = first_base(task, models, server)
@@ -146,7 +146,7 @@ def simulate(
         learning = ModelState(task, bases, carried, tools, resume)
         bundled = sum(len(bundle.packed()) for bundle in models.values())
         policy, choice = policy_named(scenario.choose), sums.choice if sums else None
-        asking = DeviceSampler(task, SampledFleet(devices, bases, bundled, policy, choice), seed)
+        asking = DeviceSampler(task, FleetInputs(devices, bases, bundled, policy, choice), seed)
         SimulationLoop(task, devices.names(), SimulationParts(asking, learning, ledger)).run()
     finally:
         trains.close()

@@ -267,7 +267,8 @@ def test_arguments_that_make_no_sense_are_refused_with_their_value(wrong, messag
 
 
 def test_rules_are_judged_for_this_machine_before_any_device_has_joined(capsys):
-    assert main(["policy", "--others-below", "100"]) in (0, 1)
-    assert "may" in capsys.readouterr().out
+    assert main(["policy", "--others-below", "100", "--daily-mb", "5"]) in (0, 1)
+    said = capsys.readouterr()
+    assert ("0 of 5 MB" in said.out, said.err) == (True, "")
     assert main(["policy"]) == 2
     assert "no device is in " in capsys.readouterr().err

@@ -18,7 +18,7 @@ from device_runtime.simulation.compare.run_folder import (
     rounds_of,
 )
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.simulation.records import AskRecord, NullWatch
+from device_runtime.simulation.records import AskRecord, NullObserver
 
 from .conftest import SMALL
 
@@ -56,7 +56,7 @@ class Fails(Callback):
 
 
 def run(folder, *callbacks):
-    perform(SMALL, NAME, folder, RunOptions(ExecutorRequest("plain"), 0, callbacks), NullWatch())
+    perform(SMALL, NAME, folder, RunOptions(ExecutorRequest("plain"), 0, callbacks), NullObserver())
 
 
 @pytest.fixture(scope="module")

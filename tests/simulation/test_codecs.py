@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation import scenario as scenarios
-from device_runtime.simulation.records import NullWatch
+from device_runtime.simulation.records import NullObserver
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.simulation.wire.run import WireCourse, perform
 
@@ -13,7 +13,7 @@ QUICK = {"epochs": 2, "lr": 0.05}
 BY_DEVICE = {"phone-high": 0.5, "pi-zero-2w": 0.5}
 
 
-class Noted(NullWatch):
+class Noted(NullObserver):
     def __init__(self):
         self.asks = []
 

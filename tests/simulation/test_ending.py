@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.models.bundles import tensors
 from device_runtime.simulation import scenario
-from device_runtime.simulation.records import NullWatch
+from device_runtime.simulation.records import NullObserver
 from device_runtime.simulation.run import ResumeOptions, prepare, simulate
 
 FLEET = {
@@ -14,7 +14,7 @@ FLEET = {
 }
 
 
-class Lines(NullWatch):
+class Lines(NullObserver):
     def __init__(self):
         self.lines = []
 

@@ -6,7 +6,7 @@ import pytest
 
 from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import PlainExecutor
-from device_runtime.simulation.records import NullWatch
+from device_runtime.simulation.records import NullObserver
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.robust import RULES
 
@@ -36,7 +36,7 @@ class Lying:
         self._inner.close()
 
 
-class Last(NullWatch):
+class Last(NullObserver):
     def closed(self, line):
         self.line = line
 

@@ -16,7 +16,7 @@ from device_runtime.simulation.compare import run_folder
 from device_runtime.simulation.compare.performing import RunOptions, perform
 from device_runtime.simulation.compare.run_folder import RunName, rounds_of
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.simulation.records import NullWatch
+from device_runtime.simulation.records import NullObserver
 from device_runtime.simulation.trackers import (
     MLflow,
     TensorBoard,
@@ -43,7 +43,7 @@ class FailsInRound3(Callback):
 
 
 def run(folder, *callbacks):
-    perform(SMALL, NAME, folder, RunOptions(ExecutorRequest("plain"), 0, callbacks), NullWatch())
+    perform(SMALL, NAME, folder, RunOptions(ExecutorRequest("plain"), 0, callbacks), NullObserver())
     return rounds_of(folder)
 
 

@@ -7,14 +7,14 @@ import pytest
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation import scenario
-from device_runtime.simulation.records import NullWatch
+from device_runtime.simulation.records import NullObserver
 from device_runtime.simulation.run import prepare, simulate
 
 QUICK = [{"name": kind, "settings": {"epochs": 2, "lr": 0.05}} for kind in ("full", "peft")]
 HEAD = {"head.weight", "head.bias"}
 
 
-class Notes(NullWatch):
+class Notes(NullObserver):
     def __init__(self):
         self.lines, self.kinds = [], {}
 

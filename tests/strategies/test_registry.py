@@ -114,3 +114,18 @@ def test_the_kinds_that_are_known_to_send_exactly_are_those_without_a_codec():
 def test_the_names_that_are_known_without_any_import_are_those_of_the_registry():
     assert tuple(registry.KINDS) == names.KINDS
     names.check_kinds(registry.KINDS)
+
+
+@pytest.mark.parametrize("name", registry.KINDS)
+def test_a_value_of_a_wrong_type_is_refused_in_every_setting_of_every_kind_with_its_key(name):
+    for row in registry.list_settings(registry.kind(name)):
+        if row.name.startswith("terms"):
+            continue
+        for wrong in ("no such word", {"no such key": 1}, [[]], None, -1e300):
+            settings = wrong
+            for part in reversed(row.name.split(".")):
+                settings = {part: settings}
+            try:
+                registry.make(name, settings)
+            except KindError as error:
+                assert name in str(error)

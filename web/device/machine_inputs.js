@@ -1,4 +1,4 @@
-/** Makes what the device's machine is given of offers, contributions and errors (client/machine_inputs.py). */
+/** Converts offers, contributions and errors to inputs of the device's state machine (client/machine_inputs.py). */
 
 import { BlobError, StaleBase, WorkStopped } from "./errors.js";
 import { hexOf } from "./messages.js";

@@ -1,5 +1,5 @@
 /**
- * Does what the device's machine commands: with the link, the disk and the backend; and tells it what happens
+ * Executes the commands of the device's state machine, with the link, the disk and the backend, and feeds it events
  * (client/runner.py). Times in seconds.
  */
 

@@ -1,5 +1,5 @@
 /**
- * One step of the device's machine in progress, and what several of its events have in common (client/turn.py).
+ * Collects the new state and the commands of one step of the device's state machine (client/turn.py).
  *
  * Fields of states, events and commands are called as in Python (client/state.py, client/events.py), so that traces
  * of one are those of the other. `type` names the class of an event or a command.

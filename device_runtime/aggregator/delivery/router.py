@@ -99,8 +99,6 @@ class Router:
         known = self._known.setdefault(device, _Known())
         if address.leaf == "hello" and not event.retain:
             self._hello(device, event)
-        elif len(self._inboxes) == 1:
-            self._put(self._inboxes, event)
         elif address.leaf in TASK_MESSAGES:
             self._put(
                 [self._own(known, decode(device_message_in(event.payload), TASK_MESSAGES[address.leaf]))],

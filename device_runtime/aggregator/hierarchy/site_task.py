@@ -32,7 +32,7 @@ from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUp
 from . import forwarding
 from .forwarding import NothingToForward, SiteKinds, default_site_kinds, site_kinds
 from .site import Site
-from .site_manager import SiteManager
+from .site_host import SiteHost
 from .site_result import SiteResult
 
 log = logging.getLogger(__name__)
@@ -54,26 +54,26 @@ class _Given:
 
 
 class SiteTask(OneTask):
-    """See OneTask. The site works in another loop (`SiteManager.step`); `perform` checks its progress."""
+    """See OneTask. The site works in another loop (`SiteHost.step`); `perform` checks its progress."""
 
     def __init__(
         self,
-        site_manager: SiteManager,
+        site_host: SiteHost,
         settings: Settings,
         bundles: Mapping[str, Bundle],
         clock: Callable[[], float],
         link: LinkSpeed,
     ) -> None:
         self.watcher = watcher(None, None)
-        self._site_manager, self._clock, self._link = site_manager, clock, link
+        self._site_host, self._clock, self._link = site_host, clock, link
         self._bundles = bundles
         self._given: _Given | None = None
         self._logged: tuple[str, ...] = ()
 
     def hello(self, boot: int) -> Hello:
         """The hello of the site, with the samples of all its devices; 0 until enough devices are ready."""
-        devices = self._site_manager.site_devices
-        ready = devices.count >= self._site_manager.rules.min_devices
+        devices = self._site_host.site_devices
+        ready = devices.count >= self._site_host.rules.min_devices
         return Hello(
             boot=boot,
             num_examples=devices.samples if ready else 0,
@@ -97,8 +97,8 @@ class SiteTask(OneTask):
         except NothingToForward:
             kinds = ()
         try:
-            if self._site_manager.enter_any(offer) is None:
-                self._site_manager.enter(offer, kinds or default_site_kinds(bundle.manifest), bundle)
+            if self._site_host.enter_any(offer) is None:
+                self._site_host.enter(offer, kinds or default_site_kinds(bundle.manifest), bundle)
         except TaskError as error:
             log.warning("the site cannot get ready: %s", error)
         return MAIN
@@ -118,7 +118,7 @@ class SiteTask(OneTask):
 
         Raises RunFolderError, KindError.
         """
-        site = self._site_manager.enter_any(offer)
+        site = self._site_host.enter_any(offer)
         given = site.end(offer) if site else None
         if site is None or given is None or given.offer.run != offer.run:
             return None
@@ -137,7 +137,7 @@ class SiteTask(OneTask):
         bundle = self._bundles[MAIN]
         try:
             kinds = site_kinds(given.offer, bundle.manifest, given.base)
-            site = self._site_manager.enter(given.offer, kinds.offered, bundle)
+            site = self._site_host.enter(given.offer, kinds.offered, bundle)
             forwarded = _forwarded_bytes(kinds.forwarded, bundle, given.offer)
         except (NothingToForward, TaskError, MaskError) as error:
             return _sits_out(str(error), listener)
@@ -193,7 +193,7 @@ class SiteTask(OneTask):
         """Why the open round cannot succeed any more; None while it can."""
         if not over and not (site.exhausted and site.contributions == 0):
             return None
-        needed, devices = site.task.min_contributions, self._site_manager.site_devices
+        needed, devices = site.task.min_contributions, self._site_host.site_devices
         if site.contributions:
             return f"{site.contributions} of {needed} contributions of the site came in time"
         if devices.idle:

@@ -61,11 +61,6 @@ class TaskWatch:
             self._live = replace(self._live, version=self._live.version + 1)
             self._take(happening, self._clock())
 
-    @property
-    def version(self) -> int:
-        """Grows with every event."""
-        return self._live.version
-
     def live(self) -> TaskStatus:
         """The state of the task now."""
         with self._lock:

@@ -71,7 +71,7 @@ def kind_of(message: Contribution, offered: ExpectedContribution) -> KindSetting
 
 
 def variant_of(message: Contribution, kind: KindSettings) -> AnyStrategy:
-    """The variant of the kind that a contribution says. Raises UpdateRefused if the kind has none of it."""
+    """The kind's variant that a contribution names. Raises UpdateRefused if there is none."""
     try:
         return kind.strategy.variant_named(message.form)
     except KindError as error:

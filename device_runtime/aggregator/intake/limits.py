@@ -39,7 +39,7 @@ class KnownDevices:
         return len(self._known)
 
     def remember(self, devices: Iterable[str]) -> None:
-        """Add devices that are known from an earlier life of the aggregator, however many."""
+        """Add devices known from before a restart, without a limit."""
         self._known.update(dict.fromkeys(devices))
 
     def lets_in(self, device: str) -> bool:

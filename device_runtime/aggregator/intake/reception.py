@@ -31,7 +31,7 @@ class HeldMessage:
 
 
 class DeviceStatements:
-    """What each device has said about itself.
+    """Each device's latest plan, number of samples and full contribution.
 
     plans: kind and reasons of its latest plan. samples: the most that its hellos named. whole: its last full
     contribution, from which compact ones are completed.

@@ -206,7 +206,7 @@ class _Earlier:
 
 
 class MergeTools:
-    """What kinds of update may use on the aggregator: the task's models, and its generic samples.
+    """Gives kinds of update the task's models and generic samples on the aggregator.
 
     Implements `strategies.merging.aggregator_half.ServerTools`.
     """

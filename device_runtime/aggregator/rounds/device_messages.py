@@ -1,4 +1,4 @@
-"""Hears the messages of devices, and gives them to the round machine and to what remembers them."""
+"""Checks the messages of devices and turns them into events of the round state machine."""
 
 from __future__ import annotations
 

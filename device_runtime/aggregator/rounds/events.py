@@ -1,4 +1,4 @@
-"""Events that the round machine takes, and commands that it gives.
+"""Events and commands of the round state machine.
 
 Times are seconds of the service's clock.
 """

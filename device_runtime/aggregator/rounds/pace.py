@@ -89,7 +89,7 @@ def _quantile_s(counts: Counter[int], share: float) -> float:
 
 @dataclass(frozen=True)
 class Progress:
-    """Whether a run still improves.
+    """Early stopping: the best score so far and the rounds since.
 
     `best` is the round with the highest score so far (0: none), `since` the round from which rounds without a
     gain are counted, `evaluated` the latest round that was evaluated.

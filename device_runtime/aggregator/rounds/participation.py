@@ -297,7 +297,7 @@ def _still_asked(state: RoundsState, behind: HashTrieMap[str, float]) -> HashTri
 
 
 def _still_behind(state: RoundsState, now: float) -> HashTrieMap[str, float]:
-    """Devices `behind` that may still be at work, as no more than SILENT deadlines have passed."""
+    """Devices `behind` that may still be at work, as no more than MISSED_DEADLINES deadlines have passed."""
     most_s = MISSED_DEADLINES * state.rules.round_deadline_s
     late = state.behind
     for device in [device for device, since in late.items() if now - since >= most_s]:

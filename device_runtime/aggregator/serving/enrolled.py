@@ -18,7 +18,7 @@ from device_runtime.broker.servers.broker_folder import (
     ISSUED,
     SUCCESSION_SHOWN_S,
     BrokerFolder,
-    SiteError,
+    SetupError,
     write,
 )
 from device_runtime.broker.wire.messages import Offer, device_message_in
@@ -33,7 +33,7 @@ AHEAD_S = 60
 def broker_address(enrolment: Path, given: BrokerUrl | None = None) -> BrokerUrl:
     """The URL of the enrolment's broker, or `given` with the enrolment's credential and authority.
 
-    A credential or authority in `given` takes precedence. Raises SiteError.
+    A credential or authority in `given` takes precedence. Raises SetupError.
     """
     url = BrokerFolder(enrolment).for_aggregator
     if given is None:
@@ -52,7 +52,7 @@ class IssueClock:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        """Raises SiteError for a file that cannot be read."""
+        """Raises SetupError for a file that cannot be read."""
         self._path, self._clock = path, clock
         self._last = self._promised = self._read()
         behind = self._last - int(clock())
@@ -66,7 +66,7 @@ class IssueClock:
             try:
                 self._promised = max(self._promised, self._read())  # others may issue by this folder
                 write(self._path, f"{self._promised}\n")
-            except SiteError as error:
+            except SetupError as error:
                 log.warning("devices may refuse offers after a restart: %s", error)
         return self._last
 
@@ -76,13 +76,13 @@ class IssueClock:
         except FileNotFoundError:
             return 0
         except (OSError, ValueError) as error:
-            raise SiteError(f"{self._path} cannot be read: {error}") from None
+            raise SetupError(f"{self._path} cannot be read: {error}") from None
 
 
 def offer_seal(enrolment: Path | None, run_folder: Path, clock: Callable[[], float] = time.time) -> Seal:
     """`Ports.seal`: signs with the enrolment's key, or with the run's own, which is made when first needed.
 
-    `clock` gives seconds since 1970. Raises SiteError, KeyFileError, as does the first call of the result.
+    `clock` gives seconds since 1970. Raises SetupError, KeyFileError, as does the first call of the result.
     """
     opened = BrokerFolder(enrolment) if enrolment is not None else None
     keys = [opened.signer] if opened else []
@@ -102,7 +102,7 @@ def offer_seal(enrolment: Path | None, run_folder: Path, clock: Callable[[], flo
 
 
 def key_agreement(enrolment: Path | None) -> Agree | None:
-    """`Ports.agree`: by the enrolment's key; None without one, as devices know no other. Raises SiteError."""
+    """`Ports.agree`: by the enrolment's key; None without one: devices know no other. Raises SetupError."""
     return BrokerFolder(enrolment).signer.agree if enrolment is not None else None
 
 
@@ -110,7 +110,7 @@ class Enrolled(EnrolledDevices):
     """The devices in `devices.json` of an enrolment, read again whenever the file changes."""
 
     def __init__(self, opened: BrokerFolder) -> None:
-        """Raises SiteError for a list that cannot be read."""
+        """Raises SetupError for a list that cannot be read."""
         self._opened, self._path = opened, opened.folder / DEVICES
         self._state: tuple[int, int, int] | None = None
         self._keys: dict[str, bytes] = {}
@@ -140,7 +140,7 @@ class Enrolled(EnrolledDevices):
         try:
             if self._stamp() != self._state:
                 self._read()
-        except (OSError, SiteError) as error:
+        except (OSError, SetupError) as error:
             if self._state is not None:
                 log.warning("the list of enrolled devices is not reloaded: %s", error)
             self._state = None
@@ -149,12 +149,12 @@ class Enrolled(EnrolledDevices):
         try:
             stamp = self._stamp()
         except OSError as error:
-            raise SiteError(f"{self._path} cannot be read: {error.strerror or error}") from None
+            raise SetupError(f"{self._path} cannot be read: {error.strerror or error}") from None
         known = register.entries(self._opened)
         try:
             self._keys = {entry.name: bytes.fromhex(entry.key) for entry in known if not entry.revoked}
         except ValueError:
-            raise SiteError(f"{self._path} has a key that is not hex digits") from None
+            raise SetupError(f"{self._path} has a key that is not hex digits") from None
         self._state = stamp
 
     def _stamp(self) -> tuple[int, int, int]:
@@ -163,7 +163,7 @@ class Enrolled(EnrolledDevices):
 
 
 def enrolled_devices(enrolment: Path | None) -> EnrolledDevices | None:
-    """`Ports.devices`: the enrolled devices; None without an enrolment. Raises SiteError."""
+    """`Ports.devices`: the enrolled devices; None without an enrolment. Raises SetupError."""
     if enrolment is None:
         return None
     opened = BrokerFolder(enrolment)

@@ -59,7 +59,7 @@ class BrowserAccess:
 def browser_access(server: ServerConfig, reached: BrokerUrl) -> BrowserAccess | None:
     """How browsers join, by the settings; None where they may not. `reached` as in BrowserAccess.
 
-    Raises ConfigError for addresses that no browser could reach, SiteError for an invalid enrolment folder.
+    Raises ConfigError for addresses that no browser could reach, SetupError for an invalid enrolment folder.
     """
     web, http = server.web, server.http
     if web is None or http is None:
@@ -132,7 +132,7 @@ def join_text(browser_access: BrowserAccess, listens: str, reader: Reader | None
     """The text that says how browsers join; `listens`: the address of HTTP.
 
     Without a reader the text is for a log, and contains no link. Where links can be made here, the addresses
-    of page and broker are stored for links made later. Raises LinkError, SiteError.
+    of page and broker are stored for links made later. Raises LinkError, SetupError.
     """
     page = browser_access.page(listens)
     lines = [f"browsers join at {page}"]

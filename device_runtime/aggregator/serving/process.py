@@ -25,7 +25,7 @@ from device_runtime.aggregator.rounds.task_thread import TaskThread
 from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.console_log import ConsoleLog, PeopleView
+from device_runtime.aggregator.views.console_log import ConsoleLog, ConsoleView
 from device_runtime.aggregator.views.listener import Observer
 from device_runtime.broker.servers.mosquitto import Mosquitto
 from device_runtime.broker.servers.server import RunningBroker
@@ -154,7 +154,7 @@ class Process:
         self._say(join_address.join_text(access, http.url, reader))
 
     def _open(
-        self, url: BrokerUrl, link: Link, observing: tuple[Sequence[PeopleView], HttpServer | None]
+        self, url: BrokerUrl, link: Link, observing: tuple[Sequence[ConsoleView], HttpServer | None]
     ) -> None:
         """Opens all run folders, or none. Raises what Service raises."""
         views, http = observing
@@ -240,7 +240,7 @@ class Process:
         elif not self._quiet:
             print(text, flush=True)
 
-    def _view(self, broker: BrokerUrl, task: str) -> PeopleView:
+    def _view(self, broker: BrokerUrl, task: str) -> ConsoleView:
         if self._structured:
             return EventLog(task)
         if self._quiet or not sys.stdout.isatty() or len(self._tasks) > 1:

@@ -1,4 +1,4 @@
-"""The settings of masked sums: who helps to open them, and how many devices a sum has at least."""
+"""Settings of masked sums: mask helpers, smallest group, and noise."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .listener import (
 )
 
 
-class PeopleView(Observer, Protocol):
+class ConsoleView(Observer, Protocol):
     """An observer for people."""
 
     def close(self) -> None:

@@ -14,8 +14,8 @@ from device_runtime.aggregator.errors import MissingExtra
 from device_runtime.models.bundles.targets import metric_text
 
 from .console_log import contribution_counts, metric_names, number, size, table
-from .dashboard_state import Dashboard, DeviceRow, sparkline
 from .listener import Finished, RunEvent
+from .terminal_state import DeviceRow, TerminalState, sparkline
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -40,7 +40,7 @@ class TerminalView:
         except ImportError:
             raise MissingExtra("the live view needs rich: pip install 'device-runtime[aggregator]'") from None
         self._broker = broker
-        self._board = Dashboard()
+        self._board = TerminalState()
         self._lock = threading.Lock()  # rich draws in a thread of its own
         self._log = _LastLines()
         self._handlers = logging.root.handlers[:]
@@ -76,7 +76,7 @@ class TerminalView:
             parts += [Text(line, style="yellow") for line in self._log.lines]
             return Group(*parts)
 
-    def _header(self, board: Dashboard) -> str:
+    def _header(self, board: TerminalState) -> str:
         left = max(0.0, board.closes_s - time.monotonic())
         parts = [board.title, f"round {board.round} of {board.rounds}"]
         if board.round and board.note != "finished":
@@ -96,7 +96,7 @@ class _LastLines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _devices(board: Dashboard) -> Table:
+def _devices(board: TerminalState) -> Table:
     grid = _grid("device", "profile", "this round", "why", "samples", "time", "up", "energy", "rounds")
     rows = sorted(board.devices.values(), key=lambda row: (not row.online, row.device))
     for row in rows[:MOST_DEVICES]:
@@ -127,7 +127,7 @@ def _texts(row: DeviceRow) -> tuple[str, ...]:
     )
 
 
-def _rounds(board: Dashboard) -> Table:
+def _rounds(board: TerminalState) -> Table:
     metric, more = metric_names(board.closed)
     grid = _grid("round", metric, *more, "loss", "updates", "up", "down", "energy", "time")
     for closed in board.closed[-MOST_ROUNDS:]:

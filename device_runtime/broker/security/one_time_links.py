@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.servers.broker_folder import LINKS, BrokerFolder, SiteError
+from device_runtime.broker.servers.broker_folder import LINKS, BrokerFolder, SetupError
 from device_runtime.broker.wire.topics import check_device
 
 from . import register
@@ -117,7 +117,7 @@ class LinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def store_addresses(opened: BrokerFolder, page: str, broker: str) -> None:
-    """Store the URLs of the page and of its broker, as in LinkBook. Raises SiteError."""
+    """Store the URLs of the page and of its broker, as in LinkBook. Raises SetupError."""
     with locked(opened):
         write_links(opened, msgspec.structs.replace(read_links(opened), page=page, broker=broker))
 
@@ -126,7 +126,7 @@ def make(opened: BrokerFolder, now: float, lasts_s: float, device: str = "") -> 
     """Make a link for a device of this name, or of a name that it chooses. Returns it and its secret.
 
     The secret is not stored, so that this is the only time to show it. Raises LinkError, TopicError,
-    SiteError.
+    SetupError.
     """
     with locked(opened):
         book = read_links(opened)
@@ -157,7 +157,7 @@ def use(opened: BrokerFolder, request: LinkRequest, now: float) -> Enrolment:
 
     Call `register.reload_mosquitto` afterwards. The claim is stored first, then the device: if this fails
     half-way, the same claim may try again, and no other. It gets the same answer as long as its device is
-    enrolled. Raises LinkError, SiteError.
+    enrolled. Raises LinkError, SetupError.
     """
     size = len(request.claim)
     if not CLAIM_LETTERS[0] <= size <= CLAIM_LETTERS[1] or not request.claim.isascii():
@@ -184,7 +184,7 @@ def use(opened: BrokerFolder, request: LinkRequest, now: float) -> Enrolment:
 def revoke(opened: BrokerFolder, name: str, now: float) -> OneTimeLink:
     """Make the link with the id `name` void, and revoke the device that used it. May be repeated.
 
-    Raises LinkError, SiteError.
+    Raises LinkError, SetupError.
     """
     with locked(opened):
         book = read_links(opened)
@@ -199,17 +199,17 @@ def revoke(opened: BrokerFolder, name: str, now: float) -> OneTimeLink:
 
 
 def read_links(opened: BrokerFolder) -> LinkBook:
-    """Read `links.json`. Raises SiteError."""
+    """Read `links.json`. Raises SetupError."""
     if not (opened.folder / LINKS).exists():
         return LinkBook()
     try:
         return msgspec.json.decode(opened.read(LINKS), type=LinkBook)
     except msgspec.DecodeError as error:
-        raise SiteError(f"{opened.folder / LINKS} cannot be read: {error}") from None
+        raise SetupError(f"{opened.folder / LINKS} cannot be read: {error}") from None
 
 
 def write_links(opened: BrokerFolder, book: LinkBook) -> None:
-    """Write `links.json` durably. Raises SiteError."""
+    """Write `links.json` durably. Raises SetupError."""
     opened.write(LINKS, msgspec.json.format(msgspec.json.encode(book)).decode() + "\n")
 
 

@@ -18,7 +18,14 @@ import msgspec
 import psutil
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.servers.broker_folder import DATA, DEVICES, PASSWORDS, PID, BrokerFolder, SiteError
+from device_runtime.broker.servers.broker_folder import (
+    DATA,
+    DEVICES,
+    PASSWORDS,
+    PID,
+    BrokerFolder,
+    SetupError,
+)
 from device_runtime.broker.servers.mosquitto import hash_passwords, matches_password
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire.topics import check_device
@@ -54,16 +61,16 @@ class RegisteredDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entries(opened: BrokerFolder) -> list[RegisteredDevice]:
-    """All devices that were ever enrolled, by name. Raises SiteError."""
+    """All devices that were ever enrolled, by name. Raises SetupError."""
     try:
         found = msgspec.json.decode(opened.read(DEVICES), type=list[RegisteredDevice])
     except msgspec.DecodeError as error:
-        raise SiteError(f"{opened.folder / DEVICES} cannot be read: {error}") from None
+        raise SetupError(f"{opened.folder / DEVICES} cannot be read: {error}") from None
     return sorted(found, key=lambda entry: entry.name)
 
 
 def revocations(opened: BrokerFolder) -> int:
-    """The number of revocations so far, of any device. Raises SiteError."""
+    """The number of revocations so far, of any device. Raises SetupError."""
     return _revocations(entries(opened))
 
 

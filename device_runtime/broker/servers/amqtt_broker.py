@@ -104,7 +104,7 @@ class AmqttBroker:
 
 
 class _Broker(Broker):  # type: ignore[misc]  # amqtt is not read by mypy
-    """Admits web pages of this machine only: a browser here lets a page of any site connect."""
+    """Refuses web pages of other sites, which a browser on this machine would let connect."""
 
     async def ws_connected(self, websocket: ServerConnection, listener_name: str) -> None:
         origin = websocket.request.headers.get("Origin") if websocket.request else None

@@ -42,11 +42,11 @@ ISSUED = "issued"
 """The file with the latest time at which offers may have been issued, in seconds since 1970."""
 
 
-class SiteError(BrokerError):
+class SetupError(BrokerError):
     """A broker's folder that is missing, damaged or invalid, or would be overwritten."""
 
 
-class BrokerSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class BrokerSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The settings of a production broker, as in `site.json`.
 
     `names`: host names and addresses in the certificate; devices connect to the first. `listen`: the address
@@ -68,9 +68,9 @@ class BrokerSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def web_url(self) -> str:
-        """The URL of its WebSockets. Raises SiteError when it has none."""
+        """The URL of its WebSockets. Raises SetupError when it has none."""
         if not self.websockets:
-            raise SiteError(
+            raise SetupError(
                 "this broker has no WebSockets: `broker init --websockets PORT` makes one that has"
             )
         return f"wss://{self._host}:{self.websockets}/mqtt"
@@ -81,20 +81,20 @@ class BrokerSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class BrokerFolder:
-    """The folder of a production broker, opened. Raises SiteError when it is none."""
+    """The folder of a production broker, opened. Raises SetupError when it is none."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         try:
-            self.site = msgspec.json.decode((self.folder / SITE).read_bytes(), type=BrokerSite)
+            self.site = msgspec.json.decode((self.folder / SITE).read_bytes(), type=BrokerSetup)
         except FileNotFoundError:
-            raise SiteError(
+            raise SetupError(
                 f"no broker is set up in {folder}: make one with `device-runtime broker init {folder}`"
             ) from None
         except (OSError, msgspec.DecodeError) as error:
-            raise SiteError(f"{folder / SITE} cannot be read: {error}") from None
+            raise SetupError(f"{folder / SITE} cannot be read: {error}") from None
         if self.site.format != FORMAT or not self.site.names:
-            raise SiteError(f"{folder / SITE} is of format {self.site.format}, this software knows {FORMAT}")
+            raise SetupError(f"{folder / SITE} is of format {self.site.format}, this software knows {FORMAT}")
 
     @property
     def signer(self) -> Signer:
@@ -105,39 +105,39 @@ class BrokerFolder:
     def successions(self) -> tuple[Succession, ...]:
         """The changes from the aggregator's earlier keys to its present one, the oldest first.
 
-        Raises SiteError.
+        Raises SetupError.
         """
         if not (self.folder / SUCCESSIONS).exists():
             return ()
         try:
             return msgspec.json.decode(self.read(SUCCESSIONS), type=tuple[Succession, ...])
         except (msgspec.DecodeError, ValueError) as error:
-            raise SiteError(f"{self.folder / SUCCESSIONS} cannot be read: {error}") from None
+            raise SetupError(f"{self.folder / SUCCESSIONS} cannot be read: {error}") from None
 
     @property
     def authority(self) -> bytes:
-        """The certificate of the broker's authority (DER). Raises SiteError."""
+        """The certificate of the broker's authority (DER). Raises SetupError."""
         try:
             return ssl.PEM_cert_to_DER_cert(self.read(CA))
         except ValueError as error:
-            raise SiteError(f"{self.folder / CA} is no certificate: {error}") from None
+            raise SetupError(f"{self.folder / CA} is no certificate: {error}") from None
 
     @property
     def for_aggregator(self) -> BrokerUrl:
-        """The broker's address with the aggregator's user name and password. Raises SiteError."""
+        """The broker's address with the aggregator's user name and password. Raises SetupError."""
         password = self.read(AGGREGATOR_PASSWORD).strip()
         url = BrokerUrl.parse(self.site.url, TLS(ca=self.folder / CA))
         return replace(url, user=self.site.aggregator, password=password)
 
     def read(self, name: str) -> str:
-        """A file's text. Raises SiteError."""
+        """A file's text. Raises SetupError."""
         try:
             return (self.folder / name).read_text("utf-8")
         except (OSError, ValueError) as error:
-            raise SiteError(f"{self.folder / name} cannot be read: {error}") from None
+            raise SetupError(f"{self.folder / name} cannot be read: {error}") from None
 
     def write(self, name: str, text: str) -> None:
-        """Replace a file's text, with mode 0600 and the owner as before. Raises SiteError."""
+        """Replace a file's text, with mode 0600 and the owner as before. Raises SetupError."""
         write(self.folder / name, text)
 
     @contextmanager
@@ -152,7 +152,7 @@ def rotate_key(opened: BrokerFolder, now: int) -> Signer:
     """Give the aggregator a new key, which its old key signs. Returns the new one.
 
     The signed change is stored before the key: if the key is not stored after it, the change has no effect
-    and the next rotation replaces it. Raises SiteError, KeyFileError.
+    and the next rotation replaces it. Raises SetupError, KeyFileError.
     """
     secret = secrets.token_bytes(KEY_BYTES)
     new = Signer(secret)
@@ -168,7 +168,7 @@ def rotate_key(opened: BrokerFolder, now: int) -> Signer:
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a whole file or nothing, durably, keeping the owner of an earlier one. Raises SiteError."""
+    """Write a whole file or nothing, durably, keeping the owner of an earlier one. Raises SetupError."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         write_synced(beside, text.encode(), new_mode=mode)
@@ -179,4 +179,4 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
         move_into_place(beside, path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise SiteError(f"cannot write {path}: {error.strerror or error}") from None
+        raise SetupError(f"cannot write {path}: {error.strerror or error}") from None

@@ -29,8 +29,8 @@ from .broker_folder import (
     SERVER_KEY,
     SITE,
     BrokerFolder,
-    BrokerSite,
-    SiteError,
+    BrokerSetup,
+    SetupError,
     write,
 )
 from .mosquitto import CONNECTIONS, LIMITS, access_list, hash_passwords
@@ -52,10 +52,10 @@ _PUBLIC = (CA, SERVER, SITE, CONFIGURATION, ACCESS)
 _FOR_MOSQUITTO = (CA, SERVER, SERVER_KEY, CONFIGURATION, ACCESS, PASSWORDS, DATA)
 
 
-def init_broker(folder: Path, site: BrokerSite, now: datetime, days: int = SERVER_DAYS) -> BrokerFolder:
+def init_broker(folder: Path, site: BrokerSetup, now: datetime, days: int = SERVER_DAYS) -> BrokerFolder:
     """Make everything that a broker needs. `days`: how long the broker's certificate is valid.
 
-    After a failure half-way it may be called again. Raises SiteError when files of a broker exist already,
+    After a failure half-way it may be called again. Raises SetupError when files of a broker exist already,
     AuthorityError for an invalid host name.
     """
     folder = folder.resolve()
@@ -82,7 +82,7 @@ def init_broker(folder: Path, site: BrokerSite, now: datetime, days: int = SERVE
         (folder / DATA).mkdir(exist_ok=True)
         (folder / DATA).chmod(0o700)
     except OSError as error:
-        raise SiteError(f"cannot make {folder}: {error.strerror or error}") from None
+        raise SetupError(f"cannot make {folder}: {error.strerror or error}") from None
     for name, text in texts.items():
         write(folder / name, text, 0o644 if name in _PUBLIC else 0o600)
     opened = BrokerFolder(folder)
@@ -96,7 +96,7 @@ def renew(opened: BrokerFolder, now: datetime, days: int = SERVER_DAYS) -> datet
     """Renew the broker's certificate, with the same key and authority. Returns when it expires.
 
     Devices notice nothing. Only one file changes, so that certificate and key always fit each other. Raises
-    SiteError, AuthorityError.
+    SetupError, AuthorityError.
     """
     signing, key = (opened.read(CA), opened.read(CA_KEY)), opened.read(SERVER_KEY)
     pair = authority.renew(signing, key, opened.site.names, (now, days))
@@ -108,7 +108,7 @@ def upgrade(opened: BrokerFolder) -> tuple[str, ...]:
     """Update the configuration and the access list of a folder that an older version made.
 
     They become as `init_broker` writes them now; the old files are kept as NAME.old. Returns the names of
-    the files that changed. Raises SiteError.
+    the files that changed. Raises SetupError.
     """
     options = BrokerOptions(users={opened.site.aggregator: "x"}, aggregator=opened.site.aggregator)
     texts = {CONFIGURATION: configure(opened.site, opened.folder), ACCESS: access_list(options)}
@@ -119,7 +119,7 @@ def upgrade(opened: BrokerFolder) -> tuple[str, ...]:
     return changed
 
 
-def configure(site: BrokerSite, folder: Path) -> str:
+def configure(site: BrokerSetup, folder: Path) -> str:
     """The text of mosquitto.conf for a production broker."""
     lines = [
         "# Written by `device-runtime broker init`. Mosquitto reads it at its start; passwords, the access",
@@ -150,7 +150,7 @@ def configure(site: BrokerSite, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _listener(port: int, site: BrokerSite, folder: Path) -> Iterator[str]:
+def _listener(port: int, site: BrokerSetup, folder: Path) -> Iterator[str]:
     yield ""
     yield f"listener {port} {site.listen}".rstrip()
     yield f"max_connections {CONNECTIONS}"
@@ -159,26 +159,28 @@ def _listener(port: int, site: BrokerSite, folder: Path) -> Iterator[str]:
     yield "tls_version tlsv1.2"
 
 
-def _check(folder: Path, site: BrokerSite) -> None:
-    """Raise SiteError when the folder is taken, or a setting is invalid."""
+def _check(folder: Path, site: BrokerSetup) -> None:
+    """Raise SetupError when the folder is taken, or a setting is invalid."""
     ours = (*_FOR_MOSQUITTO, CA_KEY, SITE, DEVICES, AGGREGATOR_KEY, AGGREGATOR_PASSWORD)
     there = [name for name in ours if (folder / name).exists()]
     if there and not (folder / BEGUN).exists():
-        raise SiteError(f"{folder} has {', '.join(there)} already, which is never written over: give another")
+        raise SetupError(
+            f"{folder} has {', '.join(there)} already, which is never written over: give another"
+        )
     if any(letter in str(folder) for letter in "\n\r#"):
-        raise SiteError(f"{folder}: a path with '#' or line ends cannot stand in Mosquitto's configuration")
+        raise SetupError(f"{folder}: a path with '#' or line ends cannot stand in Mosquitto's configuration")
     if any(letter.isspace() or letter == "#" for letter in site.listen + site.run_as):
-        raise SiteError(
+        raise SetupError(
             f"{site.listen!r}, {site.run_as!r}: an address or a user's name has no spaces and no '#'"
         )
     for port in (site.port, site.websockets):
         if not 0 <= port < 65536 or (port == site.websockets == site.port):
-            raise SiteError(f"ports {site.port} and {site.websockets}: give two different ones up to 65535")
+            raise SetupError(f"ports {site.port} and {site.websockets}: give two different ones up to 65535")
     if site.run_as and os.geteuid() == 0:
         try:
             pwd.getpwnam(site.run_as)
         except KeyError:
-            raise SiteError(f"no user of this machine is called {site.run_as!r}") from None
+            raise SetupError(f"no user of this machine is called {site.run_as!r}") from None
 
 
 def _end(folder: Path) -> None:
@@ -187,7 +189,7 @@ def _end(folder: Path) -> None:
         (folder / BEGUN).unlink()
         sync_folder(folder)
     except OSError as error:
-        raise SiteError(f"cannot write {folder}: {error.strerror or error}") from None
+        raise SetupError(f"cannot write {folder}: {error.strerror or error}") from None
 
 
 def _hand_over(folder: Path, user: str) -> None:
@@ -199,4 +201,4 @@ def _hand_over(folder: Path, user: str) -> None:
         for name in _FOR_MOSQUITTO:
             os.chown(folder / name, owner.pw_uid, owner.pw_gid)
     except OSError as error:
-        raise SiteError(f"cannot give {folder} to {user!r}: {error.strerror or error}") from None
+        raise SetupError(f"cannot give {folder} to {user!r}: {error.strerror or error}") from None

@@ -1,10 +1,10 @@
 """Transfers a blob block by block, at the receiver's request; no clock, no sockets, no threads.
 
-The receiver asks (`Pull.wanted` -> a Get on `up/get` or `dn/get`), the sender answers each Get with `answer`,
-and the receiver passes each block to `Pull.received`. The receiver alone decides which blocks are sent and
+The receiver asks (`Pull.wanted` -> a Get on `up/get` or `dn/get`), the sender answers by `answer_get`, and
+the receiver passes each block to `Pull.received`. The receiver alone decides which blocks are sent and
 when: it never has more than `window` blocks on the way, and a sender keeps no state. So either side may
-restart at any time, and blocks may be lost, doubled or reordered. Only the `opening` may be sent unasked, to
-a receiver that is known to need it: that saves a Get and a round trip.
+restart at any time, and blocks may be lost, doubled or reordered. Only the `opening_blocks` may be sent
+unasked, to a receiver that is known to need them: that saves a Get and a round trip.
 
 The wait before asking again adapts: it grows with the time that blocks take, or a slow link would be filled
 with copies. Silence doubles the wait and halves the window; blocks that arrive widen the window again.
@@ -84,7 +84,7 @@ class Pull:
         return tuple(asked)
 
     def expect(self, now: float) -> None:
-        """Expect the sender's `opening`, the first WINDOW blocks; those that do not come are asked for."""
+        """Expect the sender's `opening_blocks`, the first WINDOW; those that do not come are asked for."""
         self._outstanding.update(self._partial.missing()[: self._limit])
         self._last_s = self._since_s = now
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 import msgspec
@@ -40,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     except NoDevice:
         if given == Policy() or {"name", "state"} & options.given:
             raise
-        folder = Path(os.devnull)  # without a pause and traffic
+        folder = Path("/nonexistent")  # neither paused, nor with traffic
     rules = given if given != Policy() else work_gate.kept_policy(folder) or given
     verdict = work_gate.OwnerRules(rules, folder, lambda: (0, 0)).judged()
     if options.format == "json":

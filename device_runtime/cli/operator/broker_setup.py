@@ -18,8 +18,8 @@ from device_runtime.broker.servers.broker_folder import (
     SUCCESSION_SHOWN_S,
     SUCCESSIONS,
     BrokerFolder,
-    BrokerSite,
-    SiteError,
+    BrokerSetup,
+    SetupError,
     rotate_key,
 )
 from device_runtime.broker.servers.mosquitto import find
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         return _upgrade(BrokerFolder(args.folder))
     now = datetime.now(timezone.utc)
     if not 1 <= args.days <= CA_DAYS:
-        raise SiteError(f"--days {args.days}: expected 1 to {CA_DAYS}")
+        raise SetupError(f"--days {args.days}: expected 1 to {CA_DAYS}")
     if args.action == "renew":
         opened = BrokerFolder(args.folder)
         until = renew(opened, now, args.days)
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         print(register.reload_mosquitto(opened).text)
         return 0
     names = args.name or [platform.node()]
-    site = BrokerSite(
+    site = BrokerSetup(
         names=tuple(dict.fromkeys((*names, *LOCAL))),
         port=args.tls_port,
         websockets=args.websockets,

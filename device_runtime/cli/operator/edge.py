@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Work until stopped or done. Raises AggregatorError, BrokerError, ModelError."""
     # where the extra is missing, it says so before it starts a broker
-    import_module("device_runtime.aggregator.hierarchy.edge_process")
+    import_module("device_runtime.aggregator.hierarchy.site_process")
     load_plugins(options)
     above = connect(options)
     if options.insecure and not above.url.secure:
@@ -116,9 +116,9 @@ def run(options: argparse.Namespace) -> int:
 def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: threading.Event) -> None:
     """Run the site's aggregator on its two links, until stopped or done."""
     # these imports need the extra `aggregator`, which --help must not need
-    from device_runtime.aggregator.hierarchy.edge_process import SiteProcess
     from device_runtime.aggregator.hierarchy.site import log_site
-    from device_runtime.aggregator.hierarchy.site_manager import SiteRules
+    from device_runtime.aggregator.hierarchy.site_host import SiteRules
+    from device_runtime.aggregator.hierarchy.site_process import SiteProcess
     from device_runtime.aggregator.intake.limits import BoundedInbox
     from device_runtime.aggregator.rounds.ports import Ports
     from device_runtime.aggregator.serving.process import QUEUE_BYTES, QUEUE_LIMIT

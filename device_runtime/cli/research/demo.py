@@ -11,7 +11,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.views.console_log import ConsoleLog, PeopleView, percent, size
+from device_runtime.aggregator.views.console_log import ConsoleLog, ConsoleView, percent, size
 from device_runtime.cli.options import count, positive
 from device_runtime.client.selection.profiling import BATCH
 from device_runtime.models.bundles import bundle as bundles
@@ -147,7 +147,7 @@ def _listed(digits: tuple[int, ...]) -> str:
     return " and ".join(str(digit) for digit in digits)
 
 
-def _view(broker: str) -> PeopleView:
+def _view(broker: str) -> ConsoleView:
     if not sys.stdout.isatty():
         print(f"broker: {broker}", flush=True)
         return ConsoleLog(sys.stdout)

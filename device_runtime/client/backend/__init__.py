@@ -1,1 +1,1 @@
-"""Where the work on rounds is done: in the device's process or in one of its own."""
+"""Backends that do a round's work, in the device's process or in a worker process."""

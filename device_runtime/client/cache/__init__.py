@@ -1,1 +1,1 @@
-"""What a device keeps of a task on its disk."""
+"""Caches a task's bundles, base model and kind states on disk."""

@@ -1,1 +1,1 @@
-"""How a device finds its broker, checks offers, and sends its messages."""
+"""Finds the broker, checks offers and sends a device's messages."""

@@ -1,1 +1,1 @@
-"""From an update to its receipt, and from an offer to its blobs."""
+"""Sends contributions until their receipts come, and downloads the blobs of offers."""

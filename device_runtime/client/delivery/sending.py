@@ -1,6 +1,6 @@
 """Keeps contributions on disk, sends them whole or in compact form, and takes their receipts.
 
-When to send one is decided by the device's machine.
+The device's state machine decides when to send one.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What `device-runtime doctor` examines."""
+"""Checks of `device-runtime doctor`."""

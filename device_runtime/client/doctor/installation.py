@@ -19,7 +19,7 @@ from device_runtime.broker.servers import mosquitto
 from device_runtime.client import energy as meters
 from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy import privacy_budget, work_gate
-from device_runtime.client.policy.privacy_budget import Budget
+from device_runtime.client.policy.privacy_budget import SpentPrivacy
 from device_runtime.client.policy.rules import Policy
 from device_runtime.client.selection.profiling import random_samples
 from device_runtime.client.training.engine_guard import limit_bytes, run_bytes
@@ -147,7 +147,7 @@ def privacy(folder: Path) -> Iterator[Finding]:
     for path in sorted((*folder.glob(privacy_budget.FILE), *folder.glob(f"*/{privacy_budget.FILE}"))):
         what = "privacy" if path.parent == folder else f"privacy of {path.parent.name}"
         try:
-            budget, delta = Budget(path), DpSgd().delta
+            budget, delta = SpentPrivacy(path), DpSgd().delta
             spent = f"epsilon {budget.spent(delta):.2f} at delta {delta:g} spent"
             yield Finding(what, "ok", f"{spent}, {budget.rounds} rounds at most with any sample")
         except (DataError, PrivacyError) as error:

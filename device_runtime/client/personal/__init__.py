@@ -1,1 +1,1 @@
-"""The personal model of a device: kept, judged on its own samples, used for predictions."""
+"""The personal model of a device: stored, evaluated on its own samples, used for predictions."""

@@ -1,4 +1,4 @@
-"""Keeps the served model after a round's work, and judges it on samples held out of training."""
+"""Keeps the served model after a round's work, and evaluates it on samples held out of training."""
 
 from __future__ import annotations
 

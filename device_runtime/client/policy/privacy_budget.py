@@ -51,7 +51,7 @@ class SampleGroup:
     ledger: PrivacyLedger
 
 
-class Budget:
+class SpentPrivacy:
     """The privacy spent on each sample that this device ever trained on privately, for those here now.
 
     Samples that stay draw from the same budget when others come or go, and in every task.
@@ -74,10 +74,6 @@ class Budget:
     def spent(self, delta: float) -> float:
         """Epsilon at `delta` of the sample on which most was spent. Raises PrivacyUnavailable."""
         return max((ledger.epsilon(delta) for ledger in self._pasts()), default=0.0)
-
-    def would_spend(self, event: PrivacySpending, delta: float) -> float:
-        """`spent` after this event. Raises PrivacyUnavailable."""
-        return max((ledger.after(event).epsilon(delta) for ledger in self._pasts()), default=0.0)
 
     def check(self, event: PrivacySpending, limits: Iterable[PrivacyBudget]) -> None:
         """Check that no sample would exceed any of these limits.
@@ -117,7 +113,7 @@ class PrivacyGuard:
     privacy. Kinds that are not `allowed` are not trained.
     """
 
-    opened: Callable[[], Budget]
+    opened: Callable[[], SpentPrivacy]
     owner: PrivacyBudget | None = None
     allowed: AllowList = ANYTHING
 
@@ -136,18 +132,18 @@ class PrivacyGuard:
         changed since, it cannot be said whose privacy training would spend.
         """
 
-        def opened() -> Budget:
+        def opened() -> SpentPrivacy:
             here = sample_digests(data)
             if loaded - local_data.stamp(data):
                 raise DataError(
                     f"samples in {data} were changed or removed since they were loaded: start again"
                 )
-            return Budget(folder / FILE, here)
+            return SpentPrivacy(folder / FILE, here)
 
         return cls(opened, owner, allowed)
 
     @cached_property
-    def budget(self) -> Budget:
+    def budget(self) -> SpentPrivacy:
         """Raises DataError."""
         return self.opened()
 

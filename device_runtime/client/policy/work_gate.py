@@ -1,4 +1,4 @@
-"""The work gate: whether the owner's rules allow work now, and how long they have paused it.
+"""Tells whether the owner's rules allow work now, and how long they have paused it.
 
 The rules, and a pause by hand, are kept in the device's folder.
 """

@@ -1,4 +1,4 @@
-"""What a device knows of its speed and memory: measured once, corrected by each round, kept on disk."""
+"""Stores a device's measured speed and memory use, corrected after each round."""
 
 from __future__ import annotations
 

@@ -199,9 +199,10 @@ def choose(
 
 
 def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
-    """What a form costs here. Smaller models are taken to be as fast as the main one, which was measured.
+    """The predicted cost of a form of update on this device.
 
-    That is per operation. Raises MissingGraph, and KeyError for a member that `loads` does not have.
+    Smaller models are taken to be as fast per operation as the main one, which was measured. Raises
+    MissingGraph, and KeyError for a member that `loads` does not have.
     """
     load, main = loads[form.member], loads.get(MAIN)
     if form.member == MAIN or main is None:

@@ -73,7 +73,7 @@ def setting(folder: Path, key: str) -> str:
 
 
 def check(folder: Path) -> None:
-    """Raises NoDevice for a folder of others, in which a `personal` or a `memory` is not a device's."""
+    """Raises NoDevice unless the folder is a device's, so that no other files are removed."""
     if not is_device(folder):
         raise NoDevice(f"no device is in {folder}: nothing is removed")
 

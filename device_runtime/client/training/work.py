@@ -354,7 +354,7 @@ class RealWorker:
             check(trained.tensors, kind_statistics.expected(strategy, model.manifest))
         except (OutOfTime, OutOfMemory, MemoryError, ModelError) as error:
             self.watcher.clear(model)
-            if isinstance(error, MemoryError):  # see bounded.cap
+            if isinstance(error, MemoryError):  # see bounded.limit_memory
                 raise OutOfMemory(f"no more memory is available: {error}") from None
             raise
         form = trained.variant or strategy.variant

@@ -27,9 +27,9 @@ from device_runtime.models.bundles.manifest import ABOVE, ORT_TRAINING
 from device_runtime.models.engines.ort_training_engine import VERSION, available
 from device_runtime.models.errors import ExportError, one_line
 
+from .functional_module import FunctionalModule, batch_norms, statistics, with_batch_statistics
 from .graph import convert, subgraph, to_onnx
 from .parity import GraphCandidate
-from .subject import FunctionalModule, batch_norms, statistics, with_batch_statistics
 from .trace import trace_features, trace_forward, trace_losses, trace_training, trainable_sets
 
 _ADVICE = {

@@ -36,9 +36,9 @@ from device_runtime.models.torch_engine.objectives import OutputSizes, sizes_of
 
 from .candidates import WantedGraphs, candidates
 from .described import undescribed
+from .functional_module import FunctionalModule, HeadUnused, run, stored_tensors
 from .levels import assign_levels, find_head, level_outputs
 from .parity import GraphCandidate, check_blocked, check_parity
-from .subject import FunctionalModule, HeadUnused, run, stored_tensors
 from .trace import TRACED_BATCH
 from .tunable_sets import Sets, change_warning, inject, parameter_table, scale_features
 

@@ -11,7 +11,7 @@ from device_runtime.models.bundles.manifest import Level
 from device_runtime.models.bundles.names import LEVELS
 from device_runtime.models.errors import ExportError
 
-from .subject import stored_tensors
+from .functional_module import stored_tensors
 
 logger = logging.getLogger(__name__)
 

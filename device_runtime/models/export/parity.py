@@ -23,8 +23,8 @@ from device_runtime.models.torch_engine.objectives import (
     output_sizes,
 )
 
+from .functional_module import FunctionalModule, run, statistics, stored_tensors, with_batch_statistics
 from .graph import external_names
-from .subject import FunctionalModule, run, statistics, stored_tensors, with_batch_statistics
 
 BATCHES = (1, 5)  # other sizes than the batch that was traced
 BATCHES_OF_STATISTICS = (2, 5)  # with batch statistics: one sample alone may have no variance

@@ -13,8 +13,8 @@ from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.errors import EngineError, ExportError
 from device_runtime.models.torch_engine.losses import loss_of
 
+from .functional_module import FunctionalModule, stored_tensors
 from .levels import level_outputs
-from .subject import FunctionalModule, stored_tensors
 from .tunable_sets import inject, scale_features
 
 

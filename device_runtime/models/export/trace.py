@@ -28,8 +28,15 @@ from device_runtime.models.torch_engine.objectives import (
     output_sizes,
 )
 
+from .functional_module import (
+    FunctionalModule,
+    batch_norms,
+    recorded_statistics,
+    run,
+    statistics,
+    stored_tensors,
+)
 from .rules import GRADIENTS_ONLY, RULES
-from .subject import FunctionalModule, batch_norms, recorded_statistics, run, statistics, stored_tensors
 
 aten = torch.ops.aten
 

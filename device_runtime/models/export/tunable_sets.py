@@ -13,8 +13,8 @@ from device_runtime.models.bundles.manifest import Parameter, Setting, Tunable
 from device_runtime.models.bundles.names import LEVELS_OF, SCALE, TUNABLE_SETS
 from device_runtime.models.errors import ExportError
 
+from .functional_module import stored_tensors
 from .levels import ModuleLevels
-from .subject import stored_tensors
 
 Sets = Mapping[str, Mapping[str, Setting]]
 

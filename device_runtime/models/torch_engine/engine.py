@@ -28,8 +28,13 @@ from device_runtime.models.engines.base import (
     checked_labels,
     copied_weights,
 )
+from device_runtime.models.export.functional_module import (
+    ForwardPass,
+    FunctionalModule,
+    run,
+    with_batch_statistics,
+)
 from device_runtime.models.export.source import subject_of
-from device_runtime.models.export.subject import ForwardPass, FunctionalModule, run, with_batch_statistics
 
 from .layers import Slots, write_gradients
 from .objectives import ClippedSums, loss_and_gradients, losses_of

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from device_runtime.models.bundles.targets import TargetSpec
 from device_runtime.models.errors import EngineError, ExportError, one_line
-from device_runtime.models.export.subject import CROSS_ENTROPY_LOSS, SampleLoss
+from device_runtime.models.export.functional_module import CROSS_ENTROPY_LOSS, SampleLoss
 
 OwnLoss = Callable[[Tensor, Tensor], Tensor]
 

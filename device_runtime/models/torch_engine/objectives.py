@@ -19,7 +19,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from device_runtime.models.bundles.manifest import ABOVE, Extra
 from device_runtime.models.errors import ExportError
-from device_runtime.models.export.subject import ForwardPass, FunctionalModule, Tensors, run, stored_tensors
+from device_runtime.models.export.functional_module import (
+    ForwardPass,
+    FunctionalModule,
+    Tensors,
+    run,
+    stored_tensors,
+)
 
 FLOOR = 1e-12  # added under a square root, whose gradient at 0 is infinite
 COSINE_FLOOR = 1e-8  # the least norm of a vector, as in torch's cosine_similarity

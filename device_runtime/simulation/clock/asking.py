@@ -54,7 +54,7 @@ class OpenedRound:
 
 
 @dataclass(frozen=True)
-class SampledFleet:
+class FleetInputs:
     """The devices and what they fetch: bundles while they wait to be asked, then each round's base.
 
     masked: with masks, what they change about a choice while no kind was alone.
@@ -70,7 +70,7 @@ class SampledFleet:
 class DeviceSampler:
     """Chooses the devices to ask with the run's seed; draws are numbered, so that a run can be repeated."""
 
-    def __init__(self, task: Task, stock: SampledFleet, seed: int) -> None:
+    def __init__(self, task: Task, stock: FleetInputs, seed: int) -> None:
         self._task, self._seed = task, seed
         self._devices, self._bases, self._bundle_bytes = stock.devices, stock.bases, stock.bundle_bytes
         self._kinds: tuple[int, dict[tuple[str, ...], tuple[AnyStrategy, ...]]] = (0, {})
@@ -133,11 +133,14 @@ class DeviceSampler:
 
     def _flight(self, device: int, opening: OpenedRound, luck: RoundDraws) -> PendingUpdate:
         number, fleet = self._fleet
-        lobby_bytes = self._bundle_bytes if self._devices.is_new(device) else 0
+        prefetched_bytes = self._bundle_bytes if self._devices.is_new(device) else 0
         bases, known = self._bases, self._devices.known(device)
         held = known.held
-        if lobby_bytes and number == 1:  # devices fetch round 1's base before it opens
-            lobby_bytes, held = lobby_bytes + bases.to_fetch(1, MAIN, held), bases.fetched(1, MAIN, held)
+        if prefetched_bytes and number == 1:  # devices fetch round 1's base before it opens
+            prefetched_bytes, held = (
+                prefetched_bytes + bases.to_fetch(1, MAIN, held),
+                bases.fetched(1, MAIN, held),
+            )
         asked = AskConditions(
             now=opening.now,
             closes_s=opening.closes_s,
@@ -147,7 +150,7 @@ class DeviceSampler:
             latency_s=fleet.latency_s(device),
             until=partial(fleet.until, device),
             back=partial(fleet.next, device),
-            lobby_bytes=lobby_bytes,
+            prefetched_bytes=prefetched_bytes,
             policy=self._policy,
             masked=self._masked(number),
         )

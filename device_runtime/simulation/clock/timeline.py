@@ -125,7 +125,7 @@ class AskConditions:
     until, back: give the next time from a moment on at which it becomes unavailable, and available again.
     charge_j: the charge of its battery; inf: it is on mains.
     charge_w: the watts that charge the battery while it works.
-    lobby_bytes: bytes fetched while it waited to be asked: they cost energy, but no time of the round.
+    prefetched_bytes: bytes fetched while it waited to be asked: they cost energy, but no time of the round.
     ledger: the privacy spent so far by its samples.
     like: the form of the contribution that was accepted last, if the aggregator still knows it.
     policy: how the device chooses among the updates that fit.
@@ -142,7 +142,7 @@ class AskConditions:
     back: Callable[[float], float] = lambda now: now
     charge_j: float = inf
     charge_w: float = 0.0
-    lobby_bytes: int = 0
+    prefetched_bytes: int = 0
     ledger: PrivacyLedger = UNSPENT
     like: AnyStrategy | None = None
     policy: ChoicePolicy = RICHEST
@@ -223,7 +223,7 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Time
     if share < 1.0:
         busy = whole.first(share)
     came_down = _part(down_bytes, busy.download_s, whole.download_s)
-    waited_s = busy.download_s + busy.upload_s + asked.lobby_bytes / profile.bandwidth.down
+    waited_s = busy.download_s + busy.upload_s + asked.prefetched_bytes / profile.bandwidth.down
     return Timeline(
         outcome,
         lost,
@@ -231,7 +231,7 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Time
         back_s,
         tuple(course.gaps),
         busy,
-        bytes_down=asked.lobby_bytes + came_down,
+        bytes_down=asked.prefetched_bytes + came_down,
         bytes_up=_part(bytes_up, busy.upload_s, whole.upload_s),
         energy_j=waited_s * power.idle_w + busy.compute_s * power.load_w,
         flops=worker.flops * _ratio(busy.compute_s, whole.compute_s),

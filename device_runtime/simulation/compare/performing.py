@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from device_runtime.models.engines.available import open_model
-from device_runtime.simulation.callbacks import Callback, CallbackWatch, EndedRun, StartedRun
+from device_runtime.simulation.callbacks import Callback, CallbackObserver, EndedRun, StartedRun
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, TrainingJob
@@ -42,7 +42,7 @@ class RunOptions:
     trackers: tuple[str, ...] = ()
 
 
-class CombinedWatch:
+class CombinedObserver:
     """Several watches as one, called in this order."""
 
     def __init__(self, *watches: RunObserver) -> None:
@@ -69,7 +69,7 @@ def perform(
     Callbacks see a round before it is written, so that a run that they stop does this round again.
     Raises SimulationError, ModelError.
     """
-    calls = CallbackWatch((*how.callbacks, *map(tracker_named, how.trackers)))
+    calls = CallbackObserver((*how.callbacks, *map(tracker_named, how.trackers)))
     mine = of_policy(scenario, name.policy)
     sha256 = fingerprint(mine, name.seed)
     prepared = prepare(mine, name.seed)
@@ -85,7 +85,7 @@ def perform(
             used.append(made.name)
             return probes.over(made) if probes else made
 
-        watch = CombinedWatch(*([probes] if probes else []), calls, files, observer)
+        watch = CombinedObserver(*([probes] if probes else []), calls, files, observer)
         served = simulate(prepared, executor, watch, ResumeOptions(files.checkpoint, files.keeper.take))
         classes = prepared.inputs.bundle.manifest.target.compared == "classes"
         info = RunInfo(

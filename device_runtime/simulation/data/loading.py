@@ -131,8 +131,8 @@ def _claims(data: DataSet, spec: DataSpec, fleet: Fleet) -> Iterator[tuple[Ints,
     named = [spec.groups[name].named if name in spec.groups else () for name in names]
     claims: dict[tuple[bool, ...], list[int]] = defaultdict(list)
     for key in np.unique(keys).tolist():
-        everybody_s = spec.by_speaker and key == NOBODY
-        claims[tuple(everybody_s or key in numbers for numbers in named)].append(key)
+        shared_by_all = spec.by_speaker and key == NOBODY
+        claims[tuple(shared_by_all or key in numbers for numbers in named)].append(key)
     for claimed, held in claims.items():
         weights = np.where(claimed, devices, 0.0)
         if not any(claimed):

@@ -20,7 +20,7 @@ from device_runtime.aggregator.storage.model_versions import SERVED
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.console_log import PeopleView
+from device_runtime.aggregator.views.console_log import ConsoleView
 from device_runtime.aggregator.views.listener import ContributionRecord, Observer, RoundClosed, RoundRecord
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.brokers import Choice
@@ -101,7 +101,7 @@ class RecallCollector:
 
 
 def perform(
-    policy: DemoPolicy, setting: DemoSetting, folder: Path, view: Callable[[str], PeopleView]
+    policy: DemoPolicy, setting: DemoSetting, folder: Path, view: Callable[[str], ConsoleView]
 ) -> DemoRun:
     """Runs all rounds of one policy. `folder` is made; `view` is given the broker's name and address."""
     folder.mkdir(parents=True)
@@ -180,7 +180,7 @@ def _abandoned_if(failed: Callable[[], str]) -> Iterator[threading.Event]:
 
 
 def _serve(
-    task: Task, folder: Path, url: str, screens: tuple[Observer, PeopleView], stop: threading.Event
+    task: Task, folder: Path, url: str, screens: tuple[Observer, ConsoleView], stop: threading.Event
 ) -> None:
     collected, view = screens
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()

@@ -20,7 +20,7 @@ from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation import digits
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.job import ExecutorInputs, TrainingJob
-from device_runtime.simulation.records import NullWatch, SimulatedRound
+from device_runtime.simulation.records import NullObserver, SimulatedRound
 from device_runtime.simulation.run import PreparedRun, simulate
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.training.device_half import TrainedUpdate
@@ -93,7 +93,7 @@ class DemoEnded(Exception):
     """The demo was ended before this run was."""
 
 
-class _Last(NullWatch):
+class _Last(NullObserver):
     """A watch that keeps the last round, and ends the run once `stop` is set."""
 
     def __init__(self, stop: threading.Event) -> None:

@@ -87,19 +87,19 @@ class RayWorker:
 
     def do(self, text: bytes, base: Bytes, memory: Bytes, aside: Bytes) -> Answer:
         """Does a RayJob, given its base, memory and the tensors sent with the base."""
-        errand = msgspec.msgpack.decode(text, type=RayJob)
+        ray_job = msgspec.msgpack.decode(text, type=RayJob)
         try:
-            strategy = self._strategy(errand.kind)
-            model = self._holding(strategy.member, errand.base, base)
-            job = packing.unpack_job(errand.job, strategy, packing.views(memory, errand.memory))
-            result = train(model, self._inputs, job, packing.views(aside, errand.aside))
-            reply = packing.pack(packing.reply_of(errand.number, result))
+            strategy = self._strategy(ray_job.kind)
+            model = self._holding(strategy.member, ray_job.base, base)
+            job = packing.unpack_job(ray_job.job, strategy, packing.views(memory, ray_job.memory))
+            result = train(model, self._inputs, job, packing.views(aside, ray_job.aside))
+            reply = packing.pack(packing.reply_of(ray_job.number, result))
             if isinstance(result, FailedJob):
                 return reply, NOTHING, NOTHING
             kept = NOTHING if result.memory is None else packing.joined(result.memory)
             return reply, packing.joined(result.tensors), kept
         except Exception as error:
-            return packing.pack(packing.worker_error(errand.number, error)), NOTHING, NOTHING
+            return packing.pack(packing.worker_error(ray_job.number, error)), NOTHING, NOTHING
 
     def _holding(self, member: str, key: int, base: Bytes) -> DeviceModel:
         """The model of this member with this base."""
@@ -192,9 +192,9 @@ class Cluster:
         self._flying[actor.open.remote(*self._given)] = self._numbers, -1
         return self._numbers
 
-    def send(self, worker: int, ticket: int, errand: RayJob, *given: Any) -> None:
+    def send(self, worker: int, ticket: int, ray_job: RayJob, *given: Any) -> None:
         """Sends a worker a RayJob; `given` are base, memory and aside, as arrays or `ray.put` references."""
-        answer = self._actors[worker].do.remote(msgspec.msgpack.encode(errand), *given)
+        answer = self._actors[worker].do.remote(msgspec.msgpack.encode(ray_job), *given)
         self._flying[answer] = worker, ticket
 
     def next(self) -> list[RayAnswer]:

@@ -162,10 +162,10 @@ class RayExecutor:
         job = going.packed.jobs[number]
         base, aside = self._stored[job.base], self._stored[job.aside] if job.aside else _NONE
         kind, layout = going.packed.kinds[job.strategy], going.packed.layout(job)
-        errand = RayJob(number, kind, job, base.key, layout, aside.layout)
+        ray_job = RayJob(number, kind, job, base.key, layout, aside.layout)
         memory = packing.joined(going.jobs[number].memory) if layout else NOTHING
         self._load[worker] += 1
-        self._cluster.send(worker, going.ticket + number, errand, base.ref, memory, aside.ref)
+        self._cluster.send(worker, going.ticket + number, ray_job, base.ref, memory, aside.ref)
 
     def _listen(self) -> None:
         came = self._cluster.next()

@@ -17,7 +17,7 @@ from device_runtime.client.backend.in_process import InProcess
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.emulation import Emulation, Time
 from device_runtime.profiles import DeviceProfile
-from device_runtime.simulation.clock.director import VirtualTimeQueue
+from device_runtime.simulation.clock.simulation_loop import VirtualTimeQueue
 
 from .broker import PacketLog, VirtualBroker
 from .link import ClientEnd, ClientIdentity, LinkCapacity, VirtualLink

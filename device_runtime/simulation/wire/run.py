@@ -38,7 +38,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.profiles import DeviceProfile
 from device_runtime.simulation.clock.devices import FleetState
-from device_runtime.simulation.clock.director import VirtualTimeQueue
+from device_runtime.simulation.clock.simulation_loop import VirtualTimeQueue
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.run import PreparedRun
 

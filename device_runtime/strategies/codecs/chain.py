@@ -43,7 +43,7 @@ The largest that was measured on first rounds (docs/wire.md, benchmarks/codecs.p
 
 
 @dataclass(frozen=True)
-class EncodedUpdate:
+class RoundedUpdate:
     """The update as the aggregator will read it, and what rounding left out of it, by tensor."""
 
     read: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -92,19 +92,19 @@ class Chain:
         left_now = written.left if self.lossy else None
         return Encoded(self.packing.pack(body) if self.packing else body, left_now)
 
-    def rounded(self, update: Tensors, base: Tensors, left: Tensors) -> EncodedUpdate:
+    def rounded(self, update: Tensors, base: Tensors, left: Tensors) -> RoundedUpdate:
         """As `encode` without sending: what the aggregator would read, and what is left out."""
         return self.write(update, base, left)[1]
 
     def write(
         self, update: Tensors, base: Tensors, left: Tensors
-    ) -> tuple[dict[str, NDArray[Any]], EncodedUpdate]:
+    ) -> tuple[dict[str, NDArray[Any]], RoundedUpdate]:
         """The tensors of the wire, and what the aggregator will read from them.
 
         What was left out of tensors that are not in this update stays in `left`.
         """
         wire: dict[str, NDArray[Any]] = {}
-        written = EncodedUpdate(left={name: rest for name, rest in left.items() if name not in update})
+        written = RoundedUpdate(left={name: rest for name, rest in left.items() if name not in update})
         for name, value in update.items():
             old = self._base_of(name, value, base)
             parts, read, rest = (

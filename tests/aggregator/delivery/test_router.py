@@ -168,13 +168,6 @@ def test_a_retained_hello_moves_nobody(two):
     assert two.heard("speech") == []
 
 
-def test_one_task_alone_hears_all_but_hellos_for_another():
-    one = Bench("digits")
-    events = [state("a"), get("a"), contribution("a", "digits"), hello("a")]
-    one.route(*events, hello("a", "speech"))
-    assert one.heard("digits") == events
-
-
 def test_strangers_of_many_names_leave_the_router_no_larger_and_take_nobodys_place():
     bench = Bench("one", "two", most=4)
     bench.route(state("pi"), hello("pi", "two"))

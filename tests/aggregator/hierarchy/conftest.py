@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from device_runtime.aggregator.hierarchy.edge_process import SiteProcess
-from device_runtime.aggregator.hierarchy.site_manager import SiteRules
+from device_runtime.aggregator.hierarchy.site_host import SiteRules
+from device_runtime.aggregator.hierarchy.site_process import SiteProcess
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
@@ -171,7 +171,7 @@ class Levels:
         self.say(device, "contribution", Contribution(**{**fields, **where, **changes}))
         for _ in range(4):
             seen = len(self.below.sent)
-            self.edge.site_manager.step(0.001)
+            self.edge.site_host.step(0.001)
             for topic, payload in self.below.sent[seen:]:
                 if topic == topics.down(device, "get"):
                     get = messages.decode(payload, Get)

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.hierarchy.site_manager import SiteRules
+from device_runtime.aggregator.hierarchy.site_host import SiteRules
 from device_runtime.aggregator.rounds.given_rounds import GivenRoundStore
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.wire import topics
@@ -84,12 +84,12 @@ def test_an_edge_is_ready_when_enough_of_its_devices_are_and_no_longer(levels):
 
 
 def test_strangers_without_end_are_not_remembered_for_the_next_site(levels, monkeypatch):
-    monkeypatch.setattr("device_runtime.aggregator.hierarchy.site_manager.MOST_DEVICES", 3)
+    monkeypatch.setattr("device_runtime.aggregator.hierarchy.site_host.MOST_DEVICES", 3)
     h = levels("full", rules=SiteRules(min_devices=2))
     h.go().join("a", "b")
     h.join(*(f"stranger-{number}" for number in range(20)))
-    assert len(h.edge.site_manager._present) == 3
-    assert {"a", "b"} <= set(h.edge.site_manager._present)
+    assert len(h.edge.site_host._present) == 3
+    assert {"a", "b"} <= set(h.edge.site_host._present)
 
 
 def test_the_site_offers_the_base_the_seed_and_the_kinds_of_the_round_above_with_less_time(levels):
@@ -192,7 +192,7 @@ def test_another_run_above_does_not_delete_a_site_with_contributions_to_forward(
     h = levels("full", rounds=2)
     h.go().join("a", "b")
     assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
-    mine = h.edge.site_manager.site.source
+    mine = h.edge.site_host.site.source
     other = msgspec.structs.replace(mine, run="another")
     for offer in (other, mine):
         h.edge.agent.inbox.put(Received(topics.down("site", "task"), encode(offer)))
@@ -208,11 +208,11 @@ def test_another_run_above_does_not_delete_a_site_with_contributions_to_forward(
 def test_another_run_above_deletes_a_site_that_has_nothing_to_forward(levels, bundle):
     h = levels("full", rounds=2)
     h.go().join("a", "b")
-    before = h.edge.site_manager._at
-    other = msgspec.structs.replace(h.edge.site_manager.site.source, run="another")
+    before = h.edge.site_host._at
+    other = msgspec.structs.replace(h.edge.site_host.site.source, run="another")
     h.edge.agent.inbox.put(Received(topics.down("site", "task"), encode(other)))
     h.go()
-    assert h.edge.site_manager._at != before
+    assert h.edge.site_host._at != before
     assert not before.exists()
 
 
@@ -247,8 +247,8 @@ def test_killed_between_merging_and_sending_it_forwards_the_same_once(levels, bu
     h.go().join("a")
     h.above.up = False
     h.contribute("a", "full", moved(bundle, 1), 30)
-    h.edge.site_manager.step(0.001)  # the site has merged, the agent has not had its turn
-    assert h.edge.site_manager.site.phase(h.edge.site_manager.site.source) == "merged"
+    h.edge.site_host.step(0.001)  # the site has merged, the agent has not had its turn
+    assert h.edge.site_host.site.phase(h.edge.site_host.site.source) == "merged"
     h.kill()
     h.go()
     assert h.counted == [(1, "site", "full", 30)]

@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.hierarchy import site_manager as ground
+from device_runtime.aggregator.hierarchy import site_host as ground
 from device_runtime.aggregator.hierarchy.forwarding import steps_between
 from device_runtime.aggregator.hierarchy.site import leads
-from device_runtime.aggregator.hierarchy.site_manager import SiteRules
+from device_runtime.aggregator.hierarchy.site_host import SiteRules
 from device_runtime.aggregator.rounds import run as run_module
 from device_runtime.aggregator.rounds.given_rounds import SEEDS, GivenRound, GivenRoundStore
 from device_runtime.aggregator.storage import bases
@@ -30,7 +30,7 @@ def scalars(seed):
 
 def site(levels):
     """What the site has on its disk."""
-    return levels.edge.site_manager.site._service.rounds
+    return levels.edge.site_host.site._service.rounds
 
 
 def same_model(levels):

@@ -124,7 +124,7 @@ def test_the_pool_above_is_that_of_all_devices_to_rounding(levels, bundle, sends
     kinds = {"a": "full", "b": "few-shot", "c": "zeroth-order", "d": "full"}
     h = levels(FULL, FEW_SHOT, SCALARS, **task)
     h.go().join(*"abc")
-    assert "statistics" in {name for kind in h.edge.site_manager.site.task.kinds for name in kind.settings}
+    assert "statistics" in {name for kind in h.edge.site_host.site.task.kinds for name in kind.settings}
     through_a_site(h, sends, kinds)
     assert h.counted == [(1, "d", "full", 40), (1, "site", "full", 200)]
     flat = directly(levels(FULL, FEW_SHOT, SCALARS, **{**task, "min_contributions": 9}), sends, kinds)
@@ -222,8 +222,8 @@ def test_killed_before_or_after_merging_it_forwards_the_same(levels, bundle, sen
             h.go().join("a", "b")
         h.contribute("b", *made["b"])
         if kill and merged:
-            h.edge.site_manager.step(0.001)
-            assert h.edge.site_manager.site.phase(h.edge.site_manager.site.source) == "merged"
+            h.edge.site_host.step(0.001)
+            assert h.edge.site_host.site.phase(h.edge.site_host.site.source) == "merged"
             h.kill()
         h.wait(3.0)
         assert h.counted == [(1, "site", "full", 150)]
@@ -298,8 +298,8 @@ def test_a_site_passes_on_which_classes_are_rare_and_what_one_class_of_a_device_
     assert np.flatnonzero(counts).tolist() == [5, 7]
     assert h.service.offers.offer(2, 1.0).rare == (0, 1, 2, 3, 4, 6, 8, 9)
     h.wait(1.0)
-    assert h.edge.site_manager.site.source.rare == (0, 1, 2, 3, 4, 6, 8, 9)
-    assert h.edge.site_manager.site._service.offers.offer(2, 1.0).rare == (0, 1, 2, 3, 4, 6, 8, 9)
+    assert h.edge.site_host.site.source.rare == (0, 1, 2, 3, 4, 6, 8, 9)
+    assert h.edge.site_host.site._service.offers.offer(2, 1.0).rare == (0, 1, 2, 3, 4, 6, 8, 9)
 
 
 def test_more_samples_measured_than_counted_are_sent_as_no_more():
@@ -327,7 +327,7 @@ def test_a_site_forwards_the_sum_of_what_its_devices_have_counted(levels, bundle
     h.go().join("a", "c")
     through_a_site(h, sends, {"a": "full", "c": "full"})
     assert forwarded[-1][RIGHT].shape == (0, 3)
-    assert h.edge.site_manager.site is not None and h.offer.aside is not None
+    assert h.edge.site_host.site is not None and h.offer.aside is not None
     one, other = ({RIGHT: np.array([counts], np.int32)} for counts in ([18, 2, 9], [10, 1, 5]))
     for device, kind, right in (("a", "full", one), ("c", "class-means", other)):
         _, update, examples = sends(h, device, kind)

@@ -25,7 +25,7 @@ from device_runtime.broker.security import register
 from device_runtime.broker.security.enrolment import Enrolment
 from device_runtime.broker.servers import mosquitto, production
 from device_runtime.broker.servers.broker_folder import BrokerFolder
-from device_runtime.broker.servers.broker_folder import BrokerSite as BrokerSite
+from device_runtime.broker.servers.broker_folder import BrokerSetup as BrokerSetup
 from device_runtime.broker.servers.server import BrokerOptions, WebSockets, find_ports
 from device_runtime.broker.wire.link import Link
 from device_runtime.broker.wire.url import BrokerUrl
@@ -49,7 +49,7 @@ def opened(tmp_path):
     port, web = find_ports(BrokerOptions(web=WebSockets()))  # of which the token tells the second
     names = ("127.0.0.1", "localhost")
     return production.init_broker(
-        tmp_path / "enrolment", BrokerSite(names=names, port=port, websockets=web, run_as=user), NOW
+        tmp_path / "enrolment", BrokerSetup(names=names, port=port, websockets=web, run_as=user), NOW
     )
 
 

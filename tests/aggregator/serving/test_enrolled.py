@@ -11,8 +11,8 @@ from device_runtime.broker.servers.broker_folder import (
     SITE,
     SUCCESSION_SHOWN_S,
     BrokerFolder,
-    BrokerSite,
-    SiteError,
+    BrokerSetup,
+    SetupError,
     rotate_key,
 )
 from device_runtime.broker.wire.messages import Base, Blob, Offer, Signed, decode
@@ -44,7 +44,7 @@ def test_offers_are_never_issued_earlier_than_before_also_after_a_restart_with_t
 def test_an_aggregator_with_a_new_key_tells_with_each_offer_that_the_old_one_has_signed_it(tmp_path):
     folder = tmp_path / "enrolment"
     folder.mkdir()
-    (folder / SITE).write_bytes(msgspec.json.encode(BrokerSite(names=("localhost",))))
+    (folder / SITE).write_bytes(msgspec.json.encode(BrokerSetup(names=("localhost",))))
     opened, blob = BrokerFolder(folder), Blob(bytes(32), 1)
     told = {"task": "t", "run": "r", "round": 1, "seed": 5, "deadline_s": 1.0, "remaining_s": 1.0}
     offer = Offer(**told, bundle=blob, base=Base((blob,), bytes(32)), kinds=())
@@ -74,7 +74,7 @@ def test_the_promise_is_written_once_a_minute_and_two_who_share_it_do_not_lower_
 
 def test_a_file_of_issued_offers_that_is_none_is_refused(tmp_path):
     (tmp_path / "issued").write_text("x")
-    with pytest.raises(SiteError, match="issued cannot be read"):
+    with pytest.raises(SetupError, match="issued cannot be read"):
         IssueClock(tmp_path / "issued")
 
 

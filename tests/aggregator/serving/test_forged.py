@@ -9,7 +9,7 @@ from device_runtime.aggregator.intake.check_process import CheckedMessage, check
 from device_runtime.aggregator.serving.enrolled import Enrolled, enrolled_devices
 from device_runtime.broker.security.register import RegisteredDevice
 from device_runtime.broker.security.signing import DeviceSigner, Signer
-from device_runtime.broker.servers.broker_folder import DEVICES, SITE, BrokerFolder, BrokerSite
+from device_runtime.broker.servers.broker_folder import DEVICES, SITE, BrokerFolder, BrokerSetup
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import messages, session_mac, topics
 from device_runtime.broker.wire.link_events import Received
@@ -37,7 +37,7 @@ def entry(name, key=None, **changes):
 def enrolment(tmp_path):
     folder = tmp_path / "enrolment"
     folder.mkdir()
-    (folder / SITE).write_bytes(msgspec.json.encode(BrokerSite(names=("localhost",))))
+    (folder / SITE).write_bytes(msgspec.json.encode(BrokerSetup(names=("localhost",))))
     listed(folder, entry("a"), entry("b"), entry("old", key=""))
     return folder
 

@@ -12,7 +12,7 @@ from device_runtime.aggregator.serving.join_address import Reader
 from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.servers import production
-from device_runtime.broker.servers.broker_folder import BrokerSite
+from device_runtime.broker.servers.broker_folder import BrokerSetup
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.operator.serve import add_arguments, server_config
 
@@ -25,7 +25,7 @@ SECURE = BrokerUrl("fl.example.org", 8883, secure=True)
 def enrolment(tmp_path):
     def make(websockets=8884, *names):
         user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() == 0 else ""
-        site = BrokerSite(names=names or ("192.0.2.7",), websockets=websockets, run_as=user)
+        site = BrokerSetup(names=names or ("192.0.2.7",), websockets=websockets, run_as=user)
         return production.init_broker(tmp_path / f"enrolment-{websockets}-{len(names)}", site, NOW).folder
 
     return make

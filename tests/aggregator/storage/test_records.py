@@ -11,7 +11,6 @@ import pytest
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import ConsoleLog, energy_from, size, summary
-from device_runtime.aggregator.views.dashboard_state import Dashboard, sparkline
 from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRecord,
@@ -26,6 +25,7 @@ from device_runtime.aggregator.views.listener import (
     Started,
     SumsAwaited,
 )
+from device_runtime.aggregator.views.terminal_state import TerminalState, sparkline
 
 TASK = Task(bundle="b", name="digits", rounds=2)
 
@@ -152,7 +152,7 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest():
 
 
 def test_the_board_counts_the_rounds_of_a_device_once_each():
-    board = Dashboard()
+    board = TerminalState()
     board.take(Started(TASK, "r", True, (closed(1),)), 0.0)
     board.take(RoundOpened(2, ("full",), 60.0), 5.0)
     board.take(DeviceSeen("pi-01", True, "pi-zero", 10, "onnx"), 5.0)

@@ -19,7 +19,7 @@ from device_runtime.broker.security.one_time_links import LinkError, LinkRequest
 from device_runtime.broker.security.register import RegisterError
 from device_runtime.broker.security.signing import DeviceSigner
 from device_runtime.broker.servers import production
-from device_runtime.broker.servers.broker_folder import PASSWORDS, BrokerFolder, BrokerSite
+from device_runtime.broker.servers.broker_folder import PASSWORDS, BrokerFolder, BrokerSetup
 from device_runtime.broker.servers.mosquitto import hash_passwords, matches_password
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire.topics import TopicError
@@ -31,7 +31,7 @@ MINE, OTHER = "a" * 43, "b" * 43
 
 @pytest.fixture
 def opened(tmp_path: Path) -> BrokerFolder:
-    site = BrokerSite(names=("192.0.2.7",), websockets=8884, run_as=pwd.getpwuid(os.geteuid()).pw_name)
+    site = BrokerSetup(names=("192.0.2.7",), websockets=8884, run_as=pwd.getpwuid(os.geteuid()).pw_name)
     return production.init_broker(tmp_path / "enrolment", site, datetime.fromtimestamp(NOW, timezone.utc))
 
 

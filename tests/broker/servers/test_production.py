@@ -25,7 +25,12 @@ from device_runtime.broker.security.enrolment import Enrolment
 from device_runtime.broker.security.register import RegisterError
 from device_runtime.broker.security.signing import DeviceSigner, Verifier
 from device_runtime.broker.servers import mosquitto, production
-from device_runtime.broker.servers.broker_folder import BrokerFolder, BrokerSite, SiteError, rotate_key
+from device_runtime.broker.servers.broker_folder import (
+    BrokerFolder,
+    BrokerSetup,
+    SetupError,
+    rotate_key,
+)
 from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire.link import Connected, Disconnected, LinkOptions, Received
 from device_runtime.broker.wire.messages import Base, Blob, Offer
@@ -48,7 +53,7 @@ FAST_S = (0.05, 0.5)
 def made(folder: Path, **changes: Any) -> BrokerFolder:
     user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() == 0 else ""
     given = {"names": ("127.0.0.1", "localhost"), "port": find_port(BrokerOptions()), "run_as": user}
-    return production.init_broker(folder, BrokerSite(**{**given, **changes}), NOW)
+    return production.init_broker(folder, BrokerSetup(**{**given, **changes}), NOW)
 
 
 class Running:
@@ -120,7 +125,7 @@ def test_nothing_is_ever_written_over(tmp_path: Path) -> None:
     folder = tmp_path / "enrolment"
     made(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    with pytest.raises(SiteError, match=r"has .*ca\.pem.* already, which is never written over"):
+    with pytest.raises(SetupError, match=r"has .*ca\.pem.* already, which is never written over"):
         made(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
@@ -133,20 +138,20 @@ def test_a_folder_whose_making_came_to_nothing_half_way_is_made_again(
 
     def full(path: Path, text: str, mode: int = 0o600) -> None:
         if next(left, None) is None:
-            raise SiteError("no space left on device")
+            raise SetupError("no space left on device")
         write(path, text, mode)
 
-    with monkeypatch.context() as failing, pytest.raises(SiteError, match="no space left"):
+    with monkeypatch.context() as failing, pytest.raises(SetupError, match="no space left"):
         failing.setattr(production, "write", full)
         made(folder)
     register.add(made(folder), "pi-1", NOW)
-    with pytest.raises(SiteError, match="never written over"):
+    with pytest.raises(SetupError, match="never written over"):
         made(folder)
 
 
 def test_a_folder_that_lost_a_file_is_not_made_again(tmp_path: Path) -> None:
     (made(tmp_path / "e").folder / "site.json").unlink()
-    with pytest.raises(SiteError, match="never written over"):
+    with pytest.raises(SetupError, match="never written over"):
         made(tmp_path / "e")
 
 
@@ -225,10 +230,10 @@ def test_the_certificate_is_of_the_names_that_were_given_and_ends_when_it_was_sa
 
 
 def test_an_ipv6_address_comes_first_in_brackets() -> None:
-    assert BrokerSite(names=("2001:db8::1",)).url == "mqtts://[2001:db8::1]:8883"
-    assert BrokerSite(names=("a.example",), websockets=8443).web_url == "wss://a.example:8443/mqtt"
-    with pytest.raises(SiteError, match="has no WebSockets"):
-        _ = BrokerSite(names=("a.example",)).web_url
+    assert BrokerSetup(names=("2001:db8::1",)).url == "mqtts://[2001:db8::1]:8883"
+    assert BrokerSetup(names=("a.example",), websockets=8443).web_url == "wss://a.example:8443/mqtt"
+    with pytest.raises(SetupError, match="has no WebSockets"):
+        _ = BrokerSetup(names=("a.example",)).web_url
 
 
 @pytest.mark.parametrize(
@@ -239,10 +244,10 @@ def test_an_ipv6_address_comes_first_in_brackets() -> None:
         ({"names": ("localhost", "mqtts://a.example")}, AuthorityError, "without scheme and port"),
         ({"names": ("user@a.example",)}, AuthorityError, "cannot stand in a certificate"),
         ({"names": ("",)}, AuthorityError, "'' cannot stand in a certificate"),
-        ({"listen": "::1\nallow_anonymous true"}, SiteError, "has no spaces"),
-        ({"port": 70_000}, SiteError, "two different ones up to 65535"),
-        ({"port": 8883, "websockets": 8883}, SiteError, "two different ones"),
-        ({"run_as": "nobody-of-this-name"}, SiteError, "no user of this machine is called"),
+        ({"listen": "::1\nallow_anonymous true"}, SetupError, "has no spaces"),
+        ({"port": 70_000}, SetupError, "two different ones up to 65535"),
+        ({"port": 8883, "websockets": 8883}, SetupError, "two different ones"),
+        ({"run_as": "nobody-of-this-name"}, SetupError, "no user of this machine is called"),
     ],
 )
 def test_what_cannot_be_set_up_leaves_nothing_behind(
@@ -305,11 +310,11 @@ def test_who_trusts_the_authority_of_a_broker_trusts_it_with_the_broker_s_names_
 
 def test_a_folder_without_a_broker_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(
-        SiteError, match=r"no broker is set up in .*: make one with `device-runtime broker init"
+        SetupError, match=r"no broker is set up in .*: make one with `device-runtime broker init"
     ):
         BrokerFolder(tmp_path)
     (tmp_path / "site.json").write_text('{"names": [], "more": 1}')
-    with pytest.raises(SiteError, match=r"site\.json cannot be read"):
+    with pytest.raises(SetupError, match=r"site\.json cannot be read"):
         BrokerFolder(tmp_path)
 
 

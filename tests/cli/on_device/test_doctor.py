@@ -15,7 +15,7 @@ from device_runtime.client.doctor import installation as examining
 from device_runtime.client.doctor.installation import energy, rules
 from device_runtime.client.energy import FoundMeter, find_meter
 from device_runtime.client.policy import work_gate as owner
-from device_runtime.client.policy.privacy_budget import Budget
+from device_runtime.client.policy.privacy_budget import SpentPrivacy
 from device_runtime.client.policy.rules import DayWindow, Policy
 from device_runtime.models.engines.available import EngineChoice
 from device_runtime.models.engines.onnx_engine import OnnxModel
@@ -147,7 +147,7 @@ def test_what_was_spent_of_privacy_is_told_of_each_device_that_keeps_things_here
     assert not list(examining.privacy(tmp_path))
     (tmp_path / "pi-1").mkdir()
     event, limit = PrivacySpending(10.0, 1.0, 10, 3), PrivacyBudget(5.0, 1e-3)
-    Budget(tmp_path / "pi-1" / "privacy.json", frozenset([b"a" * 16])).spend(event, [limit])
+    SpentPrivacy(tmp_path / "pi-1" / "privacy.json", frozenset([b"a" * 16])).spend(event, [limit])
     (tmp_path / "privacy.json").write_bytes(b"")
     device, whole = examining.privacy(tmp_path)
     assert (whole.what, whole.state) == ("privacy", "missing")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from device_runtime.client.policy import privacy_budget
-from device_runtime.client.policy.privacy_budget import Budget, PrivacyGuard, sample_digests
+from device_runtime.client.policy.privacy_budget import PrivacyGuard, SpentPrivacy, sample_digests
 from device_runtime.models.data import stamp
 from device_runtime.models.errors import DataError
 from device_runtime.strategies.terms.accountant import (
@@ -41,7 +41,7 @@ class Kind:
 
 
 def budget(path, *here):
-    return Budget(path, frozenset(here))
+    return SpentPrivacy(path, frozenset(here))
 
 
 @pytest.fixture
@@ -56,7 +56,6 @@ def epsilon(times):
 def test_nothing_is_spent_at_first(path):
     empty = budget(path, A)
     assert (empty.spent(DELTA), empty.rounds) == (0.0, 0)
-    assert empty.would_spend(ONE, DELTA) == epsilon(1) > 0
     assert not path.exists()
 
 
@@ -67,7 +66,6 @@ def test_what_was_spent_outlives_the_process(path):
     again = budget(path, A, B)
     again.spend(ONE, LIMIT)
     assert (again.spent(DELTA), again.rounds) == (epsilon(2), 2)
-    assert budget(path, A, B).would_spend(ONE, DELTA) == epsilon(3)
 
 
 def test_a_round_that_would_exceed_the_budget_is_refused_and_spends_nothing(path):
@@ -108,7 +106,7 @@ def test_a_sample_draws_from_the_same_budget_when_others_come_and_go(path):
     for here, rounds in (((A,), 2), ((B,), 2), ((C,), 1), ((A, C), 2), ((b"d" * 16,), 0)):
         assert budget(path, *here).rounds == rounds
         assert budget(path, *here).spent(DELTA) == epsilon(rounds)
-    assert Budget(path).rounds == 2  # of all that are known
+    assert SpentPrivacy(path).rounds == 2  # of all that are known
 
 
 def test_one_new_sample_does_not_hide_what_the_others_spent(path):
@@ -128,9 +126,9 @@ def test_samples_with_the_same_past_are_kept_together(path):
 KILLED = """
 import os, signal
 from pathlib import Path
-from device_runtime.client.policy.privacy_budget import Budget
+from device_runtime.client.policy.privacy_budget import SpentPrivacy
 from device_runtime.strategies.terms.accountant import PrivacyBudget, PrivacySpending
-budget = Budget(Path({path!r}), frozenset([b"a" * 16]))
+budget = SpentPrivacy(Path({path!r}), frozenset([b"a" * 16]))
 budget.spend(PrivacySpending(8.0, 1.0, 10), [PrivacyBudget(5.0, 1e-3)])
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -277,7 +275,7 @@ def test_a_device_s_guard_reads_its_samples_and_its_file_when_a_private_kind_com
     kind = Kind(DpSgd())
     guard.before(kind, 2)
     assert PrivacyGuard.of(tmp_path, tmp_path / "data.npz").spent(kind) == guard.spent(kind) > 0
-    assert Budget(path, sample_digests(tmp_path / "data.npz")).rounds == 1
+    assert SpentPrivacy(path, sample_digests(tmp_path / "data.npz")).rounds == 1
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced", "added"])

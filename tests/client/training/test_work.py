@@ -8,7 +8,7 @@ from device_runtime.broker.wire.messages import Base, Blob, Offer
 from device_runtime.client.delivery.reports import contribution_message
 from device_runtime.client.energy import Account, Energy, MeterInfo, MeterReading
 from device_runtime.client.errors import OutOfMemory, WorkerDeath
-from device_runtime.client.policy.privacy_budget import Budget, PrivacyGuard
+from device_runtime.client.policy.privacy_budget import PrivacyGuard, SpentPrivacy
 from device_runtime.client.selection.choose import MAIN, Candidate, UpdateChoice
 from device_runtime.client.training.emulation import Emulation, Time
 from device_runtime.client.training.engine_guard import EngineGuard
@@ -32,7 +32,7 @@ from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.workload import workload
 
 BLOB = Blob(bytes(32), 10)
-UNLIMITED = PrivacyGuard(Budget)
+UNLIMITED = PrivacyGuard(SpentPrivacy)
 """Of a device whose owner says nothing; its budget is never looked at unless a kind is private."""
 
 

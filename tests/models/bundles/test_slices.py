@@ -131,7 +131,7 @@ def test_a_part_computes_what_the_main_model_does_with_its_other_channels_unseen
 ):
     """Weights from the other channels into the leading ones set to 0: the leading ones are the member's."""
     torch = pytest.importorskip("torch")
-    from device_runtime.models.export.subject import stored_tensors
+    from device_runtime.models.export.functional_module import stored_tensors
     from device_runtime.models.networks import build
 
     torch.manual_seed(3)
@@ -155,7 +155,7 @@ def test_a_part_computes_what_the_main_model_does_with_its_other_channels_unseen
 
 def test_networks_that_are_no_parts_say_which_tensor_is_at_fault():
     pytest.importorskip("torch")
-    from device_runtime.models.export.subject import stored_tensors
+    from device_runtime.models.export.functional_module import stored_tensors
     from device_runtime.models.networks import build
 
     def net(name, **settings):

@@ -23,7 +23,7 @@ def bundle(tmp_path_factory) -> Bundle:
     from device_runtime.models.bundles.inputs import InputSpec
     from device_runtime.models.export.candidates import training_graph
     from device_runtime.models.export.export import ExportSpec, export
-    from device_runtime.models.export.subject import FunctionalModule
+    from device_runtime.models.export.functional_module import FunctionalModule
     from device_runtime.models.networks import build
 
     torch.manual_seed(3)

@@ -20,15 +20,15 @@ from device_runtime.models.engines.ort_training_engine import VERSION, available
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export import candidates as torch_ort_training
 from device_runtime.models.export.candidates import training_graph
-from device_runtime.models.export.graph import convert, external_names, subgraph
-from device_runtime.models.export.levels import find_head
-from device_runtime.models.export.subject import (
+from device_runtime.models.export.functional_module import (
     FunctionalModule,
     batch_norms,
     statistics,
     stored_tensors,
     with_batch_statistics,
 )
+from device_runtime.models.export.graph import convert, external_names, subgraph
+from device_runtime.models.export.levels import find_head
 from device_runtime.models.export.trace import GraphInputs, loss_and_gradients, trace_training
 from device_runtime.models.networks import build
 

@@ -18,8 +18,8 @@ from device_runtime.models.export import graph as torch_graph
 from device_runtime.models.export import parity as torch_parity
 from device_runtime.models.export.candidates import WantedGraphs, candidates
 from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.export.functional_module import FunctionalModule
 from device_runtime.models.export.parity import BATCHES, MOST_NUDGES, SEEDS, GraphCandidate, check_parity
-from device_runtime.models.export.subject import FunctionalModule
 from device_runtime.models.export.trace import TRACED_BATCH
 
 nn = torch.nn

@@ -10,8 +10,8 @@ onnx = pytest.importorskip("onnx")
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export import graph as torch_graph
 from device_runtime.models.export.candidates import WantedGraphs, candidates
+from device_runtime.models.export.functional_module import FunctionalModule
 from device_runtime.models.export.parity import check_parity
-from device_runtime.models.export.subject import FunctionalModule
 from device_runtime.models.export.trace import TRACED_BATCH
 
 nn = torch.nn

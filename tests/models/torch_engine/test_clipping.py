@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.models.export.subject import FunctionalModule
+from device_runtime.models.export.functional_module import FunctionalModule
 from device_runtime.models.torch_engine import objectives as torch_clipping
 from device_runtime.models.torch_engine.engine import TorchGradients, TorchModel
 from device_runtime.models.torch_engine.objectives import ClippedSums, GraphInputs, loss_and_gradients

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models.errors import ExportError
-from device_runtime.models.export.subject import FunctionalModule, run, stored_tensors
+from device_runtime.models.export.functional_module import FunctionalModule, run, stored_tensors
 from device_runtime.models.torch_engine.objectives import OBJECTIVES, ObjectiveBatch, output_sizes
 from device_runtime.models.training.heads import cross_entropy, log_softmax
 

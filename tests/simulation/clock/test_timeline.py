@@ -211,7 +211,7 @@ def test_what_a_device_has_learnt_changes_what_it_chooses_and_not_how_fast_it_is
 
 def test_what_was_fetched_in_the_lobby_costs_bytes_and_energy_and_no_time_of_the_round():
     """20 kB more at 20 kB/s are a second at idle power."""
-    line = run(asked(lobby_bytes=20_000))
+    line = run(asked(prefetched_bytes=20_000))
     assert line.ends_s == run(asked()).ends_s
     assert line.bytes_down == 60_000
     assert line.energy_j == pytest.approx(6.0 * 5 + 3.4 * 1)

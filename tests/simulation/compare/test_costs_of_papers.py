@@ -11,7 +11,7 @@ from device_runtime.simulation.compare.figures import ComparisonTerms, figures, 
 from device_runtime.simulation.compare.performing import RunOptions, perform
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.simulation.records import NullWatch
+from device_runtime.simulation.records import NullObserver
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PLAIN = RunOptions(ExecutorRequest("plain"), probed_rounds=0)
@@ -20,7 +20,7 @@ PLAIN = RunOptions(ExecutorRequest("plain"), probed_rounds=0)
 def ran(asked, policy, folder):
     """The figures of one run of a system, at its own end."""
     name = RunName(policy, 0)
-    perform(asked, name, folder, PLAIN, NullWatch())
+    perform(asked, name, folder, PLAIN, NullObserver())
     run = read_run(folder, name, shown=1)
     return figures(run, ComparisonTerms(at_s=run.ends_s, target=0.0, devices=asked.devices)), run
 

@@ -9,7 +9,7 @@ from device_runtime.simulation.compare.performing import RunOptions, perform
 from device_runtime.simulation.compare.run_folder import RunName, fingerprint, finished, info_of
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.simulation.records import NullWatch
+from device_runtime.simulation.records import NullObserver
 from device_runtime.simulation.scenario import of_policy
 
 NAME = RunName("choose", 0)
@@ -21,7 +21,7 @@ SMALL = scenario.load("uniform", {
 HOW = RunOptions(ExecutorRequest("plain"), probed_rounds=2)
 
 
-class Stops(NullWatch):
+class Stops(NullObserver):
     """As if the process were killed when round 3 has closed."""
 
     def closed(self, line):
@@ -32,7 +32,7 @@ class Stops(NullWatch):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    perform(SMALL, NAME, folder, HOW, NullWatch())
+    perform(SMALL, NAME, folder, HOW, NullObserver())
     return folder
 
 
@@ -59,7 +59,7 @@ def test_a_run_is_read_back_with_its_asks_and_probes(whole):
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes(whole, tmp_path):
-    perform(SMALL, NAME, tmp_path, HOW, NullWatch())
+    perform(SMALL, NAME, tmp_path, HOW, NullObserver())
     assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
 
 
@@ -73,7 +73,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(whole, tmp_path, monkeypatch):
 
     trained = []
 
-    class Sees(NullWatch):
+    class Sees(NullObserver):
         def closed(self, line):
             trained.append(line.round)
 
@@ -89,7 +89,7 @@ def test_what_was_stopped_under_another_scenario_begins_again(whole, tmp_path, m
     other = scenario.load("uniform", {"devices": 2, "data": {"max_train": 40, "max_test": 40}})
     with pytest.raises(KeyboardInterrupt):
         perform(other, NAME, tmp_path, HOW, Stops())
-    perform(SMALL, NAME, tmp_path, HOW, NullWatch())
+    perform(SMALL, NAME, tmp_path, HOW, NullObserver())
     assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
 
 

@@ -1,5 +1,5 @@
 from device_runtime.broker.wire.link_events import Received, Will
-from device_runtime.simulation.clock.director import VirtualTimeQueue
+from device_runtime.simulation.clock.simulation_loop import VirtualTimeQueue
 from device_runtime.simulation.wire.broker import VirtualBroker
 
 

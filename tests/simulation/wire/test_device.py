@@ -1,6 +1,6 @@
 import pytest
 
-from device_runtime.simulation.clock.director import VirtualTimeQueue
+from device_runtime.simulation.clock.simulation_loop import VirtualTimeQueue
 from device_runtime.simulation.wire.device import DeviceTime, PowerLost
 
 

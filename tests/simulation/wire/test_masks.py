@@ -21,7 +21,7 @@ from device_runtime.broker.wire.messages import (
 )
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles import tensors
-from device_runtime.simulation.clock.director import VirtualTimeQueue
+from device_runtime.simulation.clock.simulation_loop import VirtualTimeQueue
 from device_runtime.simulation.wire.broker import PacketLog, VirtualBroker
 from device_runtime.simulation.wire.device import PlacedDevice, VirtualDevice
 from device_runtime.simulation.wire.link import ClientEnd, ClientIdentity, LinkCapacity, VirtualLink

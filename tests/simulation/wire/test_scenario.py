@@ -6,7 +6,7 @@ import pytest
 from device_runtime.aggregator.views.listener import RoundOpened
 from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.demo.fleet import MIXED
-from device_runtime.simulation.records import NullWatch
+from device_runtime.simulation.records import NullObserver
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.simulation.wire.run import WireCourse, members, perform
@@ -18,7 +18,7 @@ BROAD = 1e5
 """Bytes per second, over which a device's plan and the envelopes of messages take no time worth counting."""
 
 
-class Noted(NullWatch):
+class Noted(NullObserver):
     def __init__(self):
         self.asks, self.lines = [], []
 

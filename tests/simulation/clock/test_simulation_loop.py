@@ -6,7 +6,7 @@ import pytest
 
 from device_runtime.simulation import scenario
 from device_runtime.simulation.clock.asking import _only
-from device_runtime.simulation.clock.director import WILL_S
+from device_runtime.simulation.clock.simulation_loop import WILL_S
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.run import ResumeOptions, prepare, simulate
 from device_runtime.strategies.fedavg import FedAvg

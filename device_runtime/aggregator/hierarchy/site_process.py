@@ -12,7 +12,7 @@ from device_runtime.client.backend.in_process import InProcess
 from device_runtime.client.connection.presence import DeviceLink
 from device_runtime.client.settings import Settings
 
-from .site_manager import SiteManager, SiteRules
+from .site_host import SiteHost, SiteRules
 from .site_task import SiteTask
 
 TICK_S = 0.05
@@ -26,7 +26,7 @@ LINGER_S = 2.0
 
 
 class SiteProcess:
-    """A device to the aggregator above, by `agent`, and a site for its own devices, by `site_manager`.
+    """A device to the aggregator above, by `agent`, and a site for its own devices, by `site_host`.
 
     The link to the aggregator above is made as for any `Agent`; `ports` connect the site to its own devices.
     """
@@ -35,9 +35,9 @@ class SiteProcess:
         """`settings.data` is not read. `boot` as in Agent."""
         self._clock: Callable[[], float] = ports.clock
         self._rules = rules
-        self.site_manager = SiteManager(settings.folder / "site", rules, ports)
+        self.site_host = SiteHost(settings.folder / "site", rules, ports)
         self.agent = Agent(
-            settings, boot, ports.clock, partial(InProcess, make=partial(SiteTask, self.site_manager))
+            settings, boot, ports.clock, partial(InProcess, make=partial(SiteTask, self.site_host))
         )
         self._said, self._said_s = 0, 0.0  # samples in the last hello, and when it was sent
         self._over_s: float | None = None
@@ -63,7 +63,7 @@ class SiteProcess:
 
         Raises RunFolderError or BlobError when the disk fails, ModelError for a bundle that cannot be used.
         """
-        self.site_manager.step(timeout_s)
+        self.site_host.step(timeout_s)
         for _ in range(MOST_EVENTS):
             if not self.agent.step():
                 break
@@ -75,24 +75,24 @@ class SiteProcess:
 
     def close(self) -> None:
         """Close the run folder."""
-        self.site_manager.leave()
+        self.site_host.leave()
 
     def _end(self) -> None:
         """End the site, as the task is done above."""
         if self._over_s is None:
             self._over_s = self._clock()
-            if self.site_manager.site is not None:
-                self.site_manager.site.farewell()
-        self.site_manager.leave()
+            if self.site_host.site is not None:
+                self.site_host.site.farewell()
+        self.site_host.leave()
 
     def _report_samples(self) -> None:
         """Send a hello when the samples change.
 
         The aggregator above waits for a site only while the site has enough devices.
         """
-        devices, now = self.site_manager.site_devices, self._clock()
+        devices, now = self.site_host.site_devices, self._clock()
         samples = devices.samples if devices.count >= self._rules.min_devices else 0
-        if self.site_manager.site is None or samples == self._said:
+        if self.site_host.site is None or samples == self._said:
             return
         if bool(samples) != bool(self._said) or now - self._said_s >= HELLO_S:
             self._said, self._said_s = samples, now

@@ -40,7 +40,7 @@ class DeviceRow:
 
 
 @dataclass
-class Dashboard:
+class TerminalState:
     """The state of the display. `closes_s` is by the same clock as `now` of `take`."""
 
     title: str = ""

@@ -53,7 +53,7 @@ class SiteRules:
     late: Late = "discard"
 
 
-class SiteManager:
+class SiteHost:
     """Opens sites below `folder`, one at a time, and passes them the events of the site's link.
 
     The presence of devices is known before a site is open, and is passed to each new one. Other messages that
