@@ -38,7 +38,7 @@ ALONE = (7, 8, 9)
 
 
 class Rounds:
-    """A watch that keeps every round's line."""
+    """An observer that keeps every round's line."""
 
     def __init__(self) -> None:
         self.lines: list[SimulatedRound] = []
@@ -57,7 +57,7 @@ def recalls(policy: str, head: str, seed: int) -> NDArray[np.float64]:
     """(10,): of each digit, in percent; and behind them the accuracy over all."""
     scenario = policies.of_policy(load("straggler-classes", {"task": {"head": head}}), policy)
     rounds = Rounds()
-    simulate(prepare(scenario, seed), watch=rounds)
+    simulate(prepare(scenario, seed), observer=rounds)
     last = rounds.lines[-LAST:]
     return 100 * np.mean([[*line.eval_acc_by_class, line.eval_acc] for line in last], axis=0)
 

@@ -104,7 +104,7 @@ def accuracy(word: str, seed: int, rounds: int) -> float:
         "task": {"rounds": rounds, "round_deadline_s": 600.0, "kinds": [kind]},
     }
     last = Last()
-    simulate(prepare(scenario.load("uniform", tables), seed), watch=last)
+    simulate(prepare(scenario.load("uniform", tables), seed), observer=last)
     return last.accuracy
 
 

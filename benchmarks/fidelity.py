@@ -65,7 +65,7 @@ def scenario(latency_s: float) -> scenarios.Scenario:
 
 def compare(latency_s: float) -> None:
     prepared, noted = prepare(scenario(latency_s), SEED), Noted()
-    served = simulate(prepared, watch=noted)
+    served = simulate(prepared, observer=noted)
     wire = perform(prepared, WireCourse(SEED, until_s=10_000))
     opened = {told.round: at for at, told in wire.events if isinstance(told, RoundOpened)}
     records = {(r.round, r.device): (at - opened[r.round], r) for at, r in wire.contributions}

@@ -92,7 +92,7 @@ class Rounds(NullObserver):
 def run(over: Mapping[str, Any], seed: int) -> list[SimulatedRound]:
     """The rounds of the fleet `uniform`, or of the one that `over` has in its place."""
     watch = Rounds()
-    simulate(prepare(scenario.load("uniform", over), seed), watch=watch)
+    simulate(prepare(scenario.load("uniform", over), seed), observer=watch)
     return watch.lines
 
 

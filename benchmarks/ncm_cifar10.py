@@ -145,7 +145,7 @@ def federated(bundle: Bundle, train: Photos, test: Photos, clients: int) -> Resu
         kinds = [{"name": "class-means"}]
         task = {"bundle": str(bundle.path), "rounds": 1, "round_deadline_s": 1e6, "kinds": kinds}
         fleet = scenario.load("uniform", {"devices": clients, "data": data, "task": task})
-        simulate(prepare(fleet, seed=0), watch=Notes())
+        simulate(prepare(fleet, seed=0), observer=Notes())
     seconds = 1000 * (time.perf_counter() - began) / (len(train.files) + len(test.files))
     sent = f"FedNCM, {lines[0].participants} of {clients} devices"
     return Result(sent, lines[0].eval_acc, seconds)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Extra(NamedTuple):
-    """`modules`: those that a command may miss. `purpose` follows "for". A device needs no extra."""
+class InstallExtra(NamedTuple):
+    """Modules that an extra installs and that a command may miss, and what it is for; a device needs none."""
 
     modules: tuple[str, ...]
     purpose: str
 
 
 EXTRAS = {
-    "aggregator": Extra(
+    "aggregator": InstallExtra(
         ("rpds", "cryptography", "amqtt", "rich", "segno"),
         "`serve`, and a broker where Mosquitto is not installed",
     ),
-    "service": Extra(("fastapi", "uvicorn", "prometheus_client"), "REST, metrics and pages of `serve`"),
-    "postgres": Extra(("psycopg",), "runs in PostgreSQL"),
-    "torch": Extra(("torch", "onnx", "onnxscript"), "`export`, and the torch engine"),
-    "simulation": Extra(("sklearn", "matplotlib"), "`demo` and simulations"),
-    "privacy": Extra(("dp_accounting",), "tasks whose training is differentially private"),
+    "service": InstallExtra(("fastapi", "uvicorn", "prometheus_client"), "REST, metrics, pages of `serve`"),
+    "postgres": InstallExtra(("psycopg",), "runs in PostgreSQL"),
+    "torch": InstallExtra(("torch", "onnx", "onnxscript"), "`export`, and the torch engine"),
+    "simulation": InstallExtra(("sklearn", "matplotlib"), "`demo` and simulations"),
+    "privacy": InstallExtra(("dp_accounting",), "tasks whose training is differentially private"),
 }

@@ -74,7 +74,7 @@ def scenario(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Scena
 
 @dataclass(frozen=True)
 class ProgressPrinter(NullObserver):
-    """A watch that prints its progress on standard error."""
+    """An observer that prints its progress on standard error."""
 
     wanted: Pretrain
 

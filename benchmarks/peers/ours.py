@@ -45,7 +45,7 @@ AGES_S = 1e9
 
 @dataclass
 class Marks:
-    """A watch that takes the time of every round, and sees that devices are called and shuffle as said."""
+    """Takes the time of every round, and sees that devices are called and shuffle as said."""
 
     seconds: list[float]
 

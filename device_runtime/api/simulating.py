@@ -134,9 +134,9 @@ def scenario_of(
     changes: dict[str, Any] = {}
     if fleet is not None:
         changes["fleet"] = fleet if isinstance(fleet, FleetSpec) else fleets.load(fleet)
-    if data is not None and not isinstance(data, DataSpec):
-        raise ScenarioError(f"data is {data!r}, expected samples as device_runtime.data names them")
     if data is not None:
+        if not isinstance(data, DataSpec):
+            raise ScenarioError(f"data is {data!r}, expected samples as device_runtime.data names them")
         changes["data"] = data
     if _count("devices", devices) is not None:
         changes["devices"] = devices

@@ -66,7 +66,9 @@ def _run(name: str, words: Sequence[str]) -> int:
             return _fail(str(error), code(error))
         if isinstance(error, OSError) and error.filename is not None:  # a file or folder that was named
             return _fail(f"{error.filename}: {(error.strerror or str(error)).lower()}", 2)
-        if place := _place_in_plugin(error):
+        from device_runtime.strategies.plugins import place_of
+
+        if place := place_of(error):
             return _fail(f"{place}: {type(error).__name__}: {error}", 2)
         raise
 
@@ -82,13 +84,6 @@ def _expected() -> tuple[type[Exception], ...]:
     return (BrokerError, ModelError, ProfileError, KindError, DeviceError)
 
 
-def _place_in_plugin(error: Exception) -> str:
-    """FILE:LINE of a user's own part that raised it; empty if none did."""
-    from device_runtime.strategies.plugins import place_of
-
-    return place_of(error)
-
-
 def _parser(name: str, command: Command) -> argparse.ArgumentParser:
     lacking = missing_extra(command)
     needs = f"Needs: pip install 'device-runtime[{lacking}]'\n" if lacking else ""
@@ -101,7 +96,7 @@ def _parser(name: str, command: Command) -> argparse.ArgumentParser:
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """The options of these words. Their `given` holds the names of those that the words set themselves."""
+    """Parses the words; `given` of the result holds the names of the options that they set."""
     options = parser.parse_args(words)
     for action in parser._actions:
         action.default = argparse.SUPPRESS

@@ -72,11 +72,8 @@ def _type_at(kind: Any, place: str) -> Any:
         else:
             kind = next(field.type for field in msgspec.structs.fields(kind) if field.encode_name == step)
         kind = _without_metadata(kind)
-        kind = (
-            next((part for part in get_args(kind) if _is_struct(part) or is_dataclass(part)), kind)
-            if _admits_none(kind)
-            else kind
-        )
+        if _admits_none(kind):
+            kind = next((part for part in get_args(kind) if _is_struct(part) or is_dataclass(part)), kind)
     return kind
 
 

@@ -134,7 +134,7 @@ class RunObserver(Protocol):
 
 
 class NullObserver:
-    """A watch that ignores everything."""
+    """An observer that ignores everything."""
 
     def asked(self, ask: AskRecord) -> None:
         pass

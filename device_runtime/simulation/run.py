@@ -58,7 +58,7 @@ class ResumeOptions:
     """The checkpoint from which a run resumes, and the receiver of new ones.
 
     `keep` is called with a checkpoint after each round. Rounds up to that of `resume` are replayed without
-    training, and are not reported to the watch.
+    training, and are not reported to the observer.
     """
 
     resume: Checkpoint | None = None
@@ -113,7 +113,7 @@ def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | N
 def simulate(
     prepared: PreparedRun,
     executor: Callable[[ExecutorInputs], Executor] = PlainExecutor,
-    watch: RunObserver | None = None,
+    observer: RunObserver | None = None,
     keeping: ResumeOptions | None = None,
 ) -> Tensors:
     """Runs all rounds and returns the model that the last one serves.
@@ -127,7 +127,7 @@ def simulate(
     _check(prepared)
     models = inputs.bundles
     manifests = {member: bundle.manifest for member, bundle in models.items()}
-    watch, keeping = watch or NullObserver(), keeping or ResumeOptions()
+    observer, keeping = observer or NullObserver(), keeping or ResumeOptions()
     resume = keeping.resume
     server = ServerSide(models, prepared.generic, inputs.engine)
     weights, carried = first_base(task, models, server)
@@ -137,12 +137,12 @@ def simulate(
     devices = FleetState(
         scenario.fleet.draw(scenario.devices, seed), inputs.clients, manifests, scenario.slow
     )
-    ledger = RunLedger(watch, manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0)
+    ledger = RunLedger(observer, manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0)
     evaluate = RoundEvaluator(inputs.bundle, prepared.data, scenario.eval_every, task.rounds)
     trains = executor(inputs)
     try:
         sums = SimulatedSums.of(task, inputs.clients, manifests)
-        tools = LearningTools(server, trains, evaluate, ledger, watch, keeping.keep, sums)
+        tools = LearningTools(server, trains, evaluate, ledger, observer, keeping.keep, sums)
         learning = ModelState(task, bases, carried, tools, resume)
         bundled = sum(len(bundle.packed()) for bundle in models.values())
         policy, choice = policy_named(scenario.choose), sums.choice if sums else None

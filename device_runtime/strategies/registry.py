@@ -111,13 +111,9 @@ def register(part: P, source: str = "") -> P:
 
 
 def _adds_up(kind: type[AnyStrategy]) -> bool:
-    """`adds_up` of the nearest class that says it; False if a class before it sends or folds otherwise."""
-    for each in kind.__mro__:
-        if "adds_up" in vars(each):
-            return kind.adds_up
-        if {"expected", "fold"} & vars(each).keys():
-            return False
-    return kind.adds_up
+    """Whether its updates add up, as said by the nearest class that sets `adds_up`, `expected` or `fold`."""
+    nearest = next(each for each in kind.__mro__ if {"adds_up", "expected", "fold"} & vars(each).keys())
+    return bool(vars(nearest).get("adds_up", False))
 
 
 def load(source: str) -> type[Any]:

@@ -19,6 +19,7 @@ from device_runtime.simulation import scenario as scenarios
 from device_runtime.strategies import plugins, registry
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.kind import Strategy
+from device_runtime.strategies.names import check_kinds
 from device_runtime.strategies.settings import LearningRate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -340,3 +341,10 @@ def test_a_kind_that_folds_otherwise_is_not_masked_unless_it_says_so():
             return super().fold(state, contribution, weight)
 
     assert registry.register(Same).adds_up and registry.register(Says).adds_up
+
+
+def test_an_owner_may_allow_a_kind_of_a_plugin():
+    with pytest.raises(KindError, match="no kind of update is called 'top-k'"):
+        check_kinds(["full", "top-k"])
+    registry.load(TOP_K)
+    check_kinds(["full", "top-k"])

@@ -110,12 +110,14 @@ def test_a_run_with_a_family_and_with_memories_goes_on_with_the_same_bytes(syste
 def goes_on_with_the_same_bytes(prepared, tmp_path):
     """From its first checkpoint and from its last but one; what was told of the whole run."""
     rounds, kept, whole = prepared.scenario.task.rounds, [], Notes()
-    served = simulate(prepared, watch=whole, keeping=ResumeOptions(keep=kept.append))
+    served = simulate(prepared, observer=whole, keeping=ResumeOptions(keep=kept.append))
     assert [one.round for one in kept] == list(range(1, rounds + 1))
     for one in (kept[0], kept[-2]):
         checkpoint.save(one, tmp_path)
         rest, more = Notes(), []
-        again = simulate(prepared, watch=rest, keeping=ResumeOptions(checkpoint.load(tmp_path), more.append))
+        again = simulate(
+            prepared, observer=rest, keeping=ResumeOptions(checkpoint.load(tmp_path), more.append)
+        )
         assert tensors.encode(again) == tensors.encode(served)
         assert rest.lines == whole.lines[one.round :]
         assert rest.asks == whole.asks[len(whole.asks) - len(rest.asks) :]

@@ -68,7 +68,7 @@ def play():
                 parts[device] += some.tolist()
         own = Clients.of(clients.x, clients.y, [np.array(part) for part in parts])
         notes = Notes()
-        served = simulate(replace(prepared, inputs=replace(prepared.inputs, clients=own)), watch=notes)
+        served = simulate(replace(prepared, inputs=replace(prepared.inputs, clients=own)), observer=notes)
         return notes, served
 
     return played

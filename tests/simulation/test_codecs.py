@@ -42,7 +42,7 @@ def scenario(tmp_path, kinds, **task):
 def both(made):
     """(fast: asks, weights), (wire: finished)."""
     prepared, noted = prepare(made, SEED), Noted()
-    served = simulate(prepared, watch=noted)
+    served = simulate(prepared, observer=noted)
     return noted.asks, served, perform(prepared, WireCourse(SEED, until_s=10_000))
 
 
@@ -101,6 +101,6 @@ def test_a_coded_update_fits_a_link_that_is_too_narrow_for_a_whole_one(tmp_path)
         path = tmp_path / "narrow.toml"
         path.write_text('fleet = "uniform"\n')
         noted = Noted()
-        simulate(prepare(scenarios.load(path, table), SEED), watch=noted)
+        simulate(prepare(scenarios.load(path, table), SEED), observer=noted)
         taken[word] = {ask.kind for ask in noted.asks}
     assert taken == {"": {"few-shot"}, WORD: {"full"}}

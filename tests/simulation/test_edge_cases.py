@@ -119,7 +119,7 @@ def play(digits, exported, tmp_path_factory):
             "task": task,
         }
         notes = Notes()
-        served = simulate(prepare(scenario.load("uniform", table), seed=1), watch=notes)
+        served = simulate(prepare(scenario.load("uniform", table), seed=1), observer=notes)
         return Ran(served, Bundle.open(bundles.find_bundle(bundle)), notes.asks, notes.lines)
 
     return played

@@ -31,7 +31,9 @@ def play(task, keeping=None, seed=0):
         "task": {"rounds": 6, "round_deadline_s": 20.0, "kinds": [{"name": "few-shot"}], **task},
     }
     watch = Lines()
-    return simulate(prepare(scenario.load("uniform", over), seed), watch=watch, keeping=keeping), watch.lines
+    return simulate(
+        prepare(scenario.load("uniform", over), seed), observer=watch, keeping=keeping
+    ), watch.lines
 
 
 STOPPING = {"stop_after": 1, "stop_gain": 0.5}

@@ -179,8 +179,8 @@ def test_a_run_goes_on_as_if_it_had_not_been_stopped(masks):
     kinds = [{"name": "full"}, {"name": "zeroth-order"}]
     made = scenario.load("mixed", {**MIXED, "task": {**MIXED["task"], "kinds": kinds, "masks": masks}})
     kept, whole, rest = [], Asks(), Asks()
-    served = simulate(prepare(made, 0), watch=whole, keeping=ResumeOptions(keep=kept.append))
-    again = simulate(prepare(made, 0), watch=rest, keeping=ResumeOptions(resume=kept[1]))
+    served = simulate(prepare(made, 0), observer=whole, keeping=ResumeOptions(keep=kept.append))
+    again = simulate(prepare(made, 0), observer=rest, keeping=ResumeOptions(resume=kept[1]))
     assert all((served[name] == again[name]).all() for name in served)
     assert [line.unopened for line in whole.lines[2:]] == [line.unopened for line in rest.lines]
     unopened = [ask for ask in whole.asks if ask.fate == "unopened"]
@@ -207,7 +207,7 @@ def test_devices_take_another_kind_after_a_round_in_which_theirs_was_alone():
     data = {"max_train": 200, "max_test": 40, "partition": "iid"}
     given = {"fleet": {"name": "two", "groups": groups}, "devices": 5, "slow": 20.0}
     watch = Asks()
-    simulate(prepare(scenario.load("uniform", {**given, "data": data, "task": task}), 0), watch=watch)
+    simulate(prepare(scenario.load("uniform", {**given, "data": data, "task": task}), 0), observer=watch)
     kinds = [sorted(ask.kind for ask in watch.asks if ask.round == number) for number in (1, 2, 3)]
     assert kinds == [["full"] * 2 + ["peft"] * 3, ["peft"] * 5, ["full"] * 2 + ["peft"] * 3]
     assert [line.unopened for line in watch.lines] == [2, 0, 2]

@@ -53,7 +53,7 @@ def play(seed=0, fleet=FLEET, task=None, **settings):
         **settings,
     }
     notes = Notes()
-    served = simulate(prepare(scenario.load("uniform", over), seed), watch=notes)
+    served = simulate(prepare(scenario.load("uniform", over), seed), observer=notes)
     return served, notes
 
 

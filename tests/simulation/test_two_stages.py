@@ -34,7 +34,7 @@ def play(policy, rounds):
     }
     asked = scenario.of_policy(scenario.load("uniform", over), policy)
     notes = Notes()
-    return simulate(prepare(asked, seed=3), watch=notes), notes
+    return simulate(prepare(asked, seed=3), observer=notes), notes
 
 
 def changed(served):

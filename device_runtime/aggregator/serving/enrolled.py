@@ -102,7 +102,7 @@ def offer_seal(enrolment: Path | None, run_folder: Path, clock: Callable[[], flo
 
 
 def key_agreement(enrolment: Path | None) -> Agree | None:
-    """`Ports.agree`: by the enrolment's key; None without one: devices know no other. Raises SetupError."""
+    """The key agreement by the enrolment's key (`Ports.agree`); None without one. Raises SetupError."""
     return BrokerFolder(enrolment).signer.agree if enrolment is not None else None
 
 

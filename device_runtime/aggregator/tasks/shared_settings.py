@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings for all kinds of a task that have them, in place of the kinds' own; None: each kind's own."""
+    """Settings that replace those of every kind that has them; None leaves a kind's own."""
 
     lr: float | None = None
     epochs: int | None = None
@@ -49,23 +49,23 @@ class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """The names of those that are not None."""
         return tuple(name for name, value in msgspec.structs.asdict(self).items() if value is not None)
 
-    def applied(self, task: Task) -> Task:
-        """The task with these settings. Raises TaskError for one that no kind has, or that is not allowed."""
-        task = with_training_options(task, self, logging.DEBUG)
+    def applied(self, task: Task, level: int = logging.DEBUG) -> Task:
+        """The task with these settings; logs which kinds they change, at this level.
+
+        Raises TaskError for a setting that no kind has, or a value that is not allowed.
+        """
+        task = _with_training(task, self, level)
         return task if self.codec is None else with_codec(task, self.codec)
 
 
-def with_training_options(
-    task: Task, options: argparse.Namespace | SharedSettings, level: int = logging.INFO
-) -> Task:
-    """The task with the options of `add_arguments`, which override its kinds' own settings; logs which kinds.
+def _with_training(task: Task, shared: SharedSettings, level: int) -> Task:
+    """The task with the learning rate, epochs and batch size of `shared`.
 
     They apply to kinds that train in epochs. Other kinds need a learning rate of another magnitude and keep
-    their own, unless no offered kind trains in epochs. Raises TaskError for an option that no kind has, or a
-    value that is not allowed.
+    their own, unless no offered kind trains in epochs.
     """
     for setting, said in NAMES.items():
-        value = getattr(options, setting)
+        value = getattr(shared, setting)
         if value is None:
             continue
         having = [kind.name for kind in task.kinds if has_setting(kind.name, setting)]

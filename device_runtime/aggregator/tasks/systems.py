@@ -48,8 +48,6 @@ MODIFIERS: Mapping[str, str] = {
     "fast": "rounds close when the fast devices are done, what comes later counts in the next round",
     "all": "rounds close when all devices are done",
 }
-
-
 ALTERNATIVES = (SERVERS, ("all", "fast"), ("", "drawn"))
 """Modifiers of which a system takes one."""
 

@@ -91,8 +91,6 @@ def run(options: argparse.Namespace) -> int:
     policy_options.configure(options, add_arguments)
     if "cpu_percent" in options.given and not options.service:
         raise PolicyError("--cpu-percent needs --service: the system limits a service, not this process")
-    if not options.plugins:
-        check_kinds(policy_options.allowed(options).kinds)
     if options.enrol:
         enrolment = enrol(_token(options.enrol), options)
         options.name = enrolment.name  # another device may be enrolled on this machine too
@@ -102,6 +100,7 @@ def run(options: argparse.Namespace) -> int:
     if options.data is None:
         raise DataError("no samples: give --data, a folder or a file of them (docs/data-on-device.md)")
     share_plugins(options)
+    check_kinds(policy_options.allowed(options).kinds)
     if options.choose:
         check_policy(options.choose)
     connection = connect(options)

@@ -17,7 +17,6 @@ from device_runtime.aggregator.tasks import shared_settings as training
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.kind_settings import kinds_named
-from device_runtime.aggregator.tasks.shared_settings import with_codec
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import add_plugins, load_plugins
 from device_runtime.service_process import Exit
@@ -379,8 +378,8 @@ def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
         flags["masks"] = masks
     task = tasks.load(file, flags)
     task = systems.task_as_system(args.system, task) if args.system else task
-    task = training.with_training_options(task, args)
-    return task if args.codec is None else with_codec(task, args.codec)
+    shared = training.SharedSettings(lr=args.lr, epochs=args.epochs, batch=args.batch, codec=args.codec)
+    return shared.applied(task, logging.INFO)
 
 
 def _masks(args: argparse.Namespace) -> dict[str, object]:

@@ -40,12 +40,13 @@ def folder_lock(folder: Path) -> Iterator[None]:
         except OSError as error:  # a file system without locks
             log.warning("%s cannot be locked against a second process: %s", folder, error.strerror)
         with suppress(OSError):  # a full disk
-            os.ftruncate(file.fileno(), os.pwrite(file.fileno(), f"{os.getpid():<{DIGITS}}\n".encode(), 0))
+            written = os.pwrite(file.fileno(), f"{os.getpid():<{DIGITS}}\n".encode(), 0)
+            os.ftruncate(file.fileno(), written)
         yield
 
 
 def process(folder: Path) -> int | None:
-    """The id of the process that is this device now, if any. Raises InUse if there is one of unknown id."""
+    """The id of the process that runs this device now, or None. Raises InUse if its id is unknown."""
     try:
         with (folder / LOCK).open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -137,10 +137,8 @@ class DeviceSampler:
         bases, known = self._bases, self._devices.known(device)
         held = known.held
         if prefetched_bytes and number == 1:  # devices fetch round 1's base before it opens
-            prefetched_bytes, held = (
-                prefetched_bytes + bases.to_fetch(1, MAIN, held),
-                bases.fetched(1, MAIN, held),
-            )
+            prefetched_bytes += bases.to_fetch(1, MAIN, held)
+            held = bases.fetched(1, MAIN, held)
         asked = AskConditions(
             now=opening.now,
             closes_s=opening.closes_s,

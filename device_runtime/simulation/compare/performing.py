@@ -43,22 +43,22 @@ class RunOptions:
 
 
 class CombinedObserver:
-    """Several watches as one, called in this order."""
+    """Several observers as one, called in this order."""
 
-    def __init__(self, *watches: RunObserver) -> None:
-        self._watches = watches
+    def __init__(self, *observers: RunObserver) -> None:
+        self._observers = observers
 
     def asked(self, ask: AskRecord) -> None:
-        for watch in self._watches:
-            watch.asked(ask)
+        for one in self._observers:
+            one.asked(ask)
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
-        for watch in self._watches:
-            watch.trained(job, made)
+        for one in self._observers:
+            one.trained(job, made)
 
     def closed(self, line: SimulatedRound) -> None:
-        for watch in self._watches:
-            watch.closed(line)
+        for one in self._observers:
+            one.closed(line)
 
 
 def perform(
@@ -85,8 +85,8 @@ def perform(
             used.append(made.name)
             return probes.over(made) if probes else made
 
-        watch = CombinedObserver(*([probes] if probes else []), calls, files, observer)
-        served = simulate(prepared, executor, watch, ResumeOptions(files.checkpoint, files.keeper.take))
+        observers = CombinedObserver(*([probes] if probes else []), calls, files, observer)
+        served = simulate(prepared, executor, observers, ResumeOptions(files.checkpoint, files.keeper.take))
         classes = prepared.inputs.bundle.manifest.target.compared == "classes"
         info = RunInfo(
             policy=name.policy,

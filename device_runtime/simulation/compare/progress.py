@@ -210,7 +210,7 @@ def within_round_text(now: UpdatesTrained) -> str:
 
 
 class ProgressReporter:
-    """A watch that tells a `RoundDone` for each round.
+    """An observer that tells a `RoundDone` for each round.
 
     Within a long round it tells `UpdatesTrained` every WORKING_EVERY_S seconds.
     """
@@ -239,7 +239,7 @@ class ProgressReporter:
 
 
 class ProgressWriter(ProgressReporter):
-    """A watch that writes its messages as JSON lines, for the process that started this one."""
+    """An observer that writes its messages as JSON lines, for the process that started this one."""
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         def write(message: Message) -> None:

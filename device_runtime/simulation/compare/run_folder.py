@@ -71,7 +71,7 @@ def fingerprint(scenario: Scenario, seed: int) -> str:
 
 
 class RunFiles:
-    """A watch that writes rounds and asks into `folder`, which it makes.
+    """An observer that writes rounds and asks into `folder`, which it makes.
 
     A stopped run resumes from `checkpoint`; files of another run are removed. `keeper` saves checkpoints.
     """

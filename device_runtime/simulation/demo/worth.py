@@ -94,7 +94,7 @@ class DemoEnded(Exception):
 
 
 class _Last(NullObserver):
-    """A watch that keeps the last round, and ends the run once `stop` is set."""
+    """An observer that keeps the last round, and ends the run once `stop` is set."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
@@ -111,7 +111,7 @@ class _Last(NullObserver):
 def _simulated(policy: DemoPolicy, setting: DemoSetting, without: str, stop: threading.Event) -> DemoOutcome:
     """Simulates a run without the device of this name ("": with all); the outcome of its last round."""
     last = _Last(stop)
-    simulate(prepared(policy, setting, without), watch=last)
+    simulate(prepared(policy, setting, without), observer=last)
     if last.line is None:
         raise ValueError(f"no round of {setting.rounds} was closed")
     return DemoOutcome(last.line.eval_acc, last.line.eval_acc_by_class)

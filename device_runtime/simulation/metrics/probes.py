@@ -88,7 +88,7 @@ class _Gathered:
 
 
 class Probes:
-    """A watch that compares the local models of a round whose update changes more than the head.
+    """An observer that compares the local models of a round whose update changes more than the head.
 
     A local model is the base that the device had, with the tensors that it sent; the executor wrapped by
     `over` gives the bases. Kinds that send no weights (scalars, class statistics) have no local model;

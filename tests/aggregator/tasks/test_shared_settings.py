@@ -75,4 +75,4 @@ def test_flags_stand_over_a_system_s_kinds():
 
 def test_what_is_not_asked_for_changes_nothing():
     task = Task(bundle="b", kinds=kinds_named(["full"]))
-    assert training.with_training_options(task, argparse.Namespace(lr=None, epochs=None, batch=None)) == task
+    assert training.SharedSettings().applied(task) == task

@@ -49,7 +49,7 @@ def play(fleet, task=None, devices=4, seed=0, **settings):
     }
     notes = Notes()
     prepared = prepare(scenario.load("uniform", over), seed)
-    simulate(prepared, watch=notes, keeping=ResumeOptions(keep=notes.kept.append))
+    simulate(prepared, observer=notes, keeping=ResumeOptions(keep=notes.kept.append))
     return notes
 
 

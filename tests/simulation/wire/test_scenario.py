@@ -61,7 +61,7 @@ def scenario(tmp_path, devices=8, sigma=0.0, latency_s=0.0, **task):
 def both(made):
     """(fast: noted, weights), (wire: finished) of one scenario."""
     prepared, noted = prepare(made, SEED), Noted()
-    served = simulate(prepared, watch=noted)
+    served = simulate(prepared, observer=noted)
     return noted, served, perform(prepared, WireCourse(SEED, until_s=10_000))
 
 
