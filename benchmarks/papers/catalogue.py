@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
-from importlib import resources
-from importlib.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from device_runtime.simulation.errors import ScenarioError
+from device_runtime.toml_file import read_toml
 
 from .table import Table
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+HERE = Path(__file__).parent
 TABLES = "tables"
 TEXT = 1 << 31  # sorts text after every number
 PAPERS: Mapping[str, str] = {
@@ -86,25 +81,14 @@ def left_out() -> Mapping[str, str]:
 
 def toml(*place: str) -> dict[str, Any]:
     """The parsed TOML file at this place in the package."""
-    return parsed(_at(*place).read_text("utf-8"))
-
-
-def parsed(text: str) -> dict[str, Any]:
-    """Parses TOML. Raises ValueError for text that is not TOML."""
-    content: dict[str, Any] = tomllib.loads(text)
-    return content
+    return read_toml(HERE.joinpath(*place), ScenarioError)
 
 
 def stems() -> tuple[str, ...]:
     """The stems of the tables' files, in natural order."""
-    files = (file.name for file in _at(TABLES).iterdir() if file.name.endswith(".toml"))
-    return tuple(sorted((name.removesuffix(".toml") for name in files), key=natural))
+    return tuple(sorted((file.stem for file in (HERE / TABLES).glob("*.toml")), key=natural))
 
 
 def natural(name: str) -> list[tuple[int, str]]:
     """A sort key that orders numbers within the name by their value."""
     return [(int(part), "") if part.isdigit() else (TEXT, part) for part in re.findall(r"\d+|\D+", name)]
-
-
-def _at(*place: str) -> Traversable:
-    return resources.files(__package__).joinpath(*place)

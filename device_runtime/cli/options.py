@@ -1,4 +1,4 @@
-"""Options that several commands share: connection, emulation, engine, energy meter, local data."""
+"""Options that several commands share: connection, emulation, engine, energy meter, local data, format."""
 
 from __future__ import annotations
 
@@ -207,6 +207,13 @@ def share(text: str) -> float:
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to less than 1")
     return value
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add `--format`."""
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
@@ -10,13 +9,9 @@ from types import MappingProxyType
 import msgspec
 
 from device_runtime.content import content
+from device_runtime.toml_file import read_toml
 
 from .device import Bandwidth, DeviceProfile, Memory, Power, Speed
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 MOBILENET_V2_FLOPS = 0.6e9
 """Two FLOPs for each of MobileNetV2's 300 million multiply-adds at 224 px (Sandler et al. 2018, table 4)."""
@@ -75,8 +70,8 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 @cache
 def boards() -> Mapping[str, Board]:
     """All boards by name, in the order of the file."""
-    text = (content("profiles") / "boards.toml").read_text("utf-8")
-    return MappingProxyType(msgspec.convert(tomllib.loads(text), dict[str, Board]))
+    table = read_toml(content("profiles") / "boards.toml", ProfileError)
+    return MappingProxyType(msgspec.convert(table, dict[str, Board]))
 
 
 def shipped_names() -> tuple[str, ...]:

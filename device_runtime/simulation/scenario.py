@@ -6,7 +6,6 @@ runs the same fleet, data and task under several policies.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,10 @@ from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.keys import explained
 from device_runtime.strategies import registry
+from device_runtime.toml_file import read_toml
 
 from .data import DataSpec, GroupData
 from .errors import ScenarioError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DIGITS = "digits-wrn-10-1"
 _PATHS = ("path", "test_path", "vectors")
@@ -151,11 +146,11 @@ def load(source: str | Path, over: Mapping[str, Any] | None = None) -> Scenario:
     path = Path(source)
     if str(source) in preset_names():
         path = _presets() / f"{source}.toml"
-        table = _read(path)
+        table = read_toml(path, ScenarioError)
     elif str(source) in fleets.preset_names():
         table = {"fleet": str(source)}
     elif path.suffix == ".toml":
-        table = _read(path)
+        table = read_toml(path, ScenarioError)
         table = {"fleet": {"name": path.stem, **table}} if "groups" in table else table
     else:
         known = ", ".join((*preset_names(), *fleets.preset_names()))
@@ -229,16 +224,6 @@ def _over(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         old = merged.get(name)
         merged[name] = _over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        table: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
-        return table
-    except OSError as error:
-        raise ScenarioError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
-    except ValueError as error:
-        raise ScenarioError(f"{path} is not TOML: {error}") from None
 
 
 def _presets() -> Path:

@@ -6,7 +6,6 @@ Tasks have settings of their own (`tasks.task`). Passwords are in files of their
 from __future__ import annotations
 
 import ipaddress
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +24,9 @@ from device_runtime.broker.servers.server import BrokerOptions, RunningBroker
 from device_runtime.broker.wire.url import TLS, BrokerUrl, is_loopback
 from device_runtime.console import LogFormat
 from device_runtime.profiles.keys import explained
+from device_runtime.toml_file import read_toml
 
 from . import enrolled
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 AUTO = "auto"
 PORT = "port"
@@ -247,12 +242,7 @@ def _for_pages(http: dict[str, Any], broker: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        settings: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    settings = read_toml(path, ConfigError)
     for section in _SECTIONS:
         if not isinstance(settings.get(section, {}), dict):
             raise ConfigError(f"{path}: {section}: expected a table, [{section}]")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,14 +21,10 @@ from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 from device_runtime.strategies.robust.settings import Byzantine, Clip, ClipFactor, Robust, Rule, Trim
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.statistics import kind_statistics
+from device_runtime.toml_file import read_toml
 
 from .kind_settings import KindSettings, kinds_named
 from .mask_settings import MaskSettings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Late = Literal["discard", "count"]
 WaitFor = Literal["auto", "all", "fast"]
@@ -442,12 +437,7 @@ def load(path: Path | None, flags: Mapping[str, object]) -> Task:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        settings = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise TaskError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
-    except ValueError as error:
-        raise TaskError(f"{path} is not TOML: {error}") from None
+    settings = read_toml(path, TaskError)
     for name in ("bundle", "eval_data", "generic"):
         settings |= {name: _near(path.parent, settings[name])} if name in settings else {}
     if isinstance(family := settings.get("family"), list):

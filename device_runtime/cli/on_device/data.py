@@ -6,7 +6,7 @@ import argparse
 
 import msgspec
 
-from device_runtime.cli.options import DATA_HELP, add_data, memory_bytes, place, positive
+from device_runtime.cli.options import DATA_HELP, add_data, add_format, memory_bytes, place, positive
 from device_runtime.client.training.engine_guard import limit_bytes
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.data import LocalSamples, Selection
@@ -20,9 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--bundle", default="digits-wrn-10-1", help="Check for the task of this bundle (default: the digits)."
     )
-    check.add_argument(
-        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
-    )
+    add_format(check)
     check.add_argument(
         "--memory",
         type=positive,

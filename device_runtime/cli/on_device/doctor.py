@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.cli.options import add_connection
+from device_runtime.cli.options import add_connection, add_format
 from device_runtime.client.connection.connecting import connect, is_enrolled
 from device_runtime.models.errors import BundleError
 
@@ -22,9 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bundle", default="digits-wrn-10-1", help="Try this bundle: a folder, a zip, or a shipped one."
     )
     add_connection(parser, "--broker")
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
-    )
+    add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from device_runtime.cli.options import (
     add_emulation,
     add_engine,
+    add_format,
     add_plugins,
     count,
     load_plugins,
@@ -87,9 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Plan for this board by its shipped profile, as simulations do; nothing is measured.",
     )
     parser.add_argument("--state", type=Path, help="Tell the rules of the device in this folder, too.")
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
-    )
+    add_format(parser)
     add_engine(parser)
     add_emulation(parser)
 

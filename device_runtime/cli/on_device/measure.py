@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from device_runtime.cli.options import (
     add_emulation,
     add_engine,
+    add_format,
     add_meter,
     count,
     engine_settings,
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--csv", type=Path, metavar="FILE", help="Write every run to this file.")
     add("--plot", type=Path, metavar="FILE", help="Draw it into this file, .png or .svg.")
-    add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
+    add_format(parser)
     add_engine(parser)
     add_meter(parser)
     add_emulation(parser)

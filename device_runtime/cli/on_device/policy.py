@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 from tabulate import tabulate
 
+from device_runtime.cli.options import add_format
 from device_runtime.client.connection.connecting import folder_of
 from device_runtime.client.errors import NoDevice
 from device_runtime.client.policy import work_gate
@@ -20,9 +21,7 @@ from .policy_options import add_device_choice
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     policy_options.add_policy(parser)
     add_device_choice(parser)
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
-    )
+    add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_runtime.cli.options import add_engine, count, engine_settings
+from device_runtime.cli.options import add_engine, add_format, count, engine_settings
 from device_runtime.client.connection.connecting import folder_of
 from device_runtime.models.errors import DataError
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top", type=count, default=3, metavar="N", help="Show this many labels of each sample (default: 3)."
     )
     add("--export-onnx", type=Path, metavar="FILE", help="Write the model as one ONNX file for any program.")
-    add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
+    add_format(parser)
     add_device_choice(parser)
     add("--state-dir", dest="state", type=Path, metavar="DIR", help="Do the same as --state.")
     add_engine(parser)

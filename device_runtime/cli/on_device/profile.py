@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from device_runtime.cli.options import (
     add_emulation,
     add_engine,
+    add_format,
     add_meter,
     emulation,
     engine_settings,
@@ -27,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bundle", default="digits-wrn-10-1", help="Time this bundle: a folder, a zip, or a shipped one."
     )
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
-    )
+    add_format(parser)
     add_engine(parser)
     add_meter(parser)
     add_emulation(parser)

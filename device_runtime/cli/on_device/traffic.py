@@ -7,6 +7,7 @@ import argparse
 import msgspec
 from tabulate import tabulate
 
+from device_runtime.cli.options import add_format
 from device_runtime.client import traffic
 from device_runtime.client.connection.connecting import folder_of
 
@@ -15,9 +16,7 @@ from .policy_options import add_device_choice
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_choice(parser)
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
-    )
+    add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:

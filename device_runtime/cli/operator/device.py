@@ -13,6 +13,7 @@ from tabulate import tabulate
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
 from device_runtime.broker.servers.broker_folder import BrokerFolder
+from device_runtime.cli.options import add_format
 
 DEFAULT = Path("enrolment")
 
@@ -46,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     revoke = actions.add_parser("revoke", help="Stop letting a device in, or make a link void.")
     revoke.add_argument("name", metavar="NAME", help="Revoke the device, or the link, of this name.")
     listed = actions.add_parser("list", help="List who is enrolled, since when, and who was revoked.")
-    listed.add_argument(
-        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
-    )
+    add_format(listed)
     for action in (add, link, revoke, listed):
         action.add_argument(
             "--dir",

@@ -18,6 +18,7 @@ from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.views.console_log import number, size
 from device_runtime.broker.wire.durable_files import replace_file
+from device_runtime.cli.options import add_format
 from device_runtime.models.bundles.targets import ACCURACY, metric_text
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ROUND",
         help="Serve that round's model from now on and continue from it; an open round is discarded.",
     )
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
-    )
+    add_format(parser)
     parser.add_argument(
         "--export-onnx", type=Path, metavar="FILE", help="Write the served model as one ONNX file."
     )

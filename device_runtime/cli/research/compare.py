@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.cli.options import add_format
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.report.write import side_by_side
 
@@ -19,9 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folders", nargs="+", type=Path, metavar="RUN_DIR", help="Compare the runs of these folders."
     )
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
-    )
+    add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:

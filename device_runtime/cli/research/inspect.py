@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from tabulate import tabulate
 
+from device_runtime.cli.options import add_format
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.inputs import TextInput, WindowInput
 from device_runtime.models.bundles.manifest import Manifest, Setting, Tunable
@@ -24,9 +25,7 @@ class BundleFigures(msgspec.Struct, frozen=True):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("bundle", help="Show this bundle: a folder, a zip, or the name of a shipped one.")
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
-    )
+    add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:

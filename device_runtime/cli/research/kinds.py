@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from device_runtime.cli.options import add_plugins, load_plugins
+from device_runtime.cli.options import add_format, add_plugins, load_plugins
 
 if TYPE_CHECKING:
     from device_runtime.strategies.kind import AnyStrategy
@@ -21,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", nargs="?", metavar="NAME", help="Show this kind, with its settings (default: list all kinds)."
     )
     add_plugins(parser)
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
-    )
+    add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.tasks import shared_settings as training
-from device_runtime.cli.options import add_plugins, count, load_plugins, positive
+from device_runtime.cli.options import add_format, add_plugins, count, load_plugins, positive
 from device_runtime.models.engines.available import AUTO, ENGINES
 from device_runtime.simulation.compare.completing import CompletionOptions, check_runs, complete, working_in
 from device_runtime.simulation.compare.performing import RunOptions, perform
@@ -168,7 +168,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Log every run to tensorboard:FOLDER, wandb:PROJECT or mlflow:FOLDER: docs/trackers.md.",
     )
     add("--run-dir", type=Path, help="Keep the runs in this folder; what is finished there is not run again.")
-    add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
+    add_format(parser)
     add_plugins(parser)
     add("--only", help=argparse.SUPPRESS)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.cli.options import add_format
 
 if TYPE_CHECKING:
     from device_runtime.aggregator.tasks.task import Task
@@ -35,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=int, default=50, help="Show it for a task of this many rounds (default: 50)."
     )
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
-    )
+    add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from device_runtime.client.errors import PolicyError
 from device_runtime.profiles.keys import no_such_key
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from device_runtime.toml_file import read_toml
 
 POLICY = "policy"
 """The table of the owner's rules; all other settings stand above it."""
@@ -82,12 +76,7 @@ def _written(value: object) -> str:
 
 def read(path: Path) -> Iterator[tuple[str, object]]:
     """Keys and values; those of the table as "policy.key". Raises PolicyError."""
-    try:
-        settings: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise PolicyError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
-    except ValueError as error:
-        raise PolicyError(f"{path} is not TOML: {error}") from None
+    settings = read_toml(path, PolicyError)
     rules = settings.pop(POLICY, {})
     if not isinstance(rules, dict):
         raise PolicyError(f"{path}: {POLICY}: expected a table, [{POLICY}]")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from device_runtime.models.errors import DataError
+from device_runtime.toml_file import read_toml
 
 from .cells import folded
 from .sample_source import SampleSource
 from .units import Refused
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FILE = "labels.toml"
 """A label map with this name in the folder of the samples is always used."""
@@ -105,8 +100,8 @@ def _folded(exact: Mapping[str, int | None]) -> dict[str, int | None]:
 
 def _read(file: Path) -> dict[str, str]:
     try:
-        given = msgspec.convert(tomllib.loads(file.read_text("utf-8")), _Map)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        given = msgspec.convert(read_toml(file, DataError), _Map)
+    except msgspec.ValidationError as error:
         raise DataError(
             f'{file} is no label map ({error}): expected [labels] NAME = "LABEL", [aliases] LABEL = [NAMES]'
         ) from None

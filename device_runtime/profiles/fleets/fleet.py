@@ -6,7 +6,6 @@ differ from that profile.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,14 +21,10 @@ from device_runtime.content import content
 from device_runtime.profiles.device import Bandwidth, DeviceProfile, Memory, Speed
 from device_runtime.profiles.keys import explained
 from device_runtime.profiles.shipped import ProfileError, shipped
+from device_runtime.toml_file import read_toml
 
 from .availability import DAY, Availability, normalised_windows
 from .groups import DisturbanceRates, Disturbances, FleetGroup
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["BatterySpec", "Disturbances", "Fleet", "FleetGroup", "FleetSpec", "load", "preset_names", "read"]
 
@@ -211,23 +206,11 @@ def load(path_or_preset: str | Path) -> FleetSpec:
     """Reads the fleet of a TOML file, or the preset of that name. Raises ProfileError."""
     path = Path(path_or_preset)
     if str(path_or_preset) in preset_names():
-        text = (_presets() / f"{path_or_preset}.toml").read_text("utf-8")
+        path = _presets() / f"{path_or_preset}.toml"
     elif path.suffix != ".toml":
         known = ", ".join(preset_names())
         raise ProfileError(f"no fleet named {str(path)!r}: give a file *.toml or one of {known}")
-    else:
-        try:
-            text = path.read_text("utf-8")
-        except OSError as error:
-            raise ProfileError(
-                f"cannot read fleet {path}: {(error.strerror or str(error)).lower()}"
-            ) from None
-        except ValueError as error:
-            raise ProfileError(f"fleet {path} is not text: {error}") from None
-    try:
-        table = tomllib.loads(text)
-    except ValueError as error:
-        raise ProfileError(f"fleet {path} is not TOML: {error}") from None
+    table = read_toml(path, ProfileError)
     try:
         return read({"name": path.stem, **table})
     except ProfileError as error:

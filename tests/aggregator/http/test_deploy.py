@@ -16,7 +16,6 @@ import pytest
 from device_runtime.aggregator.http.metrics import ProcessMetrics
 from device_runtime.aggregator.serving import config
 from device_runtime.aggregator.tasks import task as tasks
-from device_runtime.aggregator.tasks.task import tomllib
 from device_runtime.broker.errors import BrokerRefused
 from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.servers.server import BrokerOptions
@@ -24,6 +23,7 @@ from device_runtime.broker.wire.link import Link
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.table import COMMANDS
 from device_runtime.service_process import Exit
+from device_runtime.toml_file import tomllib
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 

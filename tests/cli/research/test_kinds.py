@@ -3,9 +3,9 @@ import re
 
 import pytest
 
-from device_runtime.aggregator.tasks.task import tomllib
 from device_runtime.cli import main
 from device_runtime.strategies import registry
+from device_runtime.toml_file import tomllib
 
 
 @pytest.mark.parametrize("name", registry.KINDS)

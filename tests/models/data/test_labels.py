@@ -62,14 +62,14 @@ def test_a_map_that_is_given_goes_before_the_one_beside_the_samples(tmp_path):
         ('[labels]\nx = "cow"\n', "'x' is mapped to 'cow', the task has cat, dog, Wild boar"),
         ("labels = 3", "is no label map"),
         ("[label]", "is no label map"),
-        ("[[[", "is no label map"),
+        ("[[[", "labels.toml is not TOML"),
     ],
 )
 def test_a_map_that_does_not_fit_is_an_error(tmp_path, text, message):
     (tmp_path / "labels.toml").write_text(text)
     with pytest.raises(DataError, match=message):
         LabelMap.of(SampleSource(tmp_path), ANIMALS)
-    with pytest.raises(DataError, match="is no label map"):
+    with pytest.raises(DataError, match=f"cannot read {tmp_path / 'none'}: no such file"):
         LabelMap.of(SampleSource(tmp_path, labels=tmp_path / "none"), ANIMALS)
 
 

@@ -322,13 +322,13 @@ def test_what_cannot_be_meant_above_the_groups_is_refused():
 
 def test_a_file_is_named_in_what_is_said_of_it(tmp_path):
     path = tmp_path / "mine.toml"
-    with pytest.raises(ProfileError, match=f"cannot read fleet {path}: no such file"):
+    with pytest.raises(ProfileError, match=f"cannot read {path}: no such file"):
         load(path)
     path.write_text("[groups.g]\nprofile = 'pi-4'\nshare = 2\n")
     with pytest.raises(ProfileError, match=f"fleet {path}: groups.g.share is 2.0, expected"):
         load(path)
     path.write_text("[groups.g\n")
-    with pytest.raises(ProfileError, match=f"fleet {path} is not TOML"):
+    with pytest.raises(ProfileError, match=f"{path} is not TOML"):
         load(path)
     path.write_text("[groups.g]\nprofile = 'pi-4'\nshare = 1\n")
     assert load(path).name == "mine"

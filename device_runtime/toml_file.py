@@ -1,0 +1,22 @@
+"""Reads settings from TOML files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def read_toml(path: Path, failed: type[Exception]) -> dict[str, Any]:
+    """The keys and tables of a TOML file. Raises `failed`, which names the file, if that cannot be read."""
+    try:
+        return dict(tomllib.loads(path.read_text("utf-8")))
+    except OSError as error:
+        raise failed(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise failed(f"{path} is not TOML: {error}") from None
