@@ -71,7 +71,7 @@ def rounds(order: Order) -> list[Seen]:
 def _round(task: DeviceTask, given: RoundInputs) -> Seen:
     Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak of this process begins anew
     outcome = task.perform(given, inf, Listener(lambda _: None, lambda _: None))
-    return seen(outcome, task.watcher.limit_bytes, peak_bytes(Path("/proc/self/status").read_text()))
+    return seen(outcome, task.engine_guard.limit_bytes, peak_bytes(Path("/proc/self/status").read_text()))
 
 
 def seen(outcome: WorkOutcome, limit_bytes: int, peak: int) -> Seen:

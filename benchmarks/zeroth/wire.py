@@ -104,10 +104,10 @@ class Course:
         self.rounds, self.round = rounds, 0
         self.change = threading.Condition()
 
-    def __call__(self, happening: RunEvent) -> None:
-        if isinstance(happening, RoundClosed):
+    def __call__(self, event: RunEvent) -> None:
+        if isinstance(event, RoundClosed):
             with self.change:
-                self.round = happening.record.round
+                self.round = event.record.round
                 self.change.notify_all()
 
     def wait(self, share: float) -> None:

@@ -38,10 +38,10 @@ class RoundInputs:
 class OneTask(Protocol):
     """Works on the rounds of one task: a device with its samples (DeviceTask), or a site in its place.
 
-    `watcher` watches the engine.
+    `engine_guard` watches the engine.
     """
 
-    watcher: EngineGuard
+    engine_guard: EngineGuard
 
     def hello(self, boot: int) -> Hello:
         """The device's hello with its number of samples; 0 while rounds are not to wait for it."""

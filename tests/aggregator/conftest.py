@@ -228,7 +228,7 @@ class Bench:
         )
 
     def heard(self, kind):
-        return [happening for happening in self.told if isinstance(happening, kind)]
+        return [event for event in self.told if isinstance(event, kind)]
 
 
 @pytest.fixture

@@ -38,9 +38,9 @@ task = DeviceTask(Settings("a", folder / "a.npz", folder), {"": bundle}, time.mo
 total = available_memory().total
 hoard = np.ones(max(0, available_memory().free - leave) if leave else 0, np.uint8)
 profile = task._as_it_is_now()
-task.watcher.limit_bytes = profile.memory.limit_bytes
+task.engine_guard.limit_bytes = profile.memory.limit_bytes
 kinds = (FedAvg(epochs=1), ClassMeans())
-with guarded(task.watcher, lambda: None):
+with guarded(task.engine_guard, lambda: None):
     outcome = perform(task._worker, profile, Assignment(kinds, 1, time.monotonic() + 600))
 chosen = outcome.plan.chosen
 print(json.dumps([total, chosen and chosen.kind, outcome.peak_memory_bytes, list(outcome.reasons)]))

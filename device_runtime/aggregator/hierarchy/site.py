@@ -197,8 +197,8 @@ class SiteDevices:
         self._samples: dict[str, int] = {}
         self._idle: dict[str, str] = {}
 
-    def __call__(self, happening: RunEvent) -> None:
-        match happening:
+    def __call__(self, event: RunEvent) -> None:
+        match event:
             case Started():
                 self._samples, self._idle = {}, {}
             case RoundOpened() | RoundExtended():
@@ -231,32 +231,30 @@ class SiteDevices:
         return ""
 
 
-def log_site(happening: RunEvent) -> None:
+def log_site(event: RunEvent) -> None:
     """An observer that logs what a site does: two lines a round, and one for each device that leaves."""
-    match happening:
+    match event:
         case Started():
-            log.info(
-                "site of task %r: run %s%s", happening.task.name, happening.run, _again(happening.resumed)
-            )
+            log.info("site of task %r: run %s%s", event.task.name, event.run, _again(event.resumed))
         case DeviceSeen(device=device, online=False):
             log.info("site: %s is offline", device)
         case RoundOpened():
-            again = f", again, with {happening.contributions} contributions" if happening.again else ""
-            log.info("site round %d: %s, %.1f s%s", *_opened(happening), again)
+            again = f", again, with {event.contributions} contributions" if event.again else ""
+            log.info("site round %d: %s, %.1f s%s", *_opened(event), again)
         case RoundClosed(record=record):
             log.info(
                 "site round %d closed: %s, %s up, %s down, %.1f s%s",
                 record.round,
-                contribution_counts(happening) or "nobody",
+                contribution_counts(event) or "nobody",
                 size(record.bytes_up),
                 size(record.bytes_down),
                 record.duration_s,
-                f" ({happening.note})" if happening.note else "",
+                f" ({event.note})" if event.note else "",
             )
 
 
-def _opened(happening: RoundOpened) -> tuple[int, str, float]:
-    return happening.round, ", ".join(happening.kinds), happening.deadline_s
+def _opened(event: RoundOpened) -> tuple[int, str, float]:
+    return event.round, ", ".join(event.kinds), event.deadline_s
 
 
 def _again(resumed: bool) -> str:

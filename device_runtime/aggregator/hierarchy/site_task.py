@@ -15,7 +15,7 @@ from device_runtime.client.one_task import OneTask, RoundInputs
 from device_runtime.client.selection.choose import MAIN, MARGIN, Candidate, UpdateChoice
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
-from device_runtime.client.training.engine_guard import limit_bytes, watcher
+from device_runtime.client.training.engine_guard import guard_engine, limit_bytes
 from device_runtime.client.training.work import Decision, Listener, WorkOutcome
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
@@ -64,7 +64,7 @@ class SiteTask(OneTask):
         clock: Callable[[], float],
         link: LinkSpeed,
     ) -> None:
-        self.watcher = watcher(None, None)
+        self.engine_guard = guard_engine(None, None)
         self._site_host, self._clock, self._link = site_host, clock, link
         self._bundles = bundles
         self._given: _Given | None = None

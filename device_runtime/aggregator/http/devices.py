@@ -43,14 +43,14 @@ class WatchedDevices:
         self.sitting_out: set[str] = set()
         self.online = 0
 
-    def seen(self, happening: DeviceSeen, now: float) -> None:
+    def seen(self, event: DeviceSeen, now: float) -> None:
         """A device came, went, or said hello."""
-        told: dict[str, object] = {"online": happening.online, "last_seen": now}
-        if happening.engine or happening.profile:
-            told |= {"profile": happening.profile, "engine": happening.engine}
-            told |= {"num_examples": happening.num_examples, "memory_bytes": happening.memory_bytes}
-            told["battery_percent"] = happening.battery_percent
-        self._set(self._of(happening.device), told)
+        told: dict[str, object] = {"online": event.online, "last_seen": now}
+        if event.engine or event.profile:
+            told |= {"profile": event.profile, "engine": event.engine}
+            told |= {"num_examples": event.num_examples, "memory_bytes": event.memory_bytes}
+            told["battery_percent"] = event.battery_percent
+        self._set(self._of(event.device), told)
 
     def planned(self, plan: PlanReported, now: float) -> None:
         """A device has decided what to do in the round."""

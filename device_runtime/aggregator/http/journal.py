@@ -95,21 +95,21 @@ class Journal:
         self.dropped = 0
         """Lines that were lost: too many waited, or the disk failed."""
 
-    def __call__(self, happening: RunEvent) -> None:
-        match happening:
+    def __call__(self, event: RunEvent) -> None:
+        match event:
             case Started():
                 if not self._thread.is_alive():
                     self._thread.start()
-                for closed in happening.closed:
+                for closed in event.closed:
                     self._put(closed)
             case Contributed(record=record):
                 self._put(_counted(record, self._clock()))
             case ContributionRefused():
-                number = min(happening.round, LARGEST)  # a refused contribution may name any round
-                line = (number, happening.device, happening.kind, happening.status, happening.reason)
+                number = min(event.round, LARGEST)  # a refused contribution may name any round
+                line = (number, event.device, event.kind, event.status, event.reason)
                 self._put((self._clock(), *line, *(None,) * 6))
             case RoundClosed():
-                self._put(happening)
+                self._put(event)
 
     def close(self) -> None:
         """Write waiting lines and end the thread; waits at most CLOSE_S for a disk that hangs."""

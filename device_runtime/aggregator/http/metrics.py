@@ -70,23 +70,23 @@ class ProcessMetrics:
         def known(kind: str) -> str:
             return kind if kind in kinds else OTHER
 
-        def observer(happening: RunEvent) -> None:
-            match happening:
+        def observer(event: RunEvent) -> None:
+            match event:
                 case Started():
                     self.rounds.labels(task)  # shows 0 from the start
                     self.extensions.labels(task)
                     self.awaited.labels(task)
                 case SumsAwaited():
-                    self.awaited.labels(task).set(len(happening.helpers))
+                    self.awaited.labels(task).set(len(event.helpers))
                 case Contributed(record=record):
                     self.contributions.labels(task, known(record.kind), "accepted").inc()
                     self.train.labels(task, known(record.kind)).observe(record.train_time_s)
                 case ContributionRefused():
-                    self.contributions.labels(task, known(happening.kind), happening.status).inc()
+                    self.contributions.labels(task, known(event.kind), event.status).inc()
                 case RoundExtended():
                     self.extensions.labels(task).inc()
                 case RoundClosed():
-                    self._closed(task, happening, known)
+                    self._closed(task, event, known)
 
         return observer
 

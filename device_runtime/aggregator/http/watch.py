@@ -56,10 +56,10 @@ class TaskWatch:
         self.manifest: Manifest | None = None
         """The manifest of the task's bundle; None until the service has started."""
 
-    def __call__(self, happening: RunEvent) -> None:
+    def __call__(self, event: RunEvent) -> None:
         with self._lock:
             self._live = replace(self._live, version=self._live.version + 1)
-            self._take(happening, self._clock())
+            self._take(event, self._clock())
 
     def live(self) -> TaskStatus:
         """The state of the task now."""
@@ -85,66 +85,66 @@ class TaskWatch:
             known = self._rounds[:]
         return RoundPage(len(known), [one for one in known if one.round > after][:limit])
 
-    def _take(self, happening: RunEvent, now: float) -> None:
-        match happening:
+    def _take(self, event: RunEvent, now: float) -> None:
+        match event:
             case Started():
-                self._start(happening)
+                self._start(event)
             case RoundOpened():
-                self._open(happening, now)
+                self._open(event, now)
             case RoundExtended():
-                self._extend(happening, now)
+                self._extend(event, now)
             case SumsAwaited():
-                moved = {} if happening.deadlines else {"moved_at": now}
-                self._change(phase="unmasking", closes_at=None, note=happening.text, **moved)
+                moved = {} if event.deadlines else {"moved_at": now}
+                self._change(phase="unmasking", closes_at=None, note=event.text, **moved)
             case DeviceSeen():
-                self._devices.seen(happening, now)
+                self._devices.seen(event, now)
             case PlanReported():
-                self._devices.planned(happening, now)
+                self._devices.planned(event, now)
             case Contributed(record=record):
                 self._devices.contributed(record, now)
                 self._counts[record.kind] = self._counts.get(record.kind, 0) + 1
                 self._change(moved_at=now)
             case ContributionRefused():
-                self._devices.refused(happening, now)
+                self._devices.refused(event, now)
                 self._change(not_counted=self._live.not_counted + 1)
             case RoundClosed():
-                self._close(happening, now)
+                self._close(event, now)
             case Finished():
                 self._change(phase="finished", closes_at=None, moved_at=now)
 
-    def _start(self, happening: Started) -> None:
-        self.manifest = happening.manifest
-        for closed in happening.closed:
+    def _start(self, event: Started) -> None:
+        self.manifest = event.manifest
+        for closed in event.closed:
             self._close(closed, None)
             self._devices.closed(closed)
-        phase = "finished" if len(happening.closed) >= happening.task.rounds else "waiting"
-        needed = happening.task.min_contributions
-        self._change(run=happening.run, rounds=happening.task.rounds, phase=phase, needed=needed)
+        phase = "finished" if len(event.closed) >= event.task.rounds else "waiting"
+        needed = event.task.min_contributions
+        self._change(run=event.run, rounds=event.task.rounds, phase=phase, needed=needed)
 
-    def _open(self, happening: RoundOpened, now: float) -> None:
+    def _open(self, event: RoundOpened, now: float) -> None:
         self._counts, self._devices.sitting_out = {}, set()
-        if happening.again and happening.contributions:
-            self._counts = {"before the restart": happening.contributions}
+        if event.again and event.contributions:
+            self._counts = {"before the restart": event.contributions}
         self._change(
             phase="collecting",
-            round=happening.round,
-            offered=happening.kinds,
+            round=event.round,
+            offered=event.kinds,
             opened_at=now,
-            closes_at=now + happening.deadline_s,
+            closes_at=now + event.deadline_s,
             moved_at=now,
-            deadline_s=happening.deadline_s,
+            deadline_s=event.deadline_s,
             extended=0,
             not_counted=0,
-            note="resumed" if happening.again else "",
+            note="resumed" if event.again else "",
         )
 
-    def _extend(self, happening: RoundExtended, now: float) -> None:
+    def _extend(self, event: RoundExtended, now: float) -> None:
         self._devices.sitting_out = set()
-        counted = f"{happening.contributions} of {happening.needed} contributions"
+        counted = f"{event.contributions} of {event.needed} contributions"
         self._change(
-            closes_at=now + happening.deadline_s,
+            closes_at=now + event.deadline_s,
             extended=self._live.extended + 1,
-            note=f"extended: {counted}{happening.outlook}",
+            note=f"extended: {counted}{event.outlook}",
         )
 
     def _close(self, closed: RoundClosed, now: float | None) -> None:

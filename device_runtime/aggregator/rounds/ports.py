@@ -99,10 +99,10 @@ class Ports:
     database: str = ""
     backlog: Callable[[], int] = lambda: 0
 
-    def tell(self, happening: RunEvent) -> None:
+    def tell(self, event: RunEvent) -> None:
         """Tells all observers; one that fails must not stop the rounds."""
         for observer in self.observers:
             try:
-                observer(happening)
+                observer(event)
             except Exception as error:
                 log.warning("observer failed: %s: %s", type(error).__name__, error)

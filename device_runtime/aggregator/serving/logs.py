@@ -36,28 +36,28 @@ class EventLog:
     def __init__(self, task: str) -> None:
         self._task = task
 
-    def __call__(self, happening: RunEvent) -> None:
-        match happening:
+    def __call__(self, event: RunEvent) -> None:
+        match event:
             case Started():
-                closed = len(happening.closed)
-                self._log("task started", run=happening.run, resumed=happening.resumed, closed=closed)
+                closed = len(event.closed)
+                self._log("task started", run=event.run, resumed=event.resumed, closed=closed)
             case RoundOpened():
-                self._log("round opened", **asdict(happening))
+                self._log("round opened", **asdict(event))
             case RoundExtended():
-                self._log("round extended", **asdict(happening))
+                self._log("round extended", **asdict(event))
             case SumsAwaited():
-                self._log("mask helpers awaited", **asdict(happening))
+                self._log("mask helpers awaited", **asdict(event))
             case RoundClosed():
-                self._log("round closed", **asdict(happening.record), note=happening.note)
+                self._log("round closed", **asdict(event.record), note=event.note)
             case Finished():
-                self._log("task finished", run=happening.run, rounds=happening.rounds)
+                self._log("task finished", run=event.run, rounds=event.rounds)
             case Contributed():
-                self._log("contribution", logging.DEBUG, **asdict(happening.record))
+                self._log("contribution", logging.DEBUG, **asdict(event.record))
             case ContributionRefused():
-                self._log("contribution not counted", logging.DEBUG, **asdict(happening))
+                self._log("contribution not counted", logging.DEBUG, **asdict(event))
             case DeviceSeen() | PlanReported():
-                event = "device" if isinstance(happening, DeviceSeen) else "plan"
-                self._log(event, logging.DEBUG, **asdict(happening))
+                what = "device" if isinstance(event, DeviceSeen) else "plan"
+                self._log(what, logging.DEBUG, **asdict(event))
 
     def close(self) -> None:
         """Nothing to restore."""

@@ -38,15 +38,15 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def __call__(self, happening: RunEvent) -> None:
-        match happening:
+    def __call__(self, event: RunEvent) -> None:
+        match event:
             case Started():
                 self._begin("rounds", RoundRecord)
                 self._begin("contributions", ContributionRecord)
-                for closed in happening.closed:
+                for closed in event.closed:
                     self._add(closed)
             case RoundClosed():
-                self._add(happening)
+                self._add(event)
 
     def _begin(self, stem: str, kind: type[Record]) -> None:
         (self._folder / f"{stem}.jsonl").write_bytes(b"")

@@ -44,12 +44,12 @@ class ConsoleLog:
         self._idle: dict[str, str] = {}
         self._devices_seen = True  # so that "no device is there" is printed once
 
-    def __call__(self, happening: RunEvent) -> None:
-        match happening:
+    def __call__(self, event: RunEvent) -> None:
+        match event:
             case Started():
-                self._closed = list(happening.closed)
-                self._rounds = happening.task.rounds
-                self._line(started(happening))
+                self._closed = list(event.closed)
+                self._rounds = event.task.rounds
+                self._line(started(event))
             case RoundOpened():
                 self._idle, self._devices_seen = {}, True
             case PlanReported(device=device, kind="", reasons=reasons):
@@ -57,14 +57,14 @@ class ConsoleLog:
             case PlanReported(device=device):
                 self._idle.pop(device, None)
             case RoundExtended():
-                if happening.devices or self._devices_seen:
-                    self._line(extended(happening) + sitting_out_text(self._idle))
-                self._idle, self._devices_seen = {}, happening.devices > 0
-            case SumsAwaited() if happening.deadlines:
-                self._line(f"round {happening.round} {happening.text}")
+                if event.devices or self._devices_seen:
+                    self._line(extended(event) + sitting_out_text(self._idle))
+                self._idle, self._devices_seen = {}, event.devices > 0
+            case SumsAwaited() if event.deadlines:
+                self._line(f"round {event.round} {event.text}")
             case RoundClosed():
-                self._closed.append(happening)
-                self._line(f"round {happening.record.round} of {self._rounds}: {summary(happening)}")
+                self._closed.append(event)
+                self._line(f"round {event.record.round} of {self._rounds}: {summary(event)}")
             case Finished():
                 heading = f"{self._label.strip()}\n" if self._label else ""
                 print(heading + table(self._closed), file=self._out, flush=True)
@@ -77,20 +77,20 @@ class ConsoleLog:
             print(self._label + text, file=self._out, flush=True)
 
 
-def started(happening: Started) -> str:
+def started(event: Started) -> str:
     """The first line: task, run, and whether it is resumed."""
-    task = happening.task
-    text = f"task {task.name!r}, run {happening.run}: {task.rounds} rounds of {task.round_deadline_s:g} s"
-    if happening.resumed:
-        text += f"; resumed after {len(happening.closed)} closed"
+    task = event.task
+    text = f"task {task.name!r}, run {event.run}: {task.rounds} rounds of {task.round_deadline_s:g} s"
+    if event.resumed:
+        text += f"; resumed after {len(event.closed)} closed"
     return text
 
 
-def extended(happening: RoundExtended) -> str:
+def extended(event: RoundExtended) -> str:
     """The line that says why a round is extended."""
     return (
-        f"round {happening.round} extended by {happening.deadline_s:g} s: "
-        f"{happening.contributions} of {happening.needed} contributions{happening.outlook}"
+        f"round {event.round} extended by {event.deadline_s:g} s: "
+        f"{event.contributions} of {event.needed} contributions{event.outlook}"
     )
 
 

@@ -49,10 +49,10 @@ class TerminalView:
         self._live = RichLive(console=console, refresh_per_second=4, get_renderable=self.draw)
         self._live.start()
 
-    def __call__(self, happening: RunEvent) -> None:
+    def __call__(self, event: RunEvent) -> None:
         with self._lock:
-            self._board.take(happening, time.monotonic())
-        if isinstance(happening, Finished):
+            self._board.take(event, time.monotonic())
+        if isinstance(event, Finished):
             self.close()
             self._live.console.print(table(self._board.closed), markup=False)
 

@@ -51,56 +51,56 @@ class TerminalState:
     devices: dict[str, DeviceRow] = field(default_factory=dict)
     closed: list[RoundClosed] = field(default_factory=list)
 
-    def take(self, happening: RunEvent, now: float) -> None:
+    def take(self, event: RunEvent, now: float) -> None:
         """Updates the state by an event; `now` in seconds."""
-        match happening:
+        match event:
             case Started():
-                self._start(happening)
+                self._start(event)
             case RoundOpened():
-                self.round, self.closes_s = happening.round, now + happening.deadline_s
-                self.note = "resumed" if happening.again else ""
+                self.round, self.closes_s = event.round, now + event.deadline_s
+                self.note = "resumed" if event.again else ""
                 for name, row in self.devices.items():
                     self.devices[name] = replace(row, sent=False)
             case RoundExtended():
-                self.closes_s = now + happening.deadline_s
-                counted = f"{happening.contributions} of {happening.needed} contributions"
-                self.note = f"extended: {counted}{happening.outlook}"
+                self.closes_s = now + event.deadline_s
+                counted = f"{event.contributions} of {event.needed} contributions"
+                self.note = f"extended: {counted}{event.outlook}"
             case SumsAwaited():
-                self.note = happening.text
+                self.note = event.text
             case DeviceSeen():
-                self._seen(happening)
+                self._seen(event)
             case PlanReported():
-                why = happening.reasons[0] if happening.reasons else ""
-                doing = happening.kind or "sits out"
-                self._set(happening.device, doing=doing, why=why, energy_j=happening.energy_j)
+                why = event.reasons[0] if event.reasons else ""
+                doing = event.kind or "sits out"
+                self._set(event.device, doing=doing, why=why, energy_j=event.energy_j)
             case Contributed():
-                self._contributed(happening)
+                self._contributed(event)
             case ContributionRefused(status="duplicate"):
                 pass
             case ContributionRefused():
-                self._set(happening.device, doing=happening.status, why=happening.reason)
+                self._set(event.device, doing=event.status, why=event.reason)
             case RoundClosed():
-                self.closed.append(happening)
+                self.closed.append(event)
             case Finished():
                 self.note = "finished"
 
-    def _start(self, happening: Started) -> None:
-        self.title = f"{happening.task.name} (run {happening.run})"
-        self.rounds = happening.task.rounds
-        self.closed = list(happening.closed)
+    def _start(self, event: Started) -> None:
+        self.title = f"{event.task.name} (run {event.run})"
+        self.rounds = event.task.rounds
+        self.closed = list(event.closed)
         for closed in self.closed:
             for contribution in closed.contributions:
                 row = self._row(contribution.device)
                 self._set(row.device, online=False, rounds=row.rounds + 1)
 
-    def _seen(self, happening: DeviceSeen) -> None:
-        row = self._row(happening.device)
-        profile = happening.profile or row.profile
-        samples = happening.num_examples or row.samples
-        self._set(happening.device, online=happening.online, profile=profile, samples=samples)
+    def _seen(self, event: DeviceSeen) -> None:
+        row = self._row(event.device)
+        profile = event.profile or row.profile
+        samples = event.num_examples or row.samples
+        self._set(event.device, online=event.online, profile=profile, samples=samples)
 
-    def _contributed(self, happening: Contributed) -> None:
-        record = happening.record
+    def _contributed(self, event: Contributed) -> None:
+        record = event.record
         row = self._row(record.device)
         self._set(
             record.device,

@@ -64,11 +64,11 @@ def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
     from device_runtime.client.selection.profiling import clocks
     from device_runtime.client.selection.profiling import measured as measured_speed
     from device_runtime.client.selection.profiling import profile as make_profile
-    from device_runtime.client.training.engine_guard import own_memory, watcher
+    from device_runtime.client.training.engine_guard import guard_engine, own_memory
     from device_runtime.models.engines.available import engine_choice, open_model
 
     other = emulation(options)
-    watch = watcher(other, memory_bytes(options))
+    watch = guard_engine(other, memory_bytes(options))
     settings = replace(engine_settings(options), run_bytes=watch.run_bytes)
     engine = str(engine_choice(bundle, settings.engine))
     model = open_model(bundle, settings, watch=watch)

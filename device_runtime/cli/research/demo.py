@@ -101,7 +101,7 @@ def _run(options: argparse.Namespace) -> int:
             runs.append(perform(policy, setting, folder / f"{policy.name}-{setting.seed}", _view))
     save(runs, folder / "runs.jsonl")
     draw(runs, folder / "demo.png")
-    _report(runs, folder)
+    _report(runs)
     print("\nsimulating the mixed rounds without one device, and without another ..", flush=True)
     _report_worths(settings)
     print(f"took {time.monotonic() - began:.0f} s; kept in {folder}/, picture in {folder}/demo.png")
@@ -156,7 +156,7 @@ def _view(broker: str) -> ConsoleView:
     return TerminalView(broker)
 
 
-def _report(runs: list[DemoRun], folder: Path) -> None:
+def _report(runs: list[DemoRun]) -> None:
     mixed = [run for run in runs if run.policy == "mixed"]
     print("\nWho took part, and how (mixed, seed 0), and why it could not send a full update every time")
     rows = [

@@ -98,7 +98,7 @@ class InProcess:
             task = self._task_of(offer)
             if before := task.unsent(offer):
                 self._report(task, *before, listener)
-            with guarded(task.watcher, _ending_paused_work(listener.pause_point)):
+            with guarded(task.engine_guard, _ending_paused_work(listener.pause_point)):
                 given_now = replace(given, deaths=self.deaths)
                 outcome = task.perform(given_now, current.closes, _listener(offer, listener))
             if outcome is None:
@@ -123,7 +123,7 @@ class InProcess:
 
     def check_paused_work(self) -> None:
         if self.task is not None:
-            self.task.watcher.check_alarm()
+            self.task.engine_guard.check_alarm()
 
     def end_if_idle(self) -> None:
         """Does nothing."""

@@ -17,7 +17,7 @@ from device_runtime.client import energy as meters
 from device_runtime.client.energy import Account
 from device_runtime.client.policy.privacy_budget import PrivacyGuard
 from device_runtime.client.training.emulation import Emulation
-from device_runtime.client.training.engine_guard import own_memory, watcher
+from device_runtime.client.training.engine_guard import guard_engine, own_memory
 from device_runtime.client.training.work import Assignment, RealWorker, WorkOutcome, perform
 from device_runtime.models import data as local_data
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
@@ -117,7 +117,7 @@ def measured(order: MeasureOrder) -> MeasuredFigures:
         samples(order, bundle),
         registry.make(order.kind, registry.codec_setting(order.kind, order.codec)),
     )
-    watch = watcher(emulation, device.memory_bytes)
+    watch = guard_engine(emulation, device.memory_bytes)
     watch.run_bytes = device.engine.run_bytes
     model = open_model(bundle, device.engine, watch=watch)
     base = bundle.weights()

@@ -49,17 +49,17 @@ def ready(model: DeviceModel) -> None:
     collect_and_trim()
 
 
-def measured(model: DeviceModel, clocks: Clocks, watcher: EngineGuard) -> Speed:
-    """The speed of this bundle here, and the memory of its graphs; `watcher` is that of the model.
+def measured(model: DeviceModel, clocks: Clocks, engine_guard: EngineGuard) -> Speed:
+    """The speed of this bundle here, and the memory of its graphs; `engine_guard` is that of the model.
 
     Raises OutOfMemory when the memory does not even allow a forward pass.
     """
     ready(model)
-    watcher.forget()
-    rows = {name: graph.rows(BATCH, watcher.run_bytes) for name, graph in model.manifest.graphs.items()}
+    engine_guard.forget()
+    rows = {name: graph.rows(BATCH, engine_guard.run_bytes) for name, graph in model.manifest.graphs.items()}
     speed = measure(model, clocks, rows)
-    holds = held_bytes(watcher.grown, model.manifest.graphs, rows)
-    return replace(speed, held_bytes=holds, run_bytes=ARENA_FACTOR * watcher.run_bytes)
+    holds = held_bytes(engine_guard.grown, model.manifest.graphs, rows)
+    return replace(speed, held_bytes=holds, run_bytes=ARENA_FACTOR * engine_guard.run_bytes)
 
 
 def measure(model: DeviceModel, clocks: Clocks, rows: Mapping[str, int]) -> Speed:

@@ -186,8 +186,8 @@ class VirtualEngineGuard(EngineGuard):
         return self._profile.memory.resident_bytes
 
 
-def watcher(emulation: Emulation | None, memory_bytes: int | None) -> EngineGuard:
-    """The watcher for this device; `memory_bytes` is its limit, if one is set by hand."""
+def guard_engine(emulation: Emulation | None, memory_bytes: int | None) -> EngineGuard:
+    """The engine guard for this device; `memory_bytes` is its limit, if one is set by hand."""
     limit = limit_bytes(emulation, memory_bytes)
     if emulation is not None and emulation.time is not None:
         return VirtualEngineGuard(limit, emulation.profile, emulation.time)

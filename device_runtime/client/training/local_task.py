@@ -46,7 +46,7 @@ from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.device_half import LocalData, OutOfTime, TrainedUpdate
 from device_runtime.strategies.training.workload import workload
 
-from .engine_guard import limit_bytes, own_memory, watcher
+from .engine_guard import guard_engine, limit_bytes, own_memory
 from .work import Assignment, Listener, RealWorker, WorkOutcome, perform
 
 log = logging.getLogger(__name__)
@@ -132,9 +132,9 @@ class DeviceTask(OneTask):
         self._bundles = bundles
         self._samples = TaskSamples(settings.data, bundles, _keep(settings))
         self._keeper = PersonalModelStore(settings.folder)
-        self.watcher = watcher(settings.emulation, settings.memory_bytes)
-        self._engine_settings = replace(settings.engine, run_bytes=self.watcher.run_bytes)
-        self.model = open_model(bundle, self._engine_settings, watch=self.watcher)
+        self.engine_guard = guard_engine(settings.emulation, settings.memory_bytes)
+        self._engine_settings = replace(settings.engine, run_bytes=self.engine_guard.run_bytes)
+        self.model = open_model(bundle, self._engine_settings, watch=self.engine_guard)
         self._states = StrategyStateStore(settings.folder / "memory")
         self._engine = f"{engine_choice(bundle, settings.engine.engine)}"
         self._virtual = settings.emulation if settings.emulation and settings.emulation.time else None
@@ -155,7 +155,7 @@ class DeviceTask(OneTask):
             {MAIN: self.model},
             samples.training,
             samples.loads,
-            self.watcher,
+            self.engine_guard,
             clock,
             guard,
             account=account,
@@ -260,8 +260,8 @@ class DeviceTask(OneTask):
         """Do the round's work with its base loaded, and learn from it. Raises as `perform` does."""
         offer, member = given.offer, given.member
         self.profile = self._profile_now()
-        self.watcher.limit_bytes = self.profile.memory.limit_bytes
-        self.watcher.held_bytes = self._calibration.speed.held_bytes if member == MAIN else {}
+        self.engine_guard.limit_bytes = self.profile.memory.limit_bytes
+        self.engine_guard.held_bytes = self._calibration.speed.held_bytes if member == MAIN else {}
         loads = self._worker.loads
         unfetched = {other: load for other, load in loads.items() if other != member}
         worker = replace(
@@ -312,7 +312,7 @@ class DeviceTask(OneTask):
             return
         offer = given.offer
         own = OwnHead(offer.seed, self.settings.name, self._worker.clock) if personal.head else None
-        self.watcher.hooked(pause_point)
+        self.engine_guard.hooked(pause_point)
         try:
             after_round.judge(
                 self._keeper,
@@ -320,7 +320,7 @@ class DeviceTask(OneTask):
                 lambda: judged(self._loaded(given), samples.training, samples.held, own),
             )
         finally:
-            self.watcher.hooked()
+            self.engine_guard.hooked()
             self._rest()
 
     def _loaded(self, given: RoundInputs) -> DeviceModel:
@@ -330,7 +330,7 @@ class DeviceTask(OneTask):
         """
         model = self.model
         if given.member != MAIN:
-            model = open_model(self._bundles[given.member], self._engine_settings, watch=self.watcher)
+            model = open_model(self._bundles[given.member], self._engine_settings, watch=self.engine_guard)
         model.load(given.base)
         return model
 
@@ -356,13 +356,13 @@ class DeviceTask(OneTask):
     def _measured(self) -> Corrections:
         """Measure the speed, or reuse that of this bundle; the engine is loaded in any case."""
         calibration = self._measurements.get(self._key, self._measured_now)
-        self.watcher.held_bytes = calibration.speed.held_bytes
+        self.engine_guard.held_bytes = calibration.speed.held_bytes
         ready(self.model)
         return calibration
 
     def _measured_now(self) -> Corrections:
         by = clocks(self._clock, self._engine_settings, self.settings.emulation)
-        return Corrections(measured(self.model, by, self.watcher), load=load_average())
+        return Corrections(measured(self.model, by, self.engine_guard), load=load_average())
 
     def _remeasured(self) -> bool:
         """Measure the speed again if it is in doubt; returns whether it was measured.

@@ -26,15 +26,15 @@ PRESSURE = Path("/proc/pressure/memory")
 
 
 class MemoryWatchdog:
-    """Alarms a watcher when memory runs out; the work in progress then ends at its next step."""
+    """Alarms an engine guard when memory runs out; the work in progress then ends at its next step."""
 
     def __init__(
         self,
-        watcher: EngineGuard,
+        engine_guard: EngineGuard,
         look: Callable[[], MachineMemory] = available_memory,
         pressure: Path = PRESSURE,
     ) -> None:
-        self._watcher, self._available, self._pressure = watcher, look, pressure
+        self._watcher, self._available, self._pressure = engine_guard, look, pressure
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory watchdog", daemon=True)
 
@@ -72,27 +72,27 @@ class MemoryWatchdog:
 
 
 @contextmanager
-def guarded(watcher: EngineGuard, pause_point: Callable[[], None]) -> Iterator[None]:
+def guarded(engine_guard: EngineGuard, pause_point: Callable[[], None]) -> Iterator[None]:
     """Watch the memory of work inside, from its beginning.
 
     `pause_point` is called after each run of an engine. A virtual device is not watched: its memory is
     predicted, and this process holds many devices.
     """
-    if isinstance(watcher, VirtualEngineGuard):
+    if isinstance(engine_guard, VirtualEngineGuard):
         yield
         return
-    watchdog, before = MemoryWatchdog(watcher), resource.getrlimit(resource.RLIMIT_DATA)
+    watchdog, before = MemoryWatchdog(engine_guard), resource.getrlimit(resource.RLIMIT_DATA)
 
     def begin() -> None:
         watchdog.start()  # while there is still memory for its stack
-        if watcher.emulation is None:
-            free = max(0, min(watcher.limit_bytes - watcher.resident(), available_memory().free))
+        if engine_guard.emulation is None:
+            free = max(0, min(engine_guard.limit_bytes - engine_guard.resident(), available_memory().free))
             limit_memory(free + max(SLACK, free // 2))
 
-    watcher.hooked(pause_point, begin)
+    engine_guard.hooked(pause_point, begin)
     try:
         yield
     finally:
-        watcher.hooked()
+        engine_guard.hooked()
         watchdog.stop()
         resource.setrlimit(resource.RLIMIT_DATA, before)

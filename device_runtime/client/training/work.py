@@ -305,7 +305,7 @@ class RealWorker:
     models: Mapping[str, DeviceModel]
     data: LocalData
     loads: Loads
-    watcher: EngineGuard
+    engine_guard: EngineGuard
     clock: Callable[[], float]
     guard: PrivacyGuard
     progress: Callable[[float], None] = lambda _: None
@@ -318,10 +318,10 @@ class RealWorker:
 
     @property
     def peak_bytes(self) -> int:
-        return self.watcher.peak_bytes
+        return self.engine_guard.peak_bytes
 
     def begin(self) -> None:
-        self.watcher.start()
+        self.engine_guard.start()
         self.account.begin()
 
     def energy(self, power: Power, seconds: float) -> Energy:
@@ -353,7 +353,7 @@ class RealWorker:
             trained = kind_statistics.train(strategy, model, self.data, run)
             check(trained.tensors, kind_statistics.expected(strategy, model.manifest))
         except (OutOfTime, OutOfMemory, MemoryError, ModelError) as error:
-            self.watcher.clear(model)
+            self.engine_guard.clear(model)
             if isinstance(error, MemoryError):  # see bounded.limit_memory
                 raise OutOfMemory(f"no more memory is available: {error}") from None
             raise

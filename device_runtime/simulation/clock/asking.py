@@ -128,10 +128,10 @@ class DeviceSampler:
         self._serials[devices] = opening.serial
         if self._fleet[0] != opening.round:
             self._fleet = opening.round, self._devices.open(opening.round)
-        luck = self._devices.round_draws(np.array(devices, np.int64), rng)
-        return [self._flight(device, opening, drawn) for device, drawn in zip(devices, luck, strict=True)]
+        draws = self._devices.round_draws(np.array(devices, np.int64), rng)
+        return [self._flight(device, opening, drawn) for device, drawn in zip(devices, draws, strict=True)]
 
-    def _flight(self, device: int, opening: OpenedRound, luck: RoundDraws) -> PendingUpdate:
+    def _flight(self, device: int, opening: OpenedRound, draws: RoundDraws) -> PendingUpdate:
         number, fleet = self._fleet
         prefetched_bytes = self._bundle_bytes if self._devices.is_new(device) else 0
         bases, known = self._bases, self._devices.known(device)
@@ -144,7 +144,7 @@ class DeviceSampler:
             closes_s=opening.closes_s,
             down_bytes=lambda member: bases.to_fetch(number, member, held),
             kinds=self._offered(number, fleet.members(device)),
-            luck=luck,
+            draws=draws,
             latency_s=fleet.latency_s(device),
             until=partial(fleet.until, device),
             back=partial(fleet.next, device),

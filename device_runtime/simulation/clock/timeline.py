@@ -136,7 +136,7 @@ class AskConditions:
     closes_s: float
     down_bytes: Callable[[str], int]
     kinds: tuple[AnyStrategy, ...]
-    luck: RoundDraws = NO_INCIDENTS
+    draws: RoundDraws = NO_INCIDENTS
     latency_s: float = 0.0
     until: Callable[[float], float] = lambda _: inf
     back: Callable[[float], float] = lambda now: now
@@ -184,7 +184,7 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Time
     crash of its process, or an empty battery, loses the work. A lost link delays the update. A device that
     becomes unavailable (off the charger, off the network) continues when it is available again.
     """
-    luck, power = asked.luck, profile.power
+    draws, power = asked.draws, profile.power
     plan = None
     if len(loads) > 1:
         samples = loads[MAIN].samples
@@ -200,8 +200,8 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Time
     member = plan.chosen.strategy.member if plan and plan.chosen else MAIN
     down_bytes, load = asked.down_bytes(member), loads[member]
     here = {member: replace(load, download_bytes=0) if load.download_bytes else load}
-    download_s = asked.latency_s + down_bytes / (profile.bandwidth.down * luck.downlink)
-    worker = VirtualWorker(profile, here, asked.now + download_s, luck.slowdown, asked.ledger)
+    download_s = asked.latency_s + down_bytes / (profile.bandwidth.down * draws.downlink)
+    worker = VirtualWorker(profile, here, asked.now + download_s, draws.slowdown, asked.ledger)
     assignment = Assignment(asked.kinds, 0, asked.closes_s, policy=asked.policy, masked=asked.masked)
     outcome = perform(worker, profile, assignment)
     chosen, bytes_up, upload_s = outcome.plan.chosen, 0, 0.0
@@ -209,16 +209,16 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Time
         first, strategy = chosen.cost.bytes_up, chosen.strategy
         alike = strategy == asked.like and strategy.statistics is None and asked.masked is None
         bytes_up = strategy.repeat_upload_bytes(first) if alike else first
-        upload_s = asked.latency_s + bytes_up / (profile.bandwidth.up * luck.uplink)
+        upload_s = asked.latency_s + bytes_up / (profile.bandwidth.up * draws.uplink)
     whole = busy = BusySeconds(download_s, outcome.train_time_s, upload_s)
-    share = min(1.0 if isnan(luck.crash) else luck.crash, _powered(whole, power, asked))
-    course = InterruptedWork(asked.now, asked.until, asked.back, luck.drop, luck.away_s)
+    share = min(1.0 if isnan(draws.crash) else draws.crash, _powered(whole, power, asked))
+    course = InterruptedWork(asked.now, asked.until, asked.back, draws.drop, draws.away_s)
     ends_s = back_s = course.moment(whole, share)
     lost: LostReason | None = "sat out" if chosen is None else None
     if ends_s == inf:
         lost, ends_s, share = "dropped out", course.gaps[-1][0], course.share_done(whole)
     elif share < 1.0:
-        lost, back_s = "crashed", asked.back(ends_s + luck.away_s)
+        lost, back_s = "crashed", asked.back(ends_s + draws.away_s)
         course.gaps.append((ends_s, back_s))
     if share < 1.0:
         busy = whole.first(share)

@@ -94,10 +94,10 @@ class RecallCollector:
         self.recalls: list[tuple[float, ...]] = []
         self._recall = recall
 
-    def __call__(self, happening: object) -> None:
-        if isinstance(happening, RoundClosed):
-            self.closed.append(happening)
-            self.recalls.append(self._recall(happening.record.round))
+    def __call__(self, event: object) -> None:
+        if isinstance(event, RoundClosed):
+            self.closed.append(event)
+            self.recalls.append(self._recall(event.record.round))
 
 
 def perform(

@@ -108,8 +108,8 @@ class VirtualAggregator:
         if self._service:
             self._service.close()
 
-    def _tell(self, happening: RunEvent) -> None:
-        self.events.append((self._agenda.now, happening))
+    def _tell(self, event: RunEvent) -> None:
+        self.events.append((self._agenda.now, event))
 
     def _heard(self, event: Event) -> None:
         if self._service is None:

@@ -43,8 +43,8 @@ def test_records_are_the_same_after_a_restart_that_lost_a_line(tmp_path):
     for folder in (whole, resumed):
         folder.mkdir()
     records = Records(whole)
-    for happening in (Started(TASK, "r", False, ()), closed(1), closed(2)):
-        records(happening)
+    for event in (Started(TASK, "r", False, ()), closed(1), closed(2)):
+        records(event)
     Records(resumed)(Started(TASK, "r", False, ()))
     again = Records(resumed)
     again(Started(TASK, "r", True, (closed(1),)))
@@ -67,14 +67,14 @@ def test_a_round_s_energy_says_of_how_many_updates_it_was_measured():
 def test_without_a_terminal_there_is_one_line_a_round_and_a_table_at_the_end():
     out = io.StringIO()
     view = ConsoleLog(out)
-    for happening in (
+    for event in (
         Started(TASK, "r1", False, ()),
         RoundOpened(1, ("full",), 3.0),
         RoundExtended(1, 3.0, 0, 2),
         closed(1),
         Finished("r1", 2),
     ):
-        view(happening)
+        view(event)
     lines = out.getvalue().splitlines()
     assert lines[:3] == [
         "task 'digits', run r1: 2 rounds of 60 s",
@@ -93,7 +93,7 @@ def test_an_extended_round_says_who_sits_out_and_why():
     out = io.StringIO()
     view = ConsoleLog(out)
     too_slow = "full needs 9.0 s of 2.7 s (compute)"
-    for happening in (
+    for event in (
         RoundOpened(1, ("full",), 3.0),
         PlanReported("b", 1, "", 0.0, 0, 0.0, (too_slow,)),
         PlanReported("a", 1, "", 0.0, 0, 0.0, ("full needs 4.0 s of 2.7 s (compute)",)),
@@ -101,7 +101,7 @@ def test_an_extended_round_says_who_sits_out_and_why():
         RoundExtended(1, 3.0, 0, 1),
         RoundExtended(1, 3.0, 0, 1),
     ):
-        view(happening)
+        view(event)
     assert out.getvalue().splitlines() == [
         f"round 1 extended by 3 s: 0 of 1 contributions; 1 sitting out, b as {too_slow}",
         "round 1 extended by 3 s: 0 of 1 contributions",
@@ -111,7 +111,7 @@ def test_an_extended_round_says_who_sits_out_and_why():
 def test_an_extended_round_says_how_long_it_goes_on_and_once_that_it_waits_for_devices():
     out = io.StringIO()
     view = ConsoleLog(out)
-    for happening in (
+    for event in (
         RoundOpened(2, ("full",), 3.0),
         RoundExtended(2, 3.0, 0, 1, devices=0),
         RoundExtended(2, 3.0, 0, 1, devices=0),
@@ -119,7 +119,7 @@ def test_an_extended_round_says_how_long_it_goes_on_and_once_that_it_waits_for_d
         RoundExtended(2, 9.0, 0, 1, devices=4, fruitless=2, left=3),
         RoundExtended(2, 9.0, 0, 1, devices=4, fruitless=4, left=1),
     ):
-        view(happening)
+        view(event)
     assert out.getvalue().splitlines() == [
         "round 2 extended by 3 s: 0 of 1 contributions; no device is there, waiting for one",
         "round 2 extended by 6 s: 0 of 1 contributions; this deadline is a longer one",

@@ -9,10 +9,10 @@ from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.training.emulation import Emulation, Time
 from device_runtime.client.training.engine_guard import (
     EngineGuard,
+    guard_engine,
     limit_bytes,
     own_memory,
     run_bytes,
-    watcher,
 )
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.profiles import Memory, ProfileError, Speed, shipped
@@ -21,9 +21,9 @@ from device_runtime.profiles.cost import session_bytes
 
 def test_a_run_takes_as_long_as_it_would_on_the_pretended_board(bundle, clock):
     graph = bundle.manifest.graphs["forward"]
-    watcher = EngineGuard(10**12, Emulation.of("pi-zero-2w", slow=25), time=Time(clock, clock.sleep))
-    watcher.start()
-    watcher.ran("forward", graph, samples=180, seconds=0.1)
+    engine_guard = EngineGuard(10**12, Emulation.of("pi-zero-2w", slow=25), time=Time(clock, clock.sleep))
+    engine_guard.start()
+    engine_guard.ran("forward", graph, samples=180, seconds=0.1)
     rate = 0.6e9 / 0.147 / 25  # MobileNetV2's operations in 147 ms, 25 times slower
     assert clock.now == pytest.approx(180 * graph.flops / rate - 0.1, rel=1e-6)
 
@@ -31,18 +31,18 @@ def test_a_run_takes_as_long_as_it_would_on_the_pretended_board(bundle, clock):
 def test_what_took_longer_than_pretended_is_made_up_for_later(bundle, clock):
     graph = bundle.manifest.graphs["forward"]
     emulation = Emulation.of("pi-4", slow=10)
-    watcher = EngineGuard(10**12, emulation, time=Time(clock, clock.sleep))
-    watcher.start()
+    engine_guard = EngineGuard(10**12, emulation, time=Time(clock, clock.sleep))
+    engine_guard.start()
     each = 32 * graph.flops / emulation.profile.speed.flops_per_s
-    watcher.ran("forward", graph, 32, seconds=each + 0.02)  # this machine was busy
+    engine_guard.ran("forward", graph, 32, seconds=each + 0.02)  # this machine was busy
     assert clock.now == 0
-    watcher.ran("forward", graph, 32, seconds=0.0)
+    engine_guard.ran("forward", graph, 32, seconds=0.0)
     assert clock.now == pytest.approx(each - 0.02, abs=1e-3)
 
 
 def test_a_device_that_is_itself_is_not_slowed(bundle, clock):
-    watcher = EngineGuard(10**12, time=Time(clock, clock.sleep))
-    watcher.ran("forward", bundle.manifest.graphs["forward"], 1000, 0.0)
+    engine_guard = EngineGuard(10**12, time=Time(clock, clock.sleep))
+    engine_guard.ran("forward", bundle.manifest.graphs["forward"], 1000, 0.0)
     assert clock.now == 0
 
 
@@ -59,9 +59,9 @@ def test_a_session_that_would_not_fit_is_refused_before_it_is_made(bundle):
 
 
 def test_work_that_outgrows_the_memory_is_given_up(bundle):
-    model = OnnxModel(bundle, watch=(watcher := EngineGuard(10**12)))
+    model = OnnxModel(bundle, watch=(engine_guard := EngineGuard(10**12)))
     model.forward(np.zeros((1, 1, 8, 8), np.float32))
-    watcher.limit_bytes = 1_000_000
+    engine_guard.limit_bytes = 1_000_000
     with pytest.raises(OutOfMemory, match="over its 1 MB"):
         model.forward(np.zeros((1, 1, 8, 8), np.float32))
 
@@ -148,7 +148,7 @@ def virtual(clock, **changes):
 def test_a_virtual_device_is_charged_its_own_time_and_none_of_this_machine_s(bundle, clock):
     graph = bundle.manifest.graphs["forward"]
     speed = Speed(2e9, {"loss.all": 0.25})  # seconds a sample, where a graph's time is known
-    watched = watcher(virtual(clock, speed=speed), None)
+    watched = guard_engine(virtual(clock, speed=speed), None)
     watched.start()
     watched.ran("forward", graph, samples=50, seconds=99.0)
     assert clock.now == 50 * graph.flops / 2e9
@@ -164,11 +164,11 @@ def test_the_link_of_a_virtual_device_is_not_pretended(clock):
 def test_a_virtual_device_s_memory_is_that_of_its_profile_and_not_of_this_process(bundle, clock):
     graph = bundle.manifest.graphs["train.all"]
     needed = 40_000_000 + session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(32))
-    enough = watcher(virtual(clock, memory=Memory(10**9, needed, 40_000_000)), None)
+    enough = guard_engine(virtual(clock, memory=Memory(10**9, needed, 40_000_000)), None)
     enough.start()
     assert enough.peak_bytes == 40_000_000
     OnnxModel(bundle, watch=enough).trainer("all")
     assert enough.peak_bytes == needed
-    scarce = watcher(virtual(clock, memory=Memory(10**9, needed - 1, 40_000_000)), None)
+    scarce = guard_engine(virtual(clock, memory=Memory(10**9, needed - 1, 40_000_000)), None)
     with pytest.raises(OutOfMemory, match="train.all needs"):
         OnnxModel(bundle, watch=scarce).trainer("all")

@@ -27,8 +27,8 @@ def calm(tmp_path):
     return path
 
 
-def dog(watcher, room=PLENTY, pressure=None):
-    return MemoryWatchdog(watcher, lambda: room, pressure)
+def dog(engine_guard, room=PLENTY, pressure=None):
+    return MemoryWatchdog(engine_guard, lambda: room, pressure)
 
 
 def test_with_room_enough_nothing_is_wrong(calm):
@@ -48,40 +48,40 @@ def test_a_kernel_that_tells_no_pressure_is_none(tmp_path):
 
 
 def test_work_ends_at_its_next_step_after_an_alarm_and_once_for_each(bundle):
-    model = OnnxModel(bundle, watch=(watcher := EngineGuard(10**12)))
+    model = OnnxModel(bundle, watch=(engine_guard := EngineGuard(10**12)))
     model.forward(ONE)
-    watcher.alarm("5 MB of memory are left here")
+    engine_guard.alarm("5 MB of memory are left here")
     with pytest.raises(OutOfMemory, match="5 MB of memory are left"):
         model.forward(ONE)
     model.forward(ONE)
 
 
 def test_an_alarm_of_earlier_work_is_forgotten_when_new_work_begins(bundle):
-    model = OnnxModel(bundle, watch=(watcher := EngineGuard(10**12)))
-    watcher.alarm("long ago")
-    watcher.start()
+    model = OnnxModel(bundle, watch=(engine_guard := EngineGuard(10**12)))
+    engine_guard.alarm("long ago")
+    engine_guard.start()
     model.forward(ONE)
 
 
 def test_the_thread_looks_while_there_is_work_and_ends_with_it(bundle, monkeypatch):
-    watcher, looked = EngineGuard(10**12), threading.Event()
+    engine_guard, looked = EngineGuard(10**12), threading.Event()
 
     def shortage(self):
         looked.set()
         return "it is tight"
 
     monkeypatch.setattr(MemoryWatchdog, "shortage", shortage)
-    model, steps = OnnxModel(bundle, watch=watcher), []
-    with guarded(watcher, lambda: steps.append(1)):
+    model, steps = OnnxModel(bundle, watch=engine_guard), []
+    with guarded(engine_guard, lambda: steps.append(1)):
         assert not any(thread.name == "memory watchdog" for thread in threading.enumerate())
-        watcher.start()
+        engine_guard.start()
         assert looked.wait(600)
         with pytest.raises(OutOfMemory, match="it is tight"):
             for _ in range(100_000):
                 model.forward(ONE)
     assert not any(thread.name == "memory watchdog" for thread in threading.enumerate())
     seen = len(steps)
-    watcher.start()
+    engine_guard.start()
     model.forward(ONE)
     assert len(steps) == seen
 
@@ -116,9 +116,9 @@ from device_runtime.client.training import memory_watchdog as watchdog
 from device_runtime.client.training.engine_guard import EngineGuard
 from device_runtime.profiles.machine import MachineMemory
 watchdog.available_memory = lambda: MachineMemory(10**9, 0)
-watcher = EngineGuard(10**12)
-with watchdog.guarded(watcher, lambda: None):
-    watcher.start()
+engine_guard = EngineGuard(10**12)
+with watchdog.guarded(engine_guard, lambda: None):
+    engine_guard.start()
     print("watched")
 """
 
@@ -130,10 +130,10 @@ def test_work_that_begins_where_nothing_is_left_is_watched_and_ends_no_device():
 
 
 def test_a_cap_ends_with_the_work(bundle):
-    before, watcher = resource.getrlimit(resource.RLIMIT_DATA), EngineGuard(10**12)
-    with guarded(watcher, lambda: None):
+    before, engine_guard = resource.getrlimit(resource.RLIMIT_DATA), EngineGuard(10**12)
+    with guarded(engine_guard, lambda: None):
         assert resource.getrlimit(resource.RLIMIT_DATA) == before
-        watcher.start()
+        engine_guard.start()
         assert 0 < resource.getrlimit(resource.RLIMIT_DATA)[0] < 10**12
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 

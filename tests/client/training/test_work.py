@@ -49,13 +49,13 @@ class OnTestClock(EngineGuard):
 
 
 def equip(bundle, digits, clock, emulation=None, guard=UNLIMITED):
-    watcher = OnTestClock(10**12, emulation, time=Time(clock, clock.sleep))
+    engine_guard = OnTestClock(10**12, emulation, time=Time(clock, clock.sleep))
     return RealWorker(
         "dev",
-        {MAIN: OnnxModel(bundle, watch=watcher)},
+        {MAIN: OnnxModel(bundle, watch=engine_guard)},
         digits,
         {MAIN: workload(bundle.manifest, digits.class_counts(10))},
-        watcher,
+        engine_guard,
         clock,
         guard,
     )
@@ -144,14 +144,14 @@ def test_a_device_that_was_too_hopeful_sends_the_epochs_that_are_whole(bundle, d
 
 def test_memory_refused_midway_steps_down(bundle, digits, clock, every_kind):
     worker = equip(bundle, digits, clock)
-    real = worker.watcher.will_load
+    real = worker.engine_guard.will_load
 
     def refuse_training(name, graph):
         if name.startswith("train."):
             raise OutOfMemory(f"{name} needs too much")
         real(name, graph)
 
-    worker.watcher.will_load = refuse_training
+    worker.engine_guard.will_load = refuse_training
     outcome = perform(worker, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
     assert outcome.contribution.kind == "few-shot"
     assert len(outcome.gave_up) == 4  # full, and the three shares of the entropy subset
@@ -162,14 +162,14 @@ def test_memory_refused_midway_steps_down(bundle, digits, clock, every_kind):
 def test_what_was_given_up_holds_no_memory_while_the_next_is_done(bundle, digits, clock, error):
     """Full updates are given up after their first run, and class means run a graph of their own."""
     worker = equip(bundle, digits, clock)
-    ran, watcher, model = [], worker.watcher, worker.models[MAIN]
+    ran, engine_guard, model = [], worker.engine_guard, worker.models[MAIN]
 
     def outgrown(name, graph, samples, seconds):
         ran.append((name, {*model._sessions, *model._blocked}))
         if name == "train.all":
             raise error
 
-    watcher.ran = outgrown
+    engine_guard.ran = outgrown
     kinds = (FedAvg(), ClassMeans())
     outcome = perform(worker, believed(1e12), Assignment(kinds, 1, deadline=60.0))
     assert outcome.contribution.kind == "class-means"
@@ -244,7 +244,7 @@ def test_an_engine_that_fails_midway_steps_down(bundle, digits, clock, every_kin
         if name.startswith("train."):
             raise EngineError(f"{name}: bad allocation")
 
-    worker.watcher.ran = fail
+    worker.engine_guard.ran = fail
     outcome = perform(worker, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
     assert outcome.contribution.kind == "few-shot"
     assert outcome.gave_up[0] == "full given up: train.all: bad allocation"

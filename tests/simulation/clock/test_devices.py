@@ -33,15 +33,15 @@ def test_a_device_learns_how_slow_it_is_and_forgets_it_when_its_process_dies(bun
     """Twice as slow as predicted: 0.7 * 1 + 0.3 * 2, then 0.7 * 1.3 + 0.3 * 2."""
     devices = one(bundle)
     for expected in (1.3, 1.51):
-        devices.ask(0, asked(luck=RoundDraws(slowdown=2.0)))
+        devices.ask(0, asked(draws=RoundDraws(slowdown=2.0)))
         assert devices.known(0).corrections == {"class-means": pytest.approx(expected)}
-    devices.ask(0, asked(luck=RoundDraws(slowdown=2.0, crash=0.5)))
+    devices.ask(0, asked(draws=RoundDraws(slowdown=2.0, crash=0.5)))
     assert devices.known(0).corrections == {}
 
 
 def test_a_device_at_work_is_not_ready_until_it_is_back(bundle):
     devices = one(bundle)
-    line = devices.ask(0, asked(luck=RoundDraws(crash=0.5, away_s=7.0)))
+    line = devices.ask(0, asked(draws=RoundDraws(crash=0.5, away_s=7.0)))
     assert line.back_s == line.ends_s + 7.0
     assert not devices.ready(0, line.back_s - 0.1)
     assert devices.ready(0, line.back_s)
@@ -89,13 +89,13 @@ def test_scalars_after_the_first_that_were_accepted_are_charged_what_few_bytes_t
     devices = one(bundle)
     scalars = ZerothOrder()
 
-    def up(kind=scalars, closes_s=1e6, **luck):
-        again = replace(asked(luck=RoundDraws(**luck)), kinds=(kind,), closes_s=closes_s)
+    def up(kind=scalars, closes_s=1e6, **draws):
+        again = replace(asked(draws=RoundDraws(**draws)), kinds=(kind,), closes_s=closes_s)
         return devices.ask(0, again).bytes_up
 
     assert [up(), up(), up()] == [190, 45, 45]
     assert [up(ZerothOrder(num_z=4)), up(ZerothOrder(num_z=4)), up()] == [198, 53, 190]
     assert up(ClassMeans()) == up(ClassMeans()) > 190
     assert [up(), up()] == [190, 45]
-    devices.ask(0, replace(asked(luck=RoundDraws(crash=0.5, away_s=7.0)), kinds=(scalars,)))
+    devices.ask(0, replace(asked(draws=RoundDraws(crash=0.5, away_s=7.0)), kinds=(scalars,)))
     assert [up(), up()] == [190, 45]

@@ -52,7 +52,7 @@ def test_a_device_is_charged_its_download_its_computing_and_its_upload():
 
 
 def test_what_was_drawn_for_the_round_slows_it_down():
-    line = run(asked(luck=RoundDraws(slowdown=1.5, uplink=0.5, downlink=2.0), latency_s=0.1))
+    line = run(asked(draws=RoundDraws(slowdown=1.5, uplink=0.5, downlink=2.0), latency_s=0.1))
     assert (line.busy.download_s, line.busy.compute_s, line.busy.upload_s) == pytest.approx((1.1, 9.0, 0.9))
 
 
@@ -66,7 +66,7 @@ def test_a_device_that_cannot_make_the_deadline_sits_out_before_it_computes():
 
 def test_a_device_that_is_slower_than_it_believes_gives_up_and_has_learnt_how_slow_it_is():
     """6 s at slowdown 2 are 12; its first look at the clock (1%) is too early, its second (10%) is not."""
-    line = run(asked(closes_s=20.0, luck=RoundDraws(slowdown=2.0)))
+    line = run(asked(closes_s=20.0, draws=RoundDraws(slowdown=2.0)))
     assert line.lost == "sat out"
     assert line.busy.compute_s == pytest.approx(1.2)
     assert line.flops == pytest.approx(0.6e9)
@@ -77,7 +77,7 @@ def test_a_device_that_is_slower_than_it_believes_gives_up_and_has_learnt_how_sl
 def test_it_ends_after_fewer_epochs_where_the_round_allows_them():
     """Two epochs would take 12 s, as it sees after a tenth of them: it goes on to the end of the first."""
     kinds = (replace(FULL, reduced_epochs=1),)
-    line = run(replace(asked(closes_s=20.0, luck=RoundDraws(slowdown=2.0)), kinds=kinds))
+    line = run(replace(asked(closes_s=20.0, draws=RoundDraws(slowdown=2.0)), kinds=kinds))
     assert line.lost is None
     assert line.busy.compute_s == pytest.approx(6.0)
     assert line.outcome.plan.chosen.strategy == replace(FULL, epochs=1, reduced_epochs=1)
@@ -90,7 +90,7 @@ def test_it_ends_after_fewer_epochs_where_the_round_allows_them():
 def test_what_is_whole_when_it_sees_that_it_will_be_late_is_what_it_sends():
     """Ten epochs of 6 s each, with 40 s until the upload must begin: it sees so when the first is done."""
     kinds = (replace(FULL, epochs=10, reduced_epochs=1),)
-    line = run(replace(asked(closes_s=52.4, luck=RoundDraws(slowdown=2.0)), kinds=kinds))
+    line = run(replace(asked(closes_s=52.4, draws=RoundDraws(slowdown=2.0)), kinds=kinds))
     assert line.lost is None
     assert line.outcome.plan.chosen.strategy.epochs == 1
     assert line.busy.compute_s == pytest.approx(6.0)
@@ -99,7 +99,7 @@ def test_what_is_whole_when_it_sees_that_it_will_be_late_is_what_it_sends():
 def test_one_that_has_no_time_for_the_least_gives_up():
     """7.6 s are left, an epoch takes 9: it sees so after a tenth of two, then after a tenth of one."""
     kinds = (replace(FULL, reduced_epochs=1),)
-    line = run(replace(asked(closes_s=20.0, luck=RoundDraws(slowdown=3.0)), kinds=kinds))
+    line = run(replace(asked(closes_s=20.0, draws=RoundDraws(slowdown=3.0)), kinds=kinds))
     assert line.lost == "sat out"
     assert line.busy.compute_s == pytest.approx(1.8 + 0.9)
     assert line.flops == pytest.approx(0.6e9 + 0.3e9)
@@ -107,7 +107,7 @@ def test_one_that_has_no_time_for_the_least_gives_up():
 
 def test_a_process_that_dies_loses_its_work_and_has_spent_its_energy():
     """Half of 8.4 s: the download, and 2.2 s of computing."""
-    line = run(asked(luck=RoundDraws(crash=0.5, away_s=60.0)))
+    line = run(asked(draws=RoundDraws(crash=0.5, away_s=60.0)))
     assert line.lost == "crashed"
     assert line.ends_s == pytest.approx(14.2)
     assert line.back_s == pytest.approx(74.2)
@@ -128,7 +128,7 @@ def test_a_process_that_dies_loses_its_work_and_has_spent_its_energy():
 )
 def test_a_lost_link_delays_what_goes_over_it_and_loses_nothing(drop, away_s, ends_s):
     """Download 2, computing 6, upload 0.4 s, from 10 on; lost after this share of 8.4 s."""
-    line = run(asked(luck=RoundDraws(drop=drop, away_s=away_s)))
+    line = run(asked(draws=RoundDraws(drop=drop, away_s=away_s)))
     assert line.lost is None
     assert line.ends_s == line.back_s == pytest.approx(ends_s)
     assert line.gaps == (pytest.approx((10 + 8.4 * drop, 10 + 8.4 * drop + away_s)),)
@@ -138,7 +138,7 @@ def test_a_lost_link_delays_what_goes_over_it_and_loses_nothing(drop, away_s, en
 
 def test_of_a_transfer_that_is_cut_off_only_what_went_is_counted():
     """A tenth of 8.4 s is 0.84 of the download's 2; at 0.975 half of the upload is done."""
-    early, late = (run(asked(luck=RoundDraws(crash=share))) for share in (0.1, 0.975))
+    early, late = (run(asked(draws=RoundDraws(crash=share))) for share in (0.1, 0.975))
     assert (early.bytes_down, early.bytes_up, early.flops) == (16_800, 0, 0.0)
     assert (late.bytes_down, late.flops) == (40_000, pytest.approx(6e9))
     assert late.bytes_up == 1900  # (0.975 * 8.4 - 8) / 0.4 = 0.475 of 4000
@@ -146,7 +146,7 @@ def test_of_a_transfer_that_is_cut_off_only_what_went_is_counted():
 
 def test_a_device_that_sits_out_may_die_before_it_says_so():
     """All of its work is a download of 2 s, of which it does a half."""
-    line = run(asked(closes_s=15.0, luck=RoundDraws(crash=0.5, away_s=60.0)))
+    line = run(asked(closes_s=15.0, draws=RoundDraws(crash=0.5, away_s=60.0)))
     assert (line.lost, line.ends_s, line.back_s) == ("crashed", 11.0, 71.0)
     assert (line.busy.download_s, line.bytes_down, line.energy_j) == (1.0, 20_000, 1.0)
 
@@ -162,7 +162,7 @@ def test_a_battery_that_runs_empty_ends_the_work_and_no_energy_comes_from_nowher
 
 
 def test_a_link_that_never_comes_back_loses_the_update():
-    line = run(asked(luck=RoundDraws(drop=0.25, away_s=30.0), back=lambda now: inf if now > 20 else now))
+    line = run(asked(draws=RoundDraws(drop=0.25, away_s=30.0), back=lambda now: inf if now > 20 else now))
     assert (line.lost, line.back_s) == ("dropped out", inf)
     assert line.ends_s == pytest.approx(12.1)
     assert line.busy.compute_s == pytest.approx(0.1)
@@ -265,5 +265,5 @@ def test_where_no_member_fits_it_has_fetched_the_main_model_and_sits_out():
 
 
 def test_a_download_that_is_cut_off_has_not_fetched_the_base():
-    assert not run(asked(luck=RoundDraws(crash=0.1, away_s=60.0))).fetched
-    assert run(asked(luck=RoundDraws(crash=0.9, away_s=60.0))).fetched
+    assert not run(asked(draws=RoundDraws(crash=0.1, away_s=60.0))).fetched
+    assert run(asked(draws=RoundDraws(crash=0.9, away_s=60.0))).fetched
