@@ -18,6 +18,7 @@ from device_runtime.simulation.metrics.curves import (
     Model,
     accuracy,
 )
+from device_runtime.simulation.metrics.tally import learning_efficiency
 from device_runtime.simulation.report.table import PASSES, PER_HOUR, PERCENT, PLAIN
 
 
@@ -90,6 +91,12 @@ def _best_base(among: MeasuredRun) -> float:
     return max(known, default=nan)
 
 
+def _efficiency_after_round_1(among: MeasuredRun) -> float:
+    """Learning efficiency over FL iterations: round 1 belongs to pre-training (thesis 002, section 6.4)."""
+    trained_s = sum(line.train_time_s for line in among.ran.rounds[1:])
+    return learning_efficiency(accuracy(among.ran.rounds).best, trained_s)
+
+
 def _energy(ran: FinishedRun) -> float:
     return sum(line.energy_j for line in ran.rounds)
 
@@ -139,7 +146,7 @@ MEASURES: Mapping[str, Measure] = {
         f"accuracy at equal modelled energy, mean of {LATEST}", PERCENT, _at_equal("energy", _energy, LATEST)
     ),
     "learning_efficiency": Measure(
-        "learning efficiency (modelled seconds)", PER_HOUR, _figure("learning_efficiency")
+        "learning efficiency after round 1 (modelled seconds)", PER_HOUR, _efficiency_after_round_1
     ),
     "forward_passes": Measure("compute in F", PASSES, _figure("forward_passes")),
     "passes_analytic": Measure("compute by equations 10, 11", PASSES, _figure("passes_analytic")),
