@@ -99,8 +99,8 @@ def test_costs_are_medians_of_the_kinds_that_were_sent_in_the_order_given():
     assert (rows[1].bytes_up, rows[1].energy_j) == (200, 3.0)
 
 
-def test_the_report_says_who_sent_what_and_what_it_was_worth(capsys, tmp_path):
-    command._report([MIXED_RUN, run("dropped", 0, 0.4, 0.9)], tmp_path)
+def test_the_report_says_who_sent_what_and_what_it_was_worth(capsys):
+    command._report([MIXED_RUN, run("dropped", 0, 0.4, 0.9)])
     shown = capsys.readouterr().out
     [buoy] = [line for line in shown.splitlines() if line.startswith("buoy")]
     assert buoy.split()[1:5] == ["jetson-nano", "100%", "2", "zeroth-order"]
