@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class InstallExtra(NamedTuple):
-    """Modules that an extra installs and that a command may miss, and what it is for; a device needs none."""
+    """What an extra is for, and the modules that it installs; a device needs none of them."""
 
     modules: tuple[str, ...]
     purpose: str

@@ -13,7 +13,7 @@ else:
 
 
 def read_toml(path: Path, failed: type[Exception]) -> dict[str, Any]:
-    """The keys and tables of a TOML file. Raises `failed`, which names the file, if that cannot be read."""
+    """Returns the content of a TOML file, or raises `failed` with the file's path and the reason."""
     try:
         return dict(tomllib.loads(path.read_text("utf-8")))
     except OSError as error:

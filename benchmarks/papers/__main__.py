@@ -22,7 +22,7 @@ from benchmarks.papers.runs import Cell, TableJob, WantedTable, cells, jobs, pla
 from benchmarks.papers.table import SCALES
 from benchmarks.papers.tuning import best_rates, rows_by_rate
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.cli.options import count
+from device_runtime.cli.options import add_format, count
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.compare.plan import check
@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,..",
         help="Compare these learning rates for each row on a part of the training samples.",
     )
-    add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
+    add_format(parser)
 
 
 def names(text: str) -> tuple[str, ...]:

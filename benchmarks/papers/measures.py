@@ -92,7 +92,7 @@ def _best_base(among: MeasuredRun) -> float:
 
 
 def _efficiency_after_round_1(among: MeasuredRun) -> float:
-    """Learning efficiency over FL iterations: round 1 belongs to pre-training (thesis 002, section 6.4)."""
+    """Learning efficiency without round 1, which belongs to pre-training (thesis 002, section 6.4)."""
     trained_s = sum(line.train_time_s for line in among.ran.rounds[1:])
     return learning_efficiency(accuracy(among.ran.rounds).best, trained_s)
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: connection, emulation, engine, energy meter, local data, format."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 

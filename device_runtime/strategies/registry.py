@@ -111,7 +111,7 @@ def register(part: P, source: str = "") -> P:
 
 
 def _adds_up(kind: type[AnyStrategy]) -> bool:
-    """Whether its updates add up, as said by the nearest class that sets `adds_up`, `expected` or `fold`."""
+    """Whether its updates may be summed, by the nearest class that has `adds_up`, `expected` or `fold`."""
     nearest = next(each for each in kind.__mro__ if {"adds_up", "expected", "fold"} & vars(each).keys())
     return bool(vars(nearest).get("adds_up", False))
 

@@ -53,7 +53,7 @@ def text(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: fr
 
 
 def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """The parser's actions by their keys in a file: `keep_model` for `--keep-model` and `--no-keep-model`."""
+    """The parser's actions by key; `--keep-model` and `--no-keep-model` have one key, `keep_model`."""
     known = {}
     for action in parser._actions:
         if action.dest not in (*ONCE, "help"):
