@@ -86,7 +86,7 @@ PLACES = {
     ),
     "paper:002-t6.8": Printed(
         "**Table 6.8:**",
-        {"acc-0.1": (0, 2), "acc-0.5": (0, 3)},
+        {"acc-0.1": (0, 2), "imagenet-0.1": (0, 2), "acc-0.5": (0, 3)},
         {"random": "FedAvg w/o pret.", "fedft-rds": "FedFT-RDS", "fedft-eds": "FedFT-EDS",
          "fedavg-rds": "FedAvg-RDS"},
         {("centralised", "acc-0.5"): ("**Table 6.8:**", "Centralised", 0, 2)},  # one cell of both columns
