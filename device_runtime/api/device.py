@@ -22,9 +22,10 @@ from device_runtime.client.settings import Settings, check_policy
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import SampleSource
+from device_runtime.service_process import stopped_by_signals
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
-from .background import BackgroundRun, stopped_by_signals
+from .background import BackgroundRun
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class Device:
 
     def _run(self, until_done: bool) -> None:
         connection = connect(self._place)
-        with no_trace(connection.folder) as joined, stopped_by_signals(self._stop_joined):
+        with no_trace(connection.folder) as joined, stopped_by_signals(self._stop_joined, second_kills=False):
             pause_on_signals(connection.folder)
             if self._place.insecure and not connection.url.secure:
                 log.warning("insecure: passwords and updates cross the network in the clear")

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 MOST_ROUNDS_OF_SITE = 1_000_000
 """Rounds of a site's task: no limit, as the aggregator above decides when the task is done."""
+PRESENCE_BYTES = 2048
+"""The longest presence or hello that is kept; a device's have some hundred bytes."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ class SiteHost:
 
     def _note(self, event: Received) -> None:
         """Keep the latest presence and hello of each online device, for up to MOST_DEVICES."""
+        if len(event.payload) > PRESENCE_BYTES:
+            return
         try:
             address = topics.parse(event.topic)
             if address.leaf == "state" and event.payload and not decode(event.payload, State).online:

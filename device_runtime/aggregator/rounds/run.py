@@ -64,6 +64,7 @@ class RunProgress:
 
     def __init__(self, task: Task, store: Store, outside: GivenRoundStore | None) -> None:
         self._task, self._store, self._outside = task, store, outside
+        self._rules = Rules.of(task)
 
     @property
     def rules(self) -> Rules:
@@ -72,7 +73,7 @@ class RunProgress:
         Where only zeroth-order updates are offered in given rounds, each counts in its own round only: their
         merged scalars must all be along the directions of one round.
         """
-        rules = Rules.of(self._task)
+        rules = self._rules
         if self._outside is None:
             return rules
         latest, kinds = self._outside.latest, self._task.kinds

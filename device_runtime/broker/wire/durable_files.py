@@ -9,11 +9,19 @@ import os
 from pathlib import Path
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file's content durably: after a crash the file has the old content or the new one."""
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Replace a file's content durably: after a crash the file has the old content or the new one.
+
+    mode: the permissions of the new file, less those that the process does not give.
+    """
     beside = path.with_name(f".{path.name}.new")
-    write_synced(beside, content)
-    move_into_place(beside, path)
+    beside.unlink(missing_ok=True)  # a crash may have left it, with other permissions
+    try:
+        write_synced(beside, content, new_mode=mode)
+        move_into_place(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def write_synced(path: Path, content: bytes | memoryview, new_mode: int | None = None) -> None:

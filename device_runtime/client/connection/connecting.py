@@ -24,6 +24,7 @@ from device_runtime.broker.wire.link_timing import ReconnectDelay
 from device_runtime.broker.wire.topics import check_device
 from device_runtime.broker.wire.url import TLS, BrokerUrl
 from device_runtime.client.errors import NoDevice
+from device_runtime.service_process import sleep_until
 
 from .trust import ISSUED
 
@@ -165,7 +166,7 @@ def first_connection(
                 log.warning("%s; trying again until it does", said)
             waits()
             patience.failed()
-            stop.wait(patience.wait_s())
+            sleep_until(stop, patience.wait_s())
         else:
             return True
     return False
