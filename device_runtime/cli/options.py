@@ -216,6 +216,13 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def as_json(value: object) -> str:
+    """The value as JSON for people to read, as `--format json` prints it."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value)).decode()
+
+
 def add_plugins(parser: argparse.ArgumentParser) -> None:
     """Add the option by which a user's own parts are loaded."""
     parser.add_argument(

@@ -269,7 +269,8 @@ class RoundPhases:
         served = tensors.decode(models.get(self._store.rounds.made(number).served))
         base, instead = self._run.weights(number + 1), None
         figures = evaluator.figures(served, base)
-        if self._run.task.evaluation_judges and (why := reason_to_serve_trained_head(figures)):
+        why = reason_to_serve_trained_head(figures.eval_acc, figures.base_eval_acc)
+        if why and self._run.task.evaluation_judges:
             log.info("round %d: %s", number, why)
             figures, instead = evaluator.figures(base, base), models.put(tensors.encode(base))
         self._store.rounds.evaluated(number, figures, instead)
@@ -285,8 +286,8 @@ class RoundPhases:
         figures = store.rounds.figures(number)
         record = summarise(figures, contributions, traffic, (number, duration_s))
         if run.task.masks:
-            loss, spent = mean_loss(store.sums.records(number)), run.budget.spent(number)
-            record = replace(record, train_loss=loss, central_epsilon=spent)
+            loss = mean_loss((one.train_loss, one.num_examples) for one in store.sums.records(number))
+            record = replace(record, train_loss=loss, central_epsilon=run.budget.spent(number))
         deadline_s = nan if number <= run.task.untimed_rounds else run.progress.deadline_s(number)
         store.rounds.close(replace(record, deadline_s=deadline_s))
         self._prune(number)

@@ -191,13 +191,19 @@ class RayExecutor:
             self._again(going, returned.ticket - going.ticket, returned.why)
 
     def _arrived(self, returned: RayAnswer) -> None:
-        """Takes a new worker that is ready; raises the error of one that failed."""
+        """Takes a new worker that is ready; raises the error of one that failed.
+
+        One that is lost as it starts is replaced in the next round, unless it was the only one.
+        """
         self._coming.discard(returned.worker)
         if isinstance(returned.reply, WorkerException):
             raise packing.error_of(returned.reply)
         if returned.reply is None:
-            raise ExecutorError(f"a Ray worker did not start: {returned.why}")
-        self._load[returned.worker] = 0
+            self._cluster.remove_worker(returned.worker)
+            if not self._load and not self._coming:
+                raise ExecutorError(f"a Ray worker did not start: {returned.why}")
+        else:
+            self._load[returned.worker] = 0
 
     def _gone(self, worker: int) -> None:
         if worker in self._load:
