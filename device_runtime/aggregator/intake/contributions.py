@@ -9,9 +9,10 @@ from math import inf, nan
 import msgspec
 
 from device_runtime.aggregator.storage.database import Database, DatabaseRow
-from device_runtime.aggregator.views.listener import MODELLED, ContributionRecord
+from device_runtime.aggregator.views.listener import ContributionRecord
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Blob, Mask, Metrics
+from device_runtime.client.energy.meter import MODELLED
 
 ALL_ROUNDS = (0, 2**62)
 """The first and last number that a round can have."""

@@ -29,8 +29,6 @@ FETCHED_S = 10.0
 """Seconds that a finished service stays after a device has asked for a part of the model."""
 MOST_REASONS = 64
 """The most reasons of a plan that are kept; a device sends one for each form that it does not choose."""
-SIGNED = ("hello", "plan", "contribution")
-"""Messages that devices with a key sign."""
 
 
 class Admission:
@@ -67,7 +65,7 @@ class Admission:
             self._out.traffic.up(device, event.topic, payload)
         if leaf != "block" and not self.within_rate(device, message_cost(leaf, len(payload))):
             return None
-        if leaf not in SIGNED:
+        if leaf not in topics.SIGNED:
             return payload
         devices = self._ports.devices
         if devices is None:

@@ -233,7 +233,7 @@ def test_a_device_that_fails_ends_the_demo_with_what_it_said_last(tmp_path, monk
     script = tmp_path / "fails"
     script.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no such broker')\n")
     script.chmod(0o755)
-    monkeypatch.setattr(processes, "device_command", lambda: str(script))
+    monkeypatch.setattr(processes, "command", lambda: str(script))
     empty = PlacedMember(
         DemoDevice("phone-a", "phone-high"), Labelled(np.zeros((0, 1, 8, 8), np.uint8), np.zeros(0, np.int64))
     )
