@@ -5,7 +5,10 @@ All functions raise OSError.
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -47,5 +50,19 @@ def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked_folder(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Lock a folder against other users of this function, in this process or another.
+
+    The lock ends with the process, however that ends. Without `wait`, raises BlockingIOError if it is taken.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
         os.close(handle)
