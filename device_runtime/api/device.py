@@ -13,12 +13,11 @@ from device_runtime.client.delivery.downloads import half_of_room
 from device_runtime.client.energy import AUTO, MODELLED, find_meter
 from device_runtime.client.errors import InUse
 from device_runtime.client.joined import JoinedDevice, WorkRules, backend_for
-from device_runtime.client.personal.asking import Personal
-from device_runtime.client.personal.personal_settings import PersonalModelSettings
+from device_runtime.client.personal.predictions import Personal
 from device_runtime.client.policy.process_priority import ProcessPriority
 from device_runtime.client.policy.rules import Policy
 from device_runtime.client.service.instance_lock import pause_on_signals
-from device_runtime.client.settings import Settings, check_policy
+from device_runtime.client.settings import PersonalModelSettings, Settings, check_policy
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import SampleSource

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from device_runtime.client.energy import AUTO as AUTO_METER
 from device_runtime.client.energy import METER_OPTIONS, MODELLED, FoundMeter, find_meter
-from device_runtime.client.personal.personal_settings import PersonalModelSettings
+from device_runtime.client.settings import PersonalModelSettings
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.names import AUTO, ENGINES, PRECISIONS, EngineSettings
 from device_runtime.models.data import SampleSource

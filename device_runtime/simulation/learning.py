@@ -27,7 +27,7 @@ from device_runtime.strategies.training.device_half import NO_TENSORS, Late, Tra
 from .bases import BaseHistory
 from .checkpoint import Checkpoint, StrategyStates
 from .clients import prepared_targets
-from .clock.asking import PendingUpdate
+from .clock.sampling import PendingUpdate
 from .data import DataSet
 from .executors.job import Executor, FailedJob, TrainingJob, aside_key, base_key
 from .ledger import RoundFigures, RunLedger

@@ -9,7 +9,7 @@ from device_runtime.aggregator.merging.evaluation import mean_loss
 from device_runtime.models.bundles.targets import ACCURACY
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-from .clock.asking import PendingUpdate
+from .clock.sampling import PendingUpdate
 from .records import AskOutcome, AskRecord, RunObserver, SimulatedRound
 
 

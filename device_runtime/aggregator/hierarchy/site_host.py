@@ -15,7 +15,7 @@ import msgspec
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.intake.limits import MOST_DEVICES
-from device_runtime.aggregator.rounds import given_rounds as outside
+from device_runtime.aggregator.rounds import given_rounds
 from device_runtime.aggregator.rounds.given_rounds import GivenRoundStore
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.storage import database
@@ -95,7 +95,7 @@ class SiteHost:
         """
         if self.site is not None and self._at.parent != self._of_run(offer):
             self.leave()
-        left = [] if self.site else list(self._of_run(offer).glob(f"*/{outside.FILE}"))
+        left = [] if self.site else list(self._of_run(offer).glob(f"*/{given_rounds.FILE}"))
         if left:
             folder = max(left, key=lambda file: file.stat().st_mtime_ns).parent
             with closing(Store(folder, reading=True)) as store:
@@ -177,7 +177,7 @@ class SiteHost:
 
 def _remove(site: Path) -> None:
     """Remove a site's folder, or an empty run folder; folders with unforwarded contributions stay."""
-    if any((inner / outside.FILE).exists() for inner in site.glob("*")):
+    if any((inner / given_rounds.FILE).exists() for inner in site.glob("*")):
         return  # the folder of a run with a site that was kept
     try:
         waiting = _waiting(site)

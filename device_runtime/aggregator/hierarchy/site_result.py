@@ -8,7 +8,7 @@ from math import isfinite, nan
 
 from device_runtime.aggregator.merging.evaluation import mean_loss
 from device_runtime.aggregator.rounds.run import OpenRun
-from device_runtime.aggregator.views.listener import ContributionRecord, RoundClosed
+from device_runtime.aggregator.views.run_events import ContributionRecord, RoundClosed
 from device_runtime.broker.wire.messages import Step
 from device_runtime.client.energy import Energy, together
 from device_runtime.models.bundles import tensors

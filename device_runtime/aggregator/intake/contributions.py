@@ -9,7 +9,7 @@ from math import inf, nan
 import msgspec
 
 from device_runtime.aggregator.storage.database import Database, DatabaseRow
-from device_runtime.aggregator.views.listener import ContributionRecord
+from device_runtime.aggregator.views.run_events import ContributionRecord
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Blob, Mask, Metrics
 from device_runtime.client.energy.meter import MODELLED

@@ -7,7 +7,7 @@ from math import isfinite, nan
 
 from device_runtime.aggregator.intake.contributions import DeviceTraffic
 from device_runtime.aggregator.storage.store import ModelEvaluation
-from device_runtime.aggregator.views.listener import ContributionRecord, RoundRecord
+from device_runtime.aggregator.views.run_events import ContributionRecord, RoundRecord
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.available import open_model

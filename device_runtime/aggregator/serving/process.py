@@ -28,7 +28,7 @@ from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import ConsoleLog, ConsoleView
-from device_runtime.aggregator.views.listener import Observer
+from device_runtime.aggregator.views.run_events import Observer
 from device_runtime.broker.servers.mosquitto import Mosquitto
 from device_runtime.broker.servers.server import RunningBroker
 from device_runtime.broker.wire import topics

@@ -28,7 +28,7 @@ from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.intake.contributions import ALL_ROUNDS, Contributions
 from device_runtime.aggregator.rounds.events import DevicePresent, Forgotten
 from device_runtime.aggregator.rounds.state import RoundsState, Saved
-from device_runtime.aggregator.views.listener import RoundClosed, RoundRecord
+from device_runtime.aggregator.views.run_events import RoundClosed, RoundRecord
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Base, Blob, Masks, Step
 from device_runtime.models.bundles.targets import ACCURACY

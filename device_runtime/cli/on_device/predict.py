@@ -14,7 +14,7 @@ from device_runtime.models.errors import DataError
 from .policy_options import add_device_choice
 
 if TYPE_CHECKING:
-    from device_runtime.client.personal.asking import Personal, Prediction
+    from device_runtime.client.personal.predictions import Personal, Prediction
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from tabulate import tabulate
 
-    from device_runtime.client.personal.asking import Personal
+    from device_runtime.client.personal.predictions import Personal
 
     model = Personal.open(folder_of(options), engine_settings(options))
     if options.export_onnx:

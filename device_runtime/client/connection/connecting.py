@@ -147,7 +147,7 @@ class Connects(Protocol):
 def first_connection(
     link: Connects,
     stop: threading.Event,
-    patience: ReconnectDelay | None = None,
+    delay: ReconnectDelay | None = None,
     waits: Callable[[], None] = lambda: None,
 ) -> bool:
     """Connect, waiting as long as it takes: a device may start before its broker or its network.
@@ -155,7 +155,7 @@ def first_connection(
     Returns False if `stop` was set first. Logs the reason for waiting once in a row, and calls `waits` before
     each wait. Raises BrokerRefused: a device that is refused now would be refused later, too.
     """
-    patience = patience or ReconnectDelay(LinkOptions.reconnect_s)
+    delay = delay or ReconnectDelay(LinkOptions.reconnect_s)
     said = ""
     while not stop.is_set():
         try:
@@ -165,8 +165,8 @@ def first_connection(
                 said = str(error)
                 log.warning("%s; trying again until it does", said)
             waits()
-            patience.failed()
-            sleep_until(stop, patience.wait_s())
+            delay.failed()
+            sleep_until(stop, delay.wait_s())
         else:
             return True
     return False

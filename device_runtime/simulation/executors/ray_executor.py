@@ -153,8 +153,8 @@ class RayExecutor:
         """
         end = first + AHEAD * max(1, len(self._load))
         while self._load and going.waiting and going.waiting[0] < end:
-            worker, errands = min(self._load.items(), key=lambda item: item[1])
-            if errands >= (2 if len(going.waiting) > len(self._load) else 1):
+            worker, busy = min(self._load.items(), key=lambda item: item[1])
+            if busy >= (2 if len(going.waiting) > len(self._load) else 1):
                 return
             self._send(worker, going, heapq.heappop(going.waiting))
 

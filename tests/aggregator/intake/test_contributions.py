@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.aggregator.intake.contributions import ROWS_AT_ONCE, DeviceTraffic, StoredContribution
 from device_runtime.aggregator.storage.store import CarriedBlobs, RoundStart, Store
-from device_runtime.aggregator.views.listener import RoundRecord
+from device_runtime.aggregator.views.run_events import RoundRecord
 from device_runtime.broker.wire.messages import Base, Metrics
 
 DATABASES = ("sqlite", "postgres")

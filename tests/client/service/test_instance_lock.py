@@ -1,4 +1,4 @@
-"""The lock, the pause by hand, the rules as they are kept, and manners, in processes that really are."""
+"""The lock, the pause by hand, the rules as they are kept, and priority, in processes that really are."""
 
 import errno
 import fcntl

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.views.listener import ContributionRecord, RoundRecord
+from device_runtime.aggregator.views.run_events import ContributionRecord, RoundRecord
 from device_runtime.cli import main
 from device_runtime.cli.research import demo as command
 from device_runtime.client.training.emulation import Time
