@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.data.labels import LabelMap
+from device_runtime.models.data.sample_source import SampleSource
+from device_runtime.models.data.units import Refused
+from device_runtime.models.errors import DataError
 from device_runtime.simulation.errors import DataSetError
 
 from .spec import DataSpec
@@ -117,6 +124,36 @@ def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
         groups=None if data.groups is None else data.groups[train],
     )
     return check(kept, where)
+
+
+def numbered_as(data: DataSet, manifest: Manifest, spec: DataSpec) -> DataSet:
+    """Numbers the classes as the bundle does, by their names, as a device does (with its label map).
+
+    Names that are only numbers, of the data or the bundle, change nothing. Raises DataSetError for a class
+    with samples that the bundle does not have.
+    """
+    labels, compared = manifest.labels, manifest.target.compared
+    if compared not in ("classes", "input") or data.has_columns or data.labels == labels:
+        return data
+    if _numbers(labels) or _numbers(data.labels):
+        return data
+    place = np.full(len(data.labels), -1, np.int64)
+    try:
+        path = Path(spec.path).expanduser()
+        names = LabelMap.of(SampleSource(path), labels) if spec.path else LabelMap(labels)
+        for number in np.union1d(data.train_y, data.test_y).tolist():
+            place[number] = names.number(data.labels[number])
+    except (Refused, DataError) as error:
+        if compared == "input":  # then all classes may stand for normal samples
+            return data
+        expected = ", ".join(labels[:12]) + (", .." if len(labels) > 12 else "")
+        where = spec.path or spec.source
+        raise DataSetError(f"{where}: {error}; bundle {manifest.name} has the labels {expected}") from None
+    return replace(data, train_y=place[data.train_y], test_y=place[data.test_y], labels=labels)
+
+
+def _numbers(labels: Sequence[str]) -> bool:
+    return all(label.strip().isdecimal() for label in labels)
 
 
 def limited(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
