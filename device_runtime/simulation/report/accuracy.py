@@ -50,7 +50,10 @@ def over_costs(compared: ComparedRuns) -> Drawing | None:
     unit, _ = _curves(axes[0, 1], compared, "energy", JOULE)
     axes[0, 1].set(xlabel=f"energy of all devices (modelled), {unit}")
     _legend(figure, axes[0, 0])
-    text = f"What was spent by devices whose update came late or was lost is counted too. {_band(compared)}"
+    text = (
+        "What was spent by devices whose update came late or was lost is counted too, but not work that the "
+        f"end of the run cut off. {_band(compared)}"
+    )
     return Drawing("accuracy-costs", f"{_title(compared)} over bytes and over energy", text.strip(), figure)
 
 
