@@ -81,7 +81,7 @@ class RunFigures:
     bytes_analytic, passes_analytic: by the papers' formulas; the others are counted.
     bytes_after_first: bytes up and down without the first download of each device.
     forward_passes: compute in F.
-    learning_efficiency: per second of local training.
+    learning_efficiency: per second of local training; nan where no update counted.
     unopened: the share of masked updates that were in sums of too few devices; nan without masks.
     central_epsilon: spent by central noise; nan without.
     """
@@ -191,7 +191,7 @@ def figures(run: FinishedRun, at: ComparisonTerms) -> RunFigures:
         asks_that_counted=part.asks,
         fairness=part.fairness,
         train_time_s=trained_s,
-        learning_efficiency=learning_efficiency(curve.best, trained_s),
+        learning_efficiency=learning_efficiency(curve.best, trained_s) if run.tally.kinds else nan,
         forward_passes=sum(line.forward_passes for line in rounds) + unheard.forward_passes,
         passes_analytic=_passes_by_formula(run),
         unopened=_unopened(run),

@@ -211,6 +211,27 @@ def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
     return replace(data, train_x=data.train_x[left], train_y=y[left], groups=groups, generic=generic)
 
 
+BLOCK = 1024
+"""Samples that are looked at together, so that memory-mapped ones are not all read into memory."""
+
+
+def check_finite(x: NDArray[Any], where: str) -> None:
+    """Raises DataSetError, naming `where`, if a sample has values that are not finite in float32."""
+    if x.dtype.kind != "f":
+        return
+    wrong: list[int] = []
+    for first in range(0, len(x), BLOCK):
+        with np.errstate(over="ignore"):
+            block = np.asarray(x[first : first + BLOCK], np.float32)
+        finite = np.isfinite(block).reshape(len(block), -1).all(axis=1)
+        wrong += (first + np.flatnonzero(~finite)).tolist()
+    if wrong:
+        raise DataSetError(
+            f"{where} has {len(wrong)} of {len(x)} samples that are not finite, the first is number "
+            f"{wrong[0]} (from 0): expected finite values"
+        )
+
+
 def check(data: DataSet, where: str) -> DataSet:
     """Returns `data`. Raises DataSetError, naming `where`, unless its arrays and labels fit each other."""
     for name, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
@@ -220,6 +241,7 @@ def check(data: DataSet, where: str) -> DataSet:
             raise DataSetError(f"{where}: no {name} samples")
         if x.dtype.kind not in "buif":
             raise DataSetError(f"{where}: {name} x is {x.dtype}, expected numbers")
+        check_finite(x, f"{where}: {name} x")
         if y.ndim > 1:
             if y.shape[1] != len(data.labels):
                 raise DataSetError(f"{where}: {name} y is {y.shape}, expected {len(data.labels)} columns")

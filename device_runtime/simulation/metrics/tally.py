@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 
 from device_runtime.simulation.records import AskRecord
@@ -58,6 +58,7 @@ class AskCounts:
     busy: by device, without those that always sat out.
     samples: samples of counted updates by kind.
     first_down: bytes of every device's first download, of the model and its graphs.
+    refused: updates that the checks refused, by the reason.
     """
 
     asks: int
@@ -68,6 +69,7 @@ class AskCounts:
     samples: Mapping[str, int]
     first_down: int
     unheard: UnheardWork = NOTHING_UNHEARD
+    refused: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -86,6 +88,7 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
     spent: dict[str, list[float]] = {}
     groups: dict[str, str] = {}
     unheard = NOTHING_UNHEARD
+    refused: Counter[str] = Counter()
     for ask in asks:
         number += 1
         did_count = ask.fate == "counted"
@@ -97,6 +100,8 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
             first_down.setdefault(ask.device, ask.bytes_down)
         if ask.fate == "unheard":
             unheard += ask
+        if ask.fate == "refused":
+            refused[ask.why] += 1
         groups[ask.device] = ask.group
         if ask.fate != "sat out":
             so_far = spent.setdefault(ask.device, [0, 0.0])
@@ -105,7 +110,15 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
     busy = {device: BusyDevice(groups[device], int(n), seconds) for device, (n, seconds) in spent.items()}
     first = sum(first_down.values())
     return AskCounts(
-        number, dict(counted), dict(outcomes), dict(+kinds), busy, dict(+samples), first, unheard
+        number,
+        dict(counted),
+        dict(outcomes),
+        dict(+kinds),
+        busy,
+        dict(+samples),
+        first,
+        unheard,
+        dict(refused),
     )
 
 

@@ -62,12 +62,17 @@ def test_the_figures_of_one_run(ran):
 
 def test_work_that_the_end_cut_off_is_spent_and_wasted(ran, ask):
     run = ran()
-    cut_off = [ask(fate="unheard", into=0), ask(fate="unheard", into=0, device="b", bytes_up=0)]
+    cut_off = [ask(), ask(fate="unheard", into=0), ask(fate="unheard", into=0, device="b", bytes_up=0)]
     got = figures(replace(run, tally=tally(cut_off)), ComparisonTerms(25.0, 0.5, 10))
     assert (got.energy_j, got.wasted_j) == (90.0 + 24.0, 15.0 + 24.0)
     assert (got.bytes_up, got.bytes_down, got.bytes_after_first) == (3500, 12_000, 15_500 - 2 * 1500)
     assert (got.train_time_s, got.forward_passes) == (70.0, 2400.0)
     assert got.learning_efficiency == pytest.approx(0.8 / 70)
+
+
+def test_where_no_update_counted_there_is_no_learning_efficiency(ran, ask):
+    run = replace(ran(), tally=tally([ask(fate="refused", into=0)]))
+    assert isnan(figures(run, ComparisonTerms(25.0, 0.5, 10)).learning_efficiency)
 
 
 def test_equal_time_is_the_earliest_end_and_the_target_what_all_reach(ran):
