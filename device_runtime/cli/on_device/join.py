@@ -63,7 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="Join this task of several (default: whichever there is, then the next).",
     )
-    parser.add_argument("--until-done", action="store_true", help="Leave when the task is done.")
+    parser.add_argument(
+        "--until-done",
+        action="store_true",
+        help="Leave when the task is done, whatever others there are.",
+    )
     parser.add_argument(
         "--privacy-epsilon",
         type=positive,
