@@ -33,6 +33,7 @@ from device_runtime.client.errors import PolicyError
 from device_runtime.client.joined import JoinedDevice, WorkRules, backend_for
 from device_runtime.client.service.instance_lock import pause_on_signals
 from device_runtime.client.settings import Settings, check_policy
+from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
 from device_runtime.service_process import stopped_by_signals
 from device_runtime.strategies.names import check_kinds
@@ -125,6 +126,8 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
         code = install(options, add_arguments, connection)
         joined()
         return code
+    if SampleSource.of(options.data).is_empty:
+        logging.info("no samples in %s yet: this device sits out until there are", options.data)
     rules = WorkRules(
         backend_for(meter_name(options), options.in_process),
         policy_options.policy(options),
