@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--samples",
         type=count,
-        default=200,
+        metavar="N",
         help="Draw this many samples, evenly of every class (default: 200).",
     )
     add("--kinds", help="Measure these kinds, separated by commas (default: as `kinds` says).")
@@ -138,6 +138,8 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     names = list(dict.fromkeys(options.kinds.split(","))) if options.kinds else list(registry.DEFAULT_KINDS)
     for name in names:
         registry.make(name, registry.codec_setting(name, options.codec))
+    if options.data and options.samples:
+        raise DataError("--data has its own number of samples: omit --samples")
     if options.plot and options.plot.suffix not in PICTURES:
         raise DataError(f"--plot {options.plot}: expected a name that ends in {' or '.join(PICTURES)}")
     for path in (options.csv, options.plot):
@@ -163,7 +165,7 @@ def _order(options: argparse.Namespace, kind: str, device: MeasuredDevice) -> Me
     from device_runtime.client.selection.measure_one import MeasureOrder
 
     data = str(options.data.absolute()) if options.data else ""
-    return MeasureOrder(options.bundle, kind, options.codec, data, options.samples, device)
+    return MeasureOrder(options.bundle, kind, options.codec, data, options.samples or 200, device)
 
 
 def _tell(order: MeasureOrder, figures: MeasuredFigures) -> None:
