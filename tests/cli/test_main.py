@@ -284,5 +284,6 @@ def test_rules_are_judged_for_this_machine_before_any_device_has_joined(capsys):
     assert main(["policy", "--others-below", "100", "--daily-mb", "5"]) in (0, 1)
     said = capsys.readouterr()
     assert ("0 of 5 MB" in said.out, said.err) == (True, "")
+    assert main(["policy", "--cores", "99"]) == 0  # no rule of when work may be done
     assert main(["policy"]) == 2
     assert "no device is in " in capsys.readouterr().err
