@@ -297,7 +297,9 @@ class Runner:
         elif evaluating:
             self.warn(f"after round {offer.round}: {error}")
         elif isinstance(error, RoundLeftOut):
-            log.warning("round %d left out: %s", offer.round, error)
+            if str(error) != self._warned:  # told once in a row, whatever the round
+                log.warning("round %d left out: %s", offer.round, error)
+            self._warned = str(error)
             self._messages.plan(reports.sat_out_plan(offer.task, offer.round, (str(error),)), 0.0)
         else:
             self.warn(f"round {offer.round}: {error}")

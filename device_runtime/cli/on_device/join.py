@@ -41,6 +41,8 @@ from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 from . import policy_options
 
+log = logging.getLogger(__name__)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection(parser, "broker")
@@ -118,7 +120,7 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
     pause_on_signals(connection.folder)
     url = connection.url
     if options.insecure and not url.secure:
-        logging.warning("--insecure: passwords and updates cross the network in the clear")
+        log.warning("--insecure: passwords and updates cross the network in the clear")
     settings = _settings(options, connection)
     if options.service:
         from .service import install
@@ -127,7 +129,7 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
         joined()
         return code
     if SampleSource.of(options.data).is_empty:
-        logging.info("no samples in %s yet: this device sits out until there are", options.data)
+        log.info("no samples in %s yet: this device sits out until there are", options.data)
     rules = WorkRules(
         backend_for(meter_name(options), options.in_process),
         policy_options.policy(options),
