@@ -111,11 +111,13 @@ class UpdateChoice:
 
         Kinds that are barred for the same reason share a sentence.
         """
-        names: dict[tuple[str, str], dict[str, None]] = {}
-        for candidate in takewhile(lambda one: one.misfits, self.candidates):
-            name, why = candidate.kind if candidate.barred else candidate.label, "; ".join(candidate.misfits)
-            names.setdefault(("" if candidate.barred else name, why), {})[name] = None
-        passed = [f"{', '.join(some)} {why}" for (_, why), some in names.items()]
+        over = list(takewhile(lambda one: one.misfits, self.candidates))
+        barred: dict[tuple[str, ...], dict[str, None]] = {}
+        for one in over:
+            if one.barred:
+                barred.setdefault(one.misfits, {})[one.kind] = None
+        names = [", ".join(barred.pop(one.misfits, ())) if one.barred else one.label for one in over]
+        passed = [f"{name} {'; '.join(one.misfits)}" for name, one in zip(names, over, strict=True) if name]
         if self.chosen and self.chosen.part:
             passed.append(f"{self.chosen.label} {self.chosen.part}")
         return tuple(passed)
