@@ -117,6 +117,7 @@ export class Agent {
 
   /** Work until stopped or, with `untilDone`, until finished. @param {{untilDone?: boolean}} [until] */
   async run({ untilDone = false } = {}) {
+    if (untilDone) this.#runner.leaveWhenDone();
     while (!this.#runner.isStopped && !(untilDone && this.finished)) {
       await this.step(this.#isWaiting ? TICK_S : IDLE_S);
     }
