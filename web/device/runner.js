@@ -103,9 +103,9 @@ export class Runner {
     this.state = { ...this.state, rules: { ...this.state.rules, leaves: true } };
   }
 
-  /** The link is connected, or lost. @param {boolean} up */
-  linkChanged(up) {
-    return up ? this.feed("LinkUp", { flight: this.#inFlight }) : this.feed("LinkDown");
+  /** The link is connected. */
+  linkUp() {
+    return this.feed("LinkUp", { flight: this.#inFlight });
   }
 
   /**
