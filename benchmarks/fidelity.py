@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from device_runtime.aggregator.views.listener import RoundOpened
+from device_runtime.aggregator.views.run_events import RoundOpened
 from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.demo.fleet import MIXED
 from device_runtime.simulation.records import AskRecord, NullObserver

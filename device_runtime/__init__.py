@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .api.exporting import export
     from .api.result import ComparedFolders, SimulatedRun, SimulationResult
     from .api.simulating import compare, simulate
-    from .client.personal.asking import Guess, Personal, Prediction
+    from .client.personal.predictions import Guess, Personal, Prediction
     from .models.bundles.bundle import Bundle
     from .profiles.fleets.fleet import FleetSpec as Fleet
     from .simulation.callbacks import Callback
@@ -56,10 +56,10 @@ _HOMES = {
     "Device": "api.device",
     "DeviceOptions": "api.device",
     "Fleet": "profiles.fleets.fleet:FleetSpec",
-    "Guess": "client.personal.asking",
+    "Guess": "client.personal.predictions",
     "KindSettings": "aggregator.tasks.kind_settings",
-    "Personal": "client.personal.asking",
-    "Prediction": "client.personal.asking",
+    "Personal": "client.personal.predictions",
+    "Prediction": "client.personal.predictions",
     "Scenario": "simulation.scenario",
     "SimulatedRun": "api.result",
     "SimulationResult": "api.result",

@@ -6,9 +6,12 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
+
+LOOK_S = 0.2
 
 
 class Exit(IntEnum):
@@ -36,27 +39,42 @@ class Exit(IntEnum):
     """Ctrl-C before the service ran."""
 
 
-@contextmanager
-def stopped_by_signals(stop: threading.Event, wake: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Inside, the first SIGTERM or SIGINT sets `stop` and calls `wake`; the next one ends the process.
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 
-    Outside the main thread signals stay as they are.
+
+@contextmanager
+def stopped_by_signals(*stop: Callable[[], None], second_kills: bool = True) -> Iterator[None]:
+    """Inside, SIGTERM and SIGINT (Ctrl-C, a notebook's stop button) call each of `stop`.
+
+    second_kills: the second signal ends the process. Outside the main thread signals stay as they are.
     """
-    both = (signal.SIGINT, signal.SIGTERM)
 
     def stopping(_number: int, _frame: object) -> None:
-        stop.set()
-        for number in both:
-            signal.signal(number, signal.SIG_DFL)
-        wake()
+        if second_kills:
+            for number in STOPPING:
+                signal.signal(number, signal.SIG_DFL)
+        for call in stop:
+            call()
 
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, stopping) for number in both} if main else {}
+    before = {number: signal.signal(number, stopping) for number in STOPPING} if main else {}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def sleep_until(stop: threading.Event, seconds: float) -> bool:
+    """Sleeps for some seconds, or until `stop` is set; looks every LOOK_S seconds. Returns whether it is set.
+
+    For the main thread, where a signal handler may set `stop`: it could wait for ever for the lock that
+    `stop.wait` holds.
+    """
+    end = time.monotonic() + seconds
+    while not stop.is_set() and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, LOOK_S))
+    return stop.is_set()
 
 
 def notify_systemd(state: str) -> None:

@@ -14,7 +14,7 @@ from device_runtime.service_process import SystemdWatchdog, notify_systemd, stop
 def test_after_a_signal_the_next_of_either_kind_ends_it_at_once(first):
     both, stop, woken = (signal.SIGINT, signal.SIGTERM), threading.Event(), []
     before = [signal.getsignal(number) for number in both]
-    with stopped_by_signals(stop, lambda: woken.append(True)):
+    with stopped_by_signals(stop.set, lambda: woken.append(True)):
         assert not stop.is_set()
         signal.raise_signal(first)
         assert stop.is_set()

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import msgspec
 
+from device_runtime.simulation import checkpoint
 from device_runtime.simulation.compare.figures import FinishedRun, read_run
-from device_runtime.simulation.compare.run_folder import INFO, MARK, RunInfo, RunName, record_decoder
+from device_runtime.simulation.compare.run_folder import INFO, RunInfo, RunName, record_decoder
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.metrics.tally import AskCounts, BusyDevice
 from device_runtime.simulation.records import SimulatedRound
@@ -103,7 +104,7 @@ def commits_of(folder: Path) -> tuple[str, ...]:
 
 def note_commit(folder: Path, commit: str) -> None:
     """Notes that the code of this commit begins, or resumes, the run in this folder; "" is unknown."""
-    before = commits_of(folder) if (folder / MARK).exists() else ()
+    before = commits_of(folder) if (folder / checkpoint.FILE).exists() else ()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / COMMITS).write_text("\n".join(dict.fromkeys((*before, commit))) + "\n", "utf-8")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf, isnan
 from statistics import mean
 
 import msgspec
 
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks.systems import task_as_system
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.strategies.registry import KINDS
 
 from .table import Column, Layer, Scale, SystemRow, Table, over
@@ -20,6 +23,7 @@ ROUNDS = 0.25
 def rows_by_rate(table: Table, scale: Scale, rates: Sequence[float]) -> Table:
     """The table with one row for each row and learning rate, in its first column, without claims.
 
+    Training for the first round alone keeps its rate, as it is the same for all rows.
     Its runs have a quarter of the rounds and are evaluated on a fifth of the training samples.
     """
     column = table.columns_at(scale)[0]
@@ -44,7 +48,7 @@ def _at_rate(row: SystemRow, rate: float, column: Column, cell: Layer) -> System
     tried = Layer(
         times=ROUNDS,
         data={"validation_share": VALIDATION_SHARE},
-        settings={kind: {"lr": rate} for kind, made in KINDS.items() if hasattr(made, "lr")},
+        settings={kind: {"lr": rate} for kind in _trained(row.system)},
     )
     return msgspec.structs.replace(
         row,
@@ -54,6 +58,17 @@ def _at_rate(row: SystemRow, rate: float, column: Column, cell: Layer) -> System
         only=(),
         columns={column.id: over((row.columns.get(column.id, Layer()), cell, tried))},
     )
+
+
+def _trained(system: str) -> Iterator[str]:
+    """The kinds of update that get the rate: those that have one and are not for the first round alone."""
+    task = Task(bundle="any", rounds=3)
+    try:
+        kinds = task_as_system(system, task).kinds
+    except TaskError:  # it is a policy
+        kinds = ()
+    first = {kind.name for kind in kinds if kind.until_round == 1}
+    return (kind for kind, made in KINDS.items() if hasattr(made, "lr") and kind not in first)
 
 
 def _name(row: SystemRow, rate: float) -> str:

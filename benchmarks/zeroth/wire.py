@@ -29,7 +29,7 @@ from device_runtime.aggregator.rounds.ports import EnrolledDevices, Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.listener import RoundClosed, RunEvent
+from device_runtime.aggregator.views.run_events import RoundClosed, RunEvent
 from device_runtime.broker.security.signing import DeviceSigner, Signer, verify_message
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.server import BrokerOptions

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+from collections.abc import Callable
 
 
 class BackgroundRun:
@@ -37,18 +33,3 @@ class BackgroundRun:
             run()
         except BaseException as error:  # it is raised by `wait`
             self._error = error
-
-
-@contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Calls `stop` for each SIGINT (Ctrl-C, a notebook's stop button) and SIGTERM that comes meanwhile.
-
-    Outside the main thread signals stay as they are.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, lambda *_: stop()) for number in STOPPING} if main else {}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -13,18 +13,18 @@ from device_runtime.client.delivery.downloads import half_of_room
 from device_runtime.client.energy import AUTO, MODELLED, find_meter
 from device_runtime.client.errors import InUse
 from device_runtime.client.joined import JoinedDevice, WorkRules, backend_for
-from device_runtime.client.personal.asking import Personal
-from device_runtime.client.personal.personal_settings import PersonalModelSettings
+from device_runtime.client.personal.predictions import Personal
 from device_runtime.client.policy.process_priority import ProcessPriority
 from device_runtime.client.policy.rules import Policy
 from device_runtime.client.service.instance_lock import pause_on_signals
-from device_runtime.client.settings import Settings, check_policy
+from device_runtime.client.settings import PersonalModelSettings, Settings, check_policy
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import SampleSource
+from device_runtime.service_process import stopped_by_signals
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
-from .background import BackgroundRun, stopped_by_signals
+from .background import BackgroundRun
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Device:
 
     def _run(self, until_done: bool) -> None:
         connection = connect(self._place)
-        with no_trace(connection.folder) as joined, stopped_by_signals(self._stop_joined):
+        with no_trace(connection.folder) as joined, stopped_by_signals(self._stop_joined, second_kills=False):
             pause_on_signals(connection.folder)
             if self._place.insecure and not connection.url.secure:
                 log.warning("insecure: passwords and updates cross the network in the clear")

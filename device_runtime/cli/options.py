@@ -9,7 +9,7 @@ from pathlib import Path
 
 from device_runtime.client.energy import AUTO as AUTO_METER
 from device_runtime.client.energy import METER_OPTIONS, MODELLED, FoundMeter, find_meter
-from device_runtime.client.personal.personal_settings import PersonalModelSettings
+from device_runtime.client.settings import PersonalModelSettings
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.names import AUTO, ENGINES, PRECISIONS, EngineSettings
 from device_runtime.models.data import SampleSource
@@ -214,6 +214,13 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
     )
+
+
+def as_json(value: object) -> str:
+    """The value as JSON for people to read, as `--format json` prints it."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value)).decode()
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:

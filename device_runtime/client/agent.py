@@ -161,10 +161,9 @@ class Agent:
         match event:
             case Connected():
                 log.info("connected to %s%s", self._messages.link.url, "" if event.first else " again")
-                self.runner.feed_link(up=True)
+                self.runner.link_up()
             case Disconnected():
-                log.warning("disconnected: %s", event.reason)
-                self.runner.feed_link(up=False)
+                log.warning("disconnected: %s", event.reason)  # the link itself connects again
             case Received():
                 self._receive(event, came)
 

@@ -114,10 +114,6 @@ class LinkUp(DeviceEvent, frozen=True):
     flight: MessagesInFlight = MessagesInFlight()
 
 
-class LinkDown(DeviceEvent, frozen=True):
-    """The link is lost. The link itself connects again."""
-
-
 class OfferReceived(DeviceEvent, frozen=True):
     """An offer has come and is trusted.
 

@@ -100,10 +100,9 @@ class Runner:
         if allows == self.state.paused or (not allows and quiet != self.state.quiet):
             self.feed(ev.WorkGateChanged(self._clock(), allows, quiet))
 
-    def feed_link(self, up: bool) -> None:
-        """The link is connected, or lost. Raises as `feed`."""
-        now = self._clock()
-        self.feed(ev.LinkUp(now, self._in_flight()) if up else ev.LinkDown(now))
+    def link_up(self) -> None:
+        """The link is connected. Raises as `feed`."""
+        self.feed(ev.LinkUp(self._clock(), self._in_flight()))
 
     def take(self, heard: OpenRound, to_all: bool, retained: bool = False, over: bool = False) -> None:
         """Take an offer that is trusted; the arguments are those of `OfferReceived`."""

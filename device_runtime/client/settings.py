@@ -10,9 +10,22 @@ from device_runtime.models.data import SampleSource
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 from .energy import Meter
-from .personal.personal_settings import PersonalModelSettings
 from .policy.rules import ANYTHING, AllowList
 from .training.emulation import Emulation
+
+
+@dataclass(frozen=True)
+class PersonalModelSettings:
+    """The owner's settings for the device's own model.
+
+    `keep`: keep the served model after each round. `held_out`: the share of samples that are not trained on,
+    but on which the model is evaluated; None: the default (`data.Selection`). `head`: train an own head,
+    and use it where it is better on the held-out samples.
+    """
+
+    keep: bool = False
+    held_out: float | None = 0.0
+    head: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -77,10 +77,6 @@ class DeviceState(msgspec.Struct, frozen=True):
     plan: RoundName = ("", 0)
     outbox: tuple[WaitingContribution, ...] = ()
     sends: int = 0
-
-    def but(self, **changes: Any) -> DeviceState:
-        """This state with changes."""
-        return msgspec.structs.replace(self, **changes)
 
     @property
     def phase(self) -> Phase:

@@ -37,13 +37,21 @@ class StrategyStates:
     devices: Mapping[tuple[int, str], Tensors] = field(default_factory=dict)
 
 
+class RunMark(msgspec.Struct, frozen=True, array_like=True):
+    """The run of a checkpoint: its fingerprint, the real seconds it took, and its files' sizes then."""
+
+    sha256: str
+    seconds: float
+    sizes: dict[str, int]
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The state after round `round`: the bases still in use, the newest included, and the served model.
 
     `history` has what each round distributed, from the first to the newest base. `scores` has the score of
     each round's model (see `events.PhaseDone`). `best` is the best model served, where the run is to end
-    with it.
+    with it. `mark`: the run to which it belongs, where one keeps it in its folder.
     """
 
     round: int
@@ -53,6 +61,7 @@ class Checkpoint:
     kept: StrategyStates = field(default_factory=StrategyStates)
     scores: tuple[float, ...] = ()
     best: Tensors = field(default_factory=lambda: NO_TENSORS)
+    mark: RunMark | None = None
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
@@ -70,12 +79,13 @@ class _Contents(msgspec.Struct, frozen=True, array_like=True):
     history: tuple[BaseVersion, ...]
     places: tuple[_Place, ...]
     scores: tuple[float, ...] = ()
+    mark: RunMark | None = None
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
     """Writes the checkpoint durably, in place of an earlier one. Raises SimulationError if that fails."""
     owners = dict(_owners(checkpoint))
-    contents = _Contents(checkpoint.history, tuple(owners), checkpoint.scores)
+    contents = _Contents(checkpoint.history, tuple(owners), checkpoint.scores, checkpoint.mark)
     content = {CONTENTS: np.frombuffer(msgspec.msgpack.encode(contents), np.uint8)}
     for number, tensors_of in enumerate(owners.values()):
         content |= {f"{number}/{name}": value for name, value in tensors_of.items()}
@@ -135,6 +145,7 @@ def _read(content: Tensors) -> Checkpoint:
         ),
         contents.scores,
         of.get("best", {}).get((0, ""), NO_TENSORS),
+        contents.mark,
     )
 
 

@@ -27,7 +27,7 @@ from device_runtime.strategies.training.device_half import NO_TENSORS, Late, Tra
 from .bases import BaseHistory
 from .checkpoint import Checkpoint, StrategyStates
 from .clients import prepared_targets
-from .clock.asking import PendingUpdate
+from .clock.sampling import PendingUpdate
 from .data import DataSet
 from .executors.job import Executor, FailedJob, TrainingJob, aside_key, base_key
 from .ledger import RoundFigures, RunLedger
@@ -224,7 +224,8 @@ class ModelState:
         self._figures = self._tools.evaluate(number, compared, base)
         if self._closed_form:
             self._figures = self._figures.as_closed_form()
-        if self._task.evaluation_judges and (why := reason_to_serve_trained_head(self._figures)):
+        why = reason_to_serve_trained_head(self._figures.eval_acc, self._figures.base_eval_acc)
+        if why and self._task.evaluation_judges:
             log.info("round %d: %s", number, why)
             self.served = base
         if self.served is not compared:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import isfinite, nan
+from math import nan
 
+from device_runtime.aggregator.merging.evaluation import mean_loss
 from device_runtime.models.bundles.targets import ACCURACY
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-from .clock.asking import PendingUpdate
+from .clock.sampling import PendingUpdate
 from .records import AskOutcome, AskRecord, RunObserver, SimulatedRound
 
 
@@ -116,8 +117,6 @@ def summarise(
 ) -> SimulatedRound:
     """The record of a round from the asks that ended in it; `times`: when it opened and closed."""
     counted = [ask for ask in asks if ask.fate == "counted"]
-    told = [ask for ask in counted if isfinite(ask.train_loss)]
-    examples = sum(ask.num_examples for ask in told)
     fates = [ask.fate for ask in asks]
     return SimulatedRound(
         round=number,
@@ -126,7 +125,7 @@ def summarise(
         eval_acc=figures.eval_acc,
         eval_loss=figures.eval_loss,
         base_eval_acc=figures.base_eval_acc,
-        train_loss=sum(a.train_loss * a.num_examples for a in told) / examples if examples else nan,
+        train_loss=mean_loss((ask.train_loss, ask.num_examples) for ask in counted),
         asked=len(asks),
         participants=len({ask.device for ask in counted}),
         stragglers=sum(ask.straggler for ask in asks),

@@ -28,7 +28,7 @@ from device_runtime.strategies.masking.layout import SumLayout, layout_of
 from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
 
 from .clients import Clients
-from .clock.asking import PendingUpdate
+from .clock.sampling import PendingUpdate
 
 NOISE_DRAW = 0x6A55
 """Keeps the draws of central noise apart from all others of the same seed."""

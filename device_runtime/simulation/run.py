@@ -25,8 +25,8 @@ from . import data as data_sets
 from .bases import BaseHistory, ShippedModel
 from .checkpoint import Checkpoint
 from .clients import Clients, prepared_targets
-from .clock.asking import DeviceSampler, FleetInputs
 from .clock.devices import FleetState
+from .clock.sampling import DeviceSampler, FleetInputs
 from .clock.simulation_loop import SimulationLoop, SimulationParts
 from .data import DataSet
 from .data.spec import DataSpec

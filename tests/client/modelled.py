@@ -57,7 +57,7 @@ class World:
             self.feed(ev.Tick(self.now, self.flight()))
 
     def link(self):
-        self.feed(self.random.choice((ev.LinkUp(self.now, self.flight()), ev.LinkDown(self.now))))
+        self.feed(ev.LinkUp(self.now, self.flight()))
 
     def gate(self):
         allows = self.random.random() < 0.5

@@ -10,7 +10,7 @@ from device_runtime.aggregator.merging.merge_round import MergeTools as ServerSi
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.simulation.bases import BaseHistory, ShippedModel
-from device_runtime.simulation.clock.asking import PendingUpdate
+from device_runtime.simulation.clock.sampling import PendingUpdate
 from device_runtime.simulation.executors.job import FailedJob, TrainingJob
 from device_runtime.simulation.learning import LearningTools, ModelState
 from device_runtime.simulation.ledger import RoundFigures

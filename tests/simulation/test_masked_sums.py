@@ -14,7 +14,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.simulation import scenario
 from device_runtime.simulation.bases import BaseHistory, ShippedModel
 from device_runtime.simulation.clients import Clients
-from device_runtime.simulation.clock.asking import PendingUpdate
+from device_runtime.simulation.clock.sampling import PendingUpdate
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.learning import LearningTools, ModelState
 from device_runtime.simulation.ledger import RoundFigures

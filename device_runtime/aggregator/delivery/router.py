@@ -76,7 +76,9 @@ class Router:
         self._inboxes, self._helpers = inboxes, helpers
         self._over = over
         self._known: dict[str, _Known] = {}
-        self._crowd = KnownDevices(lambda device: not self._known[device].online, self._known.pop, most)
+        self._known_devices = KnownDevices(
+            lambda device: not self._known[device].online, self._known.pop, most
+        )
 
     def route(self, event: Event) -> None:
         """Put an event into the inboxes that it is for; a message for no task is dropped with a log line."""
@@ -94,7 +96,7 @@ class Router:
         if device in self._helpers:
             self._put(self._helpers[device], event)
             return
-        if not self._crowd.lets_in(device):
+        if not self._known_devices.lets_in(device):
             return
         known = self._known.setdefault(device, _Known())
         if address.leaf == "hello" and not event.retain:

@@ -20,7 +20,7 @@ from device_runtime.aggregator.storage.bases import StepLine
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import contribution_counts, size
-from device_runtime.aggregator.views.listener import (
+from device_runtime.aggregator.views.run_events import (
     DeviceSeen,
     PlanReported,
     RoundClosed,
@@ -158,8 +158,8 @@ class Site:
 
     @property
     def _latest(self) -> GivenRound | None:
-        outside = self._service.rounds.outside
-        return outside.latest if outside else None
+        given_rounds = self._service.rounds.given_rounds
+        return given_rounds.latest if given_rounds else None
 
     def _timed(self, step: Callable[[], None]) -> None:
         """Do a step; if it merges a round, note how long that takes."""

@@ -15,7 +15,7 @@ import msgspec
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.intake.limits import MOST_DEVICES
-from device_runtime.aggregator.rounds import given_rounds as outside
+from device_runtime.aggregator.rounds import given_rounds
 from device_runtime.aggregator.rounds.given_rounds import GivenRoundStore
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.storage import database
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 MOST_ROUNDS_OF_SITE = 1_000_000
 """Rounds of a site's task: no limit, as the aggregator above decides when the task is done."""
+PRESENCE_BYTES = 2048
+"""The longest presence or hello that is kept; a device's have some hundred bytes."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class SiteHost:
         """
         if self.site is not None and self._at.parent != self._of_run(offer):
             self.leave()
-        left = [] if self.site else list(self._of_run(offer).glob(f"*/{outside.FILE}"))
+        left = [] if self.site else list(self._of_run(offer).glob(f"*/{given_rounds.FILE}"))
         if left:
             folder = max(left, key=lambda file: file.stat().st_mtime_ns).parent
             with closing(Store(folder, reading=True)) as store:
@@ -139,6 +141,8 @@ class SiteHost:
 
     def _note(self, event: Received) -> None:
         """Keep the latest presence and hello of each online device, for up to MOST_DEVICES."""
+        if len(event.payload) > PRESENCE_BYTES:
+            return
         try:
             address = topics.parse(event.topic)
             if address.leaf == "state" and event.payload and not decode(event.payload, State).online:
@@ -173,7 +177,7 @@ class SiteHost:
 
 def _remove(site: Path) -> None:
     """Remove a site's folder, or an empty run folder; folders with unforwarded contributions stay."""
-    if any((inner / outside.FILE).exists() for inner in site.glob("*")):
+    if any((inner / given_rounds.FILE).exists() for inner in site.glob("*")):
         return  # the folder of a run with a site that was kept
     try:
         waiting = _waiting(site)

@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from math import isfinite, nan
 
+from device_runtime.aggregator.merging.evaluation import mean_loss
 from device_runtime.aggregator.rounds.run import OpenRun
-from device_runtime.aggregator.views.listener import ContributionRecord, RoundClosed
+from device_runtime.aggregator.views.run_events import ContributionRecord, RoundClosed
 from device_runtime.broker.wire.messages import Step
 from device_runtime.client.energy import Energy, together
 from device_runtime.models.bundles import tensors
@@ -75,14 +76,12 @@ def site_result(
     sent = closed.contributions
     devices = len({one.device for one in sent})
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in sent).items())
-    told = [one for one in sent if isfinite(one.train_loss)]
-    examples = sum(one.num_examples for one in told)
     return SiteResult(
         weights=weights,
         steps=steps,
         statistics=statistics,
         num_examples=sum(one.num_examples for one in sent),
-        train_loss=sum(one.train_loss * one.num_examples for one in told) / examples if examples else nan,
+        train_loss=mean_loss((one.train_loss, one.num_examples) for one in sent),
         train_time_s=sum(one.train_time_s for one in sent),
         energy=together(_energy(one) for one in sent),
         peak_memory_bytes=max(one.peak_memory_bytes for one in sent),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from device_runtime.aggregator.views.listener import (
+from device_runtime.aggregator.views.run_events import (
     ContributionRecord,
     ContributionRefused,
     DeviceSeen,
@@ -15,7 +15,7 @@ from device_runtime.aggregator.views.listener import (
 
 from .shapes import DevicePage, DeviceStatus, Doing, measured
 
-MOST_DEVICES = 200_000
+DEVICES_KEPT = 200_000
 """Devices that are remembered; beyond that, the one that was first seen longest ago is forgotten."""
 
 
@@ -87,7 +87,7 @@ class WatchedDevices:
 
     def _set(self, before: DeviceStatus, told: Mapping[str, object]) -> None:
         known = before.device in self.known
-        if not known and len(self.known) >= MOST_DEVICES:
+        if not known and len(self.known) >= DEVICES_KEPT:
             gone = self.known.pop(next(iter(self.known)))
             self.online -= gone.online
         after = replace(before, **told)  # type: ignore[arg-type]

@@ -89,13 +89,13 @@ class Gateway:
             await page.close(TRY_LATER)
             return
         await page.accept(PROTOCOL)
-        ways = [asyncio.create_task(_up(page, writer)), asyncio.create_task(_down(reader, page))]
+        directions = [asyncio.create_task(_up(page, writer)), asyncio.create_task(_down(reader, page))]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
+            for direction in directions:
+                direction.cancel()
+            await asyncio.gather(*directions, return_exceptions=True)
             writer.close()
         if page.client_state.name == "CONNECTED":
             await page.close()

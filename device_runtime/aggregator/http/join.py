@@ -77,7 +77,7 @@ class JoinRoutes:
     ) -> None:
         self._browser_access, self._pages = browser_access, pages
         self._hosted, self._clock = hosted, clock
-        self._flood = RateLimit(BURST, RATE, ADDRESSES)
+        self._rate_limit = RateLimit(BURST, RATE, ADDRESSES)
         self.router = router = APIRouter(include_in_schema=False)
         reads = ["GET", "HEAD"]
         router.add_api_route("/join", lambda: RedirectResponse("join/", 308), methods=reads)
@@ -115,7 +115,7 @@ class JoinRoutes:
         site = self._browser_access.site
         if site is None or not self._browser_access.writable:
             raise HTTPException(404, "this aggregator enrols no devices by links")
-        if not self._flood.lets(caller_address(request), self._clock()):
+        if not self._rate_limit.lets(caller_address(request), self._clock()):
             raise HTTPException(
                 429, "too many requests from this address: try again in a while", {"Retry-After": "5"}
             )

@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_runtime.aggregator.views.listener import (
+from device_runtime.aggregator.views.run_events import (
     Contributed,
     ContributionRecord,
     ContributionRefused,

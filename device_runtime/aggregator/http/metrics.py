@@ -12,7 +12,7 @@ from importlib import metadata
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from device_runtime.aggregator.views.listener import (
+from device_runtime.aggregator.views.run_events import (
     Contributed,
     ContributionRefused,
     Observer,

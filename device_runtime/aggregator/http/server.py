@@ -26,7 +26,7 @@ from websockets.frames import Frame
 from device_runtime.aggregator.errors import AddressError, ConfigError
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.serving.join_address import BrowserAccess
-from device_runtime.aggregator.views.listener import Observer
+from device_runtime.aggregator.views.run_events import Observer
 from device_runtime.broker.servers.mosquitto import MESSAGE_BYTES
 
 from .api import Credentials, TaskRoutes, TokenGuard

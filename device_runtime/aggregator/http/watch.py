@@ -15,7 +15,7 @@ from typing import Protocol
 from device_runtime.aggregator.rounds.ports import LoopClock
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.listener import (
+from device_runtime.aggregator.views.run_events import (
     Contributed,
     ContributionRefused,
     DeviceSeen,

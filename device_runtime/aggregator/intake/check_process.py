@@ -14,6 +14,7 @@ from pathlib import Path
 
 from device_runtime.aggregator.errors import DatabaseError, RunFolderError, UpdateRefused
 from device_runtime.aggregator.merging.merge_round import open_family
+from device_runtime.aggregator.rounds.state import Rules
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks import task as tasks
@@ -51,7 +52,8 @@ class ContributionChecker:
         main = Bundle.open(bundles.find_bundle(self.task.bundle)).manifest
         family = open_family(self.task.family, main)
         manifests = {"": main, **{name: bundle.manifest for name, bundle in family.items()}}
-        self._standard = ExpectedContributions(
+        self._rules = Rules.of(self.task)
+        self._expected = ExpectedContributions(
             self.task,
             self._run,
             manifests,
@@ -66,9 +68,11 @@ class ContributionChecker:
         if message.run != self._run or message.blob or not 1 <= message.round <= self.task.rounds:
             return None
         try:
-            if self._standard.needs_base and not self._store.rounds.opened(message.round):
+            if message.round < self._rules.earliest(self._store.rounds.latest_closed() + 1):
+                return None  # too late, as the aggregator says; its base may be gone
+            if self._expected.needs_base and not self._store.rounds.opened(message.round):
                 return None  # until the round is open, its base may still change
-            offered = self._standard.offered(message.round)
+            offered = self._expected.offered(message.round)
             check.check_message(message, offered)
             check.check_content(message, message.body, offered)
         except UpdateRefused as error:

@@ -9,12 +9,13 @@ from math import inf, nan
 import msgspec
 
 from device_runtime.aggregator.storage.database import Database, DatabaseRow
-from device_runtime.aggregator.views.listener import MODELLED, ContributionRecord
+from device_runtime.aggregator.views.run_events import ContributionRecord
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Blob, Mask, Metrics
+from device_runtime.client.energy.meter import MODELLED
 
-ROUNDS_KNOWN = 4
-"""Rounds whose contribution keys stay in memory, so that not every message needs a query."""
+ALL_ROUNDS = (0, 2**62)
+"""The first and last number that a round can have."""
 
 _KEEP = "INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 ROWS_AT_ONCE = 256
@@ -24,13 +25,14 @@ _SOME = """SELECT * FROM contributions WHERE into_round = ? AND (kind, device, r
 ORDER BY kind, device, round LIMIT ?"""
 _RECORDS = """SELECT round, device, kind, into_round, num_examples, metrics, why, form,
 NULL AS blob, NULL AS body
-FROM contributions WHERE into_round = coalesce(?, into_round) ORDER BY into_round, kind, device, round"""
+FROM contributions WHERE into_round BETWEEN ? AND ? ORDER BY into_round, kind, device, round"""
 _SINCE = """SELECT device, max(CASE WHEN into_round < ? THEN into_round END) AS before,
 count(CASE WHEN into_round = ? THEN 1 END) AS updates FROM contributions
 WHERE into_round >= ? AND device IN (SELECT device FROM contributions WHERE into_round = ? AND round < ?)
 GROUP BY device"""
-_TRAFFIC = "SELECT round, device, up, down FROM traffic WHERE round = coalesce(?, round)"
-_WITH_BLOB = "SELECT round FROM contributions WHERE blob = ? LIMIT 1"
+_TRAFFIC = "SELECT round, device, up, down FROM traffic WHERE round BETWEEN ? AND ?"
+_WITH_BLOB = """SELECT round FROM contributions
+WHERE into_round >= (SELECT max(round) FROM rounds) AND blob = ? LIMIT 1"""
 _KEEP_MASK = "INSERT INTO masks VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 _MASKED = """SELECT c.round AS round, c.device AS device, c.kind AS kind, c.form AS form,
 c.num_examples AS num_examples, m.mask AS mask
@@ -85,23 +87,16 @@ class Contributions:
         self._updates = updates
         self._kept: list[tuple[StoredContribution, DeviceTraffic]] = []
         self._kept_kinds: dict[tuple[int, str], str] = {}
-        self._known: dict[int, dict[str, str]] = {}
 
     def sent(self, number: int, device: str) -> str:
         """The kind of the device's contribution that was made for a round and counts, in whatever round.
 
         Empty if there is none. At most one contribution of a device counts for each round.
         """
-        return self._kept_kinds.get((number, device)) or self._of_round(number).get(device, "")
-
-    def _of_round(self, number: int) -> dict[str, str]:
-        """The kinds of stored contributions to a round, by device; a few rounds are cached."""
-        if number not in self._known:
-            while len(self._known) >= ROUNDS_KNOWN:
-                del self._known[next(iter(self._known))]
-            rows = self._db.rows("SELECT device, kind FROM contributions WHERE round = ?", number)
-            self._known[number] = {row["device"]: row["kind"] for row in rows}
-        return self._known[number]
+        if kept := self._kept_kinds.get((number, device)):
+            return kept
+        sql = "SELECT kind FROM contributions WHERE round = ? AND device = ?"
+        return next((str(row["kind"]) for row in self._db.rows(sql, number, device)), "")
 
     def keep(self, stored: StoredContribution, moved: DeviceTraffic) -> None:
         """Count a contribution, with the bytes of its device in the round that it counts in.
@@ -130,9 +125,6 @@ class Contributions:
             db.executemany(_KEEP_MASK, [(*key, msgspec.msgpack.encode(mask)) for *key, mask in masks])
             moved = [(stored.into, stored.device, moved.up, moved.down) for stored, moved in self._kept]
             db.executemany(_SAVE_TRAFFIC, moved)
-        for (number, device), kind in self._kept_kinds.items():
-            if number in self._known:
-                self._known[number][device] = kind
         self.drop()
 
     def drop(self) -> None:
@@ -156,9 +148,9 @@ class Contributions:
         return self.content(_stored(self._db.rows(sql, update.round, update.device)[0]))
 
     def since(self, number: int, first: int) -> dict[str, float]:
-        """How many rounds ago each device with a late contribution in round `number` last counted.
+        """The rounds since each device with a late contribution in round `number` last counted.
 
-        These are divided by its contributions in this round. Rounds before `first` are not looked at.
+        They are divided by its contributions in this round. Rounds before `first` are not looked at.
         """
         rows = self._db.rows(_SINCE, number, number, first, number, number)
         return {row["device"]: (number - (row["before"] or first - 1)) / row["updates"] for row in rows}
@@ -178,13 +170,13 @@ class Contributions:
 
     def records(self, number: int) -> tuple[ContributionRecord, ...]:
         """The records of a round's contributions, for display and files."""
-        return self.every_record(number).get(number, ())
+        return self.every_record((number, number)).get(number, ())
 
-    def every_record(self, number: int | None = None) -> dict[int, tuple[ContributionRecord, ...]]:
-        """The records of all rounds, or of one, by round."""
-        moved = {(row["round"], row["device"]): row for row in self._db.rows(_TRAFFIC, number)}
+    def every_record(self, rounds: tuple[int, int] = ALL_ROUNDS) -> dict[int, tuple[ContributionRecord, ...]]:
+        """The records of the rounds from the first number to the last, by round."""
+        moved = {(row["round"], row["device"]): row for row in self._db.rows(_TRAFFIC, *rounds)}
         records: dict[int, list[ContributionRecord]] = {}
-        for row in self._db.rows(_RECORDS, number):
+        for row in self._db.rows(_RECORDS, *rounds):
             told = moved.pop((row["into_round"], row["device"]), None)  # a device's bytes count once
             bytes_moved = DeviceTraffic(told["up"], told["down"]) if told else DeviceTraffic()
             records.setdefault(row["into_round"], []).append(record_of(_stored(row), bytes_moved))

@@ -9,7 +9,7 @@ from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.rounds.events import Reply
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.state import RoundsState
-from device_runtime.aggregator.views.listener import ContributionRefused
+from device_runtime.aggregator.views.run_events import ContributionRefused
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.wire.messages import Receipt
 

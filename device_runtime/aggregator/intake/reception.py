@@ -113,7 +113,7 @@ class Reception:
             check.check_samples(message, self._statements.samples.get(update.device, 0), self._offered(0))
             if refusal is None:
                 check.check_message(message, self._offered(0))
-                if self._rounds.outside and not self._rounds.store.rounds.opened(update.round):
+                if self._rounds.given_rounds and not self._rounds.store.rounds.opened(update.round):
                     refusal = f"round {update.round} was not offered by this site"  # which may skip rounds
         except UpdateRefused as error:
             refusal = str(error)

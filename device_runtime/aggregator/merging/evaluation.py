@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, nan
-from typing import Protocol
 
 from device_runtime.aggregator.intake.contributions import DeviceTraffic
 from device_runtime.aggregator.storage.store import ModelEvaluation
-from device_runtime.aggregator.views.listener import ContributionRecord, RoundRecord
+from device_runtime.aggregator.views.run_events import ContributionRecord, RoundRecord
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.available import open_model
@@ -43,39 +42,24 @@ class Evaluator:
         )
 
 
-class ModelAccuracies(Protocol):
-    """Accuracy of the served model and of the next base, nan where they were not evaluated."""
+def reason_to_serve_trained_head(served_acc: float, base_acc: float) -> str:
+    """The reason to serve the next base, with its trained head; empty where it is not better.
 
-    @property
-    def eval_acc(self) -> float: ...
-    @property
-    def base_eval_acc(self) -> float: ...
-
-
-def reason_to_serve_trained_head(figures: ModelAccuracies) -> str:
-    """The reason to serve the next base, with its trained head; empty where it is not better."""
-    if not figures.base_eval_acc > figures.eval_acc:
+    The accuracies are of the served model and of the next base, nan where they were not evaluated.
+    """
+    if not base_acc > served_acc:
         return ""
     return (
-        f"eval_acc {figures.eval_acc:.3f} with the closed-form head, {figures.base_eval_acc:.3f} with the "
+        f"eval_acc {served_acc:.3f} with the closed-form head, {base_acc:.3f} with the "
         "trained one, which is served"
     )
 
 
-class TrainingLoss(Protocol):
-    """The mean training loss over so many samples; nan where it is not known."""
-
-    @property
-    def train_loss(self) -> float: ...
-    @property
-    def num_examples(self) -> int: ...
-
-
-def mean_loss(losses: Sequence[TrainingLoss]) -> float:
-    """The mean of the known training losses over all their samples; nan without any."""
-    known = [one for one in losses if isfinite(one.train_loss)]
-    samples = sum(one.num_examples for one in known)
-    return sum(one.train_loss * one.num_examples for one in known) / samples if samples else nan
+def mean_loss(losses: Iterable[tuple[float, int]]) -> float:
+    """The mean of training losses, each of so many samples; nan without any. A loss of nan is not known."""
+    known = [(loss, samples) for loss, samples in losses if isfinite(loss)]
+    samples = sum(samples for _, samples in known)
+    return sum(loss * samples for loss, samples in known) / samples if samples else nan
 
 
 def summarise(
@@ -91,7 +75,7 @@ def summarise(
         eval_acc=figures.eval_acc,
         eval_loss=figures.eval_loss,
         base_eval_acc=figures.base_eval_acc,
-        train_loss=mean_loss(contributions),
+        train_loss=mean_loss((one.train_loss, one.num_examples) for one in contributions),
         participants=len({c.device for c in contributions}),
         energy_j=sum(c.energy_j for c in contributions),
         train_time_s=sum(c.train_time_s for c in contributions),

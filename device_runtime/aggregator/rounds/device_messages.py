@@ -10,7 +10,7 @@ from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import DatabaseError, RunFolderError, UpdateRefused
 from device_runtime.aggregator.intake.check_process import CheckedMessage
 from device_runtime.aggregator.intake.limits import RATE, KnownDevices, RateLimit, message_cost
-from device_runtime.aggregator.views.listener import DeviceSeen, PlanReported
+from device_runtime.aggregator.views.run_events import DeviceSeen, PlanReported
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import NotTrusted
@@ -29,8 +29,6 @@ FETCHED_S = 10.0
 """Seconds that a finished service stays after a device has asked for a part of the model."""
 MOST_REASONS = 64
 """The most reasons of a plan that are kept; a device sends one for each form that it does not choose."""
-SIGNED = ("hello", "plan", "contribution")
-"""Messages that devices with a key sign."""
 
 
 class Admission:
@@ -46,8 +44,8 @@ class Admission:
     ) -> None:
         """`forget` is called with a device that gives its place to a new one; `helpers` take no place."""
         self._runner, self._out, self._ports, self._helpers = runner, out, ports, helpers
-        self._flood, self._forged = RateLimit(), RateLimit()
-        self.crowd = KnownDevices(self._is_away, forget, ports.max_devices)
+        self._rate_limit, self._forged = RateLimit(), RateLimit()
+        self.known_devices = KnownDevices(self._is_away, forget, ports.max_devices)
 
     def admitted(self, event: link.Received, address: topics.Address) -> bytes | None:
         """The payload of a message, without its signature; None if it is dropped. Raises MessageError."""
@@ -57,7 +55,7 @@ class Admission:
             if payload and event.retain:
                 self._out.clear(event.topic)
             return None
-        if device not in self._helpers and not self.crowd.lets_in(device):
+        if device not in self._helpers and not self.known_devices.lets_in(device):
             return None
         if event.retain and leaf != "state":
             log.warning("message from %s dropped: only presence may be retained, not %s", device, leaf)
@@ -67,7 +65,7 @@ class Admission:
             self._out.traffic.up(device, event.topic, payload)
         if leaf != "block" and not self.within_rate(device, message_cost(leaf, len(payload))):
             return None
-        if leaf not in SIGNED:
+        if leaf not in topics.SIGNED:
             return payload
         devices = self._ports.devices
         if devices is None:
@@ -81,9 +79,9 @@ class Admission:
     def within_rate(self, device: str, count: float = 1.0) -> bool:
         """Whether a device stays within its rate limit with one more message, which counts as `count`."""
         now = self._ports.clock()
-        if self._flood.lets(device, now, count):
+        if self._rate_limit.lets(device, now, count):
             return True
-        if self._flood.worth_saying(device, now):
+        if self._rate_limit.worth_saying(device, now):
             log.warning("messages from %s dropped: it sends more than %g a second", device, RATE)
         return False
 

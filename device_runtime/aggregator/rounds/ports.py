@@ -11,7 +11,7 @@ from typing import Protocol
 
 from device_runtime.aggregator.delivery.last_will import GRACE_S
 from device_runtime.aggregator.intake.limits import MOST_DEVICES
-from device_runtime.aggregator.views.listener import Observer, RunEvent
+from device_runtime.aggregator.views.run_events import Observer, RunEvent
 from device_runtime.broker.wire.link import Event
 from device_runtime.broker.wire.messages import Offer, encode
 from device_runtime.broker.wire.session_mac import SessionKey

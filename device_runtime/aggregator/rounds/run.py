@@ -33,7 +33,7 @@ from device_runtime.aggregator.storage.run_files import check_identity
 from device_runtime.aggregator.storage.store import MergeResult, RoundModels, RoundStart, Store
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.listener import RoundClosed
+from device_runtime.aggregator.views.run_events import RoundClosed
 from device_runtime.broker.wire.blobs import BlobRoom
 from device_runtime.broker.wire.messages import Blob, Masks
 from device_runtime.broker.wire.step_log import SEGMENT, TAIL
@@ -60,10 +60,11 @@ FRESH_WEIGHTS_DRAW = 3
 
 
 class RunProgress:
-    """How a run goes on. `outside`: where its rounds are given from outside. Raises as Store."""
+    """How a run goes on. `given_rounds`: where its rounds come from outside. Raises as Store."""
 
-    def __init__(self, task: Task, store: Store, outside: GivenRoundStore | None) -> None:
-        self._task, self._store, self._outside = task, store, outside
+    def __init__(self, task: Task, store: Store, given_rounds: GivenRoundStore | None) -> None:
+        self._task, self._store, self._given_rounds = task, store, given_rounds
+        self._rules = Rules.of(task)
 
     @property
     def rules(self) -> Rules:
@@ -72,10 +73,10 @@ class RunProgress:
         Where only zeroth-order updates are offered in given rounds, each counts in its own round only: their
         merged scalars must all be along the directions of one round.
         """
-        rules = Rules.of(self._task)
-        if self._outside is None:
+        rules = self._rules
+        if self._given_rounds is None:
             return rules
-        latest, kinds = self._outside.latest, self._task.kinds
+        latest, kinds = self._given_rounds.latest, self._task.kinds
         scalars = {kind.name for kind in kinds} if all(kind.strategy.scalars for kind in kinds) else set()
         return replace(
             rules,
@@ -170,8 +171,8 @@ class OpenRun:
             self.budget = NoiseBudget(self.task, self.store, self.tools.manifests)
             self.groups = SumGroups(self.store, self.task, self.run, self.tools.manifests)
             self.registry = ModelVersions(self.store, task.keep_versions)
-            self.outside = GivenRoundStore(folder) if given else None
-            self.progress = RunProgress(self.task, self.store, self.outside)
+            self.given_rounds = GivenRoundStore(folder) if given else None
+            self.progress = RunProgress(self.task, self.store, self.given_rounds)
         except BaseException:
             self.store.close()
             raise
@@ -192,11 +193,11 @@ class OpenRun:
 
     def given(self, number: int) -> GivenRound | None:
         """Round `number` as it was given from outside; None if it was not, or is not the latest."""
-        return self.outside.round(number) if self.outside else None
+        return self.given_rounds.round(number) if self.given_rounds else None
 
     def seed(self, number: int) -> int:
         """The seed that all devices of a round share."""
-        return self.outside.seed(number) if self.outside else self.task.round_seed(number)
+        return self.given_rounds.seed(number) if self.given_rounds else self.task.round_seed(number)
 
     def weights(self, number: int, member: str = "") -> Tensors:
         """The weights that round `number` distributes."""
@@ -207,7 +208,7 @@ class OpenRun:
 
         Raises RollbackError, also where rounds are given from outside.
         """
-        if self.outside is not None:
+        if self.given_rounds is not None:
             raise RollbackError(SITE_ROLLBACK_TEXT)
         self.registry.go_back(to)
         self.registry.deploy()
@@ -268,7 +269,8 @@ class RoundPhases:
         served = tensors.decode(models.get(self._store.rounds.made(number).served))
         base, instead = self._run.weights(number + 1), None
         figures = evaluator.figures(served, base)
-        if self._run.task.evaluation_judges and (why := reason_to_serve_trained_head(figures)):
+        why = reason_to_serve_trained_head(figures.eval_acc, figures.base_eval_acc)
+        if why and self._run.task.evaluation_judges:
             log.info("round %d: %s", number, why)
             figures, instead = evaluator.figures(base, base), models.put(tensors.encode(base))
         self._store.rounds.evaluated(number, figures, instead)
@@ -284,8 +286,8 @@ class RoundPhases:
         figures = store.rounds.figures(number)
         record = summarise(figures, contributions, traffic, (number, duration_s))
         if run.task.masks:
-            loss, spent = mean_loss(store.sums.records(number)), run.budget.spent(number)
-            record = replace(record, train_loss=loss, central_epsilon=spent)
+            loss = mean_loss((one.train_loss, one.num_examples) for one in store.sums.records(number))
+            record = replace(record, train_loss=loss, central_epsilon=run.budget.spent(number))
         deadline_s = nan if number <= run.task.untimed_rounds else run.progress.deadline_s(number)
         store.rounds.close(replace(record, deadline_s=deadline_s))
         self._prune(number)
@@ -312,7 +314,7 @@ class RoundPhases:
             blobs += (*made.blobs, *made.base.log)
         self._store.models.prune(blobs)
         bases_kept = [(numbers[0], starts[numbers[0]].base)] + [(n + 1, one.base) for n, one in versions[:1]]
-        latest = number if run.outside else number + 1
+        latest = number if run.given_rounds else number + 1
         at = rounds.start(latest).base.at
         written = (latest, min(at, max(at % SEGMENT, TAIL)))
         self._store.taken.forget([written, *((n, base.steps) for n, base in bases_kept)])

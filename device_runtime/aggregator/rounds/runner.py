@@ -23,7 +23,7 @@ from device_runtime.aggregator.intake.reception import DeviceStatements, Recepti
 from device_runtime.aggregator.masking.opening import kinds_alone
 from device_runtime.aggregator.masking.requests import SumRequests
 from device_runtime.aggregator.storage import rollback_request
-from device_runtime.aggregator.views.listener import (
+from device_runtime.aggregator.views.run_events import (
     Contributed,
     Finished,
     RoundExtended,

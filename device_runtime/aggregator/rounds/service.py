@@ -14,7 +14,7 @@ from pathlib import Path
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import NoContributions
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.listener import Started
+from device_runtime.aggregator.views.run_events import Started
 from device_runtime.broker.wire import link, topics
 
 from .device_messages import DeviceMessageHandler
@@ -76,11 +76,11 @@ class Service:
 
         Raises RunFolderError, and ValueError for a round that is neither.
         """
-        state, outside, number = self.state, self.rounds.outside, given.number
+        state, given_rounds, number = self.state, self.rounds.given_rounds, given.number
         later, same = state.phase == "wait" and number > state.round, number == state.round
-        if outside is None or not (later or (same and state.phase == "collect")):
+        if given_rounds is None or not (later or (same and state.phase == "collect")):
             raise ValueError(f"round {number} cannot be given in round {state.round} ({state.phase})")
-        outside.keep(given)
+        given_rounds.keep(given)
         self._run.feed(Give(self._ports.clock(), given.deadline_s, number))
 
     def close_round(self) -> None:
@@ -118,17 +118,17 @@ class Service:
     def start(self) -> None:
         """Starts a new run, or resumes the one in the folder."""
         rounds = self.rounds
-        if rounds.task.evaluation_judges and not rounds.task.eval_data and rounds.outside is None:
+        if rounds.task.evaluation_judges and not rounds.task.eval_data and rounds.given_rounds is None:
             log.info(
                 "nothing compares the closed-form head with the trained one: set eval_data or "
                 "statistics.hold_out"
             )
-        if rounds.task.stop_after and not rounds.task.eval_data and rounds.outside is None:
+        if rounds.task.stop_after and not rounds.task.eval_data and rounds.given_rounds is None:
             log.warning("stop_after never ends the task: nothing is evaluated; set eval_data")
         closed = rounds.store.rounds.closed()
         self._ports.tell(Started(rounds.task, rounds.run, rounds.resumed, closed, rounds.manifest))
         self._run.start()
-        self._messages.admission.crowd.remember((*self.state.asked, *self.state.devices))
+        self._messages.admission.known_devices.remember((*self.state.asked, *self.state.devices))
 
     def tick(self) -> None:
         """Does what time brings about, and commits and receipts what was handled since the last tick.

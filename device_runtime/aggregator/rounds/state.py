@@ -61,7 +61,6 @@ class Rules:
     all_devices: int | None = None
     buffer_size: int = 0
     max_staleness: int = 5
-    staleness_weight: float = 0.5
     untimed_rounds: int = 0
     pace: Pace | None = None
     stop_after: int = 0
@@ -88,7 +87,6 @@ class Rules:
             ask_all_rounds=task.ask_all_rounds,
             buffer_size=task.buffer_size,
             max_staleness=task.max_staleness,
-            staleness_weight=task.staleness_weight,
             untimed_rounds=task.untimed_rounds,
             pace=task.pace,
             stop_after=task.stop_after,

@@ -103,7 +103,7 @@ class TaskThread:
             self._opened.set()
 
 
-def inbox_of(threads: Sequence[TaskThread]) -> queue.SimpleQueue[Event]:
+def inbox_of(threads: Sequence[TaskThread]) -> BoundedInbox:
     """The inbox for the link: that of the only task, or a new one whose messages `serve` routes."""
     return threads[0].inbox if len(threads) == 1 else BoundedInbox()
 

@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import ConfigError, MissingExtra, NoContributions
+from device_runtime.aggregator.intake.limits import BoundedInbox
 from device_runtime.aggregator.intake.worker_pool import WorkerOrder, Workers
 from device_runtime.aggregator.rounds import task_thread
 from device_runtime.aggregator.rounds.ports import Ports
@@ -26,13 +28,13 @@ from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import ConsoleLog, ConsoleView
-from device_runtime.aggregator.views.listener import Observer
+from device_runtime.aggregator.views.run_events import Observer
 from device_runtime.broker.servers.mosquitto import Mosquitto
 from device_runtime.broker.servers.server import RunningBroker
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.service_process import SystemdWatchdog, stopped_by_signals
+from device_runtime.service_process import SystemdWatchdog, sleep_until, stopped_by_signals
 
 from . import enrolled, join_address
 from .config import ServerConfig, broker_for, database_for, keep_port
@@ -101,8 +103,9 @@ class Process:
         Raises AggregatorError, BrokerError, ModelError; NoContributions where a run was abandoned, after the
         other tasks are done.
         """
+        inbox = task_thread.inbox_of(self._tasks)
         with ExitStack() as stack:
-            stack.enter_context(stopped_by_signals(self._stop))
+            stack.enter_context(stopped_by_signals(self._stop.set, inbox.wake))
             broker, url = broker_for(self._server.broker, self.folders[0])
             if broker:
                 stack.callback(broker.stop)
@@ -111,10 +114,9 @@ class Process:
                     f"workers need shared subscriptions, which {broker.name} lacks: install Mosquitto"
                 )
             self._browser_access = join_address.browser_access(self._server, url)
-            self._serve(url, broker)
+            self._serve(url, broker, inbox)
 
-    def _serve(self, url: BrokerUrl, broker: RunningBroker | None) -> None:
-        inbox = task_thread.inbox_of(self._tasks)
+    def _serve(self, url: BrokerUrl, broker: RunningBroker | None, inbox: BoundedInbox) -> None:
         wanted = topics.ALL_BUT_CONTRIBUTIONS if self._server.workers else (topics.FROM_DEVICES,)
         options = LinkOptions(subscriptions=wanted, queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES)
         link = Link(url, f"aggregator-{secrets.token_hex(4)}", inbox, options)
@@ -206,9 +208,7 @@ class Process:
             return
         if self._server.http and self._server.http.stay and not self._stop.is_set():
             self._say("all is done; http answers until it is stopped")
-            while not self._stop.is_set():
-                # not by the event, whose lock a signal's handler may then wait for
-                time.sleep(task_thread.LOOK_S)
+            sleep_until(self._stop, inf)
 
     @contextmanager
     def _http_server(self, link: Link) -> Iterator[HttpServer | None]:

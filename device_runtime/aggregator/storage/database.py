@@ -150,11 +150,17 @@ class SqliteFile:
             if reading:
                 file = f"{(folder / FILE).resolve().as_uri()}?mode=ro"
                 self._db = sqlite3.connect(file, uri=True)
-                self._db.row_factory = sqlite3.Row
-                _check_version(self._db)
             else:
                 self._db = sqlite3.connect(folder / FILE, isolation_level=None)
-                _prepare(self._db)
+            try:
+                self._db.row_factory = sqlite3.Row
+                if reading:
+                    _check_version(self._db)
+                else:
+                    _prepare(self._db)
+            except BaseException:
+                self._db.close()
+                raise
 
     def close(self) -> None:
         self._db.close()
@@ -188,7 +194,6 @@ class SqliteFile:
 
 def _prepare(db: sqlite3.Connection) -> None:
     """Creates the tables. WAL with synchronous=FULL: a commit that has returned survives a power cut."""
-    db.row_factory = sqlite3.Row
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA synchronous=FULL")
     _check_version(db)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import nan
 
 from device_runtime.aggregator.errors import RollbackError, RunFolderError
-from device_runtime.aggregator.views.listener import RoundClosed
+from device_runtime.aggregator.views.run_events import RoundClosed
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.models.bundles.targets import ACCURACY

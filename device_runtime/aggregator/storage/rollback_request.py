@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from device_runtime.aggregator.errors import RunFolderError
-from device_runtime.broker.wire.durable_files import replace_file
+from device_runtime.broker.wire.durable_files import locked_folder, replace_file
 
 FILE = "rollback"
 """File in the run folder: the number of the round whose model is to be served."""
@@ -21,7 +18,7 @@ def request_rollback(folder: Path, to: int) -> None:
     Raises RunFolderError.
     """
     try:
-        with _alone(folder):
+        with locked_folder(folder):
             replace_file(folder / FILE, f"{to}\n".encode("ascii"))
     except OSError as error:
         raise RunFolderError(f"cannot write {folder / FILE}: {error.strerror or error}") from None
@@ -42,17 +39,6 @@ def clear_request(folder: Path, to: int) -> None:
 
     Never waits: if another process is writing a request, the old one is removed the next time.
     """
-    with suppress(OSError), _alone(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+    with suppress(OSError), locked_folder(folder, wait=False):
         if requested_round(folder) == to:
             (folder / FILE).unlink()
-
-
-@contextmanager
-def _alone(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Holds a lock on the request; it ends with the process, however that ends. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, how)
-        yield
-    finally:
-        os.close(handle)

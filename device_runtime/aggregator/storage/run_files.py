@@ -13,7 +13,7 @@ import msgspec
 
 from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.tasks.task import Task, decode
-from device_runtime.aggregator.views.listener import (
+from device_runtime.aggregator.views.run_events import (
     ContributionRecord,
     RoundClosed,
     RoundRecord,

@@ -25,10 +25,10 @@ from typing import Literal
 import msgspec
 
 from device_runtime.aggregator.errors import RunFolderError
-from device_runtime.aggregator.intake.contributions import Contributions
+from device_runtime.aggregator.intake.contributions import ALL_ROUNDS, Contributions
 from device_runtime.aggregator.rounds.events import DevicePresent, Forgotten
 from device_runtime.aggregator.rounds.state import RoundsState, Saved
-from device_runtime.aggregator.views.listener import RoundClosed, RoundRecord
+from device_runtime.aggregator.views.run_events import RoundClosed, RoundRecord
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Base, Blob, Masks, Step
 from device_runtime.models.bundles.targets import ACCURACY
@@ -50,7 +50,7 @@ WHERE round >= (SELECT coalesce(max(round), 0) FROM rounds WHERE round < ?)"""
 _EVERY_FIGURES = """SELECT round, figures FROM rounds
 WHERE phase = 'closed' AND figures IS NOT NULL ORDER BY round"""
 _CLOSED = """SELECT round, record, note FROM rounds
-WHERE record IS NOT NULL AND round = coalesce(?, round) ORDER BY round"""
+WHERE record IS NOT NULL AND round BETWEEN ? AND ? ORDER BY round"""
 _END_COLLECT = """UPDATE rounds SET phase = ?, note = CASE WHEN phase = 'collect' THEN ? ELSE note END
 WHERE round = ? AND phase IN ('collect', 'unmask')"""
 _MERGED = """UPDATE rounds SET phase = 'evaluate', next_base = ?, next_carried = ?, served = ?, note = ?
@@ -153,6 +153,14 @@ class Store:
         """
         self.folder = folder
         self._db = Database(folder, reading, database)
+        try:
+            self._open(reading)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self, reading: bool) -> None:
+        folder = self.folder
         self.models, self.updates = Blobs(folder / "models"), Blobs(folder / "updates")
         self.contributions = Contributions(self._db, self.updates)
         self.sums = StoredSums(self._db, folder / "sums")
@@ -380,10 +388,11 @@ class StoredRounds:
 
     def closed(self, number: int | None = None) -> tuple[RoundClosed, ...]:
         """Every closed round in order, or the one of this number."""
-        records = self._contributions.every_record(number)
+        rounds = ALL_ROUNDS if number is None else (number, number)
+        records = self._contributions.every_record(rounds)
         return tuple(
             RoundClosed(_read(row["record"], type=RoundRecord), records.get(row["round"], ()), row["note"])
-            for row in self._db.rows(_CLOSED, number)
+            for row in self._db.rows(_CLOSED, *rounds)
         )
 
     def _values(self, number: int, *columns: str) -> list[bytes]:

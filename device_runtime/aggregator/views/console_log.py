@@ -9,10 +9,10 @@ from typing import Protocol, TextIO
 
 from tabulate import tabulate
 
+from device_runtime.client.energy.meter import MODELLED
 from device_runtime.models.bundles.targets import ACCURACY, metric_text, metrics_text
 
-from .listener import (
-    MODELLED,
+from .run_events import (
     Finished,
     Observer,
     PlanReported,

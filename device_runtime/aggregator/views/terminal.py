@@ -14,7 +14,7 @@ from device_runtime.aggregator.errors import MissingExtra
 from device_runtime.models.bundles.targets import metric_text
 
 from .console_log import contribution_counts, metric_names, number, size, table
-from .listener import Finished, RunEvent
+from .run_events import Finished, RunEvent
 from .terminal_state import DeviceRow, TerminalState, sparkline
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-MOST_DEVICES = 20
+ROWS_SHOWN = 20
 MOST_ROUNDS = 8
 WHY_WIDTH = 40
 """Characters of a reason that are shown."""
@@ -40,7 +40,7 @@ class TerminalView:
         except ImportError:
             raise MissingExtra("the live view needs rich: pip install 'device-runtime[aggregator]'") from None
         self._broker = broker
-        self._board = TerminalState()
+        self._state = TerminalState()
         self._lock = threading.Lock()  # rich draws in a thread of its own
         self._log = _LastLines()
         self._handlers = logging.root.handlers[:]
@@ -51,10 +51,10 @@ class TerminalView:
 
     def __call__(self, event: RunEvent) -> None:
         with self._lock:
-            self._board.take(event, time.monotonic())
+            self._state.take(event, time.monotonic())
         if isinstance(event, Finished):
             self.close()
-            self._live.console.print(table(self._board.closed), markup=False)
+            self._live.console.print(table(self._state.closed), markup=False)
 
     def close(self) -> None:
         if not self._closed:
@@ -68,20 +68,20 @@ class TerminalView:
         from rich.text import Text
 
         with self._lock:
-            board = self._board
-            parts: list[RenderableType] = [Text(self._header(board), style="bold"), _devices(board)]
-            if board.closed:
-                accuracies = [closed.record.eval_acc for closed in board.closed]
-                parts += [_rounds(board), Text(f"{metric_names(board.closed)[0]} {sparkline(accuracies)}")]
+            state = self._state
+            parts: list[RenderableType] = [Text(self._header(state), style="bold"), _devices(state)]
+            if state.closed:
+                accuracies = [closed.record.eval_acc for closed in state.closed]
+                parts += [_rounds(state), Text(f"{metric_names(state.closed)[0]} {sparkline(accuracies)}")]
             parts += [Text(line, style="yellow") for line in self._log.lines]
             return Group(*parts)
 
-    def _header(self, board: TerminalState) -> str:
-        left = max(0.0, board.closes_s - time.monotonic())
-        parts = [board.title, f"round {board.round} of {board.rounds}"]
-        if board.round and board.note != "finished":
+    def _header(self, state: TerminalState) -> str:
+        left = max(0.0, state.closes_s - time.monotonic())
+        parts = [state.title, f"round {state.round} of {state.rounds}"]
+        if state.round and state.note != "finished":
             parts.append(f"{left:.0f} s left")
-        parts += [part for part in (board.note, self._broker) if part]
+        parts += [part for part in (state.note, self._broker) if part]
         return " · ".join(parts)
 
 
@@ -96,13 +96,13 @@ class _LastLines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _devices(board: TerminalState) -> Table:
+def _devices(state: TerminalState) -> Table:
     grid = _grid("device", "profile", "this round", "why", "samples", "time", "up", "energy", "rounds")
-    rows = sorted(board.devices.values(), key=lambda row: (not row.online, row.device))
-    for row in rows[:MOST_DEVICES]:
+    rows = sorted(state.devices.values(), key=lambda row: (not row.online, row.device))
+    for row in rows[:ROWS_SHOWN]:
         grid.add_row(*_cells(row), style=None if row.online else "dim")
-    if len(rows) > MOST_DEVICES:
-        grid.add_row(f"and {len(rows) - MOST_DEVICES} more", style="dim")
+    if len(rows) > ROWS_SHOWN:
+        grid.add_row(f"and {len(rows) - ROWS_SHOWN} more", style="dim")
     return grid
 
 
@@ -127,10 +127,10 @@ def _texts(row: DeviceRow) -> tuple[str, ...]:
     )
 
 
-def _rounds(board: TerminalState) -> Table:
-    metric, more = metric_names(board.closed)
+def _rounds(state: TerminalState) -> Table:
+    metric, more = metric_names(state.closed)
     grid = _grid("round", metric, *more, "loss", "updates", "up", "down", "energy", "time")
-    for closed in board.closed[-MOST_ROUNDS:]:
+    for closed in state.closed[-MOST_ROUNDS:]:
         record = closed.record
         grid.add_row(
             str(record.round),

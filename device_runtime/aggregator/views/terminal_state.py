@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from .listener import (
+from .run_events import (
     Contributed,
     ContributionRefused,
     DeviceSeen,
@@ -18,7 +18,7 @@ from .listener import (
     SumsAwaited,
 )
 
-MOST_DEVICES = 10_000
+DEVICES_KEPT = 10_000
 """Most devices that are kept; with more, the one that was seen first is dropped."""
 
 
@@ -117,7 +117,7 @@ class TerminalState:
         return self.devices.get(device) or DeviceRow(device)
 
     def _set(self, device: str, **changes: object) -> None:
-        if device not in self.devices and len(self.devices) >= MOST_DEVICES:
+        if device not in self.devices and len(self.devices) >= DEVICES_KEPT:
             del self.devices[next(iter(self.devices))]
         self.devices[device] = replace(self._row(device), **changes)  # type: ignore[arg-type]
 

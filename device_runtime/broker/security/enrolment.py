@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import secrets
 import ssl
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.broker.errors import BrokerError, UrlError
-from device_runtime.broker.wire.durable_files import move_into_place, write_synced
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.broker.wire.topics import check_device
 from device_runtime.broker.wire.url import BrokerUrl
 
@@ -112,13 +111,10 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
 
     def save(self, folder: Path) -> None:
         """Store it durably, in place of an earlier one; only the owner can read it. Raises EnrolmentError."""
-        beside = folder / f".{FILE}.{secrets.token_hex(4)}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_synced(beside, msgspec.json.encode(self) + b"\n", new_mode=0o600)
-            move_into_place(beside, folder / FILE)
+            replace_file(folder / FILE, msgspec.json.encode(self) + b"\n", mode=0o600)
         except OSError as error:
-            beside.unlink(missing_ok=True)
             raise EnrolmentError(
                 f"cannot keep the enrolment in {folder}: {error.strerror or error}"
             ) from None

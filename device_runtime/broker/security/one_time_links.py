@@ -10,13 +10,10 @@ nowhere.
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import hmac
-import os
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Literal
 
@@ -24,6 +21,7 @@ import msgspec
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.servers.broker_folder import LINKS, BrokerFolder, SetupError
+from device_runtime.broker.wire.durable_files import locked_folder
 from device_runtime.broker.wire.topics import check_device
 
 from . import register
@@ -118,7 +116,7 @@ class LinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def store_addresses(opened: BrokerFolder, page: str, broker: str) -> None:
     """Store the URLs of the page and of its broker, as in LinkBook. Raises SetupError."""
-    with locked(opened):
+    with locked_folder(opened.folder):
         write_links(opened, msgspec.structs.replace(read_links(opened), page=page, broker=broker))
 
 
@@ -128,7 +126,7 @@ def make(opened: BrokerFolder, now: float, lasts_s: float, device: str = "") -> 
     The secret is not stored, so that this is the only time to show it. Raises LinkError, TopicError,
     SetupError.
     """
-    with locked(opened):
+    with locked_folder(opened.folder):
         book = read_links(opened)
         if sum(link.state(now) == "open" for link in book.links) >= MOST_OPEN_LINKS:
             raise LinkError(f"{MOST_OPEN_LINKS} links are open: revoke some, or wait until they expire")
@@ -162,7 +160,7 @@ def use(opened: BrokerFolder, request: LinkRequest, now: float) -> Enrolment:
     size = len(request.claim)
     if not CLAIM_LETTERS[0] <= size <= CLAIM_LETTERS[1] or not request.claim.isascii():
         raise LinkError(f"a claim has {CLAIM_LETTERS[0]} to {CLAIM_LETTERS[1]} letters, this {size}")
-    with locked(opened):
+    with locked_folder(opened.folder):
         book = read_links(opened)
         link = _claimed(_found(book, request.secret), _hash(request.claim), now)
         if not link.device:
@@ -186,7 +184,7 @@ def revoke(opened: BrokerFolder, name: str, now: float) -> OneTimeLink:
 
     Raises LinkError, SetupError.
     """
-    with locked(opened):
+    with locked_folder(opened.folder):
         book = read_links(opened)
         link = next((one for one in book.links if one.id == name), None)
         if link is None:
@@ -211,17 +209,6 @@ def read_links(opened: BrokerFolder) -> LinkBook:
 def write_links(opened: BrokerFolder, book: LinkBook) -> None:
     """Write `links.json` durably. Raises SetupError."""
     opened.write(LINKS, msgspec.json.format(msgspec.json.encode(book)).decode() + "\n")
-
-
-@contextmanager
-def locked(opened: BrokerFolder) -> Iterator[None]:
-    """Lock the folder while links change: of two users, in one process or several, one waits."""
-    folder = os.open(opened.folder, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
 
 
 def _found(book: LinkBook, secret: str) -> OneTimeLink:

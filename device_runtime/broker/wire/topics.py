@@ -25,6 +25,8 @@ FROM_DEVICES = f"{ROOT}/d/+/up/#"
 CONTRIBUTIONS = f"{ROOT}/d/+/up/contribution"
 UP = ("state", "hello", "plan", "contribution", "c", "get", "sum", "block/+/+", "trial")
 """What a device may write on its own branch; `trial` is written by `doctor`, and nobody reads it."""
+SIGNED = ("hello", "plan", "contribution")
+"""The leaves whose messages a device with a key signs."""
 ALL_BUT_CONTRIBUTIONS = tuple(f"{ROOT}/d/+/up/{leaf}" for leaf in UP if leaf != "contribution")
 """All topics of devices but contributions, for an aggregator whose workers subscribe to those."""
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-import msgspec
-
-from device_runtime.cli.options import DATA_HELP, add_data, add_format, memory_bytes, place, positive
+from device_runtime.cli.options import DATA_HELP, add_data, add_format, as_json, memory_bytes, place, positive
 from device_runtime.client.training.engine_guard import limit_bytes
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.data import LocalSamples, Selection
@@ -38,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     samples.refresh()
     told = report(samples)
     if options.format == "json":
-        print(msgspec.json.format(msgspec.json.encode(told)).decode())
+        print(as_json(told))
     else:
         print("\n".join(lines(told)))
     return 0 if told.samples else 1

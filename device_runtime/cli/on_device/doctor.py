@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.cli.options import add_connection, add_format
+from device_runtime.cli.options import add_connection, add_format, as_json
 from device_runtime.client.connection.connecting import connect, is_enrolled
 from device_runtime.models.errors import BundleError
 
@@ -30,7 +30,6 @@ def run(options: argparse.Namespace) -> int:
 
     The broker is examined if one is given, or this device is enrolled.
     """
-    import msgspec
     import platformdirs
     from tabulate import tabulate
 
@@ -40,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         found += list(broker_findings(options))
     problems = [finding for finding in found if finding.state == "problem"]
     if options.format == "json":
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        print(as_json(found))
     else:
         print(tabulate([_cells(finding) for finding in found], tablefmt="plain"))
         print(_verdict(problems))

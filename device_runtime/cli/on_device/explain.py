@@ -13,6 +13,7 @@ from device_runtime.cli.options import (
     add_engine,
     add_format,
     add_plugins,
+    as_json,
     count,
     load_plugins,
     positive,
@@ -94,7 +95,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    import msgspec
     import platformdirs
     from tabulate import tabulate
 
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
         added = [_added(candidate, load, profile) for candidate in plan.candidates]
         rows = [replace(row, statistics=more) for row, more in zip(rows, added, strict=True)]
     if options.format == "json":
-        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        print(as_json(rows))
         return 0
     print(f"{profile.name}, {load.samples} samples, deadline {options.deadline:g} s")
     heads = (*HEADERS[:-1], *(ADDED if options.statistics else ()), HEADERS[-1])

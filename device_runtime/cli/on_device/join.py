@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +34,7 @@ from device_runtime.client.joined import JoinedDevice, WorkRules, backend_for
 from device_runtime.client.service.instance_lock import pause_on_signals
 from device_runtime.client.settings import Settings, check_policy
 from device_runtime.models.errors import DataError
+from device_runtime.service_process import stopped_by_signals
 from device_runtime.strategies.names import check_kinds
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
@@ -127,9 +127,8 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
         policy_options.process_priority(options),
     )
     device = JoinedDevice(connection, settings, rules)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: device.stop())
-    device.run(options.until_done, joined)
+    with stopped_by_signals(device.stop, second_kills=False):
+        device.run(options.until_done, joined)
     return 0
 
 

@@ -17,6 +17,7 @@ from device_runtime.cli.options import (
     add_engine,
     add_format,
     add_meter,
+    as_json,
     count,
     engine_settings,
     memory_bytes,
@@ -112,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
         tuple(row(some) for some in runs.values()),
         tuple(one for some in zip(*runs.values(), strict=True) for one in some),
     )
-    print(_json(report) if options.format == "json" else _text(report))
+    print(as_json(report) if options.format == "json" else _text(report))
     if options.csv:
         _write(options.csv, report.runs)
     if draw:
@@ -173,12 +174,6 @@ def _text(report: MeasureReport) -> str:
     if runs > 1:
         lines.append(f"Medians of {runs} runs ± half the range.")
     return "\n".join(lines)
-
-
-def _json(report: MeasureReport) -> str:
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(report)).decode()
 
 
 def _write(path: Path, runs: Sequence[MeasuredFigures]) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import msgspec
 from tabulate import tabulate
 
-from device_runtime.cli.options import add_format
+from device_runtime.cli.options import add_format, as_json
 from device_runtime.client.connection.connecting import folder_of
 from device_runtime.client.errors import NoDevice
 from device_runtime.client.policy import work_gate
@@ -42,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     rules = given if given != Policy() else work_gate.kept_policy(folder) or given
     verdict = work_gate.OwnerRules(rules, folder, lambda: (0, 0)).judged()
     if options.format == "json":
-        print(msgspec.json.format(msgspec.json.encode(verdict)).decode())
+        print(as_json(verdict))
     else:
         print(shown(verdict))
     return 0 if verdict.allows else 1

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_runtime.cli.options import add_engine, add_format, count, engine_settings
+from device_runtime.cli.options import add_engine, add_format, as_json, count, engine_settings
 from device_runtime.client.connection.connecting import folder_of
 from device_runtime.models.errors import DataError
 
 from .policy_options import add_device_choice
 
 if TYPE_CHECKING:
-    from device_runtime.client.personal.asking import Personal, Prediction
+    from device_runtime.client.personal.predictions import Personal, Prediction
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,10 +41,9 @@ def run(options: argparse.Namespace) -> int:
 
     Raises NothingKept, NoDevice, ModelError.
     """
-    import msgspec
     from tabulate import tabulate
 
-    from device_runtime.client.personal.asking import Personal
+    from device_runtime.client.personal.predictions import Personal
 
     model = Personal.open(folder_of(options), engine_settings(options))
     if options.export_onnx:
@@ -62,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             failed = True
             print(f"device-runtime: {error}", file=sys.stderr)
     if options.format == "json":
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        print(as_json(found))
     elif found:
         print(tabulate([_row(one, found) for one in found], tablefmt="plain"))
     return int(failed)

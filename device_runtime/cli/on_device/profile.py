@@ -12,6 +12,7 @@ from device_runtime.cli.options import (
     add_engine,
     add_format,
     add_meter,
+    as_json,
     emulation,
     engine_settings,
     memory_bytes,
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
             "meter": found.source,
             "energy": found.description(profile.power),
         }
-        print(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        print(as_json(shown))
     else:
         energy = [
             ("energy", found.source, found.description(profile.power)),

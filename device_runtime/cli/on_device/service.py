@@ -43,13 +43,10 @@ def write_settings(
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     file: Path = options.state.absolute() / SETTINGS
-    before = os.umask(0o077)  # the broker's URL may have a password
-    try:
-        replace_file(file, device_file.text(options, parser, rules).encode())
+    try:  # only the owner may read it, as the broker's URL may have a password
+        replace_file(file, device_file.text(options, parser, rules).encode(), mode=0o600)
     except OSError as error:
         raise InstallError(f"cannot write {file}: {error.strerror}") from None
-    finally:
-        os.umask(before)
     return file
 
 

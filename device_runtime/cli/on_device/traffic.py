@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-import msgspec
 from tabulate import tabulate
 
-from device_runtime.cli.options import add_format
+from device_runtime.cli.options import add_format, as_json
 from device_runtime.client import traffic
 from device_runtime.client.connection.connecting import folder_of
 
@@ -22,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     days = traffic.read(folder_of(options))
     if options.format == "json":
-        print(msgspec.json.format(msgspec.json.encode(days)).decode())
+        print(as_json(days))
         return 0
     rows = [(day, _kb(one.up), _kb(one.down)) for day, one in sorted(days.items())]
     rows.append(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import signal
 import sys
 import threading
 from pathlib import Path
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.servers.brokers import CHOICES, start
-from device_runtime.broker.servers.server import WEB_USER, BrokerOptions, WebSockets
+from device_runtime.broker.servers.server import WEB_USER, BrokerOptions, RunningBroker, WebSockets
 from device_runtime.cli.operator import broker_setup
+from device_runtime.service_process import sleep_until, stopped_by_signals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,12 +52,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    with stopped_by_signals(ended.set):
+        return _watch(broker, web, ended)
+
+
+def _watch(broker: RunningBroker, web: WebSockets | None, ended: threading.Event) -> int:
+    """Print where the broker is, and wait until it is to end. Returns the exit status."""
     print(f"{broker.name} at {broker.url} ({broker.why})", flush=True)
     if web:
         print(f"over WebSockets: {broker.web_url.replace('//', f'//{WEB_USER}:{web.password}@')}", flush=True)
-    while not ended.wait(1.0):
+    while not sleep_until(ended, 1.0):
         if not broker.alive:
             print(f"error: {broker.name} ended by itself: start it again", file=sys.stderr)
             return 1

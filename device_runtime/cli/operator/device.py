@@ -7,13 +7,12 @@ import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
-import msgspec
 from tabulate import tabulate
 
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
 from device_runtime.broker.servers.broker_folder import BrokerFolder
-from device_runtime.cli.options import add_format
+from device_runtime.cli.options import add_format, as_json
 
 DEFAULT = Path("enrolment")
 
@@ -132,7 +131,7 @@ def _list(opened: BrokerFolder, now: float, form: str) -> int:
     """Print the devices, and below them the recent links."""
     entries, known = register.entries(opened), links.read_links(opened).recent(now)
     if form == "json":
-        print(msgspec.json.format(msgspec.json.encode(entries)).decode())
+        print(as_json(entries))
         return 0
     rows = [
         (entry.name, entry.state, entry.enrolled, entry.revoked, "yes" if entry.key else "no: enrol it again")

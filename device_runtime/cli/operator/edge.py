@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.serving import enrolled
@@ -25,6 +26,9 @@ from device_runtime.client.service.instance_lock import folder_lock
 from device_runtime.client.settings import Settings
 from device_runtime.console import limit_warnings
 from device_runtime.service_process import Exit, stopped_by_signals
+
+if TYPE_CHECKING:
+    from device_runtime.aggregator.intake.limits import BoundedInbox
 
 __all__ = ["ERRORS", "add_arguments", "exit_code", "run"]
 
@@ -84,6 +88,8 @@ def run(options: argparse.Namespace) -> int:
     """Work until stopped or done. Raises AggregatorError, BrokerError, ModelError."""
     # where the extra is missing, it says so before it starts a broker
     import_module("device_runtime.aggregator.hierarchy.site_process")
+    from device_runtime.aggregator.intake.limits import BoundedInbox
+
     load_plugins(options)
     above = connect(options)
     if options.insecure and not above.url.secure:
@@ -96,10 +102,10 @@ def run(options: argparse.Namespace) -> int:
         insecure=options.insecure,
         enrolment=options.enrolment,
     )
-    stop = threading.Event()
+    stop, inbox = threading.Event(), BoundedInbox()
     with ExitStack() as stack:
         stack.enter_context(folder_lock(above.folder))
-        stack.enter_context(stopped_by_signals(stop))
+        stack.enter_context(stopped_by_signals(stop.set, inbox.wake))
         broker, url = broker_for(section, above.folder)
         if broker:
             stack.callback(broker.stop)
@@ -109,22 +115,22 @@ def run(options: argparse.Namespace) -> int:
                 flush=True,
             )
             keep_port(above.folder, url)
-        _work(options, above, url, stop)
+        _work(options, above, url, stop, inbox)
     return Exit.DONE
 
 
-def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: threading.Event) -> None:
+def _work(
+    options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: threading.Event, inbox: BoundedInbox
+) -> None:
     """Run the site's aggregator on its two links, until stopped or done."""
     # these imports need the extra `aggregator`, which --help must not need
     from device_runtime.aggregator.hierarchy.site import log_site
     from device_runtime.aggregator.hierarchy.site_host import SiteRules
     from device_runtime.aggregator.hierarchy.site_process import SiteProcess
-    from device_runtime.aggregator.intake.limits import BoundedInbox
     from device_runtime.aggregator.rounds.ports import Ports
     from device_runtime.aggregator.serving.process import QUEUE_BYTES, QUEUE_LIMIT
 
     limit_warnings()
-    inbox = BoundedInbox()
     link_options = LinkOptions(
         subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES
     )

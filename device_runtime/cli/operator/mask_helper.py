@@ -140,7 +140,7 @@ def _serve(options: argparse.Namespace, connection: Connection, ledger: Ledger) 
     wanted = LinkOptions(helper.will(), helper.subscriptions, greeting=helper.greeting())
     link = Link(connection.url, connection.client_id, helper.inbox, wanted)
     with ExitStack() as stack:
-        stack.enter_context(stopped_by_signals(stop, helper.wake))
+        stack.enter_context(stopped_by_signals(stop.set, helper.wake))
         if options.metrics:
             from device_runtime.mask_helper.metrics import served_metrics  # needs an extra
 

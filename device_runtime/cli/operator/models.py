@@ -9,7 +9,6 @@ from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from tabulate import tabulate
 
 from device_runtime.aggregator.errors import AggregatorError, RunFolderError, RunInUse
@@ -18,7 +17,7 @@ from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.views.console_log import number, size
 from device_runtime.broker.wire.durable_files import replace_file
-from device_runtime.cli.options import add_format
+from device_runtime.cli.options import add_format, as_json
 from device_runtime.models.bundles.targets import ACCURACY, metric_text
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         print(_exported(folder, options.export_onnx))
         return 0
     versions = versions_in(folder)
-    print(_json(versions) if options.format == "json" else table(versions))
+    print(as_json(versions) if options.format == "json" else table(versions))
     return 0
 
 
@@ -125,7 +124,3 @@ def _roll_back_here(folder: Path, to: int) -> None:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _json(versions: tuple[Version, ...]) -> str:
-    return msgspec.json.format(msgspec.json.encode(versions)).decode()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from tabulate import tabulate
 
-from device_runtime.cli.options import add_format
+from device_runtime.cli.options import add_format, as_json
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.inputs import TextInput, WindowInput
 from device_runtime.models.bundles.manifest import Manifest, Setting, Tunable
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     manifest = bundle.manifest
     counts = {tunable: manifest.num_parameters(tunable) for tunable in manifest.sets}
     figures = BundleFigures(bundle.sha256, len(bundle.packed()), counts, manifest)
-    whole = msgspec.json.format(msgspec.json.encode(figures)).decode()
+    whole = as_json(figures)
     print(whole if args.format == "json" else _text(figures))
     return 0
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from device_runtime.cli.options import add_format, add_plugins, load_plugins
+from device_runtime.cli.options import add_format, add_plugins, as_json, load_plugins
 
 if TYPE_CHECKING:
     from device_runtime.strategies.kind import AnyStrategy
@@ -30,11 +30,11 @@ def run(options: argparse.Namespace) -> int:
     from device_runtime.strategies import registry
 
     if options.name is None:
-        print(_json(_overview()) if options.format == "json" else _kinds())
+        print(as_json(_overview()) if options.format == "json" else _kinds())
         return 0
     kind = registry.kind(options.name)
     settings = list(registry.list_settings(kind))
-    print(_json(_described(kind, settings)) if options.format == "json" else _settings(kind, settings))
+    print(as_json(_described(kind, settings)) if options.format == "json" else _settings(kind, settings))
     return 0
 
 
@@ -86,9 +86,3 @@ def example(kind: type[AnyStrategy], settings: list[SettingText]) -> str:
     chosen = [row for row in settings if row.name in ("epochs", "lr", "batch")] or settings[:3]
     pairs = ", ".join(row.example for row in chosen)
     return f'[[kinds]]\nname = "{kind.name}"\nsettings = {{ {pairs} }}'
-
-
-def _json(value: object) -> str:
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(value)).decode()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.cli.options import add_format
+from device_runtime.cli.options import add_format, as_json
 
 if TYPE_CHECKING:
     from device_runtime.aggregator.tasks.task import Task
@@ -49,7 +49,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_all(form: str) -> None:
-    import msgspec
     from tabulate import tabulate
 
     from device_runtime.aggregator.tasks import systems
@@ -57,7 +56,7 @@ def _print_all(form: str) -> None:
 
     if form == "json":
         known = {name: {"says": system.says, "source": system.source} for name, system in SYSTEMS.items()}
-        print(msgspec.json.format(msgspec.json.encode(known)).decode())
+        print(as_json(known))
         return
     print(
         tabulate([(name, system.says, system.source) for name, system in SYSTEMS.items()], tablefmt="plain")
@@ -70,7 +69,6 @@ def _print_all(form: str) -> None:
 
 
 def _print_one(options: argparse.Namespace) -> None:
-    import msgspec
     from tabulate import tabulate
 
     from device_runtime.aggregator.tasks import systems
@@ -79,7 +77,7 @@ def _print_one(options: argparse.Namespace) -> None:
     task = systems.task_as_system(options.name, Task(bundle="any", rounds=options.rounds))
     parts = tuple(_offered(task))
     if options.format == "json":
-        print(msgspec.json.format(msgspec.json.encode(parts)).decode())
+        print(as_json(parts))
         return
     print(f"{options.name}: {systems.describe(options.name)}")
     print(f"server optimiser {task.server.name}; starts from {_start(task)}; {_deadlines(task)}")

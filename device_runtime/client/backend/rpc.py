@@ -21,9 +21,8 @@ from device_runtime.broker.wire.messages import Contribution, Hello, Plan
 from device_runtime.client.connection.offers import OpenRound
 from device_runtime.client.energy import Meter
 from device_runtime.client.errors import WorkerDeath
-from device_runtime.client.personal.personal_settings import PersonalModelSettings
 from device_runtime.client.policy.rules import ANYTHING, AllowList
-from device_runtime.client.settings import Settings
+from device_runtime.client.settings import PersonalModelSettings, Settings
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import SampleSource

@@ -24,6 +24,7 @@ from device_runtime.broker.wire.link_timing import ReconnectDelay
 from device_runtime.broker.wire.topics import check_device
 from device_runtime.broker.wire.url import TLS, BrokerUrl
 from device_runtime.client.errors import NoDevice
+from device_runtime.service_process import sleep_until
 
 from .trust import ISSUED
 
@@ -146,7 +147,7 @@ class Connects(Protocol):
 def first_connection(
     link: Connects,
     stop: threading.Event,
-    patience: ReconnectDelay | None = None,
+    delay: ReconnectDelay | None = None,
     waits: Callable[[], None] = lambda: None,
 ) -> bool:
     """Connect, waiting as long as it takes: a device may start before its broker or its network.
@@ -154,7 +155,7 @@ def first_connection(
     Returns False if `stop` was set first. Logs the reason for waiting once in a row, and calls `waits` before
     each wait. Raises BrokerRefused: a device that is refused now would be refused later, too.
     """
-    patience = patience or ReconnectDelay(LinkOptions.reconnect_s)
+    delay = delay or ReconnectDelay(LinkOptions.reconnect_s)
     said = ""
     while not stop.is_set():
         try:
@@ -164,8 +165,8 @@ def first_connection(
                 said = str(error)
                 log.warning("%s; trying again until it does", said)
             waits()
-            patience.failed()
-            stop.wait(patience.wait_s())
+            delay.failed()
+            sleep_until(stop, delay.wait_s())
         else:
             return True
     return False

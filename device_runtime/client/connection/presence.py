@@ -26,9 +26,6 @@ AND_MORE = "..."
 """Stands for reasons that are left out."""
 
 
-SIGNED = ("hello", "plan", "contribution")
-"""Last parts of the topics whose messages a device with a key signs."""
-
 Seal = Callable[[str, bytes], bytes]
 """Signs an encoded message for a topic; returns the payload."""
 Mac = Callable[[str, str, bytes], bytes]
@@ -133,7 +130,7 @@ class DeviceMessages:
     def _payload(self, leaf: str, message: Message) -> bytes:
         """Presence is not signed, as the broker sends a part of it; nor are requests for public data."""
         payload = encode(message)
-        return self._seal(self._topic(leaf), payload) if self._seal and leaf in SIGNED else payload
+        return self._seal(self._topic(leaf), payload) if self._seal and leaf in topics.SIGNED else payload
 
     def _bytes(self, leaf: str, message: Message) -> int:
         """Size of the packet."""

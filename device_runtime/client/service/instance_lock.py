@@ -80,7 +80,7 @@ def pause_on_signals(folder: Path, also: Callable[[], None] = lambda: None) -> N
 
 @contextmanager
 def running_as_device(
-    agent: Agent, link: Link, policy: Policy, manners: ProcessPriority | None
+    agent: Agent, link: Link, policy: Policy, priority: ProcessPriority | None
 ) -> Iterator[None]:
     """Lock the agent's folder, and apply its rules and priority, if any, inside.
 
@@ -96,8 +96,8 @@ def running_as_device(
     with folder_lock(folder):
         for made in (folder, folder.parent):
             sync_folder(made)  # files in it are durable only if the folder is
-        if manners is not None:
-            manners.apply()
+        if priority is not None:
+            priority.apply()
         work_gate.keep(policy, folder)
         agent.work_gate.judged = rules.judged
         pause_on_signals(folder, again)

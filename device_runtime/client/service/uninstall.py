@@ -39,19 +39,22 @@ KEPT = {
     "memory": "state of kinds of update",
     "personal": "the personal model",
     "speed.json": "measurements",
-    "speed.tmp": "measurements",
     "privacy.json": "what was spent of the samples' privacy: joining again begins anew",
     "traffic.json": "bytes by day",
     "policy.json": "its rules",
     "masks.sqlite": "a mask helper's key, and which masks it has summed",
     "masks.sqlite-wal": "what was written there last",
     "masks.sqlite-shm": "an index of that",
+    "site": "runs of a site, with contributions of its devices",
+    "aggregator.key": "a site's key",
+    "issued": "when the site's latest offers were issued",
+    "port": "the port of the site's broker",
     SETTINGS: "its settings as a service",
     "paused": "that it is paused",
     "lock": "its lock",
 }
 """Names in a device's folder, and what they are. Samples are their owner's: they are never removed."""
-UNSENT = ("outbox", "blobs", "left")
+UNSENT = ("outbox", "blobs", "left", "site")
 """What is needed to send contributions later."""
 
 

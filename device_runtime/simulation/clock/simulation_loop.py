@@ -20,7 +20,7 @@ from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.learning import ModelState
 from device_runtime.simulation.ledger import RunLedger
 
-from .asking import DeviceSampler, OpenedRound, PendingUpdate
+from .sampling import DeviceSampler, OpenedRound, PendingUpdate
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class SimulationLoop:
         self._events: deque[events.Event] = deque()
         self._flights: dict[events.Update, PendingUpdate] = {}
         self._boots: dict[str, int] = {}
-        self._patience = ProgressGuard(task, len(names))
+        self._guard = ProgressGuard(task, len(names))
         self._seq = self._serial = 0
         self._looking = False
 
@@ -83,7 +83,7 @@ class SimulationLoop:
                 case events.FetchContribution():
                     self._events.append(events.Validated(self._agenda.now, command.update))
                 case events.StoreContribution():
-                    self._patience.kept()
+                    self._guard.kept()
                     self._parts.learning.keep(self._flights.pop(command.update))
                 case events.Reply():
                     self._reply(command)
@@ -107,7 +107,7 @@ class SimulationLoop:
                 self._agenda.at(when, lambda: self._feed(events.TimePassed(self._agenda.now)))
 
     def _extend(self, command: events.Extend) -> None:
-        self._patience.extended(command, self._agenda.now, len(self._flights))
+        self._guard.extended(command, self._agenda.now, len(self._flights))
         self._set_deadline()
 
     def _invite(self, command: events.Invite) -> None:
@@ -134,7 +134,7 @@ class SimulationLoop:
 
     def _await(self, flights: Sequence[PendingUpdate]) -> None:
         """Schedules when each device answers or is lost, and when it goes offline and comes back."""
-        self._patience.asked(self._agenda.now, len(flights))
+        self._guard.asked(self._agenda.now, len(flights))
         for flight in flights:
             line = flight.line
             self._seq += 1

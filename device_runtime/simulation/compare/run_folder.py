@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import nan
 from pathlib import Path
 from types import TracebackType
@@ -17,9 +17,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from safetensors.numpy import save
 
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation import checkpoint
-from device_runtime.simulation.checkpoint import Checkpoint
+from device_runtime.simulation.checkpoint import Checkpoint, RunMark
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.metrics.formulas import PaperCost
@@ -82,9 +83,10 @@ class RunFiles:
         for left in (INFO, SERVED) if before else (INFO, SERVED, PROBES):
             (folder / left).unlink(missing_ok=True)
         if before is None:
-            remove_checkpoint(folder)
-        self.checkpoint = before.checkpoint if before else None
-        self.keeper = CheckpointWriter(folder, sha256, clock, before.mark.seconds if before else 0.0)
+            (folder / checkpoint.FILE).unlink(missing_ok=True)
+        self.checkpoint = before
+        seconds = before.mark.seconds if before and before.mark else 0.0
+        self.keeper = CheckpointWriter(folder, sha256, clock, seconds)
         self._folder = folder
         self._rounds = RecordWriter(folder, ROUNDS, SimulatedRound, more=before is not None)
         self._asks = RecordWriter(folder, ASKS, AskRecord, more=before is not None)
@@ -104,11 +106,9 @@ class RunFiles:
     def finish(self, served: Tensors, info: RunInfo) -> None:
         """Writes the served model, and last of all that this run is finished."""
         self.close()
-        (self._folder / SERVED).write_bytes(save(dict(served)))
-        written = self._folder / f"{INFO}.new"
-        written.write_bytes(msgspec.json.format(msgspec.json.encode(info)) + b"\n")
-        written.replace(self._folder / INFO)
-        remove_checkpoint(self._folder)
+        replace_file(self._folder / SERVED, save(dict(served)))
+        replace_file(self._folder / INFO, msgspec.json.format(msgspec.json.encode(info)) + b"\n")
+        (self._folder / checkpoint.FILE).unlink(missing_ok=True)
 
     def close(self) -> None:
         """May be called twice."""
@@ -232,7 +232,6 @@ def _cell(value: object) -> object:
     return "" if value != value else value
 
 
-MARK = "going-on.json"
 EVERY_S = 10.0
 """Seconds of real time between two checkpoints.
 
@@ -240,46 +239,23 @@ A resumed run trains again at most this much, and one round.
 """
 
 
-class CheckpointMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The run, round and seconds that a checkpoint belongs to, and the size of each file at that time."""
-
-    sha256: str
-    round: int
-    seconds: float
-    sizes: dict[str, int]
-
-
-@dataclass(frozen=True)
-class StoppedRun:
-    """The state from which a stopped run resumes."""
-
-    checkpoint: Checkpoint
-    mark: CheckpointMark
-
-
-def stopped_run(folder: Path, sha256: str) -> StoppedRun | None:
-    """The state of this run when it was stopped; None if it is missing, damaged or of another run.
+def stopped_run(folder: Path, sha256: str) -> Checkpoint | None:
+    """The checkpoint of this run when it was stopped; None if it is missing, damaged or of another run.
 
     Cuts the files of the run to their sizes at the checkpoint.
     """
     try:
-        mark = msgspec.json.decode((folder / MARK).read_bytes(), type=CheckpointMark)
         left = checkpoint.load(folder)
-    except (OSError, msgspec.MsgspecError, SimulationError):
+    except SimulationError:
         return None
-    whole = all(_size(folder / name) >= size for name, size in mark.sizes.items() if size)
-    if left is None or (mark.sha256, mark.round) != (sha256, left.round) or not whole:
+    if left is None or left.mark is None or left.mark.sha256 != sha256:
         return None
-    for name, size in mark.sizes.items():
+    if any(_size(folder / name) < size for name, size in left.mark.sizes.items() if size):
+        return None
+    for name, size in left.mark.sizes.items():
         if (folder / name).exists():
             os.truncate(folder / name, size)
-    return StoppedRun(left, mark)
-
-
-def remove_checkpoint(folder: Path) -> None:
-    """Removes the checkpoint of a run that is finished or begins again."""
-    for name in (MARK, checkpoint.FILE):
-        (folder / name).unlink(missing_ok=True)
+    return left
 
 
 class CheckpointWriter:
@@ -306,11 +282,9 @@ class CheckpointWriter:
         if self._newest is None or self._clock() - self._saved < EVERY_S:
             return
         self._saved = self._clock()
-        remove_checkpoint(self._folder)
-        checkpoint.save(self._newest, self._folder)
         sizes = {name: max(0, _size(self._folder / name)) for name in names}
-        mark = CheckpointMark(self._sha256, self._newest.round, self.seconds, sizes)
-        (self._folder / MARK).write_bytes(msgspec.json.encode(mark))
+        mark = RunMark(self._sha256, self.seconds, sizes)
+        checkpoint.save(replace(self._newest, mark=mark), self._folder)
 
 
 def _size(path: Path) -> int:

@@ -24,13 +24,13 @@ from types import FrameType
 import msgspec
 
 from device_runtime.simulation.errors import ScenarioError, SimulationError
+from device_runtime.simulation.executors.processes_launch import THREADS
 
 from .plan import ComparisonPlan
 from .progress import Message, ProgressView, RoundDone, RunFailed, UpdatesTrained
 from .run_folder import LOG, RunName
 
 GRACE_S = 5.0
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _start(
     threads = {variable: str(children.workers) for variable in THREADS if variable not in os.environ}
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
-            [_command(), "simulate", *only, *children.arguments],
+            [command(), "simulate", *only, *children.arguments],
             stdin=subprocess.PIPE,  # never written to: when this process ends it closes, and the child ends
             stdout=subprocess.PIPE,
             stderr=log,
@@ -167,10 +167,10 @@ def _python_path() -> str:
 
 def has_command() -> bool:
     """Whether the command that does runs in other processes is installed."""
-    return Path(_command()).exists()
+    return Path(command()).exists()
 
 
-def _command() -> str:
+def command() -> str:
     """The installed `device-runtime`, in the folder of the Python that runs this."""
     return str(Path(sys.executable).with_name("device-runtime"))
 

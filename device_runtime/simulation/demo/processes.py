@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
@@ -18,6 +17,7 @@ import numpy as np
 from device_runtime.aggregator.errors import MissingExtra
 from device_runtime.broker.servers.dependent_process import DependentProcess
 from device_runtime.content import content
+from device_runtime.simulation.compare.running import command
 from device_runtime.simulation.digits import Labelled
 
 from .fleet import SLOW, DemoDevice
@@ -40,11 +40,6 @@ class PlacedMember:
 
     member: DemoDevice
     samples: Labelled
-
-
-def device_command() -> str:
-    """The installed `device-runtime`, in the folder of the Python that runs this."""
-    return str(Path(sys.executable).with_name("device-runtime"))
 
 
 class FleetProcesses(AbstractContextManager["FleetProcesses"]):
@@ -105,7 +100,7 @@ def _arguments(member: DemoDevice, broker_url: str, home: Path, scale: float) ->
         return [*node_command(), *("--broker", broker_url), *mine]
     narrow = [] if member.uplink is None else ["--uplink", str(member.uplink / scale)]
     return [
-        device_command(),
+        command(),
         "join",
         broker_url,
         *mine,

@@ -21,7 +21,7 @@ from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import ConsoleView
-from device_runtime.aggregator.views.listener import ContributionRecord, Observer, RoundClosed, RoundRecord
+from device_runtime.aggregator.views.run_events import ContributionRecord, Observer, RoundClosed, RoundRecord
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.brokers import Choice
 from device_runtime.broker.wire import topics

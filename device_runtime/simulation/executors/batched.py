@@ -87,50 +87,51 @@ class Batched:
         self.name = f"batched, {fallback.name}"
         self._inputs, self._fallback = inputs, fallback
         self._features = Features(inputs, cache_bytes)
-        self._ways: tuple[BatchedTrainer, ...] = (
+        self._trainers: tuple[BatchedTrainer, ...] = (
             BatchedHeads(inputs, self._features),
             BatchedNetworks(inputs, networks),
         )
         self._chosen: dict[AnyStrategy, BatchedTrainer | None] = {}
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
-        ways = [self._way(job) for job in jobs]
-        others = [job for job, way in zip(jobs, ways, strict=True) if way is None]
+        trainers = [self._trainer_of(job) for job in jobs]
+        others = [job for job, trainer in zip(jobs, trainers, strict=True) if trainer is None]
         rest = self._fallback.run(bases, others) if others else iter(())
         ready: dict[int, Result] = {}
-        for i, way in enumerate(ways):
-            if way is None:
+        for i, trainer in enumerate(trainers):
+            if trainer is None:
                 yield next(rest)
                 continue
             if i not in ready:
-                alike = (n for n in range(i, len(jobs)) if ways[n] is way and _alike(jobs[n], jobs[i]))
-                chosen = list(islice(alike, way.together))
-                results = self._trained(way, bases[jobs[i].base], [jobs[n] for n in chosen])
+                alike = (
+                    n for n in range(i, len(jobs)) if trainers[n] is trainer and _alike(jobs[n], jobs[i])
+                )
+                chosen = list(islice(alike, trainer.together))
+                results = self._trained(trainer, bases[jobs[i].base], [jobs[n] for n in chosen])
                 ready.update(zip(chosen, results, strict=True))
             yield ready.pop(i)
 
     def close(self) -> None:
-        for way in self._ways:
-            way.close()
-        self._features.forget()
+        for trainer in self._trainers:
+            trainer.close()
         self._fallback.close()
 
-    def _trained(self, way: BatchedTrainer, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
+    def _trained(self, trainer: BatchedTrainer, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
         """Trains jobs of one strategy from one base, with the class statistics that it asks for."""
-        results = way.train(base, jobs)
+        results = trainer.train(base, jobs)
         if statistics_of(jobs[0].strategy) is None:
             return results
         known = self._features.of(base, [job.device for job in jobs])
         manifest = self._inputs.bundle.manifest
         return [_with_statistics(*each, manifest) for each in zip(results, jobs, known, strict=True)]
 
-    def _way(self, job: TrainingJob) -> BatchedTrainer | None:
+    def _trainer_of(self, job: TrainingJob) -> BatchedTrainer | None:
         if job.strategy.member or not len(self._inputs.clients.indices(job.device)):
             return None
         if (asked := statistics_of(job.strategy)) is not None and asked.hold_out:
             return None
         if job.strategy not in self._chosen:
-            takers = (way for way in self._ways if way.takes(job.strategy))
+            takers = (trainer for trainer in self._trainers if trainer.takes(job.strategy))
             self._chosen[job.strategy] = next(takers, None)
         return self._chosen[job.strategy]
 

@@ -18,7 +18,7 @@ from device_runtime.models.bundles.names import EngineSettings
 
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); \
 from device_runtime.simulation.executors.processes_worker import main; main(sys.argv[2])"
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 class LaunchOrder(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ def launch(orders: Sequence[LaunchOrder]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-c", BOOT, json.dumps(sys.path), msgspec.json.encode(orders)],
             pass_fds=shared,
-            env=os.environ | dict.fromkeys(ONE_THREAD, threads),
+            env=os.environ | dict.fromkeys(THREADS, threads),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )

@@ -153,8 +153,8 @@ class RayExecutor:
         """
         end = first + AHEAD * max(1, len(self._load))
         while self._load and going.waiting and going.waiting[0] < end:
-            worker, errands = min(self._load.items(), key=lambda item: item[1])
-            if errands >= (2 if len(going.waiting) > len(self._load) else 1):
+            worker, busy = min(self._load.items(), key=lambda item: item[1])
+            if busy >= (2 if len(going.waiting) > len(self._load) else 1):
                 return
             self._send(worker, going, heapq.heappop(going.waiting))
 
@@ -191,13 +191,19 @@ class RayExecutor:
             self._again(going, returned.ticket - going.ticket, returned.why)
 
     def _arrived(self, returned: RayAnswer) -> None:
-        """Takes a new worker that is ready; raises the error of one that failed."""
+        """Takes a new worker that is ready; raises the error of one that failed.
+
+        One that is lost as it starts is replaced in the next round, unless it was the only one.
+        """
         self._coming.discard(returned.worker)
         if isinstance(returned.reply, WorkerException):
             raise packing.error_of(returned.reply)
         if returned.reply is None:
-            raise ExecutorError(f"a Ray worker did not start: {returned.why}")
-        self._load[returned.worker] = 0
+            self._cluster.remove_worker(returned.worker)
+            if not self._load and not self._coming:
+                raise ExecutorError(f"a Ray worker did not start: {returned.why}")
+        else:
+            self._load[returned.worker] = 0
 
     def _gone(self, worker: int) -> None:
         if worker in self._load:

@@ -13,7 +13,7 @@ from device_runtime.simulation.records import AskRecord, SimulatedRound
 
 from .canvas import FATES, INK, KINDS, MUTED, PAPER, STRONG, ComparedRuns, Drawing, kind_colour, panels
 
-MOST_DEVICES = 20
+ROWS_SHOWN = 20
 """The most devices that are drawn, evenly from the fastest to the slowest."""
 PAST = 1.7
 """The axis ends at most at this many deadlines; longer times are written as text."""
@@ -62,7 +62,7 @@ def one_round(compared: ComparedRuns) -> Drawing | None:
     asks = [ask for each in shown.values() for ask in each.asks]
     figure.legend(handles=_legend(asks), loc="outside lower center", ncols=5, handlelength=1.4)
     text = (
-        f"Round {asks[0].round} with seed {compared.runs[0].name.seed}; at most {MOST_DEVICES} devices of "
+        f"Round {asks[0].round} with seed {compared.runs[0].name.seed}; at most {ROWS_SHOWN} devices of "
         "it, evenly from the quickest to the slowest. Grey alone: it sat out. Dotted: it waited, or was away."
     )
     return Drawing("one-round", "Time line of one round", text, figure)
@@ -70,7 +70,7 @@ def one_round(compared: ComparedRuns) -> Drawing | None:
 
 def _some(asks: Sequence[AskRecord]) -> tuple[AskRecord, ...]:
     ordered = sorted(asks, key=lambda ask: (ask.ended_s - ask.asked_s, ask.device))
-    count = min(MOST_DEVICES, len(ordered))
+    count = min(ROWS_SHOWN, len(ordered))
     places = np.linspace(0, len(ordered) - 1, count).round().astype(int)
     return tuple(ordered[place] for place in places)
 

@@ -13,7 +13,7 @@ from device_runtime.aggregator.rounds.service import LINGER_S, Service
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.serving.process import QUEUE_LIMIT
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.listener import RunEvent
+from device_runtime.aggregator.views.run_events import RunEvent
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Event
 from device_runtime.broker.wire.topics import TopicError

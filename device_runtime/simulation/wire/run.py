@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from device_runtime.aggregator.storage.model_versions import SERVED
 from device_runtime.aggregator.storage.store import Identity, Store
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.listener import (
+from device_runtime.aggregator.views.run_events import (
     Contributed,
     ContributionRecord,
     PlanReported,

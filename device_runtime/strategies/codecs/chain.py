@@ -17,10 +17,10 @@ from device_runtime.models.errors import TensorError
 from device_runtime.strategies.merging.server_optimizer import STATISTICS
 
 from . import codec
-from .codec import MAIN, CodecError, Deflate, Half, Int8, Numbers, Packing, Parts
+from .codec import MAIN, CodecError, Deflate, Half, Int8, Numbers, Parts
 
 NUMBERS: Mapping[str, Numbers] = {"half": Half(), "int8": Int8()}
-PACKINGS: Mapping[str, Packing] = {"deflate": Deflate()}
+DEFLATE = Deflate()
 
 HEADER_BYTES = 4096
 TENSOR_HEADER_BYTES = 512
@@ -74,7 +74,7 @@ class Chain:
     word: str
     delta: bool = False
     numbers: Numbers | None = None
-    packing: Packing | None = None
+    packing: Deflate | None = None
 
     @property
     def lossy(self) -> bool:
@@ -214,11 +214,11 @@ def codec_named(word: str) -> Chain:
     change = rest[:1] == [codec.DELTA] and bool(rest.pop(0))
     numbers = NUMBERS.get(rest[0]) if rest else None
     rest = rest[1:] if numbers else rest
-    packing = PACKINGS.get(rest[0]) if rest else None
+    packing = DEFLATE if rest[:1] == [DEFLATE.name] else None
     if rest[1 if packing else 0 :]:
         raise CodecError(
             f"no codec is called {word!r}: expected some of {codec.DELTA}, then {' or '.join(NUMBERS)}, then "
-            f'{" or ".join(PACKINGS)}, as in "delta+int8+deflate"'
+            f'{DEFLATE.name}, as in "delta+int8+deflate"'
         )
     return Chain(word, change, numbers, packing)
 

@@ -41,21 +41,6 @@ class Numbers(Protocol):
         """Bytes of `values` numbers in one tensor, before packing."""
 
 
-class Packing(Protocol):
-    """Lossless compression of bytes."""
-
-    name: str
-
-    def pack(self, data: bytes) -> bytes:
-        """Compress `data`."""
-
-    def unpack(self, data: bytes, most: int) -> bytes:
-        """The packed bytes. Raises TensorError for other data, and as soon as there are more than `most`."""
-
-    def most(self, size: int) -> int:
-        """The most bytes that packing `size` bytes may give."""
-
-
 LEVEL = 6
 """zlib's compression level."""
 
@@ -73,7 +58,7 @@ class Deflate:
         return zlib.compress(data, LEVEL)
 
     def unpack(self, data: bytes, most: int) -> bytes:
-        """As `Packing.unpack`. Never makes more than `most` + 1 bytes, whatever `data` is."""
+        """The packed bytes. Raises TensorError for other data, and as soon as there are more than `most`."""
         stream = zlib.decompressobj()
         try:
             unpacked = stream.decompress(data, most + 1)

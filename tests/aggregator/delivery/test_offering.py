@@ -1,7 +1,7 @@
 """Cohorts and buffered rounds on a bench: who is offered what, and what a restart remembers."""
 
 from device_runtime.aggregator.rounds.state import SETTLE_S
-from device_runtime.aggregator.views.listener import RoundClosed, RoundExtended
+from device_runtime.aggregator.views.run_events import RoundClosed, RoundExtended
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.messages import Hello, Offer, State
 

@@ -1,5 +1,7 @@
 """An aggregator, an edge and the edge's devices, on one clock: what is merged twice is as if merged once."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -90,6 +92,14 @@ def test_strangers_without_end_are_not_remembered_for_the_next_site(levels, monk
     h.join(*(f"stranger-{number}" for number in range(20)))
     assert len(h.edge.site_host._present) == 3
     assert {"a", "b"} <= set(h.edge.site_host._present)
+
+
+def test_a_hello_that_is_too_long_is_not_remembered_for_the_next_site(levels):
+    h = levels("full", rules=SiteRules(min_devices=2))
+    h.go().join("a")
+    said = h.edge.site_host._present["a"]["hello"]
+    h.edge.site_host._take(replace(said, topic=said.topic.replace("/a/", "/b/"), payload=bytes(3000)))
+    assert set(h.edge.site_host._present) == {"a"}
 
 
 def test_the_site_offers_the_base_the_seed_and_the_kinds_of_the_round_above_with_less_time(levels):

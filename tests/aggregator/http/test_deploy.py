@@ -75,7 +75,7 @@ def test_the_compose_file_has_all_that_it_mounts():
 
 def test_alerts_ask_for_metrics_that_there_are(tmp_path, clock):
     yaml = pytest.importorskip("yaml", reason="needs PyYAML")
-    from device_runtime.aggregator.views.listener import ContributionRefused
+    from device_runtime.aggregator.views.run_events import ContributionRefused
 
     from .test_watch import hosted
 

@@ -18,7 +18,7 @@ from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.serving.join_address import BrowserAccess
 from device_runtime.aggregator.tasks.kind_settings import kinds_named
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.listener import Finished, Started
+from device_runtime.aggregator.views.run_events import Finished, Started
 from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register

@@ -26,7 +26,7 @@ from device_runtime.aggregator.rounds.ports import LoopClock
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.tasks.kind_settings import kinds_named
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.listener import (
+from device_runtime.aggregator.views.run_events import (
     Contributed,
     ContributionRecord,
     ContributionRefused,
@@ -90,7 +90,7 @@ def test_a_device_is_shown_as_it_was_last_heard(clock):
 
 
 def test_devices_without_end_do_not_fill_the_memory(clock, monkeypatch):
-    monkeypatch.setattr(devices, "MOST_DEVICES", 3)
+    monkeypatch.setattr(devices, "DEVICES_KEPT", 3)
     watch = TaskWatch("digits", clock)
     for number in range(5):
         watch(DeviceSeen(f"pi-{number}", True))

@@ -1,12 +1,13 @@
 """Contributions are read a few at a time, and those of all rounds at once."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from device_runtime.aggregator.intake.contributions import ROWS_AT_ONCE, DeviceTraffic, StoredContribution
 from device_runtime.aggregator.storage.store import CarriedBlobs, RoundStart, Store
-from device_runtime.aggregator.views.listener import RoundRecord
+from device_runtime.aggregator.views.run_events import RoundRecord
 from device_runtime.broker.wire.messages import Base, Metrics
 
 DATABASES = ("sqlite", "postgres")
@@ -68,3 +69,36 @@ def test_a_restart_reads_all_records_with_few_queries(store, monkeypatch):
     assert asked["queries"] <= count // ROWS_AT_ONCE + 2
     [alone] = store.rounds.closed(4)
     assert [each.device for each in alone.contributions] == [each.device for each in closed[3].contributions]
+
+
+def test_a_round_is_read_without_looking_at_all_others(tmp_path):
+    store = Store(tmp_path / "run")
+    asked, rows = [], store._db.rows
+
+    def explained(sql, *values):
+        asked.append([row["detail"] for row in rows(f"EXPLAIN QUERY PLAN {sql}", *values)])
+        return rows(sql, *values)
+
+    store._db.rows = explained
+    try:
+        store.contributions.records(3)
+        store.contributions.sent(3, "pi-01")
+        blob = store.updates.put(b"some")
+        store.contributions.let_go(blob)
+        assert not store.updates.has(blob)
+        store.rounds.closed(3)
+    finally:
+        store.close()
+    assert len(asked) == 7
+    assert not [step for plan in asked for step in plan if step.startswith("SCAN") and "rounds" not in step]
+
+
+def test_the_content_of_one_that_counts_stays_when_another_device_sent_the_same(store):
+    store.rounds.open(1, RoundStart(Base(checkpoint=(), sha=b""), CarriedBlobs()))
+    blob = store.updates.put(b"some")
+    store.contributions.keep(replace(stored("pi-01", body=b""), blob=blob), DeviceTraffic(1, 2))
+    store.contributions.settle()
+    store.contributions.let_go(blob)
+    assert store.updates.has(blob)
+    assert store.contributions.sent(1, "pi-01") == "full"
+    assert store.contributions.sent(1, "pi-02") == ""

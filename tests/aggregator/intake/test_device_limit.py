@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from device_runtime.aggregator.intake.limits import KnownDevices
-from device_runtime.aggregator.views.listener import Contributed
+from device_runtime.aggregator.views.run_events import Contributed
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Received
 from device_runtime.broker.wire.messages import Hello, Plan, State, encode
@@ -16,34 +16,34 @@ DATABASES = ("sqlite", "postgres")
 class Hall:
     def __init__(self, most):
         self.here, self.forgotten = set(), []
-        self.crowd = KnownDevices(lambda device: device not in self.here, self.forgotten.append, most)
+        self.known = KnownDevices(lambda device: device not in self.here, self.forgotten.append, most)
 
 
 def test_who_is_away_and_was_heard_longest_ago_is_forgotten_for_another():
     hall = Hall(3)
     hall.here = {"a"}
-    assert all(hall.crowd.lets_in(device) for device in ("a", "b", "c", "b", "d"))
+    assert all(hall.known.lets_in(device) for device in ("a", "b", "c", "b", "d"))
     assert hall.forgotten == ["c"]
-    assert len(hall.crowd) == 3
+    assert len(hall.known) == 3
 
 
 def test_while_all_are_here_nobody_else_is_let_in_and_it_is_said_ever_more_rarely(caplog):
     hall = Hall(2)
     hall.here = {"a", "b"}
     for name in ("a", "b", *(f"x{i}" for i in range(50)), "a"):
-        hall.crowd.lets_in(name)
+        hall.known.lets_in(name)
     assert len(caplog.records) == 2  # the first and the tenth
     assert "the last was from x9: enrol devices" in caplog.text
     assert hall.forgotten == []
-    assert hall.crowd.lets_in("b")
+    assert hall.known.lets_in("b")
 
 
 def test_who_is_known_from_before_is_known():
     hall = Hall(1)
     hall.here = {"a"}
-    hall.crowd.remember(["a"])
-    assert hall.crowd.lets_in("a")
-    assert not hall.crowd.lets_in("b")
+    hall.known.remember(["a"])
+    assert hall.known.lets_in("a")
+    assert not hall.known.lets_in("b")
 
 
 @pytest.fixture
@@ -54,7 +54,9 @@ def small(bench, make_task):
 
 def known(b):
     plans, moved = b.service._run.contributions.statements.plans, b.service._out.traffic.all()
-    return max(len(b.service.state.devices), len(plans), len(moved), len(b.service._messages.admission.crowd))
+    return max(
+        len(b.service.state.devices), len(plans), len(moved), len(b.service._messages.admission.known_devices)
+    )
 
 
 def test_strangers_of_many_names_leave_the_service_no_larger_and_the_round_goes_on(small, update_of):

@@ -78,7 +78,7 @@ def test_blocks_that_nobody_waits_for_count(bench, make_task, caplog):
 
 def test_blocks_that_are_waited_for_do_not_count(bench, make_task, update_of):
     b = bench(make_task("full"))
-    b.service._messages.admission._flood = RateLimit(burst=3.0, rate=0.0)
+    b.service._messages.admission._rate_limit = RateLimit(burst=3.0, rate=0.0)
     b.join("pi")  # two messages
     message = b.contribution("full", update_of("full"))
     assert block_count(message.blob) > 3

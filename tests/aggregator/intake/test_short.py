@@ -8,7 +8,7 @@ from device_runtime.aggregator.intake.contributions import Contributions
 from device_runtime.aggregator.intake.receipts import RECEIPT_S
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.storage.store import StoredRounds
-from device_runtime.aggregator.views.listener import RoundClosed
+from device_runtime.aggregator.views.run_events import RoundClosed
 from device_runtime.broker.security.signing import Signer
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import messages, topics

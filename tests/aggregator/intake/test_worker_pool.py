@@ -146,6 +146,16 @@ def test_nothing_is_held_against_the_base_of_a_round_that_is_not_open_yet(looked
     assert b.checker.refusal(early) == ""
 
 
+def test_the_base_of_a_round_whose_updates_are_too_late_is_not_read(looked_at, update_of, monkeypatch):
+    b = looked_at(KindSettings(name="few-shot", max_norm=20.0), alone=True, rounds=3)
+    old = b.contribution("few-shot", update_of("few-shot", 1))
+    assert b.checker.refusal(old) == ""
+    for device in ("pi-01", "pi-02"):
+        b.contribute(device, old)
+    monkeypatch.setattr("device_runtime.aggregator.storage.bases.base_weights", None)
+    assert b.checker.refusal(old) is None
+
+
 def test_a_base_that_cannot_be_read_leaves_the_check_to_the_aggregator(looked_at, update_of, caplog):
     b = looked_at(KindSettings(name="few-shot", max_norm=20.0), alone=True)
     for part in b.store.rounds.start(1).base.checkpoint:

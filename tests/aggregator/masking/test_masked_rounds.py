@@ -11,7 +11,7 @@ from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.masking import groups, requests
 from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
-from device_runtime.aggregator.views.listener import DeviceSeen, SumsAwaited
+from device_runtime.aggregator.views.run_events import DeviceSeen, SumsAwaited
 from device_runtime.broker.wire import compact_round, topics
 from device_runtime.broker.wire.messages import Hello
 from device_runtime.broker.wire.sum_messages import SumAnswer

@@ -9,7 +9,7 @@ from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks.central_noise import CentralNoise
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.views.console_log import summary
-from device_runtime.aggregator.views.listener import RoundOpened
+from device_runtime.aggregator.views.run_events import RoundOpened
 
 NOISE = {"epsilon": 4.0, "delta": 1e-3, "clip_norm": 0.5}
 ROUNDS = 3

@@ -24,7 +24,7 @@ from device_runtime.aggregator.rounds.state import RoundsState, Rules, Saved
 from device_runtime.aggregator.storage import bases, rollback_request
 from device_runtime.aggregator.storage.model_versions import SERVED
 from device_runtime.aggregator.storage.store import CarriedBlobs
-from device_runtime.aggregator.views.listener import RoundClosed
+from device_runtime.aggregator.views.run_events import RoundClosed
 
 RULES = Rules(rounds=9, round_deadline_s=10.0, given=True)
 

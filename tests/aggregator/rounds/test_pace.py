@@ -20,7 +20,7 @@ from device_runtime.aggregator.rounds.events import (
 )
 from device_runtime.aggregator.rounds.pace import STEP, Pace, class_of, deadline_s, longest_s
 from device_runtime.aggregator.rounds.state import RoundsState, Rules, Saved
-from device_runtime.aggregator.views.listener import RoundOpened
+from device_runtime.aggregator.views.run_events import RoundOpened
 
 PACE = Pace(quantile=0.75, margin=2.0, least_s=1.0)
 RULES = Rules(rounds=9, round_deadline_s=100.0, pace=PACE)

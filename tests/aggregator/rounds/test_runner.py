@@ -7,7 +7,7 @@ import pytest
 from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.intake.contributions import Contributions
 from device_runtime.aggregator.storage.database import Database
-from device_runtime.aggregator.views.listener import Contributed, RoundClosed
+from device_runtime.aggregator.views.run_events import Contributed, RoundClosed
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Received
 

@@ -15,7 +15,7 @@ from device_runtime.aggregator.intake.fetching import MAX_PULLS
 from device_runtime.aggregator.rounds.device_messages import FETCHED_S, MOST_REASONS
 from device_runtime.aggregator.rounds.service import LINGER_S, MOST_LINGER_S
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
-from device_runtime.aggregator.views.listener import (
+from device_runtime.aggregator.views.run_events import (
     Contributed,
     ContributionRefused,
     DeviceSeen,

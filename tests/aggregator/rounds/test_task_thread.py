@@ -88,7 +88,7 @@ service = SimpleNamespace(
     run=lambda stop: stop.wait(100), farewell=lambda: None, close=lambda: None,
     state=SimpleNamespace(round=1, phase="collect"),
 )
-signals = stopped_by_signals(stop)
+signals = stopped_by_signals(stop.set)
 signals.__enter__()
 one = TaskThread(SimpleNamespace(name="digits"), stop)
 one.open(lambda: service)

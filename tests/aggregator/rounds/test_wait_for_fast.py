@@ -32,7 +32,7 @@ from device_runtime.aggregator.rounds.pace import STEP, WINDOW, class_of, closin
 from device_runtime.aggregator.rounds.state import RoundsState, Rules, Saved
 from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.listener import RoundClosed
+from device_runtime.aggregator.views.run_events import RoundClosed
 
 DATABASES = ("sqlite", "postgres")
 

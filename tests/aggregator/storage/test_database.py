@@ -4,6 +4,7 @@ import pytest
 
 from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.storage.database import Database
+from device_runtime.aggregator.storage.store import Store
 
 
 def test_a_commit_that_a_full_disk_refuses_leaves_nothing_and_the_next_one_works(tmp_path):
@@ -44,3 +45,15 @@ def test_a_folder_of_another_version_is_refused_in_words(tmp_path):
     database.close()
     with pytest.raises(RunFolderError, match="run.sqlite has version 99, this version reads"):
         Database(tmp_path)
+
+
+def test_a_folder_that_cannot_be_opened_is_left_to_the_next_who_tries(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("device_runtime.aggregator.storage.store.Store.tidy", _no_disk)
+        with pytest.raises(RunFolderError, match="no disk"):
+            Store(tmp_path)
+    Store(tmp_path).close()
+
+
+def _no_disk(store, before):
+    raise RunFolderError("no disk")

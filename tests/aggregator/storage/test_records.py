@@ -11,7 +11,7 @@ import pytest
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import ConsoleLog, energy_from, size, summary
-from device_runtime.aggregator.views.listener import (
+from device_runtime.aggregator.views.run_events import (
     Contributed,
     ContributionRecord,
     ContributionRefused,

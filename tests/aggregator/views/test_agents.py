@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
-from device_runtime.aggregator.views.listener import Contributed, ContributionRefused, RoundClosed
+from device_runtime.aggregator.views.run_events import Contributed, ContributionRefused, RoundClosed
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Connected, Received
 from device_runtime.broker.wire.messages import Hello

@@ -18,8 +18,7 @@ from device_runtime.client.backend.rpc import (
     WorkerMessage,
     WorkTerms,
 )
-from device_runtime.client.personal.personal_settings import PersonalModelSettings
-from device_runtime.client.settings import Settings
+from device_runtime.client.settings import PersonalModelSettings, Settings
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import SampleSource

@@ -11,8 +11,7 @@ from device_runtime.client.errors import RoundLeftOut, WorkDied
 from device_runtime.client.offer_rules import FINAL_S
 from device_runtime.client.personal.after_round import judged
 from device_runtime.client.personal.kept import PersonalModelStore
-from device_runtime.client.personal.personal_settings import PersonalModelSettings
-from device_runtime.client.settings import Settings
+from device_runtime.client.settings import PersonalModelSettings, Settings
 from device_runtime.models.bundles import tensors
 from device_runtime.models.data import SampleSource
 from device_runtime.strategies import registry

@@ -1,4 +1,4 @@
-"""The lock, the pause by hand, the rules as they are kept, and manners, in processes that really are."""
+"""The lock, the pause by hand, the rules as they are kept, and priority, in processes that really are."""
 
 import errno
 import fcntl
@@ -164,7 +164,7 @@ def test_files_cut_off_as_they_were_written_and_links_to_another_disk_go_too(tmp
     (disk / "mine").write_bytes(b"mine")
     (folder / "bundles").symlink_to(disk)
     (folder / "blobs").symlink_to(tmp_path / "gone")
-    for cut_off in (".paused", ".traffic.json", ".enrolment.json.0a1b2c3d", "speed.tmp"):
+    for cut_off in (".paused", ".traffic.json", ".enrolment.json.0a1b2c3d"):
         (folder / cut_off).write_bytes(b"")
     assert leaving.remove(folder, keep_outbox=False) is None
     assert not folder.exists()

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.clock.asking import _only
+from device_runtime.simulation.clock.sampling import _only
 from device_runtime.simulation.clock.simulation_loop import WILL_S
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.run import ResumeOptions, prepare, simulate

@@ -2,7 +2,8 @@
 
 import pytest
 
-from device_runtime.simulation import scenario
+from device_runtime.broker.wire import durable_files
+from device_runtime.simulation import checkpoint, scenario
 from device_runtime.simulation.compare import run_folder
 from device_runtime.simulation.compare.figures import read_run
 from device_runtime.simulation.compare.performing import RunOptions, perform
@@ -27,6 +28,16 @@ class Stops(NullObserver):
     def closed(self, line):
         if line.round == 3:
             raise KeyboardInterrupt
+
+
+class Lines(NullObserver):
+    """The numbers of the rounds that closed."""
+
+    def __init__(self):
+        self.rounds = []
+
+    def closed(self, line):
+        self.rounds.append(line.round)
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +82,30 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(whole, tmp_path, monkeypatch):
     with (tmp_path / "asks.jsonl").open("ab") as lines:
         lines.write(b'{"round":4,"half a line')
 
-    trained = []
-
-    class Sees(NullObserver):
-        def closed(self, line):
-            trained.append(line.round)
-
-    perform(SMALL, NAME, tmp_path, HOW, Sees())
-    assert trained == [4]
+    seen = Lines()
+    perform(SMALL, NAME, tmp_path, HOW, seen)
+    assert seen.rounds == [4]
     assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
-    assert not (tmp_path / "going-on.json").exists()
+    assert not (tmp_path / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_save_before(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "EVERY_S", 0.0)
+
+    def killed(temporary, target):
+        if target.name == checkpoint.FILE and (tmp_path / checkpoint.FILE).exists():
+            raise KeyboardInterrupt
+        move(temporary, target)
+
+    move = durable_files.move_into_place
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(durable_files, "move_into_place", killed)
+        perform(SMALL, NAME, tmp_path, HOW, NullObserver())
+    seen = Lines()
+    perform(SMALL, NAME, tmp_path, HOW, seen)
+    assert seen.rounds[0] == 2
+    assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
 
 
 @pytest.mark.slow

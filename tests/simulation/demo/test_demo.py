@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.views.listener import ContributionRecord, RoundRecord
+from device_runtime.aggregator.views.run_events import ContributionRecord, RoundRecord
 from device_runtime.cli import main
 from device_runtime.cli.research import demo as command
 from device_runtime.client.training.emulation import Time
@@ -233,7 +233,7 @@ def test_a_device_that_fails_ends_the_demo_with_what_it_said_last(tmp_path, monk
     script = tmp_path / "fails"
     script.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no such broker')\n")
     script.chmod(0o755)
-    monkeypatch.setattr(processes, "device_command", lambda: str(script))
+    monkeypatch.setattr(processes, "command", lambda: str(script))
     empty = PlacedMember(
         DemoDevice("phone-a", "phone-high"), Labelled(np.zeros((0, 1, 8, 8), np.uint8), np.zeros(0, np.int64))
     )

@@ -181,11 +181,11 @@ def test_scale_smoke_keeps_nothing(wanted):
 
 def test_a_run_notes_every_commit_that_resumed_it(tmp_path):
     kept.note_commit(tmp_path, "abc1234")
-    (tmp_path / "going-on.json").touch()  # it was stopped
+    (tmp_path / "checkpoint.safetensors").touch()  # it was stopped
     kept.note_commit(tmp_path, "def5678+")
     kept.note_commit(tmp_path, "def5678+")
     assert kept.commits_of(tmp_path) == ("abc1234", "def5678+")
-    (tmp_path / "going-on.json").unlink()  # it begins again
+    (tmp_path / "checkpoint.safetensors").unlink()  # it begins again
     kept.note_commit(tmp_path, "")
     assert kept.commits_of(tmp_path) == ()
 

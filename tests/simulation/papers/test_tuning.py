@@ -34,6 +34,14 @@ def test_a_row_s_scenario_trains_at_the_rate():
     assert made.task.rounds == 1  # 0.75 of 3
 
 
+def test_the_pass_before_fedft_keeps_its_rate():
+    part = catalogue.load("paper:002-t6.8").only("smoke", (), ("fedavg", "fedft-eds"))
+    full, eds = rows_by_rate(part, "smoke", (0.7,)).rows
+    assert {row.columns["acc-0.1"].settings["entropy-subset"]["lr"] for row in (full, eds)} == {0.7}
+    assert full.columns["acc-0.1"].settings["full"]["lr"] == 0.7
+    assert "full" not in eds.columns["acc-0.1"].settings
+
+
 def test_the_best_rate_of_a_row_has_the_highest_mean_over_seeds():
     values = {(row.name, "accuracy"): (nan, 0.5) for row in by_rate().rows}
     values["ft@0.01", "accuracy"] = (0.4, 0.7)  # mean 0.55

@@ -9,7 +9,7 @@ import pytest
 
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.listener import RoundExtended, RoundOpened
+from device_runtime.aggregator.views.run_events import RoundExtended, RoundOpened
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.client.selection.choose import MAIN, choose

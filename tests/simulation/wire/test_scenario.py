@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.views.listener import RoundOpened
+from device_runtime.aggregator.views.run_events import RoundOpened
 from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.demo.fleet import MIXED
 from device_runtime.simulation.records import NullObserver

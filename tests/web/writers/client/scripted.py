@@ -14,8 +14,8 @@ from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.link import Connected, Disconnected
 from device_runtime.broker.wire.messages import Base, Receipt, encode
 from device_runtime.client.agent import Agent
-from device_runtime.client.personal.personal_settings import PersonalModelSettings
 from device_runtime.client.policy.rules import Rule, RuleVerdict
+from device_runtime.client.settings import PersonalModelSettings
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.profiles import Speed

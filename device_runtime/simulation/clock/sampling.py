@@ -70,14 +70,14 @@ class FleetInputs:
 class DeviceSampler:
     """Chooses the devices to ask with the run's seed; draws are numbered, so that a run can be repeated."""
 
-    def __init__(self, task: Task, stock: FleetInputs, seed: int) -> None:
+    def __init__(self, task: Task, inputs: FleetInputs, seed: int) -> None:
         self._task, self._seed = task, seed
-        self._devices, self._bases, self._bundle_bytes = stock.devices, stock.bases, stock.bundle_bytes
+        self._devices, self._bases, self._bundle_bytes = inputs.devices, inputs.bases, inputs.bundle_bytes
         self._kinds: tuple[int, dict[tuple[str, ...], tuple[AnyStrategy, ...]]] = (0, {})
-        self._fleet: tuple[int, Fleet] = (0, stock.devices.fleet)
-        self._policy, self._sizes = stock.policy, stock.masked
+        self._fleet: tuple[int, Fleet] = (0, inputs.devices.fleet)
+        self._policy, self._sizes = inputs.policy, inputs.masked
         self._draws = 0
-        self._serials = np.zeros(len(stock.devices), np.int64)
+        self._serials = np.zeros(len(inputs.devices), np.int64)
 
     def ask(self, opening: OpenedRound, count: int) -> list[PendingUpdate]:
         """Offers the round to `count` devices, or to as many as can be asked."""

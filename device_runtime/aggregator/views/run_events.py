@@ -8,11 +8,9 @@ from typing import Protocol
 
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.messages import Status
+from device_runtime.client.energy.meter import MODELLED
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import ACCURACY
-
-MODELLED = "modelled"
-"""The source of energy figures that no meter has measured."""
 
 
 @dataclass(frozen=True)
