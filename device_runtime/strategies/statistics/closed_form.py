@@ -11,6 +11,7 @@ and sums; theta_t is the base on which all of them were measured; there are d fe
     Sigma0  = (A - sum_c N'_c mu'_c mu'_c^T) / (sum N' - C');   Sigma = 0.9 Sigma0 + 0.1 tr(Sigma0) / d I
     W_c     = Sigma^-1 mu_c
     b_c     = -1/2 mu_c^T Sigma^-1 mu_c + log(N_c / sum N) + tr(Sigma^-1 Sigma0) / (2 max(1, N_c))
+    W, b    <- W / T, b / T;   T = max(1, mean_c m_c / log(sum N))
 
 C' is the number of classes with N'_c > 0. A class that no device sent has W_c = 0, b_c = -30. The served
 model is the extractor E with the head W, b: E is averaged with the weights of the statistics, so that old
@@ -19,10 +20,15 @@ base keeps its own, trained head. If the head has more features than the statist
 (`class_sums.Projection`), d is their number, and the served head is W R', b. n_c and s_c include all samples
 and rounds that a device's statistics stand for (`kind_statistics.samples_per_measured`, `device_half.Late`).
 
+m_c is by how much the logit of c at mu_c is over that of every other class. Training shrinks Sigma on the
+samples that it sees, and not on others, so that the odds of W and b would be far too high. N samples without
+an error are evidence for odds of about N to 1 (rule of succession), to which T bounds them at the class
+means. No prediction changes by it.
+
 Linear discriminant analysis: Hastie et al., The Elements of Statistical Learning, 4.3. Class means pooled
 over devices: FedNCM (Legate et al. 2023). A classifier made on the aggregator from means and covariances:
-CCVR (Luo et al. 2021). Ours: the decay, the mean of the extractor, and the last term of b_c, which corrects
-the error that a mean of few samples adds to its quadratic term.
+CCVR (Luo et al. 2021). Ours: the decay, the mean of the extractor, the temperature, and the last term of b_c,
+which corrects the error that a mean of few samples adds to its quadratic term.
 """
 
 from __future__ import annotations
@@ -170,7 +176,19 @@ def solve_head(known: Statistics) -> tuple[NDArray[np.float64], NDArray[np.float
     few = np.trace(np.linalg.solve(shrunk, covariance)) / (2 * np.maximum(1, counts[present]))
     quadratic = np.einsum("cd,cd->c", weights[present], means) / 2
     bias[present] = -quadratic + np.log(counts[present] / counts.sum()) + few
+    temperature = _temperature(means @ weights[present].T + bias[present], counts.sum())
+    weights[present] /= temperature
+    bias[present] /= temperature
     return weights, bias
+
+
+def _temperature(logits: NDArray[np.float64], samples: float) -> float:
+    """The temperature by which all logits are divided; `logits`: (classes, classes), at the class means."""
+    if len(logits) < 2:
+        return 1.0
+    own = logits.diagonal()
+    rivals = np.where(np.eye(len(own), dtype=bool), -np.inf, logits).max(axis=1)
+    return max(1.0, float(np.mean(own - rivals) / np.log(max(2.0, samples))))
 
 
 def _covariance(known: Statistics) -> NDArray[np.float64]:

@@ -36,12 +36,32 @@ def test_the_head_is_that_of_a_plain_linear_discriminant_analysis(clouds):
     within = sum((y == c).sum() * np.cov(f[y == c].T, bias=True) for c in range(3)) / (320 - 3)
     shrunk = 0.9 * within + 0.1 * np.trace(within) / 5 * np.eye(5)
     inverse = np.linalg.inv(shrunk)
-    for c in range(3):
-        mean, count = f[y == c].mean(axis=0), (y == c).sum()
-        np.testing.assert_allclose(weights[c], inverse @ mean, rtol=1e-8)
-        few = np.trace(inverse @ within) / (2 * count)
-        expected = -mean @ inverse @ mean / 2 + np.log(count / 320) + few
-        assert bias[c] == pytest.approx(expected, rel=1e-8)
+    means, counts = np.stack([f[y == c].mean(axis=0) for c in range(3)]), np.bincount(y)
+    plain = means @ inverse
+    few = np.trace(inverse @ within) / (2 * counts)
+    plain_bias = -np.einsum("cd,cd->c", plain, means) / 2 + np.log(counts / 320) + few
+    logits = means @ plain.T + plain_bias
+    over = [logits[c, c] - max(logits[c, other] for other in range(3) if other != c) for c in range(3)]
+    temperature = np.mean(over) / np.log(320)
+    assert temperature > 1
+    np.testing.assert_allclose(weights, plain / temperature, rtol=1e-8)
+    np.testing.assert_allclose(bias, plain_bias / temperature, rtol=1e-8)
+
+
+def test_the_odds_are_no_higher_than_the_samples_are_evidence_for():
+    """Features of training samples are within 0.01 of their class mean, those of new samples within 1."""
+    rng = np.random.default_rng(4)
+    means, y = 1.5 * rng.normal(size=(4, 6)), np.repeat(np.arange(4), 100)
+    x = (means[y] + 0.01 * rng.normal(size=(400, 6))).astype(np.float32)
+    weights, bias = closed_form.solve_head(statistics(x, y, 4))
+    logits = means @ weights.T + bias
+    over = logits.diagonal() - np.where(np.eye(4, dtype=bool), -np.inf, logits).max(axis=1)
+    assert over.mean() == pytest.approx(np.log(400), rel=0.01)
+    new = (means[y] + rng.normal(size=(400, 6))) @ weights.T + bias
+    right = new.argmax(axis=1) == y
+    assert 0.9 < right.mean() < 1
+    loss = np.mean(np.log(np.exp(new).sum(axis=1)) - new[np.arange(400), y])
+    assert loss < 0.3
 
 
 def test_a_class_that_nobody_sent_is_never_served(clouds):
