@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 
 from device_runtime.simulation.compare.equal import LATEST
@@ -18,7 +18,7 @@ from device_runtime.simulation.metrics.curves import (
     Model,
     accuracy,
 )
-from device_runtime.simulation.metrics.tally import learning_efficiency
+from device_runtime.simulation.metrics.tally import NOTHING_UNHEARD, learning_efficiency
 from device_runtime.simulation.report.table import PASSES, PER_HOUR, PERCENT, PLAIN
 
 
@@ -53,8 +53,16 @@ class Measure:
 
 
 def _figure(name: str) -> Callable[[MeasuredRun], float]:
-    """A figure of the run alone, as in reports; only figures that do not depend on the comparison's terms."""
-    return lambda among: float(getattr(figures(among.ran, ComparisonTerms(nan, nan, 1)), name))
+    """A figure of the run alone, as in reports; only figures that do not depend on the comparison's terms.
+
+    Costs are of closed rounds: kept runs of earlier versions have all costs of work that the end cut off.
+    """
+
+    def value(among: MeasuredRun) -> float:
+        counts = replace(among.ran.tally, unheard=NOTHING_UNHEARD)
+        return float(getattr(figures(replace(among.ran, tally=counts), ComparisonTerms(nan, nan, 1)), name))
+
+    return value
 
 
 def _late(model: Model) -> Callable[[MeasuredRun], float]:

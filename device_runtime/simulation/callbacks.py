@@ -15,6 +15,7 @@ from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUp
 
 from .errors import SimulationError
 from .executors.job import TrainingJob
+from .metrics.tally import NOTHING_UNHEARD, UnheardWork
 from .records import AskRecord, SimulatedRound
 
 
@@ -93,6 +94,7 @@ class EndedRun:
     """A finished run. `rounds` has all of its rounds, also those from before it was resumed.
 
     served: the tensors of the model that the last round serves.
+    unheard: what was spent on work that the end of the run cut off, a part of energy and bytes.
     """
 
     policy: str
@@ -100,6 +102,7 @@ class EndedRun:
     rounds: tuple[SimulatedRound, ...]
     served: Tensors = field(default_factory=lambda: NO_TENSORS, repr=False)
     folder: Path | None = None
+    unheard: UnheardWork = NOTHING_UNHEARD
 
     @property
     def accuracy(self) -> float:
@@ -123,15 +126,15 @@ class EndedRun:
 
     @property
     def energy_j(self) -> float:
-        return sum(line.energy_j for line in self.rounds)
+        return sum(line.energy_j for line in self.rounds) + self.unheard.energy_j
 
     @property
     def bytes_up(self) -> int:
-        return sum(line.bytes_up for line in self.rounds)
+        return sum(line.bytes_up for line in self.rounds) + self.unheard.bytes_up
 
     @property
     def bytes_down(self) -> int:
-        return sum(line.bytes_down for line in self.rounds)
+        return sum(line.bytes_down for line in self.rounds) + self.unheard.bytes_down
 
 
 def _evaluated(rounds: Sequence[SimulatedRound], value: Callable[[SimulatedRound], float]) -> list[float]:

@@ -74,7 +74,7 @@ class RunLedger:
         why: str = "",
     ) -> None:
         """Ends a device's part in a round. `into`: the round that its update, `made`, counts in."""
-        if self._open <= self._replayed:
+        if self._open <= self._replayed and fate != "unheard":  # of these a stopped run has recorded none
             return
         line, outcome = flight.line, flight.line.outcome
         strategy = flight.strategy

@@ -36,8 +36,8 @@ class AskRecord:
     form: the variant of the kind ("entropy-subset 25%").
     group: its group in the fleet.
     compute_s: includes work that was abandoned.
-    bytes and energy: what was spent, also for an update that did not count; for `unheard`, what all of its
-    work takes.
+    bytes and energy: what was spent, also for an update that did not count; for `unheard`, until the run
+    ended.
     forward_passes: compute in F, one forward pass of one sample (thesis 000, A.1).
     epsilon: the privacy spent so far by the device's samples; nan for an update that is not private.
     """
@@ -76,7 +76,7 @@ class SimulatedRound:
     closed_form_eval_*: of the model with the closed-form head, also where the trained head was better and is
     served; nan and () where there is no closed-form head.
     energy_j, bytes_*, train_time_s, forward_passes: sums over every device whose ask ended in this round,
-    with any outcome.
+    with any outcome; no round has those that the end of the run cut off (`unheard`).
     wasted_j: the part of `energy_j` of devices whose update did not count.
     asked: the number of asks that ended; a device that died, or sat out before an extension, may have been
     asked twice.

@@ -309,6 +309,12 @@ def of_policy(scenario: Scenario, policy: str) -> Scenario:
     return msgspec.structs.replace(made, devices=1, data=data, fleet=fleet)
 
 
+def usual_name(policy: str) -> str:
+    """The one name of a policy that has several, as `mixed` is `choose` and `drop` is `fedavg`."""
+    name, plus, rest = policy.partition("+")
+    return f"{CHOOSE}{plus}{rest}" if name == "mixed" else systems.ALIASES.get(policy, policy)
+
+
 def _canonical(policy: str) -> str:
     """The policy with `mixed`, and the name of a choice policy, replaced by `choose`."""
     name, plus, rest = policy.partition("+")

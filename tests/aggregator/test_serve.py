@@ -252,6 +252,24 @@ def test_kinds_are_named_in_order_on_the_command_line():
         command.task_of(parsed("--bundle", "b", "--kinds", "fu"))
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--system fedprox --kinds few-shot", "system fedprox has full, and not few-shot"),
+        ("--robust-trim 0.3", "--robust-trim has no effect without --robust"),
+        ("--stop-gain 0.1", "--stop-gain has no effect without --stop-after"),
+    ],
+)
+def test_options_without_effect_are_refused(flags, says):
+    with pytest.raises(TaskError, match=says):
+        command.task_of(parsed("--bundle", "digits-wrn-10-1", *flags.split()))
+
+
+def test_a_port_of_a_broker_elsewhere_is_refused():
+    with pytest.raises(ConfigError, match="broker.port is for a broker that is started here"):
+        command.server_config(parsed("--bundle", "b", "--broker", "mqtt://there", "--port", "1234"))
+
+
 def test_evaluation_data_that_does_not_fit_is_refused_in_one_line(tmp_path):
     np.savez(tmp_path / "bad.npz", x=np.zeros((3, 5, 5)), y=np.zeros(3))
     run, bad = tmp_path / "run", tmp_path / "bad.npz"

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.callbacks import Callback, CallbackError
+from device_runtime.simulation.callbacks import Callback, CallbackError, EndedRun
 from device_runtime.simulation.compare import run_folder
 from device_runtime.simulation.compare.performing import RunOptions, perform
 from device_runtime.simulation.compare.run_folder import (
@@ -18,6 +18,7 @@ from device_runtime.simulation.compare.run_folder import (
     rounds_of,
 )
 from device_runtime.simulation.executors.choice import ExecutorRequest
+from device_runtime.simulation.metrics.tally import UnheardWork
 from device_runtime.simulation.records import AskRecord, NullObserver
 
 from .conftest import SMALL
@@ -135,3 +136,9 @@ def test_an_exception_on_failure_does_not_hide_the_first_one(tmp_path):
 
     with pytest.raises(CallbackError, match=r"callback FailsTwice\.on_run_start: RuntimeError$"):
         run(tmp_path, FailsTwice())
+
+
+def test_the_totals_have_what_was_spent_on_work_that_the_end_cut_off(round_line):
+    cut_off = UnheardWork(bytes_up=5, bytes_down=7, energy_j=2.0)
+    end = EndedRun("choose", 0, (round_line(), round_line()), unheard=cut_off)
+    assert (end.bytes_up, end.bytes_down, end.energy_j) == (2005, 6007, 62.0)

@@ -10,7 +10,7 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation import scenario
-from device_runtime.simulation.errors import ScenarioError, SimulationError
+from device_runtime.simulation.errors import DataSetError, ScenarioError, SimulationError
 from device_runtime.simulation.executors.job import PlainExecutor
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies import registry
@@ -160,7 +160,9 @@ def test_a_fleet_that_cannot_do_the_task_is_said_to_be_unable():
 def test_labels_that_the_bundle_does_not_have_are_refused(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "odd.npz", x=rng.random((60, 1, 8, 8), np.float32), y=np.arange(60) % 12)
-    with pytest.raises(ScenarioError, match="the data has label 11, bundle digits-wrn-10-1 has 10"):
+    with pytest.raises(
+        DataSetError, match="label '10' is not of the task; bundle digits-wrn-10-1 has the labels"
+    ):
         play(data={"source": "npz", "path": str(tmp_path / "odd.npz"), "partition": "iid"})
 
 

@@ -285,7 +285,8 @@ def _checks(one: ServedTask, settings: HttpSection) -> Iterator[Check]:
         "loop", task, finished or silence_s < settings.stalled_s, f"last active {silence_s:.1f} s ago"
     )
     up = one.link.connected
-    yield Check("broker", task, up or finished, "connected" if up else "not connected, trying again")
+    down = "not needed any more" if finished else "not connected, trying again"
+    yield Check("broker", task, up or finished, "connected" if up else down)
     yield _disk(one, settings.min_free_mb)
     yield _round(live, one.clock(), settings.stalled_s)
 

@@ -78,6 +78,10 @@ class BrokerSection(Section, frozen=True):
         if (self.user is None) != (self.password_file is None):
             raise ConfigError("broker.user and broker.password_file go together: give both, or neither")
         _together("broker", self.cert, self.key)
+        if self.port and self.url != AUTO:
+            raise ConfigError(
+                "broker.port is for a broker that is started here, and broker.url is given: choose"
+            )
 
 
 class HttpSection(Section, frozen=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import sys
 import threading
 from pathlib import Path
 
@@ -41,29 +40,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal. Returns the exit status: 0, or 1 with one line on stderr."""
+    """Serve until a signal. Raises BrokerError."""
     if args.action:
         return broker_setup.run(args)
-    try:
-        web = None if args.websockets is None else WebSockets(args.websockets, secrets.token_urlsafe(24))
-        options = BrokerOptions(args.port, folder=args.folder, persistence=args.folder is not None, web=web)
-        broker = start(args.kind, options)
-    except BrokerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    web = None if args.websockets is None else WebSockets(args.websockets, secrets.token_urlsafe(24))
+    options = BrokerOptions(args.port, folder=args.folder, persistence=args.folder is not None, web=web)
+    broker = start(args.kind, options)
     ended = threading.Event()
     with stopped_by_signals(ended.set):
-        return _watch(broker, web, ended)
+        _watch(broker, web, ended)
+    return 0
 
 
-def _watch(broker: RunningBroker, web: WebSockets | None, ended: threading.Event) -> int:
-    """Print where the broker is, and wait until it is to end. Returns the exit status."""
+def _watch(broker: RunningBroker, web: WebSockets | None, ended: threading.Event) -> None:
+    """Print where the broker is, and wait until it is to end. Raises BrokerError if it ends by itself."""
     print(f"{broker.name} at {broker.url} ({broker.why})", flush=True)
     if web:
         print(f"over WebSockets: {broker.web_url.replace('//', f'//{WEB_USER}:{web.password}@')}", flush=True)
     while not sleep_until(ended, 1.0):
         if not broker.alive:
-            print(f"error: {broker.name} ended by itself: start it again", file=sys.stderr)
-            return 1
+            raise BrokerError(f"{broker.name} ended by itself: start it again")
     broker.stop()
-    return 0

@@ -101,15 +101,16 @@ def _roll_back(folder: Path, to: int) -> str:
 
     check_rollback(folder, to)
     try:
-        _roll_back_here(folder, to)
+        done = _roll_back_here(folder, to)
     except RunInUse:
         rollback_request.request_rollback(folder, to)
         return f"asked the aggregator that runs in {folder} to roll back to the model of round {to}"
-    return f"{folder} serves the model of round {to}; the next round goes on from it"
+    more = "its rounds are over" if done else "the next round goes on from it"
+    return f"{folder} serves the model of round {to}; {more}"
 
 
-def _roll_back_here(folder: Path, to: int) -> None:
-    """Go back in this process. Raises RunInUse when an aggregator has the folder."""
+def _roll_back_here(folder: Path, to: int) -> bool:
+    """Go back in this process. Returns whether all rounds are over. Raises RunInUse as Database."""
     from device_runtime.aggregator.rounds.run import OpenRun
     from device_runtime.aggregator.storage.store import Store
 
@@ -120,6 +121,7 @@ def _roll_back_here(folder: Path, to: int) -> None:
     rounds = OpenRun(tasks.decode(identity.task), folder)
     with closing(rounds.store):
         rounds.go_back(to)
+        return rounds.store.rounds.latest_closed() >= rounds.task.rounds
 
 
 def _time(seconds: float) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from device_runtime.aggregator.errors import AggregatorError, ConfigError
+from device_runtime.aggregator.errors import AggregatorError, ConfigError, TaskError
 from device_runtime.aggregator.serving import config, logs
 from device_runtime.aggregator.serving.config import ServerConfig
 from device_runtime.aggregator.serving.exit_codes import exit_code
@@ -142,7 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--system",
         metavar="NAME",
-        help="Run a system by its name, as `device-runtime systems` lists them (default: --kinds).",
+        help="Run a system by its name, with its kinds; `device-runtime systems` lists them.",
     )
     training.add_arguments(parser)
     add("--family", metavar="A,B,..", help="Offer these bundles of smaller models, too, the largest first.")
@@ -377,9 +377,35 @@ def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
     if masks := _masks(args):
         flags["masks"] = masks
     task = tasks.load(file, flags)
-    task = systems.task_as_system(args.system, task) if args.system else task
+    if args.system:
+        task = _as_system(args.system, task)
+    _check_effect(args, task)
     shared = training.SharedSettings(lr=args.lr, epochs=args.epochs, batch=args.batch, codec=args.codec)
     return shared.applied(task, logging.INFO)
+
+
+def _as_system(name: str, task: Task) -> Task:
+    """The task as a system. Raises TaskError for kinds that were asked for and are not of the system."""
+    found = systems.task_as_system(name, task)
+    used = [kind.name for kind in found.kinds]
+    left = [kind.name for kind in task.kinds if kind.name not in used]
+    if left and task.kinds != Task(bundle=task.bundle).kinds:
+        raise TaskError(
+            f"system {name} has {', '.join(used)}, and not {', '.join(left)}: leave out one or the other"
+        )
+    return found
+
+
+def _check_effect(args: argparse.Namespace, task: Task) -> None:
+    """Raise TaskError for options that have no effect without another one."""
+    without = (
+        [] if task.robust != "none" else [(flag, "robust") for flag in _FLAGS if flag.startswith("robust_")]
+    )
+    without += [] if task.stop_after else [("stop_gain", "stop_after"), ("stop_metric", "stop_after")]
+    for pair in without:
+        if getattr(args, pair[0]) is not None:
+            flag, other = (f"--{word.replace('_', '-')}" for word in pair)
+            raise TaskError(f"{flag} has no effect without {other}: give both, or neither")
 
 
 def _masks(args: argparse.Namespace) -> dict[str, object]:

@@ -77,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
     """Prints the table and writes the picture. Raises DataSetError, ScenarioError."""
     spec, devices, fleet, bundle = asked(options)
     _check_picture(options.out)
-    cut_by = Bundle.open(find_bundle(bundle)) if bundle and spec.source in OF_WINDOWS else None
-    data = load(spec, options.seed, cut_by)
+    needs_bundle = bundle and (spec.source in OF_WINDOWS or spec.groups)  # groups name its classes by number
+    data = load(spec, options.seed, Bundle.open(find_bundle(bundle)) if needs_bundle else None)
     drawn = fleet.draw(devices, options.seed) if fleet is not None and spec.groups else None
     parts = divide(data, spec, devices, options.seed) if drawn is None else divide_fleet(data, spec, drawn)
     groups = [] if drawn is None else [drawn.group(device) for device in range(devices)]

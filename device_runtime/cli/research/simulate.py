@@ -280,6 +280,6 @@ def _whole(text: str) -> int:
 def _percentage(text: str) -> float:
     """An argument in percent, returned as a share."""
     value = positive(text.removesuffix("%"))
-    if value > 100:
-        raise argparse.ArgumentTypeError(f"{text} is not a percentage")
+    if not 1 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text}: expected percent, 1 to 100, such as 90 or 90%")
     return value / 100

@@ -56,7 +56,7 @@ class ContributionSender:
         self.outbox.end(message)
         if counts(receipt):
             self._compact.received(message)
-        text = " ".join(part for part in (message.kind, receipt.status, receipt.reason) if part)
+        text = f"{message.kind} {receipt.status}" + (f": {receipt.reason}" if receipt.reason else "")
         if spent := message.metrics.epsilon_milli:
             text += f", epsilon {spent / 1000:.2f} spent of these samples' privacy"
         log.log(logging.INFO if counts(receipt) else logging.WARNING, "round %d: %s", receipt.round, text)

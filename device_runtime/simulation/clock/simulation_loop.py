@@ -65,8 +65,9 @@ class SimulationLoop:
             pass
         if self._state.phase != "done":
             raise SimulationError(f"nothing more happens in round {self._state.round}")
+        now = self._agenda.now
         for flight in self._flights.values():
-            self._parts.ledger.ended(flight, "unheard", self._agenda.now)
+            self._parts.ledger.ended(replace(flight, line=flight.line.until(now)), "unheard", now)
 
     def _feed(self, event: events.Event) -> None:
         self._events.append(event)

@@ -158,11 +158,13 @@ class Timeline:
     ends_s: when the update arrives or is lost, or the device reports that it sits out.
     back_s: when the device can be asked again.
     gaps: when it cannot be reached, (from, to).
-    busy, bytes, joules, operations: what was really spent.
+    busy, bytes, joules, operations: what was really spent; `prefetched_bytes`, a part of `bytes_down`, before
+    it was asked.
     """
 
     outcome: WorkOutcome
     lost: LostReason | None
+    began_s: float
     ends_s: float
     back_s: float
     gaps: tuple[tuple[float, float], ...]
@@ -174,7 +176,25 @@ class Timeline:
     member: str
     fetched: bool
     straggler: bool
+    power: Power
+    prefetched_bytes: int = 0
     ledger: PrivacyLedger = UNSPENT
+
+    def until(self, now: float) -> Timeline:
+        """The timeline with only what was spent until `now`; pauses are spread evenly over the work."""
+        whole = self.busy
+        spent = whole.first(_ratio(now - self.began_s, self.ends_s - self.began_s))
+        waiting_s = whole.download_s - spent.download_s + whole.upload_s - spent.upload_s
+        saved_j = waiting_s * self.power.idle_w + (whole.compute_s - spent.compute_s) * self.power.load_w
+        fetched = self.bytes_down - self.prefetched_bytes
+        return replace(
+            self,
+            busy=spent,
+            bytes_down=self.prefetched_bytes + _part(fetched, spent.download_s, whole.download_s),
+            bytes_up=_part(self.bytes_up, spent.upload_s, whole.upload_s),
+            energy_j=self.energy_j - saved_j,
+            flops=self.flops * _ratio(spent.compute_s, whole.compute_s),
+        )
 
 
 def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Timeline:
@@ -227,6 +247,7 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Time
     return Timeline(
         outcome,
         lost,
+        asked.now,
         ends_s,
         back_s,
         tuple(course.gaps),
@@ -238,6 +259,8 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Time
         member=member,
         fetched=came_down == down_bytes,
         straggler=(plan or outcome.plan).straggler.straggler,
+        power=power,
+        prefetched_bytes=asked.prefetched_bytes,
         ledger=worker.ledger,
     )
 

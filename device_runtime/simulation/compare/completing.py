@@ -40,12 +40,15 @@ class CompletionOptions:
 
 
 def check_runs(plan: ComparisonPlan, options: RunOptions) -> None:
-    """Checks the folder, and what every missing run needs. Raises as `check` does, TrackerError, OSError."""
+    """Checks the folder, the trackers, and what every missing run needs.
+
+    Raises as `check` does, TrackerError, OSError.
+    """
     plan.check_folder()
+    for tracker in options.trackers:
+        tracker_named(tracker)
     if missing := plan.missing():
         check(plan.scenario, missing, options.executor)
-        for tracker in options.trackers:
-            tracker_named(tracker)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class RunFigures:
     bytes_analytic, passes_analytic: by the papers' formulas; the others are counted.
     bytes_after_first: bytes up and down without the first download of each device.
     forward_passes: compute in F.
-    learning_efficiency: per second of local training.
+    learning_efficiency: per second of local training; nan where no update counted.
     unopened: the share of masked updates that were in sums of too few devices; nan without masks.
     central_epsilon: spent by central noise; nan without.
     """
@@ -169,28 +169,30 @@ def _reachable(runs: Sequence[FinishedRun]) -> float:
 
 
 def figures(run: FinishedRun, at: ComparisonTerms) -> RunFigures:
-    """The figures of one run."""
-    curve, rounds = run.curve, run.rounds
+    """The figures of one run; costs are those of its rounds and of the work that its end cut off."""
+    curve, rounds, unheard = run.curve, run.rounds, run.tally.unheard
     part = participation(run.tally.counted.values(), at.devices, run.tally.asks)
-    trained_s = sum(line.train_time_s for line in rounds)
+    trained_s = sum(line.train_time_s for line in rounds) + unheard.compute_s
+    bytes_up = sum(line.bytes_up for line in rounds) + unheard.bytes_up
+    bytes_down = sum(line.bytes_down for line in rounds) + unheard.bytes_down
     return RunFigures(
         acc_at_equal_time=curve.when(at.at_s),
         final_acc=curve.final,
         best_acc=curve.best,
         time_to_target_s=curve.reaches(at.target),
         virtual_s=run.ends_s,
-        bytes_up=sum(line.bytes_up for line in rounds),
-        bytes_down=sum(line.bytes_down for line in rounds),
-        bytes_after_first=sum(line.bytes_up + line.bytes_down for line in rounds) - run.tally.first_down,
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        bytes_after_first=bytes_up + bytes_down - run.tally.first_down,
         bytes_analytic=_bytes_by_formula(run),
-        energy_j=sum(line.energy_j for line in rounds),
-        wasted_j=sum(line.wasted_j for line in rounds),
+        energy_j=sum(line.energy_j for line in rounds) + unheard.energy_j,
+        wasted_j=sum(line.wasted_j for line in rounds) + unheard.energy_j,
         devices_that_counted=part.devices,
         asks_that_counted=part.asks,
         fairness=part.fairness,
         train_time_s=trained_s,
-        learning_efficiency=learning_efficiency(curve.best, trained_s),
-        forward_passes=sum(line.forward_passes for line in rounds),
+        learning_efficiency=learning_efficiency(curve.best, trained_s) if run.tally.kinds else nan,
+        forward_passes=sum(line.forward_passes for line in rounds) + unheard.forward_passes,
         passes_analytic=_passes_by_formula(run),
         unopened=_unopened(run),
         central_epsilon=rounds[-1].central_epsilon if rounds else nan,

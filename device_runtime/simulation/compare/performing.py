@@ -17,6 +17,7 @@ from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, TrainingJob
 from device_runtime.simulation.metrics.formulas import paper_cost
 from device_runtime.simulation.metrics.probes import ProbedRounds, ProbeLine, Probes, ProbeSet, spread_rounds
+from device_runtime.simulation.metrics.tally import tally
 from device_runtime.simulation.records import AskRecord, RunObserver, SimulatedRound
 from device_runtime.simulation.run import PreparedRun, ResumeOptions, prepare, simulate
 from device_runtime.simulation.scenario import Scenario, of_policy
@@ -24,7 +25,7 @@ from device_runtime.simulation.trackers import tracker_named
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-from .run_folder import PROBES, RunFiles, RunInfo, RunName, fingerprint, rounds_of
+from .run_folder import ASKS, PROBES, RunFiles, RunInfo, RunName, fingerprint, read, rounds_of
 
 PACKAGES = ("device-runtime", "numpy", "onnxruntime", "torch", "ray")
 
@@ -106,7 +107,8 @@ def perform(
         )
         files.finish(served, info)
         if how.callbacks or how.trackers:
-            calls.ended(EndedRun(name.policy, name.seed, rounds_of(folder), served, folder))
+            unheard = tally(read(folder / f"{ASKS}.jsonl", AskRecord)).unheard
+            calls.ended(EndedRun(name.policy, name.seed, rounds_of(folder), served, folder, unheard))
     except BaseException as error:
         calls.failed(error)
         raise

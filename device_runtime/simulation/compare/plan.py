@@ -21,7 +21,7 @@ from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.run import check_task, prepare
-from device_runtime.simulation.scenario import CHOOSE, Scenario, decode, of_policy, under
+from device_runtime.simulation.scenario import CHOOSE, Scenario, decode, of_policy, under, usual_name
 
 from .run_folder import RunName, fingerprint, finished
 
@@ -130,6 +130,10 @@ def planned(scenario: Scenario, wanted: WantedRuns, folder: Path | None = None) 
     folder = folder or Path("runs") / f"{scenario.name}-{_mark(scenario, bundle)}"
     known = comparison_in(folder) or Comparison(policies=wanted.usual)
     policies = wanted.policies or known.policies
+    named: dict[str, str] = {}
+    for policy in policies:
+        if (other := named.setdefault(usual_name(policy), policy)) != policy:
+            raise ScenarioError(f"{other} and {policy} are the same policy: name one of them")
     tasks = [under(policy, scenario.task, scenario.devices, scenario.all_kinds) for policy in policies]
     for name in scenario.all_kinds.given:
         if not any(name in scenario.all_kinds.in_task(task).given for task in tasks):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from device_runtime.simulation.errors import DataSetError
 
-from .dataset import DataSet, Samples, split
+from .dataset import DataSet, Samples, check_finite, split
 from .files import existing
 from .spec import DataSpec
 
@@ -49,6 +49,7 @@ def load(spec: DataSpec, seed: int) -> DataSet:
         raise DataSetError(
             f"{path}: x is {arrays['x'].shape} and y {every.shape}, expected one label for each"
         )
+    check_finite(arrays["x"], f"{path}: x")
     groups = _groups(arrays, path)
     if groups is not None and groups.shape != every.shape[:1]:
         raise DataSetError(f"{path}: {groups.shape} groups for {every.shape} labels")

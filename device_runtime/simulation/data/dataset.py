@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.data.labels import LabelMap
+from device_runtime.models.data.sample_source import SampleSource
+from device_runtime.models.data.units import Refused
+from device_runtime.models.errors import DataError
 from device_runtime.simulation.errors import DataSetError
 
 from .spec import DataSpec
@@ -119,6 +126,36 @@ def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
     return check(kept, where)
 
 
+def numbered_as(data: DataSet, manifest: Manifest, spec: DataSpec) -> DataSet:
+    """Numbers the classes as the bundle does, by their names, as a device does (with its label map).
+
+    Where only the data or only the bundle has names, and the other numbers, nothing changes. Raises
+    DataSetError for a class with samples that the bundle does not have.
+    """
+    labels, compared = manifest.labels, manifest.target.compared
+    if compared not in ("classes", "input") or data.has_columns or data.labels == labels:
+        return data
+    if _numbers(labels) != _numbers(data.labels):
+        return data
+    place = np.full(len(data.labels), -1, np.int64)
+    try:
+        path = Path(spec.path).expanduser()
+        names = LabelMap.of(SampleSource(path), labels) if spec.path else LabelMap(labels)
+        for number in np.union1d(data.train_y, data.test_y).tolist():
+            place[number] = names.number(data.labels[number])
+    except (Refused, DataError) as error:
+        if compared == "input":  # then all classes may stand for normal samples
+            return data
+        expected = ", ".join(labels[:12]) + (", .." if len(labels) > 12 else "")
+        where = spec.path or spec.source
+        raise DataSetError(f"{where}: {error}; bundle {manifest.name} has the labels {expected}") from None
+    return replace(data, train_y=place[data.train_y], test_y=place[data.test_y], labels=labels)
+
+
+def _numbers(labels: Sequence[str]) -> bool:
+    return all(label.strip().isdecimal() for label in labels)
+
+
 def limited(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
     """Keeps at most max_train and max_test samples, drawn at random, in their old order."""
     rng = np.random.default_rng([seed, SUBSET])
@@ -174,6 +211,27 @@ def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
     return replace(data, train_x=data.train_x[left], train_y=y[left], groups=groups, generic=generic)
 
 
+BLOCK = 1024
+"""Samples that are looked at together, so that memory-mapped ones are not all read into memory."""
+
+
+def check_finite(x: NDArray[Any], where: str) -> None:
+    """Raises DataSetError, naming `where`, if a sample has values that are not finite in float32."""
+    if x.dtype.kind != "f":
+        return
+    wrong: list[int] = []
+    for first in range(0, len(x), BLOCK):
+        with np.errstate(over="ignore"):
+            block = np.asarray(x[first : first + BLOCK], np.float32)
+        finite = np.isfinite(block).reshape(len(block), -1).all(axis=1)
+        wrong += (first + np.flatnonzero(~finite)).tolist()
+    if wrong:
+        raise DataSetError(
+            f"{where} has {len(wrong)} of {len(x)} samples that are not finite, the first is number "
+            f"{wrong[0]} (from 0): expected finite values"
+        )
+
+
 def check(data: DataSet, where: str) -> DataSet:
     """Returns `data`. Raises DataSetError, naming `where`, unless its arrays and labels fit each other."""
     for name, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
@@ -183,6 +241,7 @@ def check(data: DataSet, where: str) -> DataSet:
             raise DataSetError(f"{where}: no {name} samples")
         if x.dtype.kind not in "buif":
             raise DataSetError(f"{where}: {name} x is {x.dtype}, expected numbers")
+        check_finite(x, f"{where}: {name} x")
         if y.ndim > 1:
             if y.shape[1] != len(data.labels):
                 raise DataSetError(f"{where}: {name} y is {y.shape}, expected {len(data.labels)} columns")

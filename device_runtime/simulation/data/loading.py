@@ -16,7 +16,7 @@ from device_runtime.simulation import partition
 from device_runtime.simulation.errors import DataSetError
 from device_runtime.simulation.partition.methods import NOBODY, Ints, Parts, cap
 
-from .dataset import DataSet, check, held_out, limited, of_classes, validated
+from .dataset import DataSet, check, held_out, limited, numbered_as, of_classes, validated
 from .spec import OF_TEXTS, OF_WINDOWS, SHARES_OFF, SOURCES, DataSpec
 
 DIVISION, GROUPS = 13, 15  # purposes of draws from a run's seed
@@ -179,8 +179,8 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     """Loads the samples that `spec` names, of its classes.
 
     `seed` draws the split where the source has none, the samples that max_train and max_test keep, those of
-    validation, and the generic samples. The bundle makes the token ids of sources of text, and cuts
-    recordings. Raises DataSetError, which says what is wrong, where, and what was expected.
+    validation, and the generic samples. The bundle numbers the classes, makes the token ids of sources of
+    text, and cuts recordings. Raises DataSetError, which says what is wrong, where, and what was expected.
     """
     module = import_module(f".{SOURCES[spec.source]}", __package__)
     needed: tuple[object, ...] = ()
@@ -190,5 +190,7 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
         needed = (bundle,)
     data: DataSet = module.load(spec, seed, *needed)
     where = spec.path or spec.source
-    chosen = limited(of_classes(check(data, where), spec, where), spec, seed)
-    return held_out(validated(chosen, spec, seed), spec, seed)
+    chosen = of_classes(check(data, where), spec, where)
+    if bundle is not None:
+        chosen = numbered_as(chosen, bundle.manifest, spec)
+    return held_out(validated(limited(chosen, spec, seed), spec, seed), spec, seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,11 @@ def load(spec: DataSpec, seed: int) -> DataSet:
     path = existing(spec)
     names, x, cells = _read(path, spec.label_column)
     if not spec.test_path:
-        y, labels = _targets(names, cells, path)
+        y, labels = _targets(names, cells)
         return split(Samples(x, y, labels), spec.test_share, seed)
     test = Path(spec.test_path).expanduser()
     _, test_x, test_cells = _read(test, spec.label_column)
-    every, labels = _targets(names, np.concatenate([cells, test_cells]), path)
+    every, labels = _targets(names, np.concatenate([cells, test_cells]))
     return DataSet(x, every[: len(x)], test_x, every[len(x) :], labels)
 
 
@@ -49,28 +51,42 @@ def _read(file: Path, asked: str) -> tuple[tuple[str, ...], NDArray[np.float32],
     if not rows:
         raise DataSetError(f"{file} has a header and no rows")
     cells, targets = np.array(rows, np.str_), [called.index(name) for name in names]
-    x = _numbers(np.delete(cells, targets, axis=1))
-    if x is None:
-        raise DataSetError(f"{file} has features that are no numbers, expected numbers in all other columns")
-    return names, x.astype(np.float32), np.char.strip(cells[:, targets])
+    features = [column for column in range(len(called)) if column not in targets]
+    x = _numbers(cells[:, features], [called[column] for column in features], file)
+    answers = np.char.strip(cells[:, targets])
+    if len(names) > 1:
+        _numbers(answers, names, file)
+    return names, x, answers
 
 
-def _numbers(cells: NDArray[np.str_]) -> NDArray[np.float64] | None:
-    """The cells as numbers; None if any is none."""
+def _numbers(cells: NDArray[np.str_], columns: Sequence[str], file: Path) -> NDArray[np.float32]:
+    """The cells (rows, columns) as numbers. Raises DataSetError, naming the first that is none."""
     try:
-        return cells.astype(np.float64)
+        numbers = cells.astype(np.float64)
     except ValueError:
-        return None
+        numbers = np.array([[_number(cell) for cell in row] for row in cells.tolist()])
+    with np.errstate(over="ignore"):
+        values: NDArray[np.float32] = numbers.astype(np.float32)
+    if len(wrong := np.argwhere(~np.isfinite(values))):
+        row, column = wrong[0].tolist()
+        where = f"row {row + 2}, column {columns[column]}"
+        raise DataSetError(f"{file}, {where}: {str(cells[row, column])!r} is no finite number")
+    return values
 
 
-def _targets(
-    names: tuple[str, ...], cells: NDArray[np.str_], file: Path
-) -> tuple[NDArray[Any], tuple[str, ...]]:
+def _number(cell: str) -> float:
+    """The cell as a number; nan if it is none."""
+    try:
+        return float(cell)
+    except ValueError:
+        return nan
+
+
+def _targets(names: tuple[str, ...], cells: NDArray[np.str_]) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Targets in columns with their names, or class numbers with the names of the classes."""
-    numbers = _numbers(cells)
-    if numbers is None:
-        if len(names) > 1:
-            raise DataSetError(f"{file} has targets that are no numbers in {', '.join(names)}")
+    try:
+        numbers = cells.astype(np.float64)
+    except ValueError:
         labels, y = np.unique(cells[:, 0], return_inverse=True)
         return y.astype(np.int64), tuple(labels.tolist())
     found = np.unique(numbers)

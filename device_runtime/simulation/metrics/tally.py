@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 
 from device_runtime.simulation.records import AskRecord
@@ -23,6 +23,32 @@ class BusyDevice:
 
 
 @dataclass(frozen=True)
+class UnheardWork:
+    """What devices had spent on work that the end of the run cut off, which no round counts.
+
+    `forward_passes`: compute in F.
+    """
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    energy_j: float = 0.0
+    compute_s: float = 0.0
+    forward_passes: float = 0.0
+
+    def __add__(self, ask: AskRecord) -> UnheardWork:
+        return UnheardWork(
+            self.bytes_up + ask.bytes_up,
+            self.bytes_down + ask.bytes_down,
+            self.energy_j + ask.energy_j,
+            self.compute_s + ask.compute_s,
+            self.forward_passes + ask.forward_passes,
+        )
+
+
+NOTHING_UNHEARD = UnheardWork()
+
+
+@dataclass(frozen=True)
 class AskCounts:
     """Totals of the asks of a run.
 
@@ -32,6 +58,7 @@ class AskCounts:
     busy: by device, without those that always sat out.
     samples: samples of counted updates by kind.
     first_down: bytes of every device's first download, of the model and its graphs.
+    refused: updates that the checks refused, by the reason.
     """
 
     asks: int
@@ -41,6 +68,8 @@ class AskCounts:
     busy: Mapping[str, BusyDevice]
     samples: Mapping[str, int]
     first_down: int
+    unheard: UnheardWork = NOTHING_UNHEARD
+    refused: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -58,6 +87,8 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
     first_down: dict[str, int] = {}
     spent: dict[str, list[float]] = {}
     groups: dict[str, str] = {}
+    unheard = NOTHING_UNHEARD
+    refused: Counter[str] = Counter()
     for ask in asks:
         number += 1
         did_count = ask.fate == "counted"
@@ -67,6 +98,10 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
         samples[ask.kind] += did_count * ask.num_examples
         if ask.bytes_down:
             first_down.setdefault(ask.device, ask.bytes_down)
+        if ask.fate == "unheard":
+            unheard += ask
+        if ask.fate == "refused":
+            refused[ask.why] += 1
         groups[ask.device] = ask.group
         if ask.fate != "sat out":
             so_far = spent.setdefault(ask.device, [0, 0.0])
@@ -74,7 +109,17 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
             so_far[1] += ask.download_s + ask.compute_s + ask.upload_s
     busy = {device: BusyDevice(groups[device], int(n), seconds) for device, (n, seconds) in spent.items()}
     first = sum(first_down.values())
-    return AskCounts(number, dict(counted), dict(outcomes), dict(+kinds), busy, dict(+samples), first)
+    return AskCounts(
+        number,
+        dict(counted),
+        dict(outcomes),
+        dict(+kinds),
+        busy,
+        dict(+samples),
+        first,
+        unheard,
+        dict(refused),
+    )
 
 
 @dataclass(frozen=True)

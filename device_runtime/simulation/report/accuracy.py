@@ -50,7 +50,10 @@ def over_costs(compared: ComparedRuns) -> Drawing | None:
     unit, _ = _curves(axes[0, 1], compared, "energy", JOULE)
     axes[0, 1].set(xlabel=f"energy of all devices (modelled), {unit}")
     _legend(figure, axes[0, 0])
-    text = f"What was spent by devices whose update came late or was lost is counted too. {_band(compared)}"
+    text = (
+        "What was spent by devices whose update came late or was lost is counted too, but not work that the "
+        f"end of the run cut off. {_band(compared)}"
+    )
     return Drawing("accuracy-costs", f"{_title(compared)} over bytes and over energy", text.strip(), figure)
 
 
@@ -207,7 +210,8 @@ def _marked(on: Any, text: str, *, x: float | None = None, y: float | None = Non
 
 def _by_class(on: Any, policy: str, rows: NDArray[np.float64], offset: float) -> None:
     """Draws the recall of each class; rows: (seeds, classes), 0 to 1."""
-    look, percent = stroke(policy), 100 * rows
+    known = ~np.isnan(rows).all(axis=0)  # others have no test samples, or the model has no finite outputs
+    look, percent = stroke(policy), 100 * rows[:, known]
     if rows.shape[1] > MOST_NAMED:
         on.plot(
             np.sort(np.nanmean(percent, 0)),
@@ -217,7 +221,7 @@ def _by_class(on: Any, policy: str, rows: NDArray[np.float64], offset: float) ->
             label=policy,
         )
         return
-    at, mean = np.arange(rows.shape[1]) + offset, np.nanmean(percent, 0)
+    at, mean = np.flatnonzero(known) + offset, np.nanmean(percent, 0)
     if len(rows) > 1:
         on.vlines(
             at, np.nanmin(percent, 0), np.nanmax(percent, 0), color=look.colour, linewidth=1.4, alpha=0.6

@@ -100,7 +100,7 @@ def cost_rows() -> tuple[TableRow, ...]:
     """The rows on what it cost: time, bytes, energy, compute."""
     formula = "for each update that counted (Bernier 2024, equations 6 to 9)"
     passes = "in F: one forward pass of one sample (Bernier 2024, A.1), counted"
-    wasted = "by devices whose update did not count"
+    wasted = "by devices whose update did not count, also because the run ended first"
     return (
         TableRow("virtual_s", "virtual time", "that all rounds took", TIMES),
         TableRow("bytes_up", "bytes up", "sent by all devices, counted", BYTES, -1),

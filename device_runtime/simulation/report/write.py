@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -52,12 +53,23 @@ class WrittenReport:
     def text(self, wide: int | None = None) -> str:
         """The tables, in parts if wider than `wide` characters, and the places of the page and plots."""
         plots = f"plots  {self.page.parent / 'plots'}/ ({len(self.plots)} PNG)"
-        return f"\n{tables(self.compared, wide)}\n\nreport {self.page}\n{plots}"
+        notes = "".join(f"\n{line}" for line in refused(self.compared.runs))
+        return f"\n{tables(self.compared, wide)}\n{notes}\nreport {self.page}\n{plots}"
 
     def json(self) -> str:
         """The figures in plain units; null where unknown."""
         places = {"report": str(self.page), "plots": [str(path) for path in self.plots]}
         return msgspec.json.format(msgspec.json.encode(places | all_figures(self.compared))).decode()
+
+
+def refused(runs: Sequence[FinishedRun]) -> list[str]:
+    """A line on the updates that the checks refused, with the most frequent reason; none if none were."""
+    reasons: Counter[str] = Counter()
+    for run in runs:
+        reasons.update(run.tally.refused)
+    policies = ", ".join(dict.fromkeys(run.name.policy for run in runs if run.tally.refused))
+    most = reasons.most_common(1)
+    return [f"{reasons.total():,} updates were refused ({policies}), most often: {why}" for why, _ in most]
 
 
 class HasFigures(Protocol):

@@ -296,11 +296,16 @@ def test_the_command_lists_beside_a_running_aggregator_and_asks_it(bench, make_t
     assert next(line for line in lines if line.startswith("->")).split()[1] == "1"
 
 
-def test_the_command_goes_back_by_itself_where_no_aggregator_runs(bench, make_task, update_of, capsys):
-    b = play(bench, make_task("few-shot", rounds=6), update_of, 3)
+@pytest.mark.parametrize(
+    ("rounds", "more"), [(6, "the next round goes on from it"), (3, "its rounds are over")]
+)
+def test_the_command_goes_back_by_itself_where_no_aggregator_runs(
+    bench, make_task, update_of, capsys, rounds, more
+):
+    b = play(bench, make_task("few-shot", rounds=rounds), update_of, 3)
     b.service.close()
     assert cli.main(["models", str(b.folder), "--rollback", "2"]) == 0
-    assert "serves the model of round 2" in capsys.readouterr().out
+    assert f"serves the model of round 2; {more}" in capsys.readouterr().out
     b.restart()
     assert deployed(b) == of_round(b, 2)
 

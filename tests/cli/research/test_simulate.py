@@ -193,6 +193,11 @@ def test_a_folder_remembers_its_policies_seeds_and_target(tmp_path):
             "--compare choose,drop: expected kinds=A,B with choose, drop",
         ),
         (["digits", "--compare", "kinds="], "names no policy"),
+        (
+            ["digits", "--compare", "kinds=mixed+all,choose+all"],
+            "mixed+all and choose+all are the same policy",
+        ),
+        (["digits", "--compare", "kinds=choose,drop,fedavg"], "drop and fedavg are the same policy"),
         (["digits", "--compare", "kinds=choose,telepathy"], "no system is called 'telepathy'"),
         (["digits", "--data", "dreams"], "source is 'dreams'"),
         (["digits", "--data", "cifar10"], "source cifar10 needs a path"),
@@ -214,7 +219,8 @@ def test_what_cannot_be_done_is_said_in_one_line(arguments, message, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--target", "101"], ["--seeds", "0"], ["--probes", "-1"], ["--devices", "few"]]
+    "wrong",
+    [["--target", "101"], ["--target", "0.9"], ["--seeds", "0"], ["--probes", "-1"], ["--devices", "few"]],
 )
 def test_numbers_that_cannot_be_meant_are_refused(wrong, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -38,7 +38,7 @@ def alike(**settings):
     return {"name": "alike", "groups": {"all": {"profile": "pi-5", "share": 1.0, **settings}}}
 
 
-def play(fleet, task=None, devices=4, seed=0, **settings):
+def play(fleet, task=None, devices=4, seed=0, resume=None, **settings):
     over = {
         "fleet": fleet,
         "devices": devices,
@@ -49,7 +49,7 @@ def play(fleet, task=None, devices=4, seed=0, **settings):
     }
     notes = Notes()
     prepared = prepare(scenario.load("uniform", over), seed)
-    simulate(prepared, observer=notes, keeping=ResumeOptions(keep=notes.kept.append))
+    simulate(prepared, observer=notes, keeping=ResumeOptions(resume, notes.kept.append))
     return notes
 
 
@@ -179,6 +179,18 @@ def test_what_is_at_work_when_the_run_ends_is_unheard_also_if_it_would_have_cras
     fleet = {"name": "two", "groups": {"quick": {"profile": "pi-5", "share": 0.25}, "slow": slow}}
     notes = play(fleet, {"rounds": 1, "buffer_size": 1})
     assert notes.fates == {"counted": 1, "unheard": 3}
+    for ask in notes.asks:
+        busy_s = ask.download_s + ask.compute_s + ask.upload_s
+        assert busy_s == pytest.approx(ask.ended_s - ask.asked_s), "it has cost what was spent until the end"
+
+
+def test_a_run_stopped_after_its_last_round_still_says_what_was_unheard():
+    slow = {"profile": "pi-5", "share": 0.75, "speed": {"factor": 0.001}}
+    fleet = {"name": "two", "groups": {"quick": {"profile": "pi-5", "share": 0.25}, "slow": slow}}
+    task = {"rounds": 1, "buffer_size": 1}
+    whole = play(fleet, task)
+    rest = play(fleet, task, resume=whole.kept[-1])
+    assert rest.asks == [ask for ask in whole.asks if ask.fate == "unheard"] != []
 
 
 @pytest.mark.parametrize(("late", "most"), [("discard", 1), ("count", 2)])

@@ -267,3 +267,25 @@ def test_where_no_member_fits_it_has_fetched_the_main_model_and_sits_out():
 def test_a_download_that_is_cut_off_has_not_fetched_the_base():
     assert not run(asked(draws=RoundDraws(crash=0.1, away_s=60.0))).fetched
     assert run(asked(draws=RoundDraws(crash=0.9, away_s=60.0))).fetched
+
+
+@pytest.mark.parametrize(
+    ("now", "seconds", "joules", "sizes"),
+    [
+        (11.0, (1.0, 0.0, 0.0), 1.0, (20_000, 0)),
+        (15.0, (2.0, 3.0, 0.0), 2.0 + 3.0 * 5, (40_000, 0)),
+        (18.1, (2.0, 6.0, 0.1), 2.1 + 6.0 * 5, (40_000, 1000)),
+        (99.0, (2.0, 6.0, 0.4), 2.4 + 6.0 * 5, (40_000, 4000)),
+    ],
+)
+def test_work_that_is_cut_off_has_cost_what_was_spent_until_then(now, seconds, joules, sizes):
+    line = run(asked()).until(now)
+    assert (line.busy.download_s, line.busy.compute_s, line.busy.upload_s) == pytest.approx(seconds)
+    assert line.energy_j == pytest.approx(joules)
+    assert (line.bytes_down, line.bytes_up) == sizes
+    assert line.flops == pytest.approx(1e9 * seconds[1])
+
+
+def test_what_was_fetched_before_it_was_asked_stays_spent_when_work_is_cut_off():
+    line = run(asked(prefetched_bytes=10_000)).until(10.0)
+    assert (line.bytes_down, line.energy_j) == (10_000, pytest.approx(0.5))

@@ -1,18 +1,20 @@
 """The missing runs of a comparison, done in this process by a stand-in for training."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from device_runtime.simulation import scenario
 from device_runtime.simulation.callbacks import CallbackError
 from device_runtime.simulation.compare import completing
-from device_runtime.simulation.compare.completing import CompletionOptions, complete, working_in
+from device_runtime.simulation.compare.completing import CompletionOptions, check_runs, complete, working_in
 from device_runtime.simulation.compare.performing import RunOptions
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan
 from device_runtime.simulation.compare.progress import NoProgress
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors.choice import ExecutorRequest
+from device_runtime.simulation.trackers import TrackerError
 
 HERE = CompletionOptions(RunOptions(ExecutorRequest("plain")), here=True)
 
@@ -54,6 +56,14 @@ def performed(monkeypatch, round_line):
         "device_runtime.simulation.compare.plan.finished", lambda folder, _: folder in finished
     )
     return wrong
+
+
+def test_trackers_are_checked_also_where_every_run_is_finished(plan, performed):
+    completed(plan, Noted())
+    assert not plan.missing()
+    check_runs(plan, HERE.run)
+    with pytest.raises(TrackerError, match="tracker 'foo': expected tensorboard:FOLDER"):
+        check_runs(plan, replace(HERE.run, trackers=("foo",)))
 
 
 def completed(plan, view):

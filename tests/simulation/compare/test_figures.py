@@ -1,5 +1,6 @@
 """What runs come to, worked by hand."""
 
+from dataclasses import replace
 from math import isnan, nan
 
 import pytest
@@ -57,6 +58,21 @@ def test_the_figures_of_one_run(ran):
     assert got.forward_passes == 1800
     assert isnan(got.passes_analytic)  # few-shot has no formula
     assert got.bytes_after_first == 12_000 - 3 * 1500  # of three devices
+
+
+def test_work_that_the_end_cut_off_is_spent_and_wasted(ran, ask):
+    run = ran()
+    cut_off = [ask(), ask(fate="unheard", into=0), ask(fate="unheard", into=0, device="b", bytes_up=0)]
+    got = figures(replace(run, tally=tally(cut_off)), ComparisonTerms(25.0, 0.5, 10))
+    assert (got.energy_j, got.wasted_j) == (90.0 + 24.0, 15.0 + 24.0)
+    assert (got.bytes_up, got.bytes_down, got.bytes_after_first) == (3500, 12_000, 15_500 - 2 * 1500)
+    assert (got.train_time_s, got.forward_passes) == (70.0, 2400.0)
+    assert got.learning_efficiency == pytest.approx(0.8 / 70)
+
+
+def test_where_no_update_counted_there_is_no_learning_efficiency(ran, ask):
+    run = replace(ran(), tally=tally([ask(fate="refused", into=0)]))
+    assert isnan(figures(run, ComparisonTerms(25.0, 0.5, 10)).learning_efficiency)
 
 
 def test_equal_time_is_the_earliest_end_and_the_target_what_all_reach(ran):

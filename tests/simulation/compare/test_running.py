@@ -41,7 +41,7 @@ def stand_in(tmp_path, monkeypatch):
         script = tmp_path / "command"
         script.write_text(f"#!{sys.executable}\nimport os, sys, time\n{body}\n")
         script.chmod(0o755)
-        monkeypatch.setattr(running, "_command", lambda: str(script))
+        monkeypatch.setattr(running, "command", lambda: str(script))
 
     return write
 

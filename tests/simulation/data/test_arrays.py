@@ -86,3 +86,18 @@ def test_what_is_no_npz_or_not_there_is_said(tmp_path):
         load(spec(tmp_path / "other.npz"), 0)
     with pytest.raises(DataSetError, match="source npz needs a path"):
         load(spec(""), 0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e39])
+def test_samples_that_are_not_finite_are_counted_and_refused(tmp_path, value):
+    x = X.astype(np.float64)
+    x[[3, 7], 1, 0] = value
+    np.savez(tmp_path / "d.npz", x=x, y=Y)
+    said = (
+        r"d.npz: x has 2 of 10 samples that are not finite, the first is number 3 \(from 0\): expected finite"
+    )
+    with pytest.raises(DataSetError, match=said):
+        load(spec(tmp_path / "d.npz"), 0)
+    np.savez(tmp_path / "d.npz", x_train=X.astype(float), y_train=Y, x_test=x, y_test=Y)
+    with pytest.raises(DataSetError, match="d.npz: test x has 2 of 10 samples that are not finite"):
+        load(spec(tmp_path / "d.npz"), 0)

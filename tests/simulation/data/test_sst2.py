@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.inputs import File, TextInput
+from device_runtime.models.bundles.targets import CROSS_ENTROPY
 from device_runtime.models.text.texts import Texts
 from device_runtime.models.text.word_pieces import Cleaning, WordPieces
 from device_runtime.simulation.data import DataSpec, divide, load
@@ -19,7 +20,9 @@ PIECES = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "good": 4, "film": 5}
 def bundle():
     """A bundle with a tokenizer, as far as a source of text looks at it."""
     spec = TextInput("word-pieces/1", File("tokenizer.json", "", 0), (2,), (3,), 0)
-    return SimpleNamespace(texts=Texts(spec, WordPieces(PIECES, 1, Cleaning(True, True, True)), 6))
+    manifest = SimpleNamespace(labels=("negative", "positive"), target=CROSS_ENTROPY)
+    texts = Texts(spec, WordPieces(PIECES, 1, Cleaning(True, True, True)), 6)
+    return SimpleNamespace(texts=texts, manifest=manifest)
 
 
 @pytest.fixture

@@ -51,8 +51,10 @@ def test_a_second_file_is_evaluated_on(tmp_path):
     [
         (ROWS, "size", "has no column 'size'; its header has w, x, price, area"),
         (ROWS + "1,2,3\n", "", "row 6 has 3 columns, expected 4"),
-        (ROWS.replace("130", "much"), "price,area", "has targets that are no numbers in price, area"),
-        (ROWS.replace("1,2,", "one,2,"), "", "has features that are no numbers"),
+        (ROWS.replace("70", "much"), "price,area", "row 3, column price: 'much' is no finite number"),
+        (ROWS.replace("1,2,", "one,2,"), "", "row 2, column w: 'one' is no finite number"),
+        (ROWS.replace("5,6,", "5,nan,"), "", "row 4, column x: 'nan' is no finite number"),
+        (ROWS.replace("5,6,", "1e39,6,"), "", "row 4, column w: '1e39' is no finite number"),
         ("w,x\n", "", "has a header and no rows"),
     ],
 )

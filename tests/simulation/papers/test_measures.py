@@ -1,3 +1,4 @@
+from dataclasses import replace
 from math import nan
 
 import pytest
@@ -31,3 +32,10 @@ def test_the_gap_is_that_of_the_last_round_whose_test_loss_is_known(measured):
 def test_without_an_evaluation_there_is_no_gap(measured):
     gap = MEASURES["loss_gap"].value(measured({"eval_loss": nan, "train_loss": 0.1}))
     assert gap != gap
+
+
+def test_costs_are_of_closed_rounds(measured, ask):
+    among = measured({}, {})
+    cut_off = replace(among, ran=replace(among.ran, tally=tally([ask(fate="unheard")])))
+    for name in ("energy", "bytes_up", "bytes", "forward_passes"):
+        assert MEASURES[name].value(cut_off) == MEASURES[name].value(among), name

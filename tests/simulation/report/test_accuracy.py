@@ -33,3 +33,15 @@ def test_seeds_that_overlap_have_a_mean_and_a_band_as_far_as_both_go():
 )
 def test_the_axis_ends_where_all_seeds_go_or_with_the_last_of_those_apart(curves, end):
     assert accuracy._end(curves) == end
+
+
+@pytest.mark.parametrize("classes", [3, 30])
+def test_classes_without_a_recall_are_left_out_of_the_drawing(classes, recwarn):
+    """As of data without test samples of a class, and of a model that gives no number."""
+    rows = np.full((2, classes), 0.5)
+    rows[:, 1] = np.nan
+    _, axes = panels(1, 1, 3)
+    accuracy._by_class(axes[0, 0], "few-shot", rows, 0.0)
+    accuracy._by_class(axes[0, 0], "drop", np.full((2, classes), np.nan), 0.0)
+    assert len(axes[0, 0].lines[0].get_xdata()) == classes - 1
+    assert not recwarn.list

@@ -3,12 +3,14 @@
 import json
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.report.write import write
+from device_runtime.simulation.metrics.tally import tally
+from device_runtime.simulation.report.write import refused, write
 
 PLOTS = {
     "accuracy-time", "accuracy-costs", "participation", "one-round", "busy-times", "accuracy-by-class",
@@ -217,3 +219,13 @@ def test_where_no_run_beats_chance_there_is_no_target_and_the_curves_are_drawn(c
     plan = comparison(seeds=1)
     assert "time to –" in write(plan).text()
     assert (plan.folder / "plots" / "accuracy-time.png").is_file()
+
+
+@pytest.mark.parametrize("policies", [("choose",), ("choose", "drop")])
+def test_refused_updates_are_told_in_one_line_with_the_most_frequent_reason(policies, ask):
+    asks = [ask(), *(ask(fate="refused", into=0, why=why) for why in ("too far", "not finite", "not finite"))]
+    runs = [SimpleNamespace(name=RunName(policy, 0), tally=tally(asks)) for policy in policies]
+    assert refused([*runs, SimpleNamespace(name=RunName("reduced", 0), tally=tally(asks[:1]))]) == [
+        f"{3 * len(policies)} updates were refused ({', '.join(policies)}), most often: not finite"
+    ]
+    assert refused([]) == []
