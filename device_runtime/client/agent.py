@@ -108,8 +108,14 @@ class Agent:
     def run(self, link: DeviceLink, stop: threading.Event, until_done: bool = False) -> None:
         """Work until stopped or, with `until_done`, until finished. Raises as `step` does."""
         self.begin(link, stop)
+        if until_done:
+            self.leave_when_done()
         while not stop.is_set() and not (until_done and self.finished):
             self.step(TICK_S)
+
+    def leave_when_done(self) -> None:
+        """Go on to no other task when this device's task is done."""
+        self.runner.leave_when_done()
 
     def hello(self) -> None:
         """Send a hello, because this device's task or samples have changed."""

@@ -132,11 +132,12 @@ def _concerns(turn: Turn, offer: ev.Offered) -> bool:
 
 
 def _go_to_other_task(turn: Turn) -> None:
-    """Go on to the first other task by name, if there is one and the settings name none."""
-    if turn.state.rules.task or not turn.state.others:
+    """Go on to the first other task by name, if there is one and the rules allow it."""
+    state = turn.state
+    if state.rules.task or not state.others or (state.done and state.rules.leaves):
         return
-    task = min(turn.state.others)
-    turn.set(others=tuple(one for one in turn.state.others if one != task), task=task, done=False)
+    task = min(state.others)
+    turn.set(others=tuple(one for one in state.others if one != task), task=task, done=False)
     turn.do(ev.JoinTask(task))
     turn.hello()
 

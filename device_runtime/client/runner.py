@@ -111,11 +111,19 @@ class Runner:
         opened = replace(heard, member="") if heard.offer.done else heard
         self._offers = {**known, self._taken: opened}
         offer, flight = offered_of(self._taken, heard), self._in_flight()
+        run = self.state.heard[0]
         self.feed(ev.OfferReceived(self._clock(), offer, to_all, retained, over, flight))
+        if self.state.heard[0] != run and not heard.offer.done:
+            log.info("in task %r", self.state.task)
 
     def hello(self) -> None:
         """Say hello, because the samples have changed."""
         self.feed(ev.SamplesChanged(self._clock()))
+
+    def leave_when_done(self) -> None:
+        """Go on to no other task when the device's task is done."""
+        rules = msgspec.structs.replace(self.state.rules, leaves=True)
+        self.state = msgspec.structs.replace(self.state, rules=rules)
 
     def ask_whole_offer(self, error: Exception) -> None:
         """Ask for the whole offer, unless a hello already waits for its answer."""
@@ -198,7 +206,7 @@ class Runner:
         """Do what is done at once and not answered; returns whether the command was so."""
         match command:
             case ev.JoinTask():
-                log.info("going on to task %r", command.task)
+                log.info("asking to join task %r", command.task)
             case ev.TaskDone():
                 log.info("task %r is done after round %d", command.task, command.round)
             case ev.RestartDownloads():
@@ -289,7 +297,9 @@ class Runner:
         elif evaluating:
             self.warn(f"after round {offer.round}: {error}")
         elif isinstance(error, RoundLeftOut):
-            log.warning("round %d left out: %s", offer.round, error)
+            if str(error) != self._warned:  # told once in a row, whatever the round
+                log.warning("round %d left out: %s", offer.round, error)
+            self._warned = str(error)
             self._messages.plan(reports.sat_out_plan(offer.task, offer.round, (str(error),)), 0.0)
         else:
             self.warn(f"round {offer.round}: {error}")

@@ -32,8 +32,9 @@ class PersonalModelSettings:
 class Settings:
     """How a device takes part in a task.
 
-    `memory_bytes` limits the process; None: what is free on the machine. `disk_bytes` limits the models that
-    are fetched and unpacked; None: no limit. `owner` limits the privacy spent on the samples; None: only
+    `memory_bytes` limits the process; None: what is free on the machine. `elsewhere_bytes` were subtracted
+    from it, because another process of the device holds them. `disk_bytes` limits the models that are fetched
+    and unpacked; None: no limit. `owner` limits the privacy spent on the samples; None: only
     tasks limit it. `allowed` limits what a task may ask for.
 
     `aggregator` is the public key of the only aggregator whose offers count; empty: any offer is accepted.
@@ -60,6 +61,7 @@ class Settings:
     secret: bytes = field(default=b"", repr=False)
     allowed: AllowList = ANYTHING
     choose: str = ""
+    elsewhere_bytes: int = 0
 
 
 def check_policy(name: str) -> None:

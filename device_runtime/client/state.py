@@ -16,11 +16,13 @@ RoundName = tuple[str, int]
 class DeviceRules(msgspec.Struct, frozen=True):
     """The part of the settings that the machine acts on.
 
-    `task`: the only task to join; empty: any. `keeps`: the final model of a task is kept.
+    `task`: the only task to join; empty: any. `keeps`: the final model of a task is kept. `leaves`: the
+    device goes on to no other task when its own is done.
     """
 
     task: str = ""
     keeps: bool = False
+    leaves: bool = False
 
 
 class DeviceState(msgspec.Struct, frozen=True):

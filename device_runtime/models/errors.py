@@ -25,6 +25,10 @@ class DataError(ModelError):
     """Raised when local data is missing, unreadable, or does not fit the task."""
 
 
+class NoSamples(DataError):
+    """Raised when there are no samples, as in an empty folder; some may come."""
+
+
 class ParityError(ModelError):
     """Raised when an exported graph does not compute what torch computes."""
 

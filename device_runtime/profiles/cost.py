@@ -269,8 +269,8 @@ def misfit_reasons(cost: Cost, memory: Memory, deadline_s: float) -> tuple[str, 
     reasons = []
     if cost.seconds > deadline_s:
         transfer = cost.seconds - cost.compute_s
-        where = "link" if transfer > cost.compute_s else "compute"
-        reasons.append(f"needs {cost.seconds:.1f} s of {deadline_s:.1f} s ({where})")
+        where = "on the link" if transfer > cost.compute_s else "to compute"
+        reasons.append(f"needs {cost.seconds:.1f} s and has {deadline_s:.1f} s (mostly {where})")
     if cost.peak_memory_bytes > memory.limit_bytes:
         reasons.append(f"needs {_mb(cost.peak_memory_bytes)} MB of {_mb(memory.limit_bytes)} MB")
     return tuple(reasons)

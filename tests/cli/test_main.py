@@ -139,7 +139,7 @@ def test_profile_of_a_pretended_board_is_as_slow_as_the_board():
 def test_explain_shows_every_candidate_its_cost_and_the_reason():
     shown = run("explain", "--as", "pi-zero-2w", "--slow", "25", "--samples", "180", "--deadline", "3").stdout
     assert re.search(r"^->\s+few-shot .*the richest that fits", shown, re.M)
-    assert re.search(r"^\s+full\s+[\d.]+ .*needs [\d.]+ s of 2.7 s \(compute\)", shown, re.M)
+    assert re.search(r"^\s+full\s+[\d.]+ .*needs [\d.]+ s and has 2.7 s \(mostly to compute\)", shown, re.M)
     assert "A straggler for this task" in shown
     assert "fits, but poorer than the chosen one" in shown
 
@@ -210,6 +210,20 @@ def test_a_memory_cap_makes_a_straggler_and_is_named():
             ["join", "mqtt://127.0.0.1:1", "--data", ".", "--allow-kinds", "ful,peft"],
             "no kind of update is called 'ful'; did you mean full?; there are full+few-shot,",
         ),
+        (
+            ["join", "mqtt://127.0.0.1:1", "--data", ".", "--ca", "none.pem"],
+            "--ca, --cert and --key are for a broker with TLS",
+        ),
+        (
+            ["join", "mqtts://127.0.0.1:1", "--data", ".", "--key", "none.pem"],
+            "--key is the key of a certificate",
+        ),
+        (
+            ["join", "mqtts://127.0.0.1:1", "--data", ".", "--ca", "none.pem"],
+            "cannot use the TLS files none.pem",
+        ),
+        (["explain", "--data", ".", "--samples", "30"], "omit --samples"),
+        (["measure", "--data", ".", "--samples", "30"], "omit --samples"),
         (["explain", "--state", "nothere"], "no device is in nothere"),
         (["policy", "--name", "nobody", "--below-c", "60"], "no device is in "),
         (["bundle-wheels", "/dev/null/wheels"], "/dev/null/wheels: not a directory"),
@@ -270,5 +284,6 @@ def test_rules_are_judged_for_this_machine_before_any_device_has_joined(capsys):
     assert main(["policy", "--others-below", "100", "--daily-mb", "5"]) in (0, 1)
     said = capsys.readouterr()
     assert ("0 of 5 MB" in said.out, said.err) == (True, "")
+    assert main(["policy", "--cores", "99"]) == 0  # no rule of when work may be done
     assert main(["policy"]) == 2
     assert "no device is in " in capsys.readouterr().err

@@ -13,11 +13,14 @@ CLOSES_S = (0.5, 5.0, 60.0, 600.0)
 
 
 class World:
-    """`random` has `choice` and `random`, as random.Random; `seen` is called with each step."""
+    """`random` has `choice` and `random`, as random.Random; `seen` is called with each step.
 
-    def __init__(self, random, seen=lambda *_: None):
+    `leaves` as in DeviceRules.
+    """
+
+    def __init__(self, random, seen=lambda *_: None, leaves=False):
         self.random, self.seen = random, seen
-        rules = DeviceRules(random.choice(("", "", "a")), random.random() < 0.5)
+        rules = DeviceRules(random.choice(("", "", "a")), random.random() < 0.5, leaves)
         self.rules, self.now, self.offers = rules, 0.0, {}
         self.disk, self.kept, self.acknowledged = {}, set(), set()
         self.settled, self.seq = ("", 0), 0

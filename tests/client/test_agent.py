@@ -43,6 +43,21 @@ def test_a_device_fetches_trains_and_sends_once(stage):
     assert len(stage.contributions) == 1
 
 
+def test_a_device_whose_folder_is_empty_sits_out_until_there_are_samples(stage, caplog):
+    (stage.folder / "a.npz").rename(stage.folder / "samples.npz")
+    (stage.folder / "a.npz").mkdir()
+    for number in (1, 2):
+        stage.link.announce(stage.offer(number))
+        stage.go()
+    assert stage.contributions == []
+    assert "round 1 left out: no samples in" in caplog.text
+    assert "round 2 left out" not in caplog.text  # for the same reason
+    (stage.folder / "samples.npz").rename(stage.folder / "a.npz" / "samples.npz")
+    stage.link.announce(stage.offer(3))
+    stage.go()
+    assert [one.round for one in stage.contributions] == [3]
+
+
 def test_a_device_sends_the_classes_that_the_offer_says_are_rare(stage):
     kind = registry.make("class-means", {"statistics": {"most_classes": 2, "moments": False}})
     for number, rare in ((1, (7, 3)), (2, (7,)), (3, ())):

@@ -10,9 +10,9 @@ from tests.client.modelled import World
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.randoms(use_true_random=False))
-def test_any_order_of_events_keeps_the_promises(drawn):
-    World(drawn).run(60)
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_any_order_of_events_keeps_the_promises(drawn, leaves):
+    World(drawn, leaves=leaves).run(60)
 
 
 @pytest.mark.slow

@@ -42,6 +42,20 @@ def test_when_its_own_is_over_it_goes_on_to_another(stage):
     assert not stage.agent.done
 
 
+def test_until_done_it_goes_on_to_no_other_and_says_which_task_it_is_in(stage, caplog):
+    caplog.set_level("INFO")
+    stage.agent.leave_when_done()
+    stage.link.announce(stage.offer(task="dead", run="s"), retain=True, unasked=False)
+    stage.link.announce(stage.offer(task="digits", run="d"))
+    stage.go()
+    assert "in task 'digits'" in caplog.text
+    stage.link.offer = None
+    stage.link.announce(stage.offer(task="digits", run="d", done=True), unasked=False)
+    stage.go()
+    assert [c.task for c in stage.contributions] == ["digits"]
+    assert stage.agent.finished
+
+
 @pytest.mark.slow
 def test_where_two_tasks_answer_it_is_in_the_later_one_and_goes_on_to_the_other(stage):
     stage.link.offer = None

@@ -92,7 +92,7 @@ def test_corrections_hold_for_their_kind_only_and_for_compute_only():
     "deadline_s, limit, straggler, reasons",
     [
         (9.0, 400, False, ()),
-        (8.9, 400, True, ("needs 9.0 s of 8.9 s (link)",)),
+        (8.9, 400, True, ("needs 9.0 s and has 8.9 s (mostly on the link)",)),
         (9.0, 399, True, ("needs 0 MB of 0 MB",)),
     ],
 )

@@ -117,6 +117,7 @@ export class Agent {
 
   /** Work until stopped or, with `untilDone`, until finished. @param {{untilDone?: boolean}} [until] */
   async run({ untilDone = false } = {}) {
+    if (untilDone) this.#runner.leaveWhenDone();
     while (!this.#runner.isStopped && !(untilDone && this.finished)) {
       await this.step(this.#isWaiting ? TICK_S : IDLE_S);
     }
@@ -184,11 +185,10 @@ export class Agent {
     if (event.kind === "connected") {
       log("info", `connected${event.first ? "" : " again"}`);
       tell({ type: "link", connected: true, reason: "" });
-      await this.#runner.linkChanged(true);
+      await this.#runner.linkUp();
     } else if (event.kind === "disconnected") {
       log("warning", `disconnected: ${event.reason}`);
       tell({ type: "link", connected: false, reason: event.reason });
-      await this.#runner.linkChanged(false);
     } else {
       await this.#receive(event, came);
     }

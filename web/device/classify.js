@@ -25,8 +25,8 @@ export function classify(full, memory, deadlineS) {
 export function misfitReasons(cost, memory, deadlineS) {
   const reasons = [];
   if (cost.seconds > deadlineS) {
-    const where = cost.seconds - cost.computeS > cost.computeS ? "link" : "compute";
-    reasons.push(`needs ${fixed(cost.seconds, 1)} s of ${fixed(deadlineS, 1)} s (${where})`);
+    const where = cost.seconds - cost.computeS > cost.computeS ? "on the link" : "to compute";
+    reasons.push(`needs ${fixed(cost.seconds, 1)} s and has ${fixed(deadlineS, 1)} s (mostly ${where})`);
   }
   if (cost.peakMemoryBytes > memory.limitBytes) {
     reasons.push(`needs ${mb(cost.peakMemoryBytes)} MB of ${mb(memory.limitBytes)} MB`);

@@ -21,7 +21,7 @@ export async function firstConnection(link, log, isStopped = () => false) {
       return true;
     } catch (error) {
       if (!(error instanceof BrokerUnreachable)) throw error;
-      if (error.message !== said) log("warning", `${error.message}; trying again until it does`);
+      if (error.message !== said) log("warning", `${error.message}; trying again`);
       said = error.message;
       delay.failed();
       await new Promise((resolve) => setTimeout(resolve, 1000 * delay.waitS()));

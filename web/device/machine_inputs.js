@@ -8,7 +8,7 @@ import { firstState, waiting } from "./turn.js";
 export function stateOf(/** @type {string} */ task, /** @type {import("./outbox.js").Outbox} */ outbox) {
   const { settled } = outbox;
   return firstState({
-    rules: { task, keeps: true },
+    rules: { task, keeps: true, leaves: false },
     task,
     outbox: [...outbox].map(entryOf),
     settled: settled ? [settled.run, settled.round] : ["", 0],

@@ -125,10 +125,10 @@ function concerns(turn, { task, done }) {
   return task === turn.state.task;
 }
 
-/** Go on to the first other task by name, if there is one and the settings name none. @param {Turn} turn */
+/** Go on to the first other task by name, if there is one and the rules allow it. @param {Turn} turn */
 function goToOtherTask(turn) {
-  const { rules, others } = turn.state;
-  if (rules.task || !others.length) return;
+  const { rules, others, done } = turn.state;
+  if (rules.task || !others.length || (done && rules.leaves)) return;
   const [task] = [...others].sort();
   turn.set({ others: others.filter((/** @type {string} */ one) => one !== task), task, done: false });
   turn.do("JoinTask", { task });

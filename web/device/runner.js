@@ -98,9 +98,14 @@ export class Runner {
     if (allows === paused || (!allows && quiet !== wasQuiet)) await this.feed("WorkGateChanged", { allows, quiet });
   }
 
-  /** The link is connected, or lost. @param {boolean} up */
-  linkChanged(up) {
-    return up ? this.feed("LinkUp", { flight: this.#inFlight }) : this.feed("LinkDown");
+  /** Go on to no other task when the device's task is done. */
+  leaveWhenDone() {
+    this.state = { ...this.state, rules: { ...this.state.rules, leaves: true } };
+  }
+
+  /** The link is connected. */
+  linkUp() {
+    return this.feed("LinkUp", { flight: this.#inFlight });
   }
 
   /**

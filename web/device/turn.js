@@ -25,7 +25,7 @@ export const BLOCKING = new Set(
 /** The state of a device that has just started. @param {Partial<DeviceState>} [more] @returns {DeviceState} */
 export function firstState(more = {}) {
   return {
-    rules: { task: "", keeps: false }, task: "", done: false, heard: ["", 0], base: [], others: [],
+    rules: { task: "", keeps: false, leaves: false }, task: "", done: false, heard: ["", 0], base: [], others: [],
     past: null, past_s: 0, open: null, newest: null, fetching: 0, missing: null, pruned: 0,
     training: null, cancelled: "", background: 0, worked_on: null, evaluating: 0, evaluate_s: null,
     final: null, final_s: 0, finished_run: "", answered: ["", 0], settled: ["", 0],

@@ -100,7 +100,7 @@ test("the table says in words what was chosen and why nothing richer", () => {
   const chosen = said.find((row) => row.taken);
   assert.equal(chosen.kind, "few-shot");
   assert.equal(chosen.why, "chosen: the richest that fits");
-  assert.match(said[0].why, /^needs \d+\.\d s of \d+\.\d s \(compute\)/);
+  assert.match(said[0].why, /^needs \d+\.\d s and has \d+\.\d s \(mostly to compute\)/);
   const means = said.find((row) => row.kind === "class-means");
   assert.equal(means.why, "fits, but poorer than the chosen one");
   assert.match(verdict(plan), /^A straggler for this task \(a full update needs .*\); it sends few-shot\.$/);

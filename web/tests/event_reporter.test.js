@@ -15,7 +15,7 @@ const COST = { computeS: 8, seconds: 9 };
 const PLAN = {
   chosen: { kind: "peft", label: "peft head", cost: COST },
   candidates: [],
-  straggler: { straggler: true, reasons: ["needs 9.0 s of 2.0 s (compute)"] },
+  straggler: { straggler: true, reasons: ["needs 9.0 s and has 2.0 s (mostly to compute)"] },
 };
 
 test("the progress of a download is reported, also if the missing blobs are looked up again meanwhile", () => {

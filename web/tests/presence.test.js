@@ -33,9 +33,9 @@ test("presence is retained, and has this process's boot", () => {
 
 test("the same plan is sent once, and again after a new hello; a plan to sit out is sent each time", () => {
   const { messages, said } = spoken();
-  const plan = { ...PLAN, reasons: ["full needs 9.0 s of 2.0 s (compute)"] };
+  const plan = { ...PLAN, reasons: ["full needs 9.0 s and has 2.0 s (mostly to compute)"] };
   messages.plan(plan, 1e4);
-  messages.plan({ ...plan, round: 4, reasons: ["full needs 8.0 s of 2.0 s (compute)"] }, 1e4);
+  messages.plan({ ...plan, round: 4, reasons: ["full needs 8.0 s and has 2.0 s (mostly to compute)"] }, 1e4);
   assert.equal(said.length, 1);
   messages.hello(bareHello(BOOT));
   messages.plan(plan, 1e4);

@@ -106,7 +106,7 @@ test("if nothing fits any more the device sits out, with the reasons", async () 
   const { worker } = scriptedWorker({ "full": new OutOfTime("too slow") });
   const outcome = await perform(worker, PROFILE, assignment([kind("full", 4), kind("few-shot", 50)]));
   assert.equal(outcome.contribution, null);
-  const reasons = ["few-shot needs 50.0 s of 8.1 s (compute)", "full given up: too slow"];
+  const reasons = ["few-shot needs 50.0 s and has 8.1 s (mostly to compute)", "full given up: too slow"];
   assert.deepEqual(outcome.reasons, reasons);
 });
 
@@ -120,7 +120,7 @@ test("a pause uses up the round's time, and does not change the predicted time o
   const outcome = await perform(worker, PROFILE, asked);
   assert.equal(outcome.contribution, null); // of ten seconds, work took one and pauses eight
   assert.deepEqual(outcome.timings, []);
-  const reasons = ["few-shot needs 3.0 s of 0.9 s (compute)", "full given up: 40% done when the round closed"];
+  const reasons = ["few-shot needs 3.0 s and has 0.9 s (mostly to compute)", "full given up: 40% done when the round closed"];
   assert.deepEqual(outcome.reasons, reasons);
 });
 

@@ -94,9 +94,12 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of_token(cls, token: str) -> Enrolment:
-        """Read a token. Raises EnrolmentError, whose text has no part of the token."""
-        text = token.strip()
-        if not text.startswith(PREFIX) or len(text) > TOKEN_LIMIT:
+        """Read a token, or the line of `device add` that has it.
+
+        Raises EnrolmentError, whose text has no part of the token.
+        """
+        text = next((word for word in token.split() if word.startswith(PREFIX)), "")
+        if not text or len(text) > TOKEN_LIMIT:
             raise EnrolmentError(f"not a token of an enrolment: it begins with {PREFIX!r}, paste it whole")
         try:
             data = base64.b64decode(text[len(PREFIX) :] + "===", altchars=b"-_", validate=False)

@@ -18,6 +18,7 @@ from device_runtime.cli.options import (
     load_plugins,
     positive,
 )
+from device_runtime.models.errors import DataError
 
 from .policy_options import helpers
 
@@ -57,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples",
         type=count,
-        default=200,
-        help="Plan for this many samples, spread evenly over the classes.",
+        metavar="N",
+        help="Plan for this many samples, spread evenly over the classes (default: 200).",
     )
     parser.add_argument(
         "--kinds", help="Offer these kinds of update, the preferred first (default: as `kinds` says)."
@@ -98,6 +99,8 @@ def run(options: argparse.Namespace) -> int:
     import platformdirs
     from tabulate import tabulate
 
+    if options.data and options.samples:
+        raise DataError("--data has its own number of samples: omit --samples")
     load_plugins(options)
     from device_runtime.client.doctor.installation import rules
     from device_runtime.client.errors import NoDevice
@@ -190,7 +193,7 @@ def _workload(options: argparse.Namespace, bundle: Bundle) -> Workload:
     manifest, labels = bundle.manifest, len(bundle.manifest.labels)
     if options.data:
         return workload(manifest, local_data.load(options.data, manifest, bundle.texts).class_counts(labels))
-    each, rest = divmod(options.samples, labels)
+    each, rest = divmod(options.samples or 200, labels)
     return workload(manifest, tuple(each + (label < rest) for label in range(labels)))
 
 

@@ -33,12 +33,15 @@ from device_runtime.client.errors import PolicyError
 from device_runtime.client.joined import JoinedDevice, WorkRules, backend_for
 from device_runtime.client.service.instance_lock import pause_on_signals
 from device_runtime.client.settings import Settings, check_policy
+from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
 from device_runtime.service_process import stopped_by_signals
 from device_runtime.strategies.names import check_kinds
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 from . import policy_options
+
+log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="Join this task of several (default: whichever there is, then the next).",
     )
-    parser.add_argument("--until-done", action="store_true", help="Leave when the task is done.")
+    parser.add_argument(
+        "--until-done",
+        action="store_true",
+        help="Leave when the task is done, whatever others there are.",
+    )
     parser.add_argument(
         "--privacy-epsilon",
         type=positive,
@@ -113,7 +120,7 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
     pause_on_signals(connection.folder)
     url = connection.url
     if options.insecure and not url.secure:
-        logging.warning("--insecure: passwords and updates cross the network in the clear")
+        log.warning("--insecure: passwords and updates cross the network in the clear")
     settings = _settings(options, connection)
     if options.service:
         from .service import install
@@ -121,6 +128,8 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
         code = install(options, add_arguments, connection)
         joined()
         return code
+    if SampleSource.of(options.data).is_empty:
+        log.info("no samples in %s yet: this device sits out until there are", options.data)
     rules = WorkRules(
         backend_for(meter_name(options), options.in_process),
         policy_options.policy(options),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.cli.options import add_connection
-from device_runtime.client.connection.connecting import connect, folder_of
+from device_runtime.client.connection.connecting import connect, folder_of, is_enrolled
 from device_runtime.client.errors import InstallError
 from device_runtime.client.service import instance_lock, uninstall
 
@@ -33,10 +33,15 @@ def run(options: argparse.Namespace) -> int:
         )
     running = instance_lock.process(folder)
     print(_named(folder, options.keep_outbox, running))
+    options.state, options.name = folder, uninstall.name_in(folder)
+    options.broker = options.broker or uninstall.setting(folder, "broker") or None
+    silent = not (running or options.broker or is_enrolled(options))
+    if silent:
+        print("Its broker is not known, so no goodbye will be said: to say one, give --broker URL.")
     if not (options.yes or _agreed()):
         print("Nothing was removed.")
         return 1
-    goodbye = None if running else _goodbye(options, folder)
+    goodbye = "" if running else "no goodbye was said" if silent else _goodbye(options)
     for done in uninstall.stop(uninstall.name_in(folder), folder):
         print(done)
     if goodbye:
@@ -62,13 +67,8 @@ def _agreed() -> bool:
     return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
 
 
-def _goodbye(options: argparse.Namespace, folder: Path) -> str:
-    """Say goodbye to the aggregator, and return a line about it.
-
-    A device that is neither enrolled nor a service needs --broker for it.
-    """
-    options.state, options.name = folder, uninstall.name_in(folder)
-    options.broker = options.broker or uninstall.setting(folder, "broker") or None
+def _goodbye(options: argparse.Namespace) -> str:
+    """Say goodbye to the aggregator, and return a line about it."""
     try:
         return uninstall.say_goodbye(connect(options))
     except BrokerError as error:

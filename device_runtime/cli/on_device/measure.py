@@ -24,7 +24,6 @@ from device_runtime.cli.options import (
     meter,
     positive,
 )
-from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
 
 from . import profile as profile_command
@@ -37,12 +36,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PICTURES = (".png", ".svg")
+
 
 @dataclass(frozen=True)
 class MeasureReport:
     """The report, as --format json prints it.
 
-    `idle_w`: the power at rest by the meter; nan (null in JSON) without a meter.
+    `idle_w`: the power at rest by the meter; nan (null in JSON) without a meter, or if not measured.
     """
 
     device: str
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--samples",
         type=count,
-        default=200,
+        metavar="N",
         help="Draw this many samples, evenly of every class (default: 200).",
     )
     add("--kinds", help="Measure these kinds, separated by commas (default: as `kinds` says).")
@@ -78,10 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--idle",
-        type=positive,
+        type=_seconds,
         default=5.0,
         metavar="S",
-        help="Measure this many seconds at rest first (default: 5).",
+        help="Measure this many seconds at rest first (default: 5); 0 leaves it out, and what is above idle.",
     )
     add("--csv", type=Path, metavar="FILE", help="Write every run to this file.")
     add("--plot", type=Path, metavar="FILE", help="Draw it into this file, .png or .svg.")
@@ -91,17 +92,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_emulation(parser)
 
 
+def _seconds(text: str) -> float:
+    return 0.0 if text == "0" else positive(text)
+
+
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 if no kind could be measured."""
     from device_runtime.client.selection.measurement import idle_watts, interleaved, row
     from device_runtime.client.training.emulation import Time
+    from device_runtime.models import data as local_data
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
 
     bundle, names = Bundle.open(find_bundle(options.bundle)), _kinds(options)
+    if options.data:
+        local_data.load(
+            options.data, bundle.manifest, bundle.texts
+        )  # raises DataError before anything is measured
     draw = _drawing(options)
     found = meter(options)
     profile = profile_command.measured(bundle, options)
-    idle_w = nan if found.meter is None else idle_watts(found.meter, options.idle, Time())
+    idle_w = idle_watts(found.meter, options.idle, Time()) if found.meter and options.idle else nan
     device = _device(options, profile.speed, idle_w)
     runs = interleaved([_order(options, name, device) for name in names], options.repeats, _tell)
     report = MeasureReport(
@@ -128,11 +138,15 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     names = list(dict.fromkeys(options.kinds.split(","))) if options.kinds else list(registry.DEFAULT_KINDS)
     for name in names:
         registry.make(name, registry.codec_setting(name, options.codec))
-    if options.data:
-        SampleSource.of(options.data).check()
+    if options.data and options.samples:
+        raise DataError("--data has its own number of samples: omit --samples")
+    if options.plot and options.plot.suffix not in PICTURES:
+        raise DataError(f"--plot {options.plot}: expected a name that ends in {' or '.join(PICTURES)}")
     for path in (options.csv, options.plot):
         if path and not path.absolute().parent.is_dir():
             raise DataError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+        if path and path.is_dir():
+            raise DataError(f"{path} cannot be written: it is a folder")
         if path and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
             raise DataError(f"{path} cannot be written: permission denied")
     return names
@@ -151,7 +165,7 @@ def _order(options: argparse.Namespace, kind: str, device: MeasuredDevice) -> Me
     from device_runtime.client.selection.measure_one import MeasureOrder
 
     data = str(options.data.absolute()) if options.data else ""
-    return MeasureOrder(options.bundle, kind, options.codec, data, options.samples, device)
+    return MeasureOrder(options.bundle, kind, options.codec, data, options.samples or 200, device)
 
 
 def _tell(order: MeasureOrder, figures: MeasuredFigures) -> None:

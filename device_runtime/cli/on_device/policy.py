@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         folder = folder_of(options)
     except NoDevice:
-        if given == Policy() or {"name", "state"} & options.given:
+        if options.given <= {"format"} or {"name", "state"} & options.given:
             raise
         folder = Path("/nonexistent")  # neither paused, nor with traffic
     rules = given if given != Policy() else work_gate.kept_policy(folder) or given

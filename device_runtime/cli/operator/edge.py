@@ -40,7 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection(parser, "broker")
     add_plugins(parser)
     add = parser.add_argument
-    add("--until-done", action="store_true", help="Leave when the task is done.")
+    add(
+        "--until-done",
+        action="store_true",
+        help="Leave when the task is done, whatever others there are.",
+    )
     add(
         "--broker",
         dest="site_broker",
@@ -162,6 +166,8 @@ def _work(
         agent = edge.agent
         presence = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
         link = Link(above.url, above.client_id, agent.inbox, presence)
+        if options.until_done:
+            agent.leave_when_done()
         below.connect()
         try:
             if first_connection(link, stop):

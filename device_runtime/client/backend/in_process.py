@@ -25,7 +25,7 @@ from device_runtime.client.training.engine_guard import limit_bytes
 from device_runtime.client.training.local_task import DeviceTask
 from device_runtime.client.training.memory_watchdog import guarded
 from device_runtime.client.training.work import ClosedWhilePaused, Decision, Listener, WorkOutcome
-from device_runtime.models.errors import BundleError, TensorError
+from device_runtime.models.errors import BundleError, NoSamples, TensorError
 from device_runtime.strategies.directions.directions import UnknownGenerator
 from device_runtime.strategies.errors import KindError, MaskError
 from device_runtime.strategies.training.workload import ENVELOPE_BYTES
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 SHORTENED = "its changes were shortened to fit a masked sum"
 """A reason in the plan of a masked update."""
-ROUND_ERRORS = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
+ROUND_ERRORS = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator, NoSamples)
 """Errors of one round or its bundle, which do not concern the next."""
 
 

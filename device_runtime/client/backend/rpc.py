@@ -125,6 +125,7 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
     slow: float = 1.0
     disk_bytes: int | None = None
     allowed: AllowList = ANYTHING
+    elsewhere_bytes: int = 0
 
     @classmethod
     def of(cls, given: Settings, meter: str, held_bytes: int) -> WorkTerms:
@@ -146,6 +147,7 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
             emulation.slow if emulation else 1.0,
             given.disk_bytes,
             given.allowed,
+            held_bytes,
         )
 
     def settings(self, meter: Meter | None) -> Settings:
@@ -158,6 +160,7 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
             personal=self.personal,
             disk_bytes=self.disk_bytes,
             allowed=self.allowed,
+            elsewhere_bytes=self.elsewhere_bytes,
         )
 
 

@@ -109,12 +109,12 @@ def connect(options: ConnectionOptions) -> Connection:
 
     Raises EnrolmentError, UrlError, TopicError.
     """
-    given = options.broker
-    url = (
-        BrokerUrl.parse(given, TLS(options.ca, options.cert, options.key), options.insecure)
-        if given
-        else None
-    )
+    given, tls = options.broker, TLS(options.ca, options.cert, options.key)
+    url = BrokerUrl.parse(given, tls, options.insecure) if given else None
+    if tls != TLS() and not (url and url.secure):
+        raise UrlError("--ca, --cert and --key are for a broker with TLS: give its URL, mqtts:// or wss://")
+    if tls.key and not tls.cert:
+        raise UrlError("--key is the key of a certificate: give that, too, by --cert")
     folder, enrolment = _kept(options, url)
     if enrolment is None:
         if url is None:
@@ -163,7 +163,7 @@ def first_connection(
         except BrokerUnreachable as error:
             if str(error) != said:
                 said = str(error)
-                log.warning("%s; trying again until it does", said)
+                log.warning("%s; trying again", said)
             waits()
             delay.failed()
             sleep_until(stop, delay.wait_s())

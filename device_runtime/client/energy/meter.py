@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import isnan, nan, sqrt
+from math import hypot, isnan, nan, sqrt
 from typing import Protocol
 
 from device_runtime.client.errors import DeviceError
@@ -59,14 +59,16 @@ class Energy:
     """Joules of a piece of work, and their uncertainty.
 
     `joules` are all that the meter saw (of the whole device, if it covers that), idle power included.
-    `above_idle_j` is what remains without idle power; nan if that is not known. `uncertainty` is a fraction
-    of `joules`, 0 to 1: the true figure is taken to be within it.
+    `above_idle_j` is what remains without idle power, below 0 if that was more; nan if it is not known.
+    `above_idle_off_j` is the meter's error of it in joules. `uncertainty` is a fraction of `joules`, 0 to 1:
+    the true figure is taken to be within it.
     """
 
     joules: float = 0.0
     source: str = MODELLED
     uncertainty: float = 1.0
     above_idle_j: float = nan
+    above_idle_off_j: float = 0.0
 
     @property
     def measured(self) -> bool:
@@ -91,12 +93,14 @@ class Meter(Protocol):
 def spent(about: MeterInfo, start: MeterReading, end: MeterReading, idle_j: float = nan) -> Energy:
     """Energy between two readings of one meter; `idle_j` of it would have been used at idle anyway.
 
-    Independent errors add up by their squares: of the meter's scale, of its step, and between samples.
+    Independent errors add up by their squares: of the meter's scale, of its step, and between samples; above
+    idle also that of the scale of `idle_j`.
     """
     joules = max(0.0, end.joules - start.joules)
     off = sqrt((about.error * joules) ** 2 + about.step_j**2 + max(0.0, end.variance - start.variance))
     uncertainty = min(1.0, off / joules) if joules > 0 else 1.0
-    return Energy(joules, about.source, uncertainty, nan if isnan(idle_j) else max(0.0, joules - idle_j))
+    above_off = 0.0 if isnan(idle_j) else hypot(off, about.error * idle_j)
+    return Energy(joules, about.source, uncertainty, joules - idle_j, above_off)
 
 
 def together(parts: Iterable[Energy]) -> Energy:

@@ -64,7 +64,7 @@ def _finite(found: Evaluation | None) -> Evaluation | None:
 def _said(found: PersonalEvaluation) -> str:
     text = _figures(found.served)
     if found.own_head is not None:
-        text += f"; with an own head {_figures(found.own_head)}, "
+        text += f"; with an own head it {_figures(found.own_head)}, "
         text += "which is used" if found.head is not None else "which is not used"
     return text
 

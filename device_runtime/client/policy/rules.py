@@ -42,7 +42,7 @@ class AllowList:
     def bars(self, strategy: AnyStrategy) -> str:
         """Why this form of an update must not be trained; empty when it may be."""
         if self.kinds and strategy.name not in self.kinds:
-            return f"is not allowed by the owner, who allows {', '.join(self.kinds)}"
+            return f"may not be sent: the owner allows {', '.join(self.kinds)}"
         if self.most_scalars is not None and strategy.scalars > self.most_scalars:
             return f"sends {strategy.scalars} scalars, the owner allows {self.most_scalars}"
         least = self.smallest_count

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -61,13 +62,15 @@ class MaskedRound:
 class Candidate:
     """One form of an update, its cost, and why it does not fit, if so.
 
-    `classes`: of how many classes statistics are sent, and of how many they could be.
+    `classes`: of how many classes statistics are sent, and of how many they could be. `barred`: it must not
+    be trained here, whatever it costs.
     """
 
     strategy: AnyStrategy
     cost: Cost | None
     misfits: tuple[str, ...]
     classes: tuple[int, int] = (0, 0)
+    barred: bool = False
 
     @property
     def kind(self) -> str:
@@ -104,12 +107,17 @@ class UpdateChoice:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why nothing richer was chosen: a sentence for each form passed over, and for classes not sent."""
-        passed: list[str] = []
-        for candidate in self.candidates:
-            if not candidate.misfits:
-                break
-            passed.append(f"{candidate.label} {'; '.join(candidate.misfits)}")
+        """Why nothing richer was chosen: a sentence for each form passed over, and for classes not sent.
+
+        Kinds that are barred for the same reason share a sentence.
+        """
+        over = list(takewhile(lambda one: one.misfits, self.candidates))
+        barred: dict[tuple[str, ...], dict[str, None]] = {}
+        for one in over:
+            if one.barred:
+                barred.setdefault(one.misfits, {})[one.kind] = None
+        names = [", ".join(barred.pop(one.misfits, ())) if one.barred else one.label for one in over]
+        passed = [f"{name} {'; '.join(one.misfits)}" for name, one in zip(names, over, strict=True) if name]
         if self.chosen and self.chosen.part:
             passed.append(f"{self.chosen.label} {self.chosen.part}")
         return tuple(passed)
@@ -273,8 +281,10 @@ def _judged(
     workload = here.get(form.member) or unfetched.get(form.member)
     if workload is None:
         return Candidate(form, None, (f"{form.member or 'the main model'} is not here",))
-    if unfit := form.unfit_reason(workload) or forbidden_reason(form):
+    if unfit := form.unfit_reason(workload):
         return Candidate(form, None, (unfit,))
+    if barred := forbidden_reason(form):
+        return Candidate(form, None, (barred,), barred=True)
     try:
         cost = price(form)
     except (MissingGraph, MaskError) as error:

@@ -81,7 +81,8 @@ class MeasuredFigures:
     """Figures of one run, beside the predicted ones. `why`: why nothing was made; the rest is then 0 or nan.
 
     Seconds are of computing; `joules` are of the same time and of all that the meter sees, `above_idle_j`
-    without idle power (nan if that is not known); `peak_bytes` is of the whole process.
+    without idle power (nan if that is not known), with the meter's error `above_idle_off_j`; `peak_bytes` is
+    of the whole process.
     """
 
     kind: str
@@ -91,6 +92,7 @@ class MeasuredFigures:
     source: str = meters.MODELLED
     uncertainty: float = 1.0
     above_idle_j: float = nan
+    above_idle_off_j: float = 0.0
     peak_bytes: int = 0
     predicted_peak_bytes: int = 0
     bytes_up: int = 0
@@ -151,6 +153,7 @@ def figures(chosen: Candidate, outcome: WorkOutcome, bytes_up: int) -> MeasuredF
         source=energy.source,
         uncertainty=energy.uncertainty,
         above_idle_j=energy.above_idle_j,
+        above_idle_off_j=energy.above_idle_off_j,
         peak_bytes=peak_bytes(_own_status()) or outcome.peak_memory_bytes,
         predicted_peak_bytes=cost.peak_memory_bytes if cost else 0,
         bytes_up=bytes_up,

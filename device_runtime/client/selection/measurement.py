@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from math import isfinite, nan
+from math import hypot, isfinite, nan
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -43,17 +43,17 @@ class MeasuredSpread:
         known = [value for value in values if isfinite(value)]
         return cls(median(known), min(known), max(known)) if known else cls(nan, nan, nan)
 
-    def formatted(self, digits: str, factor: float = 1.0) -> str:
-        """ "0.62 ± 0.03": the median, and half of what is between the least and the most."""
+    def formatted(self, digits: str, factor: float = 1.0, off: float = 0.0) -> str:
+        """ "0.62 ± 0.03": the median, and half the range with another error, `off`, added by squares."""
         if not isfinite(self.median):
             return ""
-        half = (self.most - self.least) / 2
+        half = hypot((self.most - self.least) / 2, off)
         return f"{factor * self.median:{digits}} ± {factor * half:{digits}}"
 
 
 @dataclass(frozen=True)
 class MeasurementRow:
-    """One kind over its runs. `source` and `uncertainty` are of its energy, the worst of the runs.
+    """One kind over its runs. `source`, `uncertainty` and `above_idle_off_j` are of the worst of the runs.
 
     `why`: why nothing was made, or what was given up on the way.
     """
@@ -64,6 +64,7 @@ class MeasurementRow:
     predicted_s: float
     joules: MeasuredSpread
     above_idle_j: MeasuredSpread
+    above_idle_off_j: float
     source: str
     uncertainty: float
     peak_bytes: MeasuredSpread
@@ -85,6 +86,7 @@ def row(runs: Sequence[MeasuredFigures]) -> MeasurementRow:
         predicted_s=MeasuredSpread.of([run.predicted_s for run in made]).median,
         joules=MeasuredSpread.of([run.joules for run in made]),
         above_idle_j=MeasuredSpread.of([run.above_idle_j for run in made]),
+        above_idle_off_j=max((run.above_idle_off_j for run in made), default=0.0),
         source=worst.source,
         uncertainty=worst.uncertainty,
         peak_bytes=MeasuredSpread.of([run.peak_bytes for run in made]),
@@ -119,7 +121,7 @@ def cells(one: MeasurementRow) -> tuple[str, ...]:
         one.seconds.formatted(".3f"),
         f"{one.predicted_s:.3f}",
         one.joules.formatted(".2f"),
-        one.above_idle_j.formatted(".2f"),
+        one.above_idle_j.formatted(".2f", off=one.above_idle_off_j),
         f"{one.source} ± {one.uncertainty:.0%}",
         one.peak_bytes.formatted(".1f", 1e-6),
         f"{one.predicted_peak_bytes / 1e6:.1f}",

@@ -39,8 +39,9 @@ class EngineGuard:
     """Called before each session and after each run; see `models.engines.base.EngineWatch`.
 
     `limit_bytes` is the most that the process may hold; `held_bytes` what a graph with a whole run in it
-    holds, by its name, where that is known; `run_bytes` limits the samples of a run. `emulation` makes every
-    run take as long as that device would take for its FLOPs, unless this machine took longer.
+    holds, by its name, where that is known; `run_bytes` limits the samples of a run. `elsewhere_bytes` are
+    not in `limit_bytes`, because another process of the device holds them. `emulation` makes every run take
+    as long as that device would take for its FLOPs, unless this machine took longer.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class EngineGuard:
         self._grown: dict[str, int] = {}
         self.held_bytes: Mapping[str, int] = {}
         self.run_bytes = RUN_BYTES
+        self.elsewhere_bytes = 0
         self.hooked()
 
     def hooked(
@@ -101,6 +103,7 @@ class EngineGuard:
         if needed > most:
             raise OutOfMemory(
                 f"{name} needs {needed / 1e6:.0f} MB in all, this device may use {most / 1e6:.0f} MB"
+                + (self._held_elsewhere if most == self.limit_bytes else "")
             )
         self._before[name] = self.resident()
 
@@ -115,6 +118,7 @@ class EngineGuard:
         if held > self.limit_bytes:
             raise OutOfMemory(
                 f"{name} took the process to {held / 1e6:.0f} MB, over its {self.limit_bytes / 1e6:.0f} MB"
+                + self._held_elsewhere
             )
         self.check_alarm()
         self._pause_point()
@@ -139,6 +143,11 @@ class EngineGuard:
     def clear(self, model: DeviceModel) -> None:
         """Unload the model of work that was given up: the next work was promised its memory."""
         model.unload()
+
+    @property
+    def _held_elsewhere(self) -> str:
+        held = f"{self.elsewhere_bytes / 1e6:.0f} MB"
+        return f" ({held} of its limit are held by its other process)" if self.elsewhere_bytes else ""
 
     def _rows(self, graph: Graph) -> int:
         return graph.rows(self._batch, self.run_bytes)

@@ -133,6 +133,7 @@ class DeviceTask(OneTask):
         self._samples = TaskSamples(settings.data, bundles, _keep(settings))
         self._keeper = PersonalModelStore(settings.folder)
         self.engine_guard = guard_engine(settings.emulation, settings.memory_bytes)
+        self.engine_guard.elsewhere_bytes = settings.elsewhere_bytes
         self._engine_settings = replace(settings.engine, run_bytes=self.engine_guard.run_bytes)
         self.model = open_model(bundle, self._engine_settings, watch=self.engine_guard)
         self._states = StrategyStateStore(settings.folder / "memory")

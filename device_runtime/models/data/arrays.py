@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
+from .cells import first_of
 from .sample_source import SampleSource
 from .units import RawSamples, Refused, SampleFormat, Unit, WantedSamples
 
@@ -127,7 +128,7 @@ def _arrays(
         with zipfile.ZipFile(path) as archive:
             there = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
         if missing := set(needed) - there.keys():
-            raise Refused(f"has no array {sorted(missing)[0]!r}", f"it has {', '.join(sorted(there)[:5])}")
+            raise Refused(f"has no array {sorted(missing)[0]!r}", f"it has {first_of(sorted(there), 5)}")
         size = sum(there[name] for name in wanted if name in there)
         if size > most_bytes:
             raise Refused("unpacks to too much", f"{size / 1e6:.1f} MB, at most {most_bytes / 1e6:.1f} here")

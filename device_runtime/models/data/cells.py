@@ -29,6 +29,12 @@ class LabelColumn(NamedTuple):
     why: str
 
 
+def first_of(names: Sequence[str], most: int = 8) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def folded(name: str) -> str:
     """A name for comparisons: without case and outer spaces, accents composed (a Mac writes them apart)."""
     return unicodedata.normalize("NFC", name.strip().casefold())
@@ -65,7 +71,7 @@ def label_column(
     if len(fits) == 1:
         return LabelColumn(fits[0], "it holds labels of the task")
     if names and len(fits) > 1:
-        could = ", ".join(names[number] for number in fits[:8])
+        could = first_of([names[number] for number in fits])
         raise Refused(
             "which column has the labels? say it by --label-column", f"these hold labels of the task: {could}"
         )
@@ -108,7 +114,7 @@ def _asked(names: Sequence[str] | None, called: Sequence[str], width: int, wante
         return int(wanted)
     if folded(wanted) in called:
         return called.index(folded(wanted))
-    there = ", ".join(names[:8]) if names else f"0 to {width - 1}"
+    there = first_of(names) if names else f"0 to {width - 1}"
     raise Refused(f"no column {wanted!r} for the labels or targets", f"there are {there}")
 
 
@@ -184,7 +190,7 @@ def text_column(names: Sequence[str] | None, width: int, targets: Sequence[int],
         usual = [column for column in others if called and called[column] in TEXT_COLUMNS]
         if len(usual) == 1 or len(others) == 1:
             return (usual or others)[0]
-    there = ", ".join(names[:8]) if names else f"0 to {width - 1}"
+    there = first_of(names) if names else f"0 to {width - 1}"
     raise Refused(
         f"which column has the texts? no {wanted!r}" if wanted else "which column has the texts?", there
     )

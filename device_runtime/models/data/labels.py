@@ -10,7 +10,7 @@ import msgspec
 from device_runtime.models.errors import DataError
 from device_runtime.toml_file import read_toml
 
-from .cells import folded
+from .cells import first_of, folded
 from .sample_source import SampleSource
 from .units import Refused
 
@@ -48,7 +48,7 @@ class LabelMap:
         self._exact: dict[str, int | None] = {**exact}
         for name, label in (named or {}).items():
             if label and label not in exact:
-                known = ", ".join(self._labels[:12])
+                known = first_of(self._labels, 12)
                 raise DataError(f"label map: {name!r} is mapped to {label!r}, the task has {known}")
             self._exact[name] = exact[label] if label else None
         self._others = self._exact.pop(OTHERS, -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -23,6 +24,7 @@ from .listing import listing
 from .local_data import LEAST_HELD_OUT, SHARE, LocalData, Rows, is_held_out
 from .sample_source import SampleSource
 from .units import (
+    EMPTY,
     RawSamples,
     Refused,
     Skip,
@@ -209,6 +211,8 @@ class LocalSamples:
                     known.skipped.add(part)
                 else:
                     self._keep_batch(part, unit, known)
+            if not (known.forms or tuple(known.skipped)):
+                known.skipped.add(Skip(EMPTY, unit.name))
             if not unit.sample_format.grows and _stamp(unit) != unit.stamp:
                 raise TemporarilyRefused("changed while it was read: it is read the next time")
         except (Refused, MemoryError) as error:
@@ -224,31 +228,34 @@ class LocalSamples:
         self._known[unit.name] = known
 
     def _keep_batch(self, batch: RawSamples, unit: Unit, known: _Known) -> None:
-        """Prepares and keeps the samples of the task's classes, block by block. Raises Refused."""
+        """Prepares and keeps the valid samples of the task's classes, block by block. Raises Refused."""
         y, read = self._targets(batch, unit, known)
         self._reserve(len(y))
         together = False
         for start in range(0, len(y), BLOCK):
             part = slice(start, start + BLOCK)
             there = read[part]
-            x = batch.x[part] if there.all() else batch.x[part][there]
+            x, targets = batch.x[part], y[part][there]
+            x = x if there.all() else x[there]
             self._check_room(len(x))
-            prepared = self._prepared(x)
+            prepared, valid = self._prepared(x, unit, known)
+            if not valid.all():
+                x, targets = x[valid], targets[valid]
             if x.size:
                 low, high = known.values
                 known.values = min(low, float(x.min())), max(high, float(x.max()))
             share = SHARE if self._keep.held_out is None else self._keep.held_out
             held = is_held_out(prepared, share, self._keep.seed)
             if self.source.unlabelled:  # anomalies are evaluated, not trained on
-                held |= y[part][there] > 0
+                held |= targets > 0
             if batch.together and len(held):  # the first sample decides, also when a recording grows
                 held[:] = together = bool(held[0]) if start == 0 else together
             for rows, chosen in zip(self._rows, (~held, held), strict=True):
                 if chosen.all():
-                    rows.append(prepared, y[part][there])
+                    rows.append(prepared, targets)
                 elif chosen.any():
-                    rows.append(prepared[chosen], y[part][there][chosen])
-        known.forms[batch.form] += int(read.sum())
+                    rows.append(prepared[chosen], targets[chosen])
+            known.forms[batch.form] += len(targets)
 
     def _targets(
         self, batch: RawSamples, unit: Unit, known: _Known
@@ -257,10 +264,12 @@ class LocalSamples:
 
         A sample without a label where none is needed is of the first class. Raises Refused.
         """
-        target, one = self.manifest.target, self._columns if self._has_columns else self._labels.number
+        target, one = self.manifest.target, self._target_of
         if isinstance(batch.labels, np.ndarray):
-            y = self._prepared_targets(batch.labels) if self._has_columns else self._checked(batch.labels)
-            return y, np.ones(len(y), bool)
+            if not self._has_columns:
+                return self._class_numbers(batch.labels, unit, known)
+            with suppress(Refused):  # then the samples are looked at one by one
+                return self._prepared_targets(batch.labels), np.ones(len(batch.labels), bool)
         if batch.labels is None and unit.label is None and self.source.unlabelled:
             return np.zeros(len(batch.x), np.int64), np.ones(len(batch.x), bool)
         names = [unit.label or ""] * len(batch.x) if batch.labels is None else batch.labels
@@ -276,10 +285,15 @@ class LocalSamples:
     def _has_columns(self) -> bool:
         return self.manifest.target.has_columns
 
-    def _columns(self, text: str) -> NDArray[np.float32]:
-        """The targets of one sample, from numbers joined by commas, (columns,). Raises Refused."""
-        prepared = self._prepared_targets(np.array([column_values(text, self.manifest.target.columns)]))
-        one: NDArray[np.float32] = prepared[0]
+    def _target_of(self, given: Any) -> NDArray[np.float32] | int:
+        """The class number of a name, or targets (columns,) from numbers, which a text joins by commas.
+
+        Raises Refused.
+        """
+        if not self._has_columns:
+            return self._labels.number(given)
+        values = column_values(given, self.manifest.target.columns) if isinstance(given, str) else given
+        one: NDArray[np.float32] = self._prepared_targets(np.array([values]))[0]
         return one
 
     def _prepared_targets(self, raw: NDArray[Any]) -> NDArray[np.float32]:
@@ -288,24 +302,34 @@ class LocalSamples:
         except TensorError as error:
             raise Refused("not what the task's loss takes", error) from None
 
-    def _checked(self, y: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Class numbers as int64. Raises Refused if any is not of the task: the file is for another task."""
-        count = len(self.manifest.labels)
-        wrong = np.unique(y[(y < 0) | (y >= count)])
-        if wrong.size:
-            listed = ", ".join(str(value) for value in wrong[:5])
-            raise Refused(f"label {listed} is not of the task, whose labels are 0 to {count - 1}")
-        return y.astype(np.int64)
+    def _class_numbers(
+        self, y: NDArray[np.integer[Any]], unit: Unit, known: _Known
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Class numbers as int64, and whether each is of the task; samples of others are skipped."""
+        last = len(self.manifest.labels) - 1
+        read = (y >= 0) & (y <= last)
+        for value, count in zip(*np.unique(y[~read], return_counts=True), strict=True):
+            reason = f"label {value} is not of the task, whose labels are 0 to {last}"
+            known.skipped.add(SkippedSamples(reason, int(count), (unit.name,)))
+        return np.where(read, y, 0).astype(np.int64), read
 
-    def _prepared(self, raw: NDArray[Any]) -> NDArray[Any]:
+    def _prepared(
+        self, raw: NDArray[Any], unit: Unit, known: _Known
+    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """The valid samples as the graphs take them, and whether each is valid; the others are skipped."""
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 x = self.manifest.input.prepare(raw)
         except TensorError as error:
-            raise Refused("not what the task's input takes", error) from None
-        if not np.isfinite(x).all():
-            raise Refused("values are not finite", f"{int((~np.isfinite(x)).sum())} values of x")
-        return x
+            if len(raw) > 1:
+                each = [self._prepared(one[None], unit, known) for one in raw]
+                return np.concatenate([x for x, _ in each]), np.concatenate([valid for _, valid in each])
+            known.skipped.add(Skip("not what the task's input takes", f"{unit.name}: {error}"))
+            return self._rows[0].data.x[:0], np.zeros(len(raw), bool)
+        valid = np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
+        if count := int((~valid).sum()):
+            known.skipped.add(SkippedSamples("values are not finite", count, (unit.name,)))
+        return (x, valid) if not count else (x[valid], valid)
 
     @property
     def _row_counts(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
-from device_runtime.models.errors import DataError
+from device_runtime.models.errors import DataError, NoSamples
 from device_runtime.models.text.texts import Texts
 
 from . import arrays, single, table
@@ -24,7 +24,7 @@ from .local_data import LocalData
 from .local_samples import LocalSamples, Selection, for_task
 from .recording import WindowCutter
 from .sample_source import SampleSource
-from .units import RawSamples, Refused, Skip, SkippedTally, WantedSamples, read_file
+from .units import EMPTY, RawSamples, Refused, Skip, SkippedTally, WantedSamples, read_file
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def open_samples(
 ) -> LocalSamples:
     """Reads the samples of a source; skips unreadable ones and those of other classes, with a warning.
 
-    texts: of the bundle. Raises DataError if nothing is left.
+    texts: of the bundle. Raises DataError if nothing is left, NoSamples if there was nothing.
     """
     source = SampleSource.of(source).check()
     samples = LocalSamples(source, manifest, keep, texts)
@@ -59,9 +59,10 @@ def open_samples(
             raise DataError(
                 f"{source}: all samples, {count}, would be held out of training: give --held-out 0"
             )
-        if why := "; ".join(str(skipped) for skipped in samples.skipped[:3]):
-            raise DataError(f"no readable samples in {source}: {why}")
-        raise DataError(f"no samples in {source}: nothing is there")
+        why = "; ".join(str(skipped) for skipped in samples.skipped[:3])
+        if all(skipped.reason == EMPTY for skipped in samples.skipped):
+            raise NoSamples(f"no samples in {source}: {why or 'nothing is there'}")
+        raise DataError(f"no readable samples in {source}: {why}")
     return samples
 
 

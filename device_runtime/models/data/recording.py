@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec, WindowInput
 
-from .cells import folded
+from .cells import first_of, folded
 from .units import RawSamples, Refused, Skip
 
 AXES = ("y",)
@@ -67,7 +67,7 @@ class WindowCutter:
         if wanted and names is not None:
             called = {folded(name): number for number, name in enumerate(names)}
             if missing := [name for name in wanted if folded(name) not in called]:
-                raise Refused(f"no column {missing[0]!r}", f"there are {', '.join(names[:8])}")
+                raise Refused(f"no column {missing[0]!r}", f"there are {first_of(names)}")
             return tuple(called[folded(name)] for name in wanted)
         others = tuple(column for column in range(width) if column != label)
         if len(others) != self.channels:

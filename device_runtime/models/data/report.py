@@ -150,6 +150,8 @@ def lines(told: SamplesReport) -> list[str]:
     for one in told.classes:
         bar = "#" * -(-BAR * one.samples // most)
         text.append(f"{one.label:{wide}} {one.samples:6} {bar}".rstrip())
+    if not (told.samples or told.skipped):
+        text += ["", "no samples: nothing is there"]
     for title, rows in (
         ("stored as", [f"{count:6}  {form}" for form, count in told.stored.items()]),
         ("left out", [f"{one.count:6}  {one.reason}: {one.named}" for one in told.skipped]),

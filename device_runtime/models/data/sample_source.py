@@ -66,6 +66,11 @@ class SampleSource:
             raise DataError(f"no data at {self.path}: give {SHAPES}")
         return self
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is a folder with nothing in it."""
+        return self.path.is_dir() and next(self.path.iterdir(), None) is None
+
     def absolute(self) -> SampleSource:
         """The same source with absolute paths."""
         return replace(self, path=self.path.absolute(), labels=self.labels and self.labels.absolute())

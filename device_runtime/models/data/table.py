@@ -37,7 +37,7 @@ from .cells import (
 from .recording import TimeStep, WindowCutter
 from .sample_source import SampleSource
 from .single import DECODERS, ending_of
-from .units import RawSamples, Refused, SampleFormat, Skip, Unit, WantedSamples, one_stored
+from .units import EMPTY, RawSamples, Refused, SampleFormat, Skip, Unit, WantedSamples, one_stored
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def layout(path: Path, source: SampleSource, cutter: WindowCutter | None = None)
         first = next(rows, [])
         more = [row for row in islice(rows, ROWS) if row]
     if not first:
-        raise Refused("an empty table")
+        raise Refused(EMPTY)
     wanted = source.label_column
     wished = (*wanted.split(","), source.text_column, *source.target_columns)
     asked = (folded(name) for name in wished if not name.strip().isdecimal())

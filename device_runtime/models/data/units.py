@@ -22,6 +22,8 @@ EXAMPLES = 3
 """The number of examples that are named for each reason."""
 REASONS = 30
 OTHER = "other reasons"
+EMPTY = "a file without samples"
+"""The only reason that goes away as the file grows."""
 
 
 class Refused(Exception):

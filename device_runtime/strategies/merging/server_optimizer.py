@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Annotated, Any, Literal, cast, get_args
 
 import numpy as np
@@ -83,8 +84,13 @@ class ServerOptimizer:
         """The own merge rule; None for a shipped optimiser. Raises ValueError for wrong settings."""
         if self.name in DEFAULT_LR:
             return None
+        rule = MergeRule.known[self.name]
+        known = signature(rule).parameters
+        for name in self.settings:
+            if name not in known:
+                raise ValueError(f"{self.name} has no setting {name!r}; it has {', '.join(known) or 'none'}")
         try:
-            made: MergeRule = MergeRule.known[self.name](**self.settings)
+            made: MergeRule = rule(**self.settings)
         except TypeError as error:
             raise ValueError(f"settings of {self.name}: {error}") from None
         return made

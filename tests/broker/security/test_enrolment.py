@@ -29,6 +29,9 @@ def token_of(values: object) -> str:
 def test_a_token_is_one_word_that_holds_all() -> None:
     assert Enrolment.of_token(GIVEN.token) == GIVEN
     assert Enrolment.of_token(f"  {GIVEN.token}\n") == GIVEN
+    assert (
+        Enrolment.of_token(f"device-runtime join --enrol {GIVEN.token}\n") == GIVEN
+    )  # as `device add` prints it
     assert not set(GIVEN.token) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 

@@ -72,6 +72,8 @@ def test_a_kind_that_cannot_be_done_is_told_with_the_reason_and_nothing_at_all_i
         (["--kinds", "telepathy"], "no kind of update is called 'telepathy'"),
         (["--data", "/nowhere"], "no data at /nowhere"),
         (["--csv", "/nowhere/kinds.csv"], "there is no folder /nowhere"),
+        (["--plot", "kinds.xyz"], "--plot kinds.xyz: expected a name that ends in .png or .svg"),
+        (["--csv", "/tmp"], "/tmp cannot be written: it is a folder"),
         (["--meter", "sundial"], "--meter sundial: expected one of auto"),
         (["--bundle", "nothing"], "neither a bundle folder"),
     ],
@@ -80,6 +82,17 @@ def test_what_cannot_be_measured_is_said_before_anything_is(arguments, message, 
     monkeypatch.setattr(trials, "in_a_child", lambda order: pytest.fail("measured"))
     assert main(["measure", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_data_without_samples_of_the_task_is_refused_before_anything_is_measured(
+    capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(trials, "in_a_child", lambda order: pytest.fail("measured"))
+    np.savez(tmp_path / "a.npz", x=np.zeros((2, 8, 8), np.uint8), y=np.array([77, 78]))
+    assert main(["measure", "--data", str(tmp_path / "a.npz")]) == 2
+    said = capsys.readouterr().err
+    assert "no readable samples in" in said
+    assert "DataError" not in said
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(capsys, monkeypatch, tmp_path):

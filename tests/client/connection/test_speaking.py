@@ -9,8 +9,8 @@ from device_runtime.broker.wire.topics import block, parse, up
 from device_runtime.client.connection.presence import DeviceMessages
 
 REASONS = (
-    "full needs 30.0 s of 2.7 s (link)",
-    "few-shot needs 9.6 s of 2.7 s (link)",
+    "full needs 30.0 s and has 2.7 s (mostly on the link)",
+    "few-shot needs 9.6 s and has 2.7 s (mostly on the link)",
     "x given up: too late",
 )
 

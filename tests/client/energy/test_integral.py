@@ -81,6 +81,12 @@ def test_what_the_device_would_have_used_idle_is_told_apart():
     assert (energy.joules, energy.above_idle_j) == (30.0, 18.0)
 
 
+def test_above_idle_has_the_meter_s_error_of_both_figures_and_may_be_below_0():
+    energy = spent(MeterInfo("m", "all", 0.1), MeterReading(0.0), MeterReading(30.0), idle_j=40.0)
+    assert energy.above_idle_j == -10.0
+    assert energy.above_idle_off_j == pytest.approx(5.0)  # 3 and 4 J
+
+
 def test_of_less_than_a_meter_s_step_nothing_is_known():
     assert (
         spent(MeterInfo("m", "all", 0.05, step_j=36.0), MeterReading(0.0), MeterReading(20.0)).uncertainty

@@ -84,7 +84,7 @@ def test_the_head_of_one_s_own_is_asked_where_there_is_one(tmp_path, bundle, off
         ("a.wav", b"RIFF", "a damaged sound"),
         ("none.png", None, "cannot be read"),
         ("a.csv", b"1,2,3\n", "another number of features"),
-        ("b.csv", b"", "an empty table"),
+        ("b.csv", b"", "a file without samples"),
     ],
 )
 def test_a_file_that_is_none_is_an_error_of_one_line(personal, tmp_path, name, content, message):

@@ -171,7 +171,9 @@ def test_a_round_without_samples_is_left_out_and_the_next_with_some_is_not(devic
     for number in (2, 3):
         stage.link.announce(stage.offer(number))
         stage.go()
-    assert "round 3 left out: no samples are left in" in caplog.text
+    assert (
+        caplog.text.count("left out: no samples are left in") == 1
+    )  # of round 2; round 3 is for the same reason
     (stage.folder / "samples" / "a.away").rename(stage.folder / "samples" / "a.npz")
     stage.link.announce(stage.offer(4))
     stage.go()

@@ -52,7 +52,7 @@ def allowing(stage, allowed):
         (
             AllowList(kinds=("few-shot", "full")),
             ClassMeans(),
-            "is not allowed by the owner, who allows few-shot, full",
+            "may not be sent: the owner allows few-shot, full",
         ),
         (AllowList(most_scalars=4), ZerothOrder(num_z=4), ""),
         (AllowList(most_scalars=4), ZerothOrder(num_z=5), "sends 5 scalars, the owner allows 4"),
@@ -89,7 +89,7 @@ def test_a_device_trains_the_next_kind_that_its_owner_allows_and_tells_why(stage
     stage.link.announce(stage.offer(kinds=kinds))
     stage.go()
     assert [sent.kind for sent in stage.contributions] == ["class-means"]
-    told = "full is not allowed by the owner, who allows class-means"
+    told = "full may not be sent: the owner allows class-means"
     assert told in stage.link.of(Plan)[-1].reasons
 
 

@@ -64,6 +64,15 @@ def test_the_richest_kind_that_fits_is_chosen(load, flops_per_s, expected):
     assert plan.straggler.straggler == (expected != "full")
 
 
+def test_kinds_that_are_barred_for_one_reason_are_told_in_one_sentence(load):
+    plan = choose(
+        device(), every_kind(), {MAIN: load}, 3.0, lambda _: "may not be sent: the owner allows sparse"
+    )
+    [reason] = plan.reasons
+    assert reason.startswith("full, entropy-subset, ")
+    assert reason.endswith(" may not be sent: the owner allows sparse")
+
+
 def test_nothing_fits_a_device_that_cannot_run_one_pass(load):
     plan = choose(device(1e7), every_kind(), {MAIN: load}, remaining_s=3.0)
     assert plan.chosen is None
@@ -74,7 +83,7 @@ def test_a_narrow_uplink_leaves_the_two_scalars(load):
     """2.9 kB of classifier take 9.6 s at 300 B/s; 190 bytes take 0.6 s."""
     plan = choose(device(1e9, up=300.0), every_kind(), {MAIN: load}, remaining_s=3.0)
     assert plan.chosen.kind == "zeroth-order"
-    assert plan.reasons[0].endswith("(link)")
+    assert plan.reasons[0].endswith("(mostly on the link)")
 
 
 def test_memory_alone_makes_a_straggler(load):
@@ -170,7 +179,7 @@ def test_a_bundle_without_training_graphs_leaves_the_kinds_that_need_none(load):
     ("flops_per_s", "says"),
     [
         (1e12, "width-slice half its model was not fetched"),
-        (1e8, r"width-slice half needs 8\d\.\d s of 2\.7 s"),
+        (1e8, r"width-slice half needs 8\d\.\d s and has 2\.7 s"),
     ],
 )
 def test_a_model_that_was_not_fetched_would_not_have_fitted_or_was_not_wanted(load, flops_per_s, says):
@@ -283,7 +292,7 @@ def test_a_masked_update_costs_its_own_bytes(load):
     assert masked.seconds - clear.seconds == pytest.approx((50_000 - clear.bytes_up) / 1e4)
     plan = choose(device(1e12, up=1e4), [FewShot()], {MAIN: load}, 5.0, masked=in_masked_round(size=50_000))
     assert plan.chosen is None
-    assert re.fullmatch(r"few-shot needs 5\.\d s of 4\.5 s \(link\)", plan.reasons[0])
+    assert re.fullmatch(r"few-shot needs 5\.\d s and has 4\.5 s \(mostly on the link\)", plan.reasons[0])
 
 
 def test_a_kind_that_cannot_be_masked_does_not_fit(load):

@@ -47,6 +47,11 @@ def test_the_middle_run_counts_and_half_of_the_range_is_told():
     assert spread.formatted(".1f", 1e3) == "2000.0 ± 1000.0"
 
 
+def test_above_idle_is_told_with_the_meter_s_error():
+    one = row([figures(1.0, above_idle_j=-5.3, above_idle_off_j=0.7)])
+    assert cells(one)[4] == "-5.30 ± 0.70"
+
+
 def test_what_was_not_measured_is_left_out_and_nothing_is_told_of_nothing():
     assert MeasuredSpread.of([nan, 5.0, nan]) == MeasuredSpread(5.0, 5.0, 5.0)
     assert isnan(MeasuredSpread.of([nan]).median)

@@ -185,6 +185,14 @@ def test_what_a_device_makes_until_it_has_stopped_is_kept_until_its_receipt(tmp_
     assert leaving.unreceipted(folder) == 1
 
 
+def test_leaving_without_the_broker_s_url_says_before_and_after_that_no_goodbye_is_said(tmp_path, capsys):
+    (tmp_path / "pi" / "outbox").mkdir(parents=True)
+    assert main(["leave", "--state", str(tmp_path / "pi"), "--yes"]) == 0
+    said = capsys.readouterr().out
+    assert "Its broker is not known, so no goodbye will be said: to say one, give --broker URL." in said
+    assert said.splitlines()[-2:] == ["no goodbye was said", f"removed {tmp_path / 'pi'}"]
+
+
 def test_nothing_is_removed_from_a_folder_that_is_no_device_s(tmp_path):
     (tmp_path / "personal").mkdir()
     (tmp_path / "personal" / "letter").write_text("dear")

@@ -58,6 +58,13 @@ def test_a_session_that_would_not_fit_is_refused_before_it_is_made(bundle):
         model.trainer("all")
 
 
+def test_what_another_process_of_the_device_holds_of_the_limit_is_told(bundle):
+    watch = Weighed(Weighed.held + 1_000_000)
+    watch.elsewhere_bytes = 30_000_000
+    with pytest.raises(OutOfMemory, match=r"MB \(30 MB of its limit are held by its other process\)"):
+        OnnxModel(bundle, watch=watch).trainer("all")
+
+
 def test_work_that_outgrows_the_memory_is_given_up(bundle):
     model = OnnxModel(bundle, watch=(engine_guard := EngineGuard(10**12)))
     model.forward(np.zeros((1, 1, 8, 8), np.float32))

@@ -302,7 +302,7 @@ def test_an_owner_s_limit_bars_all_that_is_not_private(bundle, digits, clock, tm
     assert outcome.contribution is None
     assert outcome.reasons == (
         "full is not private, and the owner asks for epsilon 1 at delta 0.001",
-        "peft head asks for epsilon 5 at delta 0.001, the owner allows epsilon 1 at delta 0.001",
+        "peft asks for epsilon 5 at delta 0.001, the owner allows epsilon 1 at delta 0.001",
     )
 
 

@@ -56,6 +56,17 @@ def test_the_report_as_json_has_the_same(samples, capsys):
     assert told["memory_bytes"] == 9 * (64 * 4 + 8)
 
 
+def test_the_reason_for_no_samples_is_given_and_a_list_that_is_cut_says_so(tmp_path, capsys):
+    assert main(["data", "check", str(tmp_path)]) == 1
+    assert "no samples: nothing is there" in capsys.readouterr().out
+    table = tmp_path / "a.csv"
+    table.write_text(",".join([*(f"p{number}" for number in range(64)), "label"]) + "\n")
+    assert main(["data", "check", str(table)]) == 1
+    assert "a file without samples: a.csv" in capsys.readouterr().out
+    assert main(["data", "check", str(table), "--label-column", "nope"]) == 1
+    assert "there are p0, p1, p2, p3, p4, p5, p6, p7 and 57 more" in capsys.readouterr().out
+
+
 def test_data_without_a_sample_of_the_task_ends_with_1_and_no_data_with_2(tmp_path, capsys):
     assert main(["data", "check", str(tmp_path)]) == 1
     assert main(["data", "check", str(tmp_path / "nowhere")]) == 2

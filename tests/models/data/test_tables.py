@@ -126,7 +126,7 @@ def test_files_that_a_table_names_have_its_labels_and_their_folder_is_no_class(t
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b"", "an empty table"),
+        (b"", "a file without samples"),
         (b"\xff\xfe\x00", "not a table of UTF-8 text"),
         (b"a,b\nc,d\n", "another number of features"),
         (b'"' + b"x" * 200_000, "not a table of UTF-8 text.*field larger"),

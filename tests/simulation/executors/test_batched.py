@@ -152,7 +152,7 @@ def test_features_are_computed_anew_for_another_extractor_and_not_for_another_he
     other_body = {**bodies, head.weight: first[head.weight]}
     bases = {"0": first, "1": other_head, "2": other_body}
     batched, seen = Batched(inputs, PlainExecutor(inputs)), []
-    features = batched._ways[0]._features
+    features = batched._trainers[0]._features
     compute = features._model.features
     monkeypatch.setattr(features._model, "features", lambda x: seen.append(len(x)) or compute(x))
     for base, computed in (("0", [23, 40]), ("1", [23, 40]), ("2", [23, 40] * 2)):
@@ -185,8 +185,8 @@ def regression(clients: Clients, bundle: Bundle, tmp_path_factory: pytest.TempPa
 def test_full_updates_of_softmax_regression_are_heads_and_need_no_engine(regression, full, monkeypatch):
     bases, watched, devices = {"0": regression.bundle.weights()}, Watched(regression), [0, 1, 2, 3, 4, 6]
     batched = Batched(regression, watched)
-    assert batched._ways[0]._features._given_through
-    monkeypatch.setattr(batched._ways[0]._features._model, "features", None)  # never called
+    assert batched._trainers[0]._features._given_through
+    monkeypatch.setattr(batched._trainers[0]._features._model, "features", None)  # never called
     expected = results(PlainExecutor(regression), bases, jobs(full, devices))
     assert_alike(results(batched, bases, jobs(full, devices)), expected)
     assert watched.asked == []
@@ -208,7 +208,7 @@ def test_features_beyond_the_memory_given_are_forgotten_and_computed_again(input
     expected = results(PlainExecutor(inputs), bases, jobs(few, [0, 2, 4]))
     for _ in range(2):
         assert_alike(results(batched, bases, jobs(few, [0, 2, 4])), expected)
-    assert batched._ways[0]._features._bytes <= one
+    assert batched._trainers[0]._features._bytes <= one
 
 
 def test_a_job_gives_the_same_bits_whatever_is_run_beside_it(inputs, bundle):

@@ -6,8 +6,11 @@ from typing import Any
 from tests.client.modelled import World
 from tests.client.recorded import Recorder
 
-SEEDS, STEPS = (*range(30), 87, 145, 237, 340, 483, 1169, 2477, 4476), 60
-"""The last eight take ways through the machine that the others do not."""
+MORE = (35, 40, 48, 65, 76, 98, 103, 132, 142, 155, 190, 254, 313, 356, 777, 819, 905, 23822)
+"""Seeds that take ways through the machine that the first ones do not."""
+SEEDS, STEPS = (*range(30), *MORE), 60
+UNTIL_DONE = 23
+"""A walk of a device that goes on to no other task, while there are others."""
 
 
 def vectors() -> dict[str, Any]:
@@ -16,4 +19,6 @@ def vectors() -> dict[str, Any]:
         recorder = Recorder()
         World(random.Random(seed), recorder.saw).run(STEPS)
         found |= {f"walk {seed}, life {life}": trace for life, trace in enumerate(recorder.traces, 1)}
-    return found
+    recorder = Recorder()
+    World(random.Random(UNTIL_DONE), recorder.saw, leaves=True).run(STEPS)
+    return found | {f"until done, life {life}": trace for life, trace in enumerate(recorder.traces, 1)}
