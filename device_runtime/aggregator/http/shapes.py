@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
-from device_runtime.broker.wire.messages import Status
-from device_runtime.client.energy.meter import MODELLED
+from device_runtime.broker.wire.messages import MODELLED, Status
 from device_runtime.models.bundles.targets import ACCURACY
 
 Phase = Literal["starting", "waiting", "collecting", "unmasking", "finished"]

@@ -11,8 +11,7 @@ import msgspec
 from device_runtime.aggregator.storage.database import Database, DatabaseRow
 from device_runtime.aggregator.views.run_events import ContributionRecord
 from device_runtime.broker.wire.blobs import Blobs
-from device_runtime.broker.wire.messages import Blob, Mask, Metrics
-from device_runtime.client.energy.meter import MODELLED
+from device_runtime.broker.wire.messages import MODELLED, Blob, Mask, Metrics
 
 ALL_ROUNDS = (0, 2**62)
 """The first and last number that a round can have."""

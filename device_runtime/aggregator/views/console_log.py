@@ -9,7 +9,7 @@ from typing import Protocol, TextIO
 
 from tabulate import tabulate
 
-from device_runtime.client.energy.meter import MODELLED
+from device_runtime.broker.wire.messages import MODELLED
 from device_runtime.models.bundles.targets import ACCURACY, metric_text, metrics_text
 
 from .run_events import (

@@ -7,8 +7,7 @@ from math import nan
 from typing import Protocol
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.broker.wire.messages import Status
-from device_runtime.client.energy.meter import MODELLED
+from device_runtime.broker.wire.messages import MODELLED, Status
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import ACCURACY
 

@@ -23,6 +23,8 @@ CHECK_BYTES, LINE_BYTES = 4, 8
 """Bytes of a sha256: the fewest that check a base, and those that name a line of steps."""
 MOST_RARE = 16
 """The most labels of rare classes that an offer names."""
+MODELLED = "modelled"
+"""The source of energy that no meter has measured; on the wire it is empty."""
 Label = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 Form = Literal["i1", "f2", "f4", "f8"]
 """The format of scalars: int8, binary16, binary32, binary64."""

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from math import hypot, isnan, nan, sqrt
 from typing import Protocol
 
+from device_runtime.broker.wire.messages import MODELLED as MODELLED
 from device_runtime.client.errors import DeviceError
 
-MODELLED = "modelled"
-"""The source of energy that no meter has measured."""
 MIXED = "mixed"
 """The source of a sum over several meters."""
 
