@@ -66,10 +66,10 @@ def stopped_by_signals(*stop: Callable[[], None], second_kills: bool = True) -> 
 
 
 def sleep_until(stop: threading.Event, seconds: float) -> bool:
-    """Sleeps for some seconds, or until `stop` is set; looks every LOOK_S seconds. Returns whether it is set.
+    """Sleeps for some seconds, or until `stop` is set, and returns whether it is set.
 
-    For the main thread, where a signal handler may set `stop`: it could wait for ever for the lock that
-    `stop.wait` holds.
+    It looks every LOOK_S seconds. For the main thread, where a signal handler may set `stop`: the handler
+    could wait for ever for the lock that `stop.wait` holds.
     """
     end = time.monotonic() + seconds
     while not stop.is_set() and (left := end - time.monotonic()) > 0:

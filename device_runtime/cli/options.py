@@ -209,6 +209,10 @@ def share(text: str) -> float:
     return value
 
 
+DRAWN_SAMPLES = 200
+"""Samples that a command draws or plans for where none are given."""
+
+
 def add_format(parser: argparse.ArgumentParser) -> None:
     """Add `--format`."""
     parser.add_argument(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.compact_round import UnknownRoundBefore, is_compact_offer
-from device_runtime.broker.wire.link import Connected, Disconnected, Event, Received, Will
+from device_runtime.broker.wire.link_events import WAKE, Connected, Disconnected, Event, Received, Will
 from device_runtime.broker.wire.messages import Get, MessageError, decode
 from device_runtime.broker.wire.topics import TopicError
 
@@ -198,9 +198,6 @@ class Agent:
         self.runner.take(opened(offer, came), to_all, retained, self._offer_stream.over)
 
 
-_WAKE = Received("", b"")
-
-
 class DeviceInbox(queue.SimpleQueue[Event]):
     """What the link reports, in order, each with its time of arrival on the device's clock.
 
@@ -217,12 +214,8 @@ class DeviceInbox(queue.SimpleQueue[Event]):
         super().put(item, block, timeout)
 
     def wake(self) -> None:
-        """End the current wait, or the next one. May be called in a signal handler.
-
-        Without it, a signal that comes just as a wait times out would make the wait endless (CPython 3.11,
-        _queue.c: the rest of the timeout is then below 0, which means none).
-        """
-        self.put(_WAKE)
+        """End the current wait, or the next one. May be called in a signal handler."""
+        self.put(WAKE)
 
     def next(self, timeout: float) -> tuple[Event, float] | None:
         """The next event and its time of arrival; None after `timeout` seconds without one."""
@@ -230,4 +223,4 @@ class DeviceInbox(queue.SimpleQueue[Event]):
             event, came = self.get(timeout=timeout), self._moments.popleft()
         except queue.Empty:
             return None
-        return None if event is _WAKE else (event, came)
+        return None if event is WAKE else (event, came)

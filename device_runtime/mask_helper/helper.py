@@ -19,7 +19,7 @@ from typing import Protocol
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import MAX_BYTES, Blobs
-from device_runtime.broker.wire.link_events import Connected, Disconnected, Event, Received, Will
+from device_runtime.broker.wire.link_events import WAKE, Connected, Disconnected, Event, Received, Will
 from device_runtime.broker.wire.messages import INLINE_LIMIT, Get, MessageError, State, decode, encode
 from device_runtime.broker.wire.sum_messages import SumAnswer, SumRequest
 from device_runtime.broker.wire.topics import TopicError
@@ -93,9 +93,6 @@ class HelperClocks:
     date: Callable[[], float]
 
 
-_WAKE = Received("", b"")
-
-
 class MaskHelper:
     """One helper. Make the link with its `inbox`, `will()`, `greeting()` and `subscriptions`.
 
@@ -131,7 +128,7 @@ class MaskHelper:
 
     def wake(self) -> None:
         """Ends the current wait, or the next one. May be called in a signal handler."""
-        self.inbox.put(_WAKE)
+        self.inbox.put(WAKE)
 
     def run(self, link: HelperLink, stop: threading.Event) -> None:
         """Answers requests until stopped. Raises LedgerError."""
@@ -161,9 +158,9 @@ class MaskHelper:
             busy = self._waiting and not self._pull
             event = self.inbox.get(timeout=0.0 if busy else timeout_s)
         except queue.Empty:
-            event = _WAKE
+            event = WAKE
         try:
-            if event is not _WAKE:
+            if event is not WAKE:
                 self._handle(event)
         except (MessageError, TopicError) as error:
             log.warning("ignored: %s", error)

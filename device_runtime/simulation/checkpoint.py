@@ -38,7 +38,7 @@ class StrategyStates:
 
 
 class RunMark(msgspec.Struct, frozen=True, array_like=True):
-    """The run of a checkpoint: its fingerprint, the real seconds it took, and its files' sizes then."""
+    """The run that a checkpoint belongs to: its fingerprint, real seconds so far, and bytes of its files."""
 
     sha256: str
     seconds: float

@@ -12,7 +12,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
-from device_runtime.broker.wire.link_events import Event, Received
+from device_runtime.broker.wire.link_events import WAKE, Event, Received
 
 log = logging.getLogger(__name__)
 
@@ -137,9 +137,6 @@ def message_cost(leaf: str, size: int) -> float:
     return (GET_COST if leaf == "get" else 1.0) + size // COUNTED_BYTES
 
 
-_WAKE = Received("", b"")
-
-
 class BoundedInbox(queue.SimpleQueue[Event]):
     """A queue of events with a limit in bytes, as messages pile up while a round is merged.
 
@@ -168,17 +165,13 @@ class BoundedInbox(queue.SimpleQueue[Event]):
         super().put(item, block, timeout)
 
     def wake(self) -> None:
-        """End the current wait, or the next one, with queue.Empty. May be called in a signal handler.
-
-        Without it, a signal that comes just as a wait times out would make the wait endless (CPython 3.11,
-        _queue.c: the rest of the timeout is then below 0, which means none).
-        """
-        super().put(_WAKE)
+        """End the current wait, or the next one, with queue.Empty. May be called in a signal handler."""
+        super().put(WAKE)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Event:
         """The next event. Raises queue.Empty."""
         item = super().get(block, timeout)
-        if item is _WAKE:
+        if item is WAKE:
             raise queue.Empty
         if isinstance(item, Received):
             size, device = EVENT_BYTES + len(item.payload), _device(item)

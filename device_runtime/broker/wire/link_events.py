@@ -33,6 +33,13 @@ class Received:
 
 Event = Connected | Disconnected | Received
 
+WAKE = Received("", b"")
+"""Put into a queue of events to end a wait, also by a signal handler.
+
+A signal that comes just as `SimpleQueue.get` times out would make the wait endless (CPython 3.11, _queue.c:
+the rest of the timeout is then below 0, which means none).
+"""
+
 
 @dataclass(frozen=True)
 class Will:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_runtime.cli.options import (
+    DRAWN_SAMPLES,
     add_emulation,
     add_engine,
     add_format,
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samples",
         type=count,
         metavar="N",
-        help="Plan for this many samples, spread evenly over the classes (default: 200).",
+        help=f"Plan for this many samples, spread evenly over the classes (default: {DRAWN_SAMPLES}).",
     )
     parser.add_argument(
         "--kinds", help="Offer these kinds of update, the preferred first (default: as `kinds` says)."
@@ -193,7 +194,7 @@ def _workload(options: argparse.Namespace, bundle: Bundle) -> Workload:
     manifest, labels = bundle.manifest, len(bundle.manifest.labels)
     if options.data:
         return workload(manifest, local_data.load(options.data, manifest, bundle.texts).class_counts(labels))
-    each, rest = divmod(options.samples or 200, labels)
+    each, rest = divmod(options.samples or DRAWN_SAMPLES, labels)
     return workload(manifest, tuple(each + (label < rest) for label in range(labels)))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_runtime.cli.options import (
+    DRAWN_SAMPLES,
     add_emulation,
     add_engine,
     add_format,
@@ -67,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samples",
         type=count,
         metavar="N",
-        help="Draw this many samples, evenly of every class (default: 200).",
+        help=f"Draw this many samples, evenly of every class (default: {DRAWN_SAMPLES}).",
     )
     add("--kinds", help="Measure these kinds, separated by commas (default: as `kinds` says).")
     add("--codec", default="", metavar="WORD", help="Send updates by this codec, such as delta+int8+deflate.")
@@ -104,10 +105,8 @@ def run(options: argparse.Namespace) -> int:
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
 
     bundle, names = Bundle.open(find_bundle(options.bundle)), _kinds(options)
-    if options.data:
-        local_data.load(
-            options.data, bundle.manifest, bundle.texts
-        )  # raises DataError before anything is measured
+    if options.data:  # what is wrong with them is told before anything is measured
+        local_data.load(options.data, bundle.manifest, bundle.texts)
     draw = _drawing(options)
     found = meter(options)
     profile = profile_command.measured(bundle, options)
@@ -165,7 +164,7 @@ def _order(options: argparse.Namespace, kind: str, device: MeasuredDevice) -> Me
     from device_runtime.client.selection.measure_one import MeasureOrder
 
     data = str(options.data.absolute()) if options.data else ""
-    return MeasureOrder(options.bundle, kind, options.codec, data, options.samples or 200, device)
+    return MeasureOrder(options.bundle, kind, options.codec, data, options.samples or DRAWN_SAMPLES, device)
 
 
 def _tell(order: MeasureOrder, figures: MeasuredFigures) -> None:

@@ -110,7 +110,10 @@ def _roll_back(folder: Path, to: int) -> str:
 
 
 def _roll_back_here(folder: Path, to: int) -> bool:
-    """Go back in this process. Returns whether all rounds are over. Raises RunInUse as Database."""
+    """Go back in this process, and return whether all rounds are over.
+
+    Raises RunInUse if an aggregator has the folder.
+    """
     from device_runtime.aggregator.rounds.run import OpenRun
     from device_runtime.aggregator.storage.store import Store
 

@@ -398,14 +398,15 @@ def _as_system(name: str, task: Task) -> Task:
 
 def _check_effect(args: argparse.Namespace, task: Task) -> None:
     """Raise TaskError for options that have no effect without another one."""
-    without = (
-        [] if task.robust != "none" else [(flag, "robust") for flag in _FLAGS if flag.startswith("robust_")]
-    )
-    without += [] if task.stop_after else [("stop_gain", "stop_after"), ("stop_metric", "stop_after")]
-    for pair in without:
-        if getattr(args, pair[0]) is not None:
-            flag, other = (f"--{word.replace('_', '-')}" for word in pair)
-            raise TaskError(f"{flag} has no effect without {other}: give both, or neither")
+    needs: list[tuple[str, str]] = []
+    if task.robust == "none":
+        needs += [(flag, "--robust") for flag in _FLAGS if flag.startswith("robust_")]
+    if not task.stop_after:
+        needs += [("stop_gain", "--stop-after"), ("stop_metric", "--stop-after")]
+    for flag, other in needs:
+        if getattr(args, flag) is not None:
+            option = f"--{flag.replace('_', '-')}"
+            raise TaskError(f"{option} has no effect without {other}: give both, or neither")
 
 
 def _masks(args: argparse.Namespace) -> dict[str, object]:

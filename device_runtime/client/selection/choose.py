@@ -111,13 +111,13 @@ class UpdateChoice:
 
         Kinds that are barred for the same reason share a sentence.
         """
-        over = list(takewhile(lambda one: one.misfits, self.candidates))
-        barred: dict[tuple[str, ...], dict[str, None]] = {}
-        for one in over:
-            if one.barred:
-                barred.setdefault(one.misfits, {})[one.kind] = None
-        names = [", ".join(barred.pop(one.misfits, ())) if one.barred else one.label for one in over]
-        passed = [f"{name} {'; '.join(one.misfits)}" for name, one in zip(names, over, strict=True) if name]
+        told: dict[tuple[str, str], list[str]] = {}  # by reason, and form where it is not shared
+        for one in takewhile(lambda one: one.misfits, self.candidates):
+            form, name = ("", one.kind) if one.barred else (one.label, one.label)
+            names = told.setdefault(("; ".join(one.misfits), form), [])
+            if name not in names:
+                names.append(name)
+        passed = [f"{', '.join(names)} {why}" for (why, _), names in told.items()]
         if self.chosen and self.chosen.part:
             passed.append(f"{self.chosen.label} {self.chosen.part}")
         return tuple(passed)

@@ -240,9 +240,10 @@ A resumed run trains again at most this much, and one round.
 
 
 def stopped_run(folder: Path, sha256: str) -> Checkpoint | None:
-    """The checkpoint of this run when it was stopped; None if it is missing, damaged or of another run.
+    """The checkpoint that this run left when it was stopped; None if it cannot be used.
 
-    Cuts the files of the run to their sizes at the checkpoint.
+    It cannot be used if it is missing, damaged or of another run. Else the run's files are cut to the sizes
+    that they had at the checkpoint.
     """
     try:
         left = checkpoint.load(folder)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.data.cells import first_of
 from device_runtime.models.data.labels import LabelMap
 from device_runtime.models.data.sample_source import SampleSource
 from device_runtime.models.data.units import Refused
@@ -135,7 +136,7 @@ def numbered_as(data: DataSet, manifest: Manifest, spec: DataSpec) -> DataSet:
     labels, compared = manifest.labels, manifest.target.compared
     if compared not in ("classes", "input") or data.has_columns or data.labels == labels:
         return data
-    if _numbers(labels) != _numbers(data.labels):
+    if _all_numbers(labels) != _all_numbers(data.labels):
         return data
     place = np.full(len(data.labels), -1, np.int64)
     try:
@@ -146,13 +147,12 @@ def numbered_as(data: DataSet, manifest: Manifest, spec: DataSpec) -> DataSet:
     except (Refused, DataError) as error:
         if compared == "input":  # then all classes may stand for normal samples
             return data
-        expected = ", ".join(labels[:12]) + (", .." if len(labels) > 12 else "")
-        where = spec.path or spec.source
+        where, expected = spec.path or spec.source, first_of(labels, 12)
         raise DataSetError(f"{where}: {error}; bundle {manifest.name} has the labels {expected}") from None
     return replace(data, train_y=place[data.train_y], test_y=place[data.test_y], labels=labels)
 
 
-def _numbers(labels: Sequence[str]) -> bool:
+def _all_numbers(labels: Sequence[str]) -> bool:
     return all(label.strip().isdecimal() for label in labels)
 
 

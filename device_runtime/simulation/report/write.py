@@ -63,7 +63,7 @@ class WrittenReport:
 
 
 def refused(runs: Sequence[FinishedRun]) -> list[str]:
-    """A line on the updates that the checks refused, with the most frequent reason; none if none were."""
+    """One line about the updates that were refused and the most frequent reason; no line if none were."""
     reasons: Counter[str] = Counter()
     for run in runs:
         reasons.update(run.tally.refused)

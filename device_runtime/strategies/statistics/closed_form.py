@@ -20,10 +20,10 @@ base keeps its own, trained head. If the head has more features than the statist
 (`class_sums.Projection`), d is their number, and the served head is W R', b. n_c and s_c include all samples
 and rounds that a device's statistics stand for (`kind_statistics.samples_per_measured`, `device_half.Late`).
 
-m_c is by how much the logit of c at mu_c is over that of every other class. Training shrinks Sigma on the
-samples that it sees, and not on others, so that the odds of W and b would be far too high. N samples without
-an error are evidence for odds of about N to 1 (rule of succession), to which T bounds them at the class
-means. No prediction changes by it.
+m_c is the logit of c at mu_c, less the highest of the other classes there. Training shrinks Sigma on the
+samples that it sees, and not on others, so that without T the head would be far too sure. N samples without
+an error are evidence for odds of about N to 1 (rule of succession): T bounds the mean of the log odds at the
+class means to that. It does not change which of the classes that devices sent is predicted.
 
 Linear discriminant analysis: Hastie et al., The Elements of Statistical Learning, 4.3. Class means pooled
 over devices: FedNCM (Legate et al. 2023). A classifier made on the aggregator from means and covariances:
@@ -183,7 +183,7 @@ def solve_head(known: Statistics) -> tuple[NDArray[np.float64], NDArray[np.float
 
 
 def _temperature(logits: NDArray[np.float64], samples: float) -> float:
-    """The temperature by which all logits are divided; `logits`: (classes, classes), at the class means."""
+    """The temperature of the head, T above, from its logits at the class means (classes, classes)."""
     if len(logits) < 2:
         return 1.0
     own = logits.diagonal()
