@@ -76,7 +76,7 @@ export class UpdateChoice {
   get reasons() {
     const first = this.candidates.findIndex((candidate) => !candidate.misfits.length);
     const passed = first < 0 ? this.candidates : this.candidates.slice(0, first);
-    const reasons = passed.map((candidate) => `${candidate.label} ${candidate.misfits.join("; ")}`);
+    const reasons = [...new Set(passed.map((candidate) => `${candidate.label} ${candidate.misfits.join("; ")}`))];
     return this.chosen?.part ? [...reasons, `${this.chosen.label} ${this.chosen.part}`] : reasons;
   }
 }
