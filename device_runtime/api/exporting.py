@@ -43,6 +43,7 @@ def export(
     features: Sequence[str] = (),
     batchnorm: Literal["frozen", "training"] = "frozen",
     precisions: Sequence[str] = (),
+    pretrained: bool = False,
     overwrite: bool = False,
 ) -> Bundle:
     """Writes a bundle into `folder` and opens it; every graph is compared with torch before.
@@ -63,6 +64,8 @@ def export(
     tunable: the sets of parameters that kinds of update train, with settings if wanted: all, mid, up, head,
     bias, adapter, prompt, prefix, lora, sparse; {"lora": {"rank": 8}, "head": {}}.
     objectives, features, batchnorm, precisions: as options of `device-runtime export` (docs/networks.md).
+    pretrained: the module's weights are trained, so that devices take smaller steps. Running statistics of a
+    batch norm that are not those of a new one say so too.
 
     Raises ExportError without torch, for a folder that has other files, or a bundle and `overwrite` is false,
     and for a module that cannot be traced; ParityError if a graph computes something else than torch.
@@ -101,6 +104,7 @@ def export(
         features=tuple(features),
         batchnorm=batchnorm,
         precisions=tuple(precisions),
+        pretrained=pretrained,
     )
     return write(module, spec, folder)
 

@@ -80,6 +80,17 @@ def test_a_module_is_exported_with_another_loss():
         dr.export(network, "none", labels=["price", "area"], loss="cube", **given)
 
 
+def test_a_bundle_knows_whether_its_weights_are_trained(network):
+    given = {"input": (1, 8, 8), "labels": "0123456789", "tunable": "head"}
+    assert not dr.export(network, "new", **given).manifest.pretrained
+    assert dr.export(network, "told", pretrained=True, **given).manifest.pretrained
+    norm = torch.nn.BatchNorm2d(1)
+    normed = torch.nn.Sequential(norm, *network)
+    assert not dr.export(normed, "new-norm", **given).manifest.pretrained
+    norm.train()(torch.ones(4, 1, 8, 8))
+    assert dr.export(normed, "seen-norm", **given).manifest.pretrained
+
+
 def test_a_reconstruction_has_normal_samples_and_others():
     network = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU(), torch.nn.Linear(2, 4))
     bundle = dr.export(network, "ae", input=(4,), loss="mse", targets="input", tunable="all")

@@ -52,7 +52,8 @@ class ExportSpec:
     labels: the classes; of values and flags, the outputs; of the input itself, normal and other samples.
     sets: tunable sets, each with its settings, as in {"all": {}, "lora": {"rank": 8}}. batchnorm "training":
     batch norms whose own parameters are in the trained set use batch statistics and update the running ones;
-    "frozen": all keep their running statistics. pretrained: the weights were trained before, on other data.
+    "frozen": all keep their running statistics. pretrained: the weights are trained;
+    running statistics of a batch norm that are not those of a new one say so too.
     """
 
     name: str
@@ -152,9 +153,16 @@ def export(
         source=spec.source,
         stored_as=spec.stored_as,
         loss=msgspec.UNSET if spec.loss == CROSS_ENTROPY else spec.loss,
-        pretrained=spec.pretrained or msgspec.UNSET,
+        pretrained=spec.pretrained or _has_running_statistics(module) or msgspec.UNSET,
     )
     return bundles.write(folder, manifest, weights, passed.files, spec.tokenizer)
+
+
+def _has_running_statistics(module: nn.Module) -> bool:
+    """Whether a batch norm has seen data: a new one has means of 0."""
+    return any(
+        name.endswith("running_mean") and bool(values.any()) for name, values in module.named_buffers()
+    )
 
 
 def _described_if_right(subject: FunctionalModule, candidate: GraphCandidate) -> GraphCandidate:
