@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,12 @@ def numbered_as(data: DataSet, manifest: Manifest, spec: DataSpec) -> DataSet:
         where, expected = spec.path or spec.source, first_of(labels, 12)
         raise DataSetError(f"{where}: {error}; bundle {manifest.name} has the labels {expected}") from None
     return replace(data, train_y=place[data.train_y], test_y=place[data.test_y], labels=labels)
+
+
+def in_order(labels: Iterable[str]) -> tuple[str, ...]:
+    """The different labels in the order of the alphabet; if all are numbers, by their value."""
+    names = sorted(set(labels))
+    return tuple(sorted(names, key=int) if _all_numbers(names) else names)
 
 
 def _all_numbers(labels: Sequence[str]) -> bool:

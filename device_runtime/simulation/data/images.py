@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from device_runtime.simulation.errors import DataSetError
 
-from .dataset import DataSet, Samples, split
+from .dataset import DataSet, Samples, in_order, split
 from .files import SkippedFiles, cached, existing, listing_key, with_progress
 from .spec import DataSpec
 
@@ -23,7 +23,7 @@ Arrays = dict[str, NDArray[Any]]
 def load(spec: DataSpec, seed: int) -> DataSet:
     """Loads images uint8 (n, 3, size, size): the largest central square, resized (bilinear).
 
-    Classes are the names of the folders, sorted. Files that are not images are skipped and counted.
+    Classes are the names of the folders, in order. Files that are not images are skipped and counted.
     Raises DataSetError.
     """
     root = existing(spec)
@@ -43,7 +43,7 @@ def load(spec: DataSpec, seed: int) -> DataSet:
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
+    names = in_order(entry.name for entry in folder.iterdir() if entry.is_dir())
     if not names:
         raise DataSetError(f"{folder} has no folders, expected one for each class")
     return names

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from device_runtime.models.text.texts import Texts
 from device_runtime.simulation.errors import DataSetError
 
-from .dataset import DataSet, Samples, split
+from .dataset import DataSet, Samples, in_order, split
 from .files import existing, read
 from .spec import DataSpec
 
@@ -54,14 +54,14 @@ def load(spec: DataSpec, seed: int, texts: Texts | None = None) -> DataSet:
     known = sentences(train, spec)
     if test is None:
         numbers = np.arange(len(known.texts))
-        labels = _sorted(known.labels)
+        labels = in_order(known.labels)
         both = split(Samples(numbers, _numbered(known, labels, train), labels), spec.test_share, seed)
         trained = [known.texts[i] for i in both.train_x.tolist()]
         vocabulary = () if texts else _vocabulary(trained, spec)
         ids = _inputs(known.texts, vocabulary, spec, texts)
         x, test_x = ids[both.train_x], ids[both.test_x]
         return DataSet(x, both.train_y, test_x, both.test_y, labels, vocabulary=vocabulary)
-    asked, labels = sentences(test, spec), _sorted(known.labels)
+    asked, labels = sentences(test, spec), in_order(known.labels)
     vocabulary = () if texts else _vocabulary(known.texts, spec)
     x, test_x = (_inputs(some.texts, vocabulary, spec, texts) for some in (known, asked))
     y, test_y = _numbered(known, labels, train), _numbered(asked, labels, test)
@@ -156,13 +156,6 @@ def _column(wanted: str, first: Row, otherwise: int) -> int:
     if wanted not in first:
         raise LookupError(wanted)
     return first.index(wanted)
-
-
-def _sorted(labels: Iterable[str]) -> tuple[str, ...]:
-    """The different labels in order, numbers by their value."""
-    names = set(labels)
-    numeric = all(name.isdecimal() for name in names)
-    return tuple(sorted(names, key=lambda name: (int(name), name) if numeric else (0, name)))
 
 
 def _numbered(some: Sentences, labels: tuple[str, ...], file: Path) -> NDArray[np.int64]:

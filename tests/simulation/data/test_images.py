@@ -38,6 +38,15 @@ def test_classes_are_the_sorted_folders_and_images_have_the_size_asked_for(tree)
     assert data.test_x[0, :, 3, 3].tolist() == [1, 2, 3]
 
 
+def test_folders_that_are_named_by_numbers_are_in_the_order_of_the_numbers(tmp_path):
+    for part in ("train", "test"):
+        for number in (0, 2, 10):
+            picture(tmp_path / part / str(number) / "1.png", (number, 0, 0))
+    data = load(spec(tmp_path, size=4), 0)
+    assert data.labels == ("0", "2", "10")
+    assert data.train_x[data.train_y.argsort(), 0, 0, 0].tolist() == [0, 2, 10]
+
+
 def test_the_middle_is_cut_out(tmp_path):
     strip = Image.new("RGB", (12, 4), (0, 0, 0))
     strip.paste((200, 200, 200), (4, 0, 8, 4))
