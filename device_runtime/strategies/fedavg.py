@@ -20,7 +20,7 @@ from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from .kind import ComparedAs, KindInfo, Settings, TakesCodec
 from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
-from .settings import BatchSize, ClipNorm, LearningRate, Momentum, Setting, WeightDecay
+from .settings import BatchSize, ClipNormOfWeights, LearningRate, Momentum, Setting, WeightDecay
 from .terms.local_term import LocalTerm, applied, check_terms, priced
 from .training import local_training
 from .training.device_half import LocalData, Run, TrainedUpdate
@@ -28,15 +28,20 @@ from .training.local_training import HeadTraining, TrainingPlan, follows_plan
 from .training.partial_epochs import PartialEpochs
 from .training.workload import Training, head_specs, work_of_training
 
+CLIP_NORM = 2.0
+CLIP_NORM_PRETRAINED = 0.5
+"""Where all of a pre-trained network is trained. With 2, MobileNetV2 forgets in the first round what it knew
+(`docs/kinds.md`)."""
+
 
 @dataclass(frozen=True)
 class FedAvg(TakesCodec, PartialEpochs):
     """Trains all parameters for `epochs` epochs of SGD; the base becomes the mean, weighted by samples.
 
     terms: what is added to the loss, as in FedProx, MOON and DP-SGD. clip_norm (ours): a bound on the
-    norm of each step's gradient (Pascanu et al. 2013). Without it, local training of a network without
-    normalisation diverges on some devices. Defaults: thesis 002, table 4.1 (SGD lr 0.1, momentum 0.5, weight
-    decay 1e-5, batch 64, E = 10).
+    norm of each step's gradient (Pascanu et al. 2013), see `step_bound`. Without it, local training of a
+    network without normalisation diverges on some devices. Defaults: thesis 002, table 4.1 (SGD lr 0.1,
+    momentum 0.5, weight decay 1e-5, batch 64, E = 10).
 
     Kinds that train a part of the model, or on some samples, derive from this class and override `trained`
     and `chosen`.
@@ -53,7 +58,7 @@ class FedAvg(TakesCodec, PartialEpochs):
     momentum: Momentum = 0.5
     weight_decay: WeightDecay = 1e-5
     batch: BatchSize = 64
-    clip_norm: ClipNorm = 2.0
+    clip_norm: ClipNormOfWeights = None
     terms: Annotated[
         tuple[LocalTerm, ...],
         Setting("Terms of the local objective, by name.", {"fedprox": {"mu": 0.1}}),
@@ -77,10 +82,17 @@ class FedAvg(TakesCodec, PartialEpochs):
         return TrainedUpdate(self.name, result.tensors, len(plan.indices), result.loss, variant, kept)
 
     def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
-        plan = applied(self.terms, self._steps(self.chosen(model, data, run)), model, data, run)
-        return replace(plan, epochs=self.epochs_in(run))
+        steps = self._steps(self.chosen(model, data, run), self.step_bound(model.manifest))
+        return replace(applied(self.terms, steps, model, data, run), epochs=self.epochs_in(run))
 
-    def _steps(self, indices: NDArray[np.int64]) -> TrainingPlan:
+    def step_bound(self, manifest: Manifest) -> float:
+        """The largest norm of a step's gradient; 0: no limit. Follows the bundle if `clip_norm` is None."""
+        if self.clip_norm is not None:
+            return self.clip_norm
+        whole = self.trained == "all" and not self.trains_head(manifest)
+        return CLIP_NORM_PRETRAINED if manifest.pretrained and whole else CLIP_NORM
+
+    def _steps(self, indices: NDArray[np.int64], clip_norm: float = 0.0) -> TrainingPlan:
         """Training on the samples at these indices, without terms."""
         return TrainingPlan(
             self.sgd,
@@ -88,7 +100,7 @@ class FedAvg(TakesCodec, PartialEpochs):
             self.batch,
             indices,
             self.trained,
-            clip_norm=self.clip_norm,
+            clip_norm=clip_norm,
             least=self.least,
         )
 
@@ -157,4 +169,5 @@ class FedAvg(TakesCodec, PartialEpochs):
         """See `TrainsHead`."""
         plan = replace(self._steps(np.arange(len(y))), epochs=self.epochs_in(run))
         batches, before = local_training.plan_batches(plan, run)
-        return HeadTraining(batches, self.sgd, before, self.clip_norm)
+        bound = CLIP_NORM if self.clip_norm is None else self.clip_norm
+        return HeadTraining(batches, self.sgd, before, bound)

@@ -95,6 +95,15 @@ ClipNorm = Annotated[
         "Largest norm of a step's gradient; 0: no limit.", example=1.0, unit="Euclidean norm", at_least=0
     ),
 ]
+ClipNormOfWeights = Annotated[
+    float | None,
+    Setting(
+        "Largest norm of a step's gradient; 0: no limit; none: 2, or 0.5 for all of a pre-trained network.",
+        example=1.0,
+        unit="Euclidean norm",
+        at_least=0,
+    ),
+]
 ServerEpochs = Annotated[
     int,
     Setting("Epochs of training on the aggregator.", example=5, unit="epochs", at_least=1, at_most=MOST),

@@ -10,6 +10,7 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import shipped
 from device_runtime.strategies.entropy_subset import EntropySubset
 from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.peft import Peft
 from device_runtime.strategies.terms.dp_sgd import DpSgd
 from device_runtime.strategies.terms.moon import Moon
 from device_runtime.strategies.terms.proximal import FedProx, FscProx
@@ -108,6 +109,34 @@ def test_a_clipped_step_is_as_long_as_the_learning_rate_times_the_norm(model, di
     sent = strategy.train(model, digits, run())
     moved = sum(float(((v - model.weights[n]) ** 2).sum()) for n, v in sent.tensors.items())
     assert np.sqrt(moved) == pytest.approx(0.05, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "new", "pretrained"),
+    [
+        (FedAvg(), 2.0, 0.5),
+        (FedAvg(clip_norm=0.0), 0.0, 0.0),
+        (FedAvg(clip_norm=3.0), 3.0, 3.0),
+        (EntropySubset(), 2.0, 2.0),
+        (EntropySubset(tunable="all"), 2.0, 0.5),
+        (Peft(tunable="bias"), 2.0, 2.0),
+    ],
+)
+def test_all_of_a_pretrained_network_is_trained_in_smaller_steps(bundle, strategy, new, pretrained):
+    assert strategy.step_bound(bundle.manifest) == new
+    assert strategy.step_bound(msgspec.structs.replace(bundle.manifest, pretrained=True)) == pretrained
+
+
+def test_a_pretrained_network_that_is_only_a_head_is_trained_as_the_simulation_trains_heads(bundle, run):
+    """`full` is then the training of the head alone, and `HeadTraining` knows no bundle."""
+    parameters = tuple(
+        msgspec.structs.replace(one, sets=("all", "head") if "head" in one.sets else ())
+        for one in bundle.manifest.parameters
+    )
+    head_only = msgspec.structs.replace(bundle.manifest, parameters=parameters, pretrained=True)
+    assert FedAvg().trains_head(head_only)
+    bound = FedAvg().head_training(np.zeros(8, np.int64), run()).clip_norm
+    assert FedAvg().step_bound(head_only) == bound == 2.0
 
 
 def test_private_training_bounds_each_sample_and_not_the_step_as_well(model, digits, run):

@@ -80,6 +80,14 @@ CASES = {
         (("full", STEPS), ("class-means", {})),
         more={"stored_as": "float16"},
     ),
+    "weights that were trained before": Case(
+        "cnn",
+        {"size": 8},
+        InputSpec((3, 8, 8)),
+        ("all", "mid"),
+        (("full", {**STEPS, "lr": 0.1}), ("entropy-subset", {**STEPS, "lr": 0.1, "least_samples": 1})),
+        more={"pretrained": True},
+    ),
 }
 
 

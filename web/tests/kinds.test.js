@@ -204,3 +204,15 @@ test("few-shot training with statistics runs the samples through the network onc
   assert.equal(passes, 1);
   assert.equal(made.numExamples, data.y.length);
 });
+
+test("all of a pre-trained network is trained in smaller steps, unless the task bounds them", () => {
+  const bounds = (kind, settings) =>
+    [false, true].map((pretrained) => {
+      const manifest = Object.assign(Object.create(bundle.manifest), { pretrained });
+      return make(kind, settings).stepBound(manifest);
+    });
+  assert.deepEqual(bounds("full", {}), [2, 0.5]);
+  assert.deepEqual(bounds("full", { clip_norm: 0 }), [0, 0]);
+  assert.deepEqual(bounds("entropy-subset", {}), [2, 2]);
+  assert.deepEqual(bounds("peft", { tunable: "head" }), [2, 2]);
+});

@@ -65,6 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Read weights: safetensors, npz, torch state dict, or a transformers folder (default: as made).",
     )
     add("--new-head", action="store_true", help="Take the weights without the head, for other labels.")
+    add(
+        "--pretrained",
+        action="store_true",
+        help="Say that the factory's weights are trained, as --weights does: devices take smaller steps.",
+    )
     add("--seed", type=int, default=0, help="Draw random weights by this seed (default: 0).")
     add(
         "--scale",
@@ -289,6 +294,7 @@ def spec(
         batchnorm=args.batchnorm,
         precisions=tuple(dict.fromkeys(args.precision)),
         stored_as=args.stored_as,
+        pretrained=args.pretrained or args.weights is not None,
         ort_training=args.ort_training,
         scaled=args.scaled_features,
         loss=target,

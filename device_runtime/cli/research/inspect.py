@@ -48,7 +48,8 @@ def _text(figures: BundleFigures) -> str:
         f"{manifest.name}: {figures.bytes / 1000:.0f} KB, sha256 {figures.sha256}",
         f"input {shape}{_kind(manifest)}, {manifest.head.features} features, {len(manifest.labels)} labels"
         + ("" if manifest.target.is_cross_entropy else f", loss {manifest.target.said}"),
-        f"made with {manifest.producer}{_source(manifest)}, weights stored as {manifest.stored_as}",
+        f"made with {manifest.producer}{_source(manifest)}, weights stored as {manifest.stored_as}"
+        + (", trained before" if manifest.pretrained else ""),
         f"trainable parameters: {trained}",
     ]
     return "\n\n".join(["\n".join(lines), _parameter_table(manifest), _graph_table(manifest)])

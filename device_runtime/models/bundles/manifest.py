@@ -153,6 +153,7 @@ class Manifest(ManifestRecord, frozen=True):
     source: Source | None = None
     stored_as: Literal["float32", "float16"] = "float32"  # float16: tensors that lose nothing by it
     loss: TargetSpec | msgspec.UnsetType = msgspec.UNSET  # where it is not cross-entropy
+    pretrained: bool | msgspec.UnsetType = msgspec.UNSET  # true where the weights were trained before
     format: int = FORMAT
     seal: str = ""  # sha256 of manifest.json with an empty seal; `encode` sets it
 

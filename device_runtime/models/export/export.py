@@ -52,7 +52,7 @@ class ExportSpec:
     labels: the classes; of values and flags, the outputs; of the input itself, normal and other samples.
     sets: tunable sets, each with its settings, as in {"all": {}, "lora": {"rank": 8}}. batchnorm "training":
     batch norms whose own parameters are in the trained set use batch statistics and update the running ones;
-    "frozen": all keep their running statistics.
+    "frozen": all keep their running statistics. pretrained: the weights were trained before, on other data.
     """
 
     name: str
@@ -69,6 +69,7 @@ class ExportSpec:
     precisions: tuple[str, ...] = ()  # of further forward graphs: int8, float16
     stored_as: Literal["float32", "float16"] = "float32"  # float16 rounds them; the file is half as big
     scaled: bool = False  # each feature has a scale before the head, 1 until class means set it
+    pretrained: bool = False
     loss: TargetSpec = CROSS_ENTROPY
     own_loss: OwnLoss | None = None  # where `loss` is the user's own: its function
     source: Source | None = None
@@ -151,6 +152,7 @@ def export(
         source=spec.source,
         stored_as=spec.stored_as,
         loss=msgspec.UNSET if spec.loss == CROSS_ENTROPY else spec.loss,
+        pretrained=spec.pretrained or msgspec.UNSET,
     )
     return bundles.write(folder, manifest, weights, passed.files, spec.tokenizer)
 

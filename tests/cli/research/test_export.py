@@ -109,6 +109,9 @@ def test_weights_of_a_file_are_loaded_and_others_refused(tmp_path):
     file.write_bytes(tensors.encode(state))
     loaded = export.build(parsed(*words, "--weights", str(file)))
     assert all(torch.all(w == 0.5) for w in loaded.state_dict().values())
+    assert export.spec(parsed(*words, "--weights", str(file))).pretrained
+    assert export.spec(parsed(*words, "--pretrained")).pretrained
+    assert not export.spec(parsed(*words)).pretrained
     file.write_bytes(tensors.encode({"stranger": np.zeros(1, np.float32)}))
     with pytest.raises(
         ExportError, match=r"does not fit WideResNet: 25 missing .*; 1 not expected \(stranger"

@@ -2,7 +2,7 @@
 
 import { train } from "../local_training.js";
 import { Sgd } from "../optimizer.js";
-import { number, text, truth, whole } from "../records.js";
+import { nullable, number, text, truth, whole } from "../records.js";
 import { headSpecs, workOfTraining } from "../workload.js";
 import { StrategyDefaults, everyOne } from "./kind.js";
 import { belowOne, counts, notNegative, positive, tunableSet } from "./settings.js";
@@ -12,6 +12,10 @@ import { terms } from "./terms.js";
 /** @typedef {import("./kind.js").DeviceModel} DeviceModel */
 /** @typedef {import("./kind.js").LocalData} LocalData */
 /** @typedef {import("./kind.js").Run} Run */
+
+/** The usual bound on a step's gradient, and the one where all of a pre-trained network is trained. */
+const CLIP_NORM = 2;
+const CLIP_NORM_PRETRAINED = 0.5;
 
 /** Prefix of the names of a few-shot trained classifier's tensors among those sent beside the base. */
 export const FEW_SHOT = "few-shot/";
@@ -24,7 +28,7 @@ export const FIELDS = {
   momentum: [number, 0.5],
   weight_decay: [number, 1e-5],
   batch: [whole(), 64],
-  clip_norm: [number, 2],
+  clip_norm: [nullable(number), null],
   terms: [terms, {}],
   reduced_epochs: [whole(), 0],
   graded: [truth, false],
@@ -46,7 +50,8 @@ export class FedAvg extends StrategyDefaults {
     super(settings);
     counts(settings, ["epochs", "batch"]);
     positive({ lr: this.rate }, "lr");
-    notNegative(settings, "weight_decay", "clip_norm");
+    notNegative(settings, "weight_decay");
+    if (settings.clip_norm !== null) notNegative(settings, "clip_norm");
     belowOne(settings, "momentum");
     tunableSet(this.trained);
     const given = ["reduced_epochs", "least_epochs"].filter((name) => settings[name]);
@@ -165,10 +170,21 @@ export class FedAvg extends StrategyDefaults {
    * @returns {import("../local_training.js").TrainingPlan}
    */
   plan(model, run, indices) {
-    const { epochs, batch, clip_norm: clipNorm } = this.settings;
+    const { epochs, batch } = this.settings;
+    const clipNorm = this.stepBound(model.manifest);
     const proximal = this.#pulls(model, run);
     const { least, sgd, trained: tunable } = this;
     return { sgd, epochs, batch, indices, tunable, proximal, clipNorm, least };
+  }
+
+  /**
+   * The largest norm of a step's gradient: `clip_norm`, or what suits the bundle's weights; 0: no limit.
+   * @param {any} manifest
+   * @returns {number}
+   */
+  stepBound(manifest) {
+    const whole = this.trained === "all" && !this.trainsHead(manifest);
+    return this.settings.clip_norm ?? (manifest.pretrained && whole ? CLIP_NORM_PRETRAINED : CLIP_NORM);
   }
 
   /** @param {DeviceModel} model @param {Run} run */

@@ -95,7 +95,7 @@ export class Peft extends FedAvg {
     const features = await model.features(data.x);
     await pace(run, { began, done: 1 });
     const head = new SoftmaxHead(model.manifest, model.weights);
-    const trainLoss = await this.#probe(head, features, data.y, run);
+    const trainLoss = await this.#probe(head, features, data.y, run, this.stepBound(model.manifest));
     const tensors = head.params.tensors();
     return { kind: this.name, form: this.form, tensors, numExamples: data.y.length, trainLoss };
   }
@@ -106,9 +106,10 @@ export class Peft extends FedAvg {
    * @param {Float32Array} features
    * @param {Int32Array} y
    * @param {import("./kind.js").Run} run
+   * @param {number} clipNorm
    */
-  async #probe(head, features, y, run) {
-    const { epochs, batch: size, clip_norm: clipNorm } = this.settings;
+  async #probe(head, features, y, run, clipNorm) {
+    const { epochs, batch: size } = this.settings;
     const plan = { sgd: this.sgd, epochs, batch: size, indices: everyOne(y.length), tunable: this.trained };
     const { batches, before } = await planBatches(plan, run);
     const [steps, began] = [this.sgd.start(head.params.vector), run.clock()];
