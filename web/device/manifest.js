@@ -28,6 +28,7 @@ export class Manifest {
     this.producer = fields.producer;
     this.source = fields.source;
     this.stored_as = fields.stored_as;
+    /** @type {boolean | undefined} */
     this.pretrained = fields.pretrained;
     this.format = fields.format;
   }

@@ -111,7 +111,7 @@ export const MANIFEST = record({
   producer: text,
   source: [nullable(record({ network: text, settings: dictOf(setting) })), null],
   stored_as: [oneOf("float32", "float16"), "float32"],
-  pretrained: [truth, false],
+  pretrained: [truth, undefined],
   format: [whole(), FORMAT],
   seal: [text, ""],
 });
