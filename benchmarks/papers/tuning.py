@@ -61,7 +61,7 @@ def _at_rate(row: SystemRow, rate: float, column: Column, cell: Layer) -> System
 
 
 def _trained(system: str) -> Iterator[str]:
-    """The kinds of update that get the rate: all that have one, but for those of the first round alone."""
+    """The kinds of update whose learning rate is varied: not those of the first round alone."""
     task = Task(bundle="any", rounds=3)
     try:
         kinds = task_as_system(system, task).kinds

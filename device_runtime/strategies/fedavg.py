@@ -20,7 +20,7 @@ from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from .kind import ComparedAs, KindInfo, Settings, TakesCodec
 from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
-from .settings import BatchSize, ClipNormOfWeights, LearningRate, Momentum, Setting, WeightDecay
+from .settings import BatchSize, ClipNormByBundle, LearningRate, Momentum, Setting, WeightDecay
 from .terms.local_term import LocalTerm, applied, check_terms, priced
 from .training import local_training
 from .training.device_half import LocalData, Run, TrainedUpdate
@@ -30,8 +30,10 @@ from .training.workload import Training, head_specs, work_of_training
 
 CLIP_NORM = 2.0
 CLIP_NORM_PRETRAINED = 0.5
-"""Where all of a pre-trained network is trained. With 2, MobileNetV2 forgets in the first round what it knew
-(`docs/kinds.md`)."""
+"""Usual bounds on the norm of a step's gradient: in general, and to train all of a pre-trained network.
+
+With the first, MobileNetV2 forgets in one round what it knew (`docs/kinds.md`).
+"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class FedAvg(TakesCodec, PartialEpochs):
     """Trains all parameters for `epochs` epochs of SGD; the base becomes the mean, weighted by samples.
 
     terms: what is added to the loss, as in FedProx, MOON and DP-SGD. clip_norm (ours): a bound on the
-    norm of each step's gradient (Pascanu et al. 2013), see `step_bound`. Without it, local training of a
+    norm of each step's gradient (Pascanu et al. 2013), see `clip_norm_for`. Without it, local training of a
     network without normalisation diverges on some devices. Defaults: thesis 002, table 4.1 (SGD lr 0.1,
     momentum 0.5, weight decay 1e-5, batch 64, E = 10).
 
@@ -58,7 +60,7 @@ class FedAvg(TakesCodec, PartialEpochs):
     momentum: Momentum = 0.5
     weight_decay: WeightDecay = 1e-5
     batch: BatchSize = 64
-    clip_norm: ClipNormOfWeights = None
+    clip_norm: ClipNormByBundle = None
     terms: Annotated[
         tuple[LocalTerm, ...],
         Setting("Terms of the local objective, by name.", {"fedprox": {"mu": 0.1}}),
@@ -82,17 +84,17 @@ class FedAvg(TakesCodec, PartialEpochs):
         return TrainedUpdate(self.name, result.tensors, len(plan.indices), result.loss, variant, kept)
 
     def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
-        steps = self._steps(self.chosen(model, data, run), self.step_bound(model.manifest))
+        steps = self._steps(self.chosen(model, data, run), self.clip_norm_for(model.manifest))
         return replace(applied(self.terms, steps, model, data, run), epochs=self.epochs_in(run))
 
-    def step_bound(self, manifest: Manifest) -> float:
-        """The largest norm of a step's gradient; 0: no limit. Follows the bundle if `clip_norm` is None."""
+    def clip_norm_for(self, manifest: Manifest) -> float:
+        """`clip_norm`, or the usual one for this bundle if it is None."""
         if self.clip_norm is not None:
             return self.clip_norm
         whole = self.trained == "all" and not self.trains_head(manifest)
         return CLIP_NORM_PRETRAINED if manifest.pretrained and whole else CLIP_NORM
 
-    def _steps(self, indices: NDArray[np.int64], clip_norm: float = 0.0) -> TrainingPlan:
+    def _steps(self, indices: NDArray[np.int64], clip_norm: float) -> TrainingPlan:
         """Training on the samples at these indices, without terms."""
         return TrainingPlan(
             self.sgd,
@@ -167,7 +169,7 @@ class FedAvg(TakesCodec, PartialEpochs):
 
     def head_training(self, y: NDArray[np.int64], run: Run) -> HeadTraining:
         """See `TrainsHead`."""
-        plan = replace(self._steps(np.arange(len(y))), epochs=self.epochs_in(run))
+        clip_norm = CLIP_NORM if self.clip_norm is None else self.clip_norm
+        plan = replace(self._steps(np.arange(len(y)), clip_norm), epochs=self.epochs_in(run))
         batches, before = local_training.plan_batches(plan, run)
-        bound = CLIP_NORM if self.clip_norm is None else self.clip_norm
-        return HeadTraining(batches, self.sgd, before, bound)
+        return HeadTraining(batches, self.sgd, before, clip_norm)

@@ -95,7 +95,7 @@ ClipNorm = Annotated[
         "Largest norm of a step's gradient; 0: no limit.", example=1.0, unit="Euclidean norm", at_least=0
     ),
 ]
-ClipNormOfWeights = Annotated[
+ClipNormByBundle = Annotated[
     float | None,
     Setting(
         "Largest norm of a step's gradient; 0: no limit; none: 2, or 0.5 for all of a pre-trained network.",

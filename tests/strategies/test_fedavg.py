@@ -123,12 +123,12 @@ def test_a_clipped_step_is_as_long_as_the_learning_rate_times_the_norm(model, di
     ],
 )
 def test_all_of_a_pretrained_network_is_trained_in_smaller_steps(bundle, strategy, new, pretrained):
-    assert strategy.step_bound(bundle.manifest) == new
-    assert strategy.step_bound(msgspec.structs.replace(bundle.manifest, pretrained=True)) == pretrained
+    assert strategy.clip_norm_for(bundle.manifest) == new
+    assert strategy.clip_norm_for(msgspec.structs.replace(bundle.manifest, pretrained=True)) == pretrained
 
 
 def test_a_pretrained_network_that_is_only_a_head_is_trained_as_the_simulation_trains_heads(bundle, run):
-    """`full` is then the training of the head alone, and `HeadTraining` knows no bundle."""
+    """The simulation trains heads without the bundle, so that the bound may not depend on it."""
     parameters = tuple(
         msgspec.structs.replace(one, sets=("all", "head") if "head" in one.sets else ())
         for one in bundle.manifest.parameters
@@ -136,7 +136,7 @@ def test_a_pretrained_network_that_is_only_a_head_is_trained_as_the_simulation_t
     head_only = msgspec.structs.replace(bundle.manifest, parameters=parameters, pretrained=True)
     assert FedAvg().trains_head(head_only)
     bound = FedAvg().head_training(np.zeros(8, np.int64), run()).clip_norm
-    assert FedAvg().step_bound(head_only) == bound == 2.0
+    assert FedAvg().clip_norm_for(head_only) == bound == 2.0
 
 
 def test_private_training_bounds_each_sample_and_not_the_step_as_well(model, digits, run):

@@ -209,7 +209,7 @@ test("all of a pre-trained network is trained in smaller steps, unless the task 
   const bounds = (kind, settings) =>
     [false, true].map((pretrained) => {
       const manifest = Object.assign(Object.create(bundle.manifest), { pretrained });
-      return make(kind, settings).stepBound(manifest);
+      return make(kind, settings).clipNormFor(manifest);
     });
   assert.deepEqual(bounds("full", {}), [2, 0.5]);
   assert.deepEqual(bounds("full", { clip_norm: 0 }), [0, 0]);

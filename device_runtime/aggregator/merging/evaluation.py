@@ -56,7 +56,7 @@ def reason_to_serve_trained_head(served_acc: float, base_acc: float) -> str:
 
 
 def mean_loss(losses: Iterable[tuple[float, int]]) -> float:
-    """The mean of training losses, weighted by their samples; nan without any. Losses of nan are left out."""
+    """The mean of the finite training losses, weighted by samples; nan if there is none."""
     known = [(loss, samples) for loss, samples in losses if isfinite(loss)]
     samples = sum(samples for _, samples in known)
     return sum(loss * samples for loss, samples in known) / samples if samples else nan

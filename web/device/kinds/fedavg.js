@@ -13,7 +13,7 @@ import { terms } from "./terms.js";
 /** @typedef {import("./kind.js").LocalData} LocalData */
 /** @typedef {import("./kind.js").Run} Run */
 
-/** The usual bound on a step's gradient, and the one where all of a pre-trained network is trained. */
+/** Usual bounds on the norm of a step's gradient: in general, and to train all of a pre-trained network. */
 const CLIP_NORM = 2;
 const CLIP_NORM_PRETRAINED = 0.5;
 
@@ -171,18 +171,18 @@ export class FedAvg extends StrategyDefaults {
    */
   plan(model, run, indices) {
     const { epochs, batch } = this.settings;
-    const clipNorm = this.stepBound(model.manifest);
+    const clipNorm = this.clipNormFor(model.manifest);
     const proximal = this.#pulls(model, run);
     const { least, sgd, trained: tunable } = this;
     return { sgd, epochs, batch, indices, tunable, proximal, clipNorm, least };
   }
 
   /**
-   * The largest norm of a step's gradient: `clip_norm`, or what suits the bundle's weights; 0: no limit.
+   * `clip_norm`, or the usual one for this bundle if it is null.
    * @param {any} manifest
    * @returns {number}
    */
-  stepBound(manifest) {
+  clipNormFor(manifest) {
     const whole = this.trained === "all" && !this.trainsHead(manifest);
     return this.settings.clip_norm ?? (manifest.pretrained && whole ? CLIP_NORM_PRETRAINED : CLIP_NORM);
   }

@@ -95,7 +95,7 @@ export class Peft extends FedAvg {
     const features = await model.features(data.x);
     await pace(run, { began, done: 1 });
     const head = new SoftmaxHead(model.manifest, model.weights);
-    const trainLoss = await this.#probe(head, features, data.y, run, this.stepBound(model.manifest));
+    const trainLoss = await this.#probe(head, features, data.y, run, this.clipNormFor(model.manifest));
     const tensors = head.params.tensors();
     return { kind: this.name, form: this.form, tensors, numExamples: data.y.length, trainLoss };
   }
