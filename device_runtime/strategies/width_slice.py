@@ -74,10 +74,19 @@ class WidthSlice(FedAvg):
         return {member: slices.cut(base) for member, slices in self._slices(manifests).items()}
 
     def check_bundles(self, manifests: Mapping[str, Manifest]) -> None:
-        """Check that all members are parts of the main model; raises as `derive`, and without members."""
+        """Check that all members are parts of the main model; raises as `derive`, and without members.
+
+        A member of a pre-trained model has to say so too, since its devices see its manifest alone.
+        """
         if not self.members:
             raise BundleError("it has no narrower models: give the task a family (serve --family A,B)")
         self._slices(manifests)
+        for member in self.members:
+            if manifests[""].pretrained and not manifests[member].pretrained:
+                raise BundleError(
+                    f"the main model is pre-trained, and its part {member} does not say so: "
+                    "export the part with --pretrained"
+                )
 
     def _slices(self, manifests: Mapping[str, Manifest]) -> dict[str, Slices]:
         members = filter(None, self.members)

@@ -8,7 +8,7 @@ import pytest
 
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.models.errors import TensorError
+from device_runtime.models.errors import BundleError, TensorError
 from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.strategies import registry
@@ -109,6 +109,15 @@ def test_a_member_that_is_no_part_of_the_main_model_is_refused(manifests, distri
             refuse()
     strategy.check_bundles(manifests)
     assert isinstance(strategy, NeedsModels)
+
+
+def test_the_part_of_a_pre_trained_network_has_to_say_that_it_is_one(manifests):
+    strategy = WidthSlice(members=("", "half"))
+    said = {name: msgspec.structs.replace(one, pretrained=True) for name, one in manifests.items()}
+    strategy.check_bundles(said)
+    strategy.check_bundles({**manifests, "half": said["half"]})
+    with pytest.raises(BundleError, match="part half does not say so: export the part with --pretrained"):
+        strategy.check_bundles({**said, "half": manifests["half"]})
 
 
 def test_a_member_that_was_trained_changes_its_part_and_nothing_else(
