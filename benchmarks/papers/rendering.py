@@ -20,7 +20,7 @@ from .claims import ClaimVerdict
 from .measures import MEASURES, Measure
 from .outcome import TableOutcome
 from .places import DataFolder, SharedTables
-from .table import SCALES, Column, Table
+from .table import SCALES, Column, SystemRow, Table
 
 Style = Literal["simple", "github"]
 
@@ -30,7 +30,7 @@ def text(outcome: TableOutcome) -> str:
     parts = [heading(outcome), *_tables(outcome, "simple"), _claims(outcome, "simple")]
     notes = [f"- {sentence}" for sentence in differences(outcome)]
     parts.append("\n".join(["differences from the paper's setting", *notes] if notes else []))
-    parts.append("\n".join(f"not run: {why}" for why in outcome.failed))
+    parts.append("\n".join(f"not run: {why}" for why in (*_missing(outcome), *outcome.failed)))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -48,8 +48,8 @@ def markdown(outcome: TableOutcome, command: str, picture: str = "") -> str:
     ]
     if notes := differences(outcome):
         parts.append("\n".join(["**Differences from the paper's setting**\n", *(f"* {n}" for n in notes)]))
-    if outcome.failed:
-        parts.append("\n".join(["**Not run**\n", *(f"* {why}" for why in outcome.failed)]))
+    if lacking := (*_missing(outcome), *outcome.failed):
+        parts.append("\n".join(["**Not run**\n", *(f"* {why}" for why in lacking)]))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -121,24 +121,71 @@ def _alt(outcome: TableOutcome) -> str:
 
 
 def _tables(outcome: TableOutcome, style: Style) -> list[str]:
-    return [_column(outcome, column, style) for column in outcome.table.columns_at(outcome.wanted.scale)]
+    """A table of text for each group of columns, without rows and columns that have no runs."""
+    shown = [column for column in outcome.table.columns_at(outcome.wanted.scale) if _ran(outcome, column)]
+    return [_columns(outcome, group, style) for group in _groups(outcome, shown)]
 
 
-def _column(outcome: TableOutcome, column: Column, style: Style) -> str:
-    table = outcome.table
-    measure = MEASURES[table.measure_of(column)]
-    cells = table.rows_at(outcome.wanted.scale, column)
-    ours = {row.name: outcome.spread(row.name, column.id) for row in cells}
-    unit = _unit(measure, list(ours.values()))
-    printed = any(column.id in row.paper for row in cells)
-    heads = ("system", "paper", "ours") if printed else ("system", "ours")
-    rows = [
-        (row.title, *([row.paper.get(column.id, DASH)] if printed else []), _worded(ours[row.name], unit))
-        for row in cells
-    ]
-    title = f"{column.title}: {measure.title}{_stragglers(outcome, column)}"
+def _groups(outcome: TableOutcome, columns: Sequence[Column]) -> list[list[Column]]:
+    """Columns of the same runs share a table where the paper has no numbers for them."""
+    groups: dict[object, list[Column]] = {}
+    for column in columns:
+        runs = (column.data, column.modifier, column.setting, column.at, column.cells)
+        key = column.id if _printed(outcome, column) else msgspec.json.encode(runs)
+        groups.setdefault(key, []).append(column)
+    return list(groups.values())
+
+
+def _printed(outcome: TableOutcome, column: Column) -> bool:
+    """Whether the paper has numbers for this column."""
+    return any(column.id in row.paper for row in outcome.table.rows_at(outcome.wanted.scale, column))
+
+
+def _ran(outcome: TableOutcome, column: Column) -> list[SystemRow]:
+    """The rows that have runs in this column."""
+    rows = outcome.table.rows_at(outcome.wanted.scale, column)
+    return [row for row in rows if any(outcome.runs.get((row.name, column.id), ()))]
+
+
+def _columns(outcome: TableOutcome, columns: Sequence[Column], style: Style) -> str:
+    first = columns[0]
+    titles = [MEASURES[outcome.table.measure_of(column)].title for column in columns]
+    if len(columns) == 1:
+        title = f"{first.title}: {titles[0]}{_stragglers(outcome, first)}"
+        titles = ["ours"]
+    else:
+        title = f"{first.title}{_stragglers(outcome, first)}"
+        own = [column.title.removeprefix(first.title).lstrip(", ") for column in columns]
+        titles = [mine or measure for mine, measure in zip(own, titles, strict=True)]
+    ran = {row.name for column in columns for row in _ran(outcome, column)}
+    rows = [row for row in outcome.table.rows if row.name in ran]
+    by_column = [_cells(outcome, column, rows) for column in columns]
+    printed = [[row.paper.get(first.id, DASH) for row in rows]] if _printed(outcome, first) else []
+    heads = ("system", *("paper" for _ in printed), *titles)
+    lines = list(zip([row.title for row in rows], *printed, *by_column, strict=True))
     sides = ("left", *("right" for _ in heads[1:]))
-    return f"{_bold(title, style)}\n\n{_table(rows, heads, (style, sides))}"
+    return f"{_bold(title, style)}\n\n{_table(lines, heads, (style, sides))}"
+
+
+def _cells(outcome: TableOutcome, column: Column, rows: Sequence[SystemRow]) -> list[str]:
+    """Our results in a column; empty for rows that it does not have."""
+    ours = {row.name: outcome.spread(row.name, column.id) for row in rows}
+    unit = _unit(MEASURES[outcome.table.measure_of(column)], list(ours.values()))
+    mine = {row.name for row in outcome.table.rows_at(outcome.wanted.scale, column)}
+    return [_worded(ours[row.name], unit) if row.name in mine else "" for row in rows]
+
+
+def _missing(outcome: TableOutcome) -> list[str]:
+    """The rows and columns that have no runs yet, and how many claims need them."""
+    columns = outcome.table.columns_at(outcome.wanted.scale)
+    run = {row.name for column in columns for row in _ran(outcome, column)}
+    every = [row for column in columns for row in outcome.table.rows_at(outcome.wanted.scale, column)]
+    rows = dict.fromkeys(row.title for row in every if row.name not in run)
+    without = dict.fromkeys(column.title for column in columns if not _ran(outcome, column))
+    claims = sum(not each.known for each in outcome.verdicts)
+    parts = [f"rows: {'; '.join(rows)}"] if rows else []
+    parts += [f"columns: {'; '.join(without)}"] if without else []
+    return [*parts, *([f"claims that need these: {claims}"] if claims else [])]
 
 
 def _worded(each: SeedSpread, unit: tuple[str, float]) -> str:
@@ -154,13 +201,14 @@ def _stragglers(outcome: TableOutcome, column: Column) -> str:
 def _claims(outcome: TableOutcome, style: Style) -> str:
     if outcome.wanted.scale == "smoke":
         return "Scale smoke shows that it works, and claims nothing."
-    if not outcome.verdicts:
-        return ""
     titles = {column.id: _named(column, outcome) for column in outcome.table.columns}
     rows = [
         (each.claim.text, titles[each.column], _paper(each), *_ours(each), each.words)
         for each in outcome.verdicts
+        if each.known
     ]
+    if not rows:
+        return ""
     heads = ("claim", "column", "paper", "ours", "95% interval", "seeds", "verdict")
     sides = ("left", "left", "right", "right", "right", "right", "left")
     return f"{_bold('claims', style)}\n\n{_table(rows, heads, (style, sides))}"
