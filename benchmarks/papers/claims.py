@@ -7,7 +7,7 @@ nothing, and neither do rows that are all at chance.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isnan, nan
@@ -31,11 +31,11 @@ Verdict = Literal["holds", "fails", "not shown", "at chance", "not run"]
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """The verdict on one claim in one column; `ours` is the difference (with a factor: the ratio) over seeds.
+    """The verdict on one claim in one column; `ours` is the difference over seeds, with a factor the ratio.
 
-    `printed` is that of the paper's numbers, nan where they are not printed. The claim holds in `seeds` of
-    `ours.n` seeds, and for their mean if `holds`. `points`: the difference is in percentage points.
-    `at_chance`: all its rows are.
+    The mean of ratios is the ratio of the means. `printed` is that of the paper's numbers, nan where they are
+    not printed. The claim holds in `seeds` of `ours.n` seeds, and for their mean if `holds`. `points`: the
+    difference is in percentage points. `at_chance`: all its rows are.
     """
 
     claim: TableClaim
@@ -181,17 +181,23 @@ def _each(claim: TableClaim, column: str, values: Values) -> list[float]:
     differences = [more - less for more, less in pairs(column)]
     if claim.towards:
         whole = [more - less for more, less in pairs(column, claim.towards)]
-        return [_ratio(mine, all_of_it) for mine, all_of_it in zip(differences, whole, strict=False)]
+        return _ratios(claim.factor, list(zip(differences, whole, strict=False)))
     if claim.factor:
-        return [_ratio(more, less) for more, less in pairs(column)]
+        return _ratios(claim.factor, pairs(column))
     if claim.fall is None:
         return differences
     before = [more - less for more, less in pairs(claim.fall[0])]
     return [after - first for first, after in zip(before, differences, strict=False)]
 
 
-def _ratio(more: float, less: float) -> float:
-    return more / less if less else nan
+def _ratios(factor: float, pairs: Sequence[tuple[float, float]]) -> list[float]:
+    """For each seed a ratio, by the mean of `less` over the seeds; nan where that is not above 0.
+
+    It is at least `factor` where `more >= factor * less`, and the mean is the ratio of the means. One
+    seed's own ratio says nothing where there is next to nothing to divide by.
+    """
+    mean = spread([less for more, less in pairs if not isnan(more)]).mean
+    return [factor + (more - factor * less) / mean if mean > 0 else nan for more, less in pairs]
 
 
 def _printed(claim: TableClaim, column: str, rows: Mapping[str, SystemRow]) -> Values:

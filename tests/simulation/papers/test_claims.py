@@ -84,8 +84,10 @@ def test_a_margin_is_in_points(judged):
 
 def test_a_factor_compares_by_division(judged):
     [found] = judged(factor=3, columns=["efficiency"])
-    assert found.ours.mean == pytest.approx(3.75)  # 4 and 3.5
+    assert found.ours.mean == pytest.approx(1.1 / 0.3)
     assert (found.holds, found.seeds) == (True, 2)
+    [more] = judged(factor=3.6, columns=["efficiency"])  # 4 times in one seed and 3.5 in the other
+    assert (more.ours.mean, more.holds, more.seeds) == (pytest.approx(1.1 / 0.3), True, 1)
 
 
 def test_a_share_of_the_way_to_a_third_row_is_by_seed(changed):
@@ -101,6 +103,8 @@ def test_a_share_of_the_way_to_a_third_row_is_by_seed(changed):
     [found] = verdicts(table, "cpu", {**VALUES, ("no-stragglers", "even"): (0.74, 0.76)})
     assert found.ours.mean == pytest.approx((3 / 4 + 1 / 4) / 2)
     assert (found.points, found.seeds, found.printed) == (False, 1, pytest.approx(nan, nan_ok=True))
+    [small] = verdicts(table, "cpu", {**VALUES, ("no-stragglers", "even"): (0.76, 0.719)})
+    assert (small.ours.mean, small.seeds) == (pytest.approx(0.04 / 0.059), 2)  # of 0.06 and -0.001
     [unknown] = verdicts(table, "cpu", {**VALUES, ("no-stragglers", "even"): (0.70, 0.72)})
     assert unknown.words == "not run"  # dropping loses nothing
 
