@@ -25,6 +25,7 @@ TOO_FEW = "too few seeds"
 VERDICTS = ("holds", "fails", "not shown", "at chance", TOO_FEW, "not run")
 _SECTION = re.compile(r"<!-- (\S+ \S+) -->\n(.*?)<!-- /\1 -->\n", re.S)
 _CODE = re.compile(r"; code of ([^;]+);")
+_UNJUDGED = re.compile(rf"^\* {rendering.UNJUDGED}(\d+)$", re.M)
 OURS = "Our own tables"
 
 
@@ -58,7 +59,8 @@ class Section:
         )
         cells = (TOO_FEW if cell.startswith("not shown:") else cell for cell in cells)
         named = (next((each for each in VERDICTS if cell.startswith(each)), "") for cell in cells)
-        return tuple(name for name in named if name)
+        unjudged = _UNJUDGED.search(self.text)
+        return (*(name for name in named if name), *("not run",) * (int(unjudged[1]) if unjudged else 0))
 
     @cached_property
     def since(self) -> int | None:

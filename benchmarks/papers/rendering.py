@@ -23,6 +23,8 @@ from .places import DataFolder, SharedTables
 from .table import SCALES, Column, SystemRow, Table
 
 Style = Literal["simple", "github"]
+UNJUDGED = "claims that need these: "
+"""Begins the line with the number of claims that are not run."""
 
 
 def text(outcome: TableOutcome) -> str:
@@ -185,7 +187,7 @@ def _missing(outcome: TableOutcome) -> list[str]:
     claims = sum(not each.known for each in outcome.verdicts)
     parts = [f"rows: {'; '.join(rows)}"] if rows else []
     parts += [f"columns: {'; '.join(without)}"] if without else []
-    return [*parts, *([f"claims that need these: {claims}"] if claims else [])]
+    return [*parts, *([f"{UNJUDGED}{claims}"] if claims else [])]
 
 
 def _worded(each: SeedSpread, unit: tuple[str, float]) -> str:
