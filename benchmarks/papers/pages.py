@@ -234,7 +234,7 @@ A claim is an ordering that the paper prints or says, with the seeds paired. It 
 of the mean difference (Student's t, three seeds or more) lies beyond its bound and most seeds agree. It
 **fails** if that is so the other way round. Else it is **not shown**. With fewer than three seeds there is no
 interval: **too few seeds**. Where both rows are within three points of guessing, nothing is claimed: **at
-chance**.
+chance**. A claim is **not run** where one of its rows has no runs.
 
 A section names the commits of the code of its runs ("+": with changes that were not committed).
 `python -m benchmarks.papers --check` lists those whose code has changed since. Sections by code of an unknown

@@ -149,7 +149,7 @@ def scenario_of(
 
 
 def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
-    """The kinds as entries of a task; a kind that is given by its name gets its default settings.
+    """The kinds as entries of a task; a name, alone or with settings, has the defaults of its round.
 
     The class of an instance is registered, so that its name is known from then on. Raises TaskError for an
     unknown name and for wrong settings.
@@ -231,9 +231,9 @@ def _entry(kind: Kind, usual: Mapping[str, Mapping[str, Any]]) -> KindSettings:
     if isinstance(kind, KindSettings):
         return kind
     if isinstance(kind, str):
-        return KindSettings(name=kind, settings=usual[kind])
+        kind = kind, {}
     if isinstance(kind, tuple):
-        return KindSettings(name=kind[0], settings=dict(kind[1]))
+        return KindSettings(name=kind[0], settings={**usual[kind[0]], **kind[1]})
     return KindSettings(name=kind.name, settings=registry.settings(kind))
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import systems
+from device_runtime.aggregator.tasks.kind_settings import with_usual
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.tasks.shared_settings import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
@@ -179,6 +180,8 @@ def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
     task |= {name: _resolved(beside, task[name]) for name in ("bundle", "generic") if name in task}
     if "masks" in task:
         task["masks"] = stand_in_helpers(task["masks"])
+    if "kinds" in task:
+        task["kinds"] = with_usual(task["kinds"])
     if isinstance(task.get("family"), list):
         task["family"] = [_resolved(beside, path) for path in task["family"]]
     return msgspec.convert({**parts, "fleet": spec, "data": data, "task": task}, Scenario)

@@ -138,7 +138,7 @@ def test_kinds_are_names_instances_or_names_with_settings():
     kinds = offered([full, ("few-shot", {"epochs": 2}), "class-means", dr.KindSettings(name="zeroth-order")])
     assert [kind.name for kind in kinds] == ["full", "few-shot", "class-means", "zeroth-order"]
     assert kinds[0].settings["epochs"] == 1
-    assert kinds[1].settings == {"epochs": 2}
+    assert kinds[1].settings == {"join_base": True, "least_samples": 40, "epochs": 2}
     assert kinds[2].settings == dict(registry.default_settings(["class-means", "full"]))["class-means"]
     assert scenario_of("digits", kinds="few-shot").task.kinds[0].name == "few-shot"
 

@@ -51,6 +51,15 @@ def test_flags_go_over_the_file_and_leave_its_other_settings(tmp_path):
     assert (made.devices, made.task.rounds, made.task.round_deadline_s) == (4, 9, 5.0)
 
 
+def test_several_kinds_have_the_usual_settings_that_the_file_does_not_set(tmp_path):
+    text = 'fleet = "uniform"\n[[task.kinds]]\nname = "full"\nsettings = { graded = false }\n'
+    made = scenario.load(write(tmp_path, f'{text}[[task.kinds]]\nname = "few-shot"\n'))
+    full, few_shot = (kind.strategy for kind in made.task.kinds)
+    assert (full.graded, few_shot.join_base, few_shot.least_samples) == (False, True, 40)
+    [alone] = scenario.load(write(tmp_path, text.replace("settings = { graded = false }", ""))).task.kinds
+    assert not alone.strategy.graded
+
+
 def test_settings_of_groups_and_kinds_that_came_later_are_written_only_where_they_are_used():
     """So that runs finished before these existed still count as finished."""
     whole = scenario.load("uniform").json()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -104,3 +104,21 @@ def kinds_named(names: Iterable[str]) -> tuple[KindSettings, ...]:
     """The kinds with these names, in this order of preference. Several get the settings of a mixed round."""
     offered = registry.default_settings(tuple(names))
     return tuple(KindSettings(name=name, settings=settings) for name, settings in offered)
+
+
+def with_usual(tables: object) -> object:
+    """The `[[kinds]]` tables of a file; several get the settings of a mixed round where they say nothing.
+
+    What is no list of tables with names is returned as it is, for the error that its conversion raises.
+    """
+    if not isinstance(tables, list) or not all(isinstance(each, dict) and _is_named(each) for each in tables):
+        return tables
+    usual = registry.default_settings([each["name"] for each in tables])
+    return [
+        {**each, "settings": {**settings, **each.get("settings", {})}}
+        for each, (_, settings) in zip(tables, usual, strict=True)
+    ]
+
+
+def _is_named(table: Mapping[str, Any]) -> bool:
+    return isinstance(table.get("name"), str) and isinstance(table.get("settings", {}), dict)

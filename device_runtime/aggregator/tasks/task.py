@@ -23,7 +23,7 @@ from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.toml_file import read_toml
 
-from .kind_settings import KindSettings, kinds_named
+from .kind_settings import KindSettings, kinds_named, with_usual
 from .mask_settings import MaskSettings
 
 Late = Literal["discard", "count"]
@@ -442,6 +442,8 @@ def _read(path: Path) -> dict[str, Any]:
         settings |= {name: _near(path.parent, settings[name])} if name in settings else {}
     if isinstance(family := settings.get("family"), list):
         settings["family"] = [_near(path.parent, member) for member in family]
+    if "kinds" in settings:
+        settings["kinds"] = with_usual(settings["kinds"])
     return {"name": path.stem, **settings}
 
 

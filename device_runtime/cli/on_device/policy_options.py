@@ -36,7 +36,7 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("when it may work, and how")
     add = group.add_argument
     add("--mains", action="store_true", help="Work only on mains power.")
-    add("--battery-above", type=percent, metavar="PERCENT", help="Work only with more charge than this.")
+    add("--battery-above", type=percent, metavar="PERCENT", help="Work only with at least this charge.")
     add(
         "--below-c",
         type=positive,

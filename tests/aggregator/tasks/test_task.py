@@ -93,6 +93,18 @@ def test_a_task_file_is_read_and_flags_stand_over_it(tmp_path):
     assert task.kinds == (KindSettings(name="full", settings={"epochs": 2}, weight=0.5),)
 
 
+def test_several_kinds_of_a_task_file_have_the_usual_settings_that_it_does_not_set(tmp_path):
+    file = tmp_path / "digits.toml"
+    file.write_text(
+        'bundle = "b"\n[[kinds]]\nname = "full"\nsettings = { epochs = 2 }\n'
+        '[[kinds]]\nname = "few-shot"\nsettings = { least_samples = 7 }\n'
+    )
+    full, few_shot = (kind.strategy for kind in tasks.load(file, {}).kinds)
+    assert (full.epochs, full.graded, few_shot.join_base, few_shot.least_samples) == (2, True, True, 7)
+    written = tasks.decode(b'{"bundle": "b", "kinds": [{"name": "full"}, {"name": "few-shot"}]}')
+    assert [kind.strategy.graded for kind in written.kinds[:1]] == [False]  # a begun run keeps its settings
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [

@@ -49,6 +49,8 @@ def test_the_task_file_of_the_deployment_is_read_also_with_all_that_it_proposes(
     task = tasks.load(tmp_path / "task.toml", {})
     assert (task.robust, task.server.name, task.devices_per_round) == ("median", "fedadam", 10)
     assert [kind.strategy for kind in task.kinds] == [
-        kind_statistics.with_class_statistics(FedAvg(epochs=5, lr=0.05, batch=32), task.statistics),
-        kind_statistics.with_class_statistics(FewShot(join_base=True), task.statistics),
+        kind_statistics.with_class_statistics(
+            FedAvg(graded=True, epochs=5, lr=0.05, batch=32), task.statistics
+        ),
+        kind_statistics.with_class_statistics(FewShot(join_base=True, least_samples=40), task.statistics),
     ]
