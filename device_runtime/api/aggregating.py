@@ -67,6 +67,8 @@ class Aggregator:
             "http": {} if http is None else config.http_keys(http, "http"),
         }
         self._server = config.load(_path(settings), {name: _known(keys) for name, keys in given.items()})
+        if self._server.tasks:
+            raise ConfigError(f"{settings} has tasks: leave them out, and give Task objects")
         self._tasks, self._quiet = tasks, quiet
         self._process = self._made()
         self._background: BackgroundRun | None = None

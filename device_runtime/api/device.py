@@ -22,6 +22,7 @@ from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import SampleSource
 from device_runtime.service_process import stopped_by_signals
+from device_runtime.strategies.names import check_kinds
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 from .background import BackgroundRun
@@ -106,6 +107,7 @@ class Device:
         self._task = check_task(task) if task else ""
         self._emulation = Emulation.of(emulate) if isinstance(emulate, str) else emulate
         self._options = options or DeviceOptions()
+        check_kinds(self._options.policy.allowed.kinds)
         if self._options.choose:
             check_policy(self._options.choose)
         self._joined: JoinedDevice | None = None

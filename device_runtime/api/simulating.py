@@ -163,8 +163,7 @@ def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
             raise TaskError(f"{kind.__name__} is a class, expected an instance: {kind.__name__}()")
         if not isinstance(kind, str | tuple | KindSettings):
             registry.register(type(kind))
-    usual = dict(registry.default_settings([_name(kind) for kind in given]))
-    return tuple(_entry(kind, usual) for kind in given)
+    return tuple(_entry(kind, mixed=len(given) > 1) for kind in given)
 
 
 def compare(*folders: str | Path) -> ComparedFolders:
@@ -227,13 +226,14 @@ def _name(kind: Kind) -> str:
     return kind[0] if isinstance(kind, tuple) else kind.name
 
 
-def _entry(kind: Kind, usual: Mapping[str, Mapping[str, Any]]) -> KindSettings:
+def _entry(kind: Kind, *, mixed: bool) -> KindSettings:
     if isinstance(kind, KindSettings):
         return kind
     if isinstance(kind, str):
         kind = kind, {}
     if isinstance(kind, tuple):
-        return KindSettings(name=kind[0], settings={**usual[kind[0]], **kind[1]})
+        settings = registry.in_mixed_round(*kind) if mixed else dict(kind[1])
+        return KindSettings(name=kind[0], settings=settings)
     return KindSettings(name=kind.name, settings=registry.settings(kind))
 
 

@@ -27,6 +27,10 @@ class PersonalModelSettings:
     held_out: float | None = 0.0
     head: bool = False
 
+    def __post_init__(self) -> None:
+        if self.head and not self.keep:
+            raise ValueError("head is True and keep is not: a head is trained for a model that is kept")
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -169,7 +169,18 @@ def load_plugins() -> None:
 
 def default_settings(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
     """Kinds with their default settings in a round that offers these: the paper's if there is only one."""
-    return tuple((name, _mixed(name) if len(names) > 1 else {}) for name in names)
+    return tuple((name, in_mixed_round(name, {}) if len(names) > 1 else {}) for name in names)
+
+
+def in_mixed_round(name: str, own: Settings) -> Settings:
+    """The settings of a kind beside others: its own, and the usual ones where these say nothing.
+
+    One that sets `reduced_epochs` has decided how few epochs slow devices train, and is not graded.
+    """
+    decided = own.get("reduced_epochs")
+    return {key: value for key, value in _mixed(name).items() if not (decided and key == "graded")} | dict(
+        own
+    )
 
 
 def settings_alone(name: str, settings: Settings) -> dict[str, Any]:

@@ -252,12 +252,19 @@ def test_kinds_are_named_in_order_on_the_command_line():
         command.task_of(parsed("--bundle", "b", "--kinds", "fu"))
 
 
+def test_a_system_has_its_own_kinds_whatever_head_is_served():
+    for head in ("trained", "auto"):
+        task = command.task_of(parsed("--bundle", "b", "--system", "fedavg", "--head", head))
+        assert [kind.name for kind in task.kinds] == ["full"]
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         ("--system fedprox --kinds few-shot", "system fedprox has full, and not few-shot"),
-        ("--robust-trim 0.3", "--robust-trim has no effect without --robust"),
-        ("--stop-gain 0.1", "--stop-gain has no effect without --stop-after"),
+        ("--robust-trim 0.3", "robust_trim has no effect without robust: give both, or neither"),
+        ("--stop-gain 0.1", "stop_gain has no effect without stop_after"),
+        ("--deadline-margin 3", "deadline_margin has no effect without deadline_quantile"),
     ],
 )
 def test_options_without_effect_are_refused(flags, says):

@@ -10,8 +10,11 @@ import pytest
 import device_runtime as dr
 from device_runtime.aggregator.errors import ConfigError
 from device_runtime.client.errors import NoDevice
+from device_runtime.client.policy.rules import AllowList, Policy
+from device_runtime.client.settings import PersonalModelSettings
 from device_runtime.models.errors import DataError
 from device_runtime.profiles import ProfileError
+from device_runtime.strategies.errors import KindError
 
 TASK = {"bundle": "digits-wrn-10-1", "rounds": 1, "head": "trained"}
 HERE = dr.DeviceOptions(in_process=True)
@@ -22,6 +25,12 @@ NOBODY = "mqtt://127.0.0.1:1"
 def samples(handwritten, tmp_path):
     np.savez(tmp_path / "samples.npz", x=handwritten[0], y=handwritten[1])
     return tmp_path / "samples.npz"
+
+
+def written(folder, text):
+    (folder / "mine.toml").touch()
+    (folder / "server.toml").write_text(text)
+    return folder / "server.toml"
 
 
 def kinds(*names):
@@ -131,6 +140,14 @@ def test_an_error_of_a_device_s_thread_is_raised_by_whoever_waits(samples, tmp_p
     [
         (lambda path: dr.Device(data=path / "none"), DataError, "no data at"),
         (lambda path: dr.Device(data=path, emulate="pi-99"), ProfileError, "pi-99"),
+        (
+            lambda path: dr.Device(
+                data=path, options=dr.DeviceOptions(policy=Policy(allowed=AllowList(("ful",))))
+            ),
+            KindError,
+            "did you mean full",
+        ),
+        (lambda path: PersonalModelSettings(head=True), ValueError, "head is True and keep is not"),
         (lambda path: dr.load(path / "none"), NoDevice, "no device is in"),
         (lambda path: dr.Aggregator(), ConfigError, "no task is given"),
         (
@@ -139,6 +156,11 @@ def test_an_error_of_a_device_s_thread_is_raised_by_whoever_waits(samples, tmp_p
             "http here: expected HOST:PORT",
         ),
         (lambda path: dr.Aggregator(*[dr.Task(**TASK)] * 2), ConfigError, "each needs a different name"),
+        (
+            lambda path: dr.Aggregator(dr.Task(**TASK), settings=written(path, 'tasks = ["mine.toml"]')),
+            ConfigError,
+            "server.toml has tasks: leave them out, and give Task objects",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_when_it_is_made(make, error, message, tmp_path):

@@ -113,10 +113,11 @@ def with_usual(tables: object) -> object:
     """
     if not isinstance(tables, list) or not all(isinstance(each, dict) and _is_named(each) for each in tables):
         return tables
-    usual = registry.default_settings([each["name"] for each in tables])
+    if len(tables) == 1:
+        return tables
     return [
-        {**each, "settings": {**settings, **each.get("settings", {})}}
-        for each, (_, settings) in zip(tables, usual, strict=True)
+        {**each, "settings": registry.in_mixed_round(each["name"], each.get("settings", {}))}
+        for each in tables
     ]
 
 

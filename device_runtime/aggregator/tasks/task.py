@@ -422,18 +422,25 @@ def decode(data: bytes) -> Task:
 def load(path: Path | None, flags: Mapping[str, object]) -> Task:
     """Reads a task from a TOML file, if any, with `flags` over it. Raises TaskError.
 
-    Paths in the file are relative to the file.
+    Paths in the file are relative to the file. A kind of the flags that is only named is that of the file, if
+    it is there.
     """
     settings = _read(path) if path else {}
+    if "kinds" in flags:
+        flags = {**flags, "kinds": _as_in_file(flags["kinds"], settings.get("kinds"))}
     if isinstance(masks := flags.get("masks"), Mapping) and isinstance(settings.get("masks", {}), Mapping):
         flags = {**flags, "masks": {**settings.get("masks", {}), **masks}}
     settings |= flags
+    if "kinds" in settings:
+        settings["kinds"] = with_usual(settings["kinds"])
     if "bundle" not in settings:
         raise TaskError("which model is to be learnt? give --bundle, or bundle = ... in the task file")
     try:
-        return msgspec.convert(settings, Task)
+        task = msgspec.convert(settings, Task)
     except msgspec.ValidationError as error:
         raise TaskError(f"task{f' {path}' if path else ''}: {explained(error, Task)}") from None
+    _check_effect(settings)
+    return task
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -442,9 +449,29 @@ def _read(path: Path) -> dict[str, Any]:
         settings |= {name: _near(path.parent, settings[name])} if name in settings else {}
     if isinstance(family := settings.get("family"), list):
         settings["family"] = [_near(path.parent, member) for member in family]
-    if "kinds" in settings:
-        settings["kinds"] = with_usual(settings["kinds"])
     return {"name": path.stem, **settings}
+
+
+def _as_in_file(named: Any, there: Any) -> object:
+    """The kinds `named`; those without settings as the tables `there` of a file have them."""
+    tables = {each.get("name"): each for each in there or () if isinstance(each, dict)}
+    return [tables.get(each["name"], each) if len(each) == 1 else each for each in named]
+
+
+_NEEDS = {
+    "robust": ("robust_trim", "robust_byzantine", "robust_clip", "robust_clip_factor"),
+    "stop_after": ("stop_gain", "stop_metric"),
+    "deadline_quantile": ("deadline_margin", "deadline_least_s"),
+}
+"""Settings without which others have no effect."""
+
+
+def _check_effect(settings: Mapping[str, object]) -> None:
+    """Raises TaskError for settings that have no effect without another one."""
+    for needed, names in _NEEDS.items():
+        if settings.get(needed, "none") in (0, "none"):
+            for name in (name for name in names if name in settings):
+                raise TaskError(f"{name} has no effect without {needed}: give both, or neither")
 
 
 def _near(folder: Path, value: object) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,8 @@ def run(options: argparse.Namespace) -> int:
             return 0
     if options.data is None:
         raise DataError("no samples: give --data, a folder or a file of them (docs/data-on-device.md)")
+    if options.cpu_percent is not None and not options.service and "INVOCATION_ID" not in os.environ:
+        log.warning("cpu_percent has no effect here: the system limits a service, not this process")
     share_plugins(options)
     check_kinds(policy_options.allowed(options).kinds)
     if options.choose:

@@ -20,6 +20,7 @@ from device_runtime.aggregator.tasks.kind_settings import kinds_named
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import add_plugins, load_plugins
 from device_runtime.service_process import Exit
+from device_runtime.strategies import registry
 from device_runtime.strategies.robust.settings import RULES
 
 __all__ = [
@@ -371,7 +372,7 @@ def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
     flags = {field: value for field, value in given.items() if value is not None}
     if args.kinds is not None:
         names = [name.strip() for name in args.kinds.split(",") if name.strip()]
-        flags["kinds"] = msgspec.to_builtins(kinds_named(names))
+        flags["kinds"] = [{"name": name} for name in names]
     if args.family is not None:
         flags["family"] = [name.strip() for name in args.family.split(",") if name.strip()]
     if masks := _masks(args):
@@ -379,7 +380,6 @@ def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
     task = tasks.load(file, flags)
     if args.system:
         task = _as_system(args.system, task)
-    _check_effect(args, task)
     shared = training.SharedSettings(lr=args.lr, epochs=args.epochs, batch=args.batch, codec=args.codec)
     return shared.applied(task, logging.INFO)
 
@@ -389,24 +389,12 @@ def _as_system(name: str, task: Task) -> Task:
     found = systems.task_as_system(name, task)
     used = [kind.name for kind in found.kinds]
     left = [kind.name for kind in task.kinds if kind.name not in used]
-    if left and task.kinds != Task(bundle=task.bundle).kinds:
+    usual = msgspec.structs.replace(task, kinds=kinds_named(registry.DEFAULT_KINDS)).kinds
+    if left and task.kinds != usual:
         raise TaskError(
             f"system {name} has {', '.join(used)}, and not {', '.join(left)}: leave out one or the other"
         )
     return found
-
-
-def _check_effect(args: argparse.Namespace, task: Task) -> None:
-    """Raise TaskError for options that have no effect without another one."""
-    needs: list[tuple[str, str]] = []
-    if task.robust == "none":
-        needs += [(flag, "--robust") for flag in _FLAGS if flag.startswith("robust_")]
-    if not task.stop_after:
-        needs += [("stop_gain", "--stop-after"), ("stop_metric", "--stop-after")]
-    for flag, other in needs:
-        if getattr(args, flag) is not None:
-            option = f"--{flag.replace('_', '-')}"
-            raise TaskError(f"{option} has no effect without {other}: give both, or neither")
 
 
 def _masks(args: argparse.Namespace) -> dict[str, object]:

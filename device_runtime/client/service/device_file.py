@@ -104,6 +104,8 @@ def _one(file: Path, name: str, action: argparse.Action, value: object) -> objec
     text = str(value)
     if action.type is Path:
         return file.parent / Path(text).expanduser()
+    if action.dest == "plugins" and ".py:" in text:
+        return str(file.parent / Path(text).expanduser())
     try:
         meant = action.type(text) if callable(action.type) else text
     except (argparse.ArgumentTypeError, ValueError) as error:

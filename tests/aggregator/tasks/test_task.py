@@ -93,6 +93,13 @@ def test_a_task_file_is_read_and_flags_stand_over_it(tmp_path):
     assert task.kinds == (KindSettings(name="full", settings={"epochs": 2}, weight=0.5),)
 
 
+def test_kinds_that_flags_name_are_those_of_the_file_where_it_has_them(tmp_path):
+    file = tmp_path / "digits.toml"
+    file.write_text('bundle = "b"\n[[kinds]]\nname = "full"\nmax_norm = 3.0\nsettings = { lr = 0.01 }\n')
+    full, means = tasks.load(file, {"kinds": [{"name": "full"}, {"name": "class-means"}]}).kinds
+    assert (full.max_norm, full.strategy.lr, full.strategy.graded, means.max_norm) == (3.0, 0.01, True, None)
+
+
 def test_several_kinds_of_a_task_file_have_the_usual_settings_that_it_does_not_set(tmp_path):
     file = tmp_path / "digits.toml"
     file.write_text(
@@ -101,6 +108,8 @@ def test_several_kinds_of_a_task_file_have_the_usual_settings_that_it_does_not_s
     )
     full, few_shot = (kind.strategy for kind in tasks.load(file, {}).kinds)
     assert (full.epochs, full.graded, few_shot.join_base, few_shot.least_samples) == (2, True, True, 7)
+    file.write_text(file.read_text().replace("epochs = 2", "reduced_epochs = 2"))
+    assert not tasks.load(file, {}).kinds[0].strategy.graded  # it says how few epochs slow devices train
     written = tasks.decode(b'{"bundle": "b", "kinds": [{"name": "full"}, {"name": "few-shot"}]}')
     assert not written.kinds[0].strategy.graded  # a run that has begun keeps its settings
 

@@ -206,3 +206,16 @@ def test_class_statistics_are_sent_where_the_owner_allows_class_means_and_of_no_
     asked = kind_statistics.with_class_statistics(FedAvg(), ClassStatistics())
     assert allowed_statistics(asked, allowed).statistics == left
     assert allowed_statistics(FedAvg(), allowed) == FedAvg()
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"kinds": "full+few-shot"}, "kinds is a text, expected a tuple of texts"),
+        ({"bundles": ("",)}, "'' is not the sha256 of a bundle: expected 16 to 64 hex digits in lower case"),
+        ({"bundles": ("ABCDEF0123456789",)}, "'ABCDEF0123456789' is not the sha256 of a bundle"),
+    ],
+)
+def test_rules_that_would_allow_all_or_nothing_by_mistake_are_refused(rule, said):
+    with pytest.raises(PolicyError, match=said):
+        AllowList(**rule)

@@ -74,6 +74,8 @@ def test_models_take_half_of_the_disk_s_room_where_nothing_is_said(read, tmp_pat
 def test_paths_are_relative_to_the_file(read, tmp_path):
     assert read('ca = "ca.pem"\n').ca == tmp_path / "ca.pem"
     assert read('ca = "/etc/ca.pem"\n').ca == Path("/etc/ca.pem")
+    plugins = read('plugin = ["mine.py:TopK", "mine:TopK"]\n').plugins
+    assert plugins == [f"{tmp_path}/mine.py:TopK", "mine:TopK"]
 
 
 def test_the_command_line_stands_over_the_file(read):
