@@ -47,7 +47,7 @@ MODELS = {
 }
 """The models that measures look at; the others look at the served one."""
 UNEVEN = 5.0
-"""From this ratio of rounds between rows on, the axis of rounds is logarithmic."""
+"""From this ratio of the ends of rows on, the axis of rounds or time is logarithmic."""
 
 
 def svg(outcome: TableOutcome) -> str | None:
@@ -132,7 +132,7 @@ def _curves(on: Any, outcome: TableOutcome, column: Column) -> None:
         if len(at):
             on.plot(at / size, 100 * value, linewidth=1.4, **_stroke(outcome, row))
     several = [last for last in lasts if last > 1]
-    if axis == "rounds" and several and max(several) >= UNEVEN * min(several):
+    if several and max(several) >= UNEVEN * min(several):
         on.set_xscale("log")
     elif axis == "rounds":
         on.xaxis.get_major_locator().set_params(integer=True)

@@ -75,3 +75,21 @@ def test_a_curve_is_of_the_model_that_the_measure_looks_at(outcome, run, changed
     table = wanted.table
     assert pictures._curve(shown, table.rows[0], table.columns[0])[1].tolist() == [0.9, 0.9]
     assert pictures._curve(shown, table.rows[1], table.columns[0])[1].tolist() == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(("times", "scale"), [(2, "linear"), (50, "log")])
+def test_the_axis_of_time_is_logarithmic_where_rows_end_far_apart(outcome, run, changed, times, scale):
+    figures = pytest.importorskip("matplotlib.figure")
+    column = {"id": "even", "title": "", "data": "digits", "measure": "late_acc_at_time"}
+    rows = [{"system": "drop"}, {"system": "few-shot"}]
+    table = changed(columns=[column], rows=rows, claims=[], scales={"cpu": {}})
+    fast = run(0.1, 0.2)
+    slow = replace(fast, rounds=tuple(replace(each, closed_s=times * each.closed_s) for each in fast.rounds))
+    shown = replace(
+        outcome,
+        wanted=replace(outcome.wanted, table=table),
+        runs={("drop", "even"): (fast,), ("few-shot", "even"): (slow,)},
+    )
+    on = figures.Figure().subplots()
+    pictures._curves(on, shown, table.columns[0])
+    assert on.get_xscale() == scale
