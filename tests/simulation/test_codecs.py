@@ -74,8 +74,8 @@ def test_the_bytes_that_are_charged_are_those_of_the_wire(tmp_path, word):
 @pytest.mark.slow
 def test_kinds_with_different_codecs_and_none_make_one_model(tmp_path):
     kinds = [
-        {"name": "full", "settings": {"codec": WORD}},
-        {"name": "few-shot", "settings": {"codec": "delta+half", "join_base": True}},
+        {"name": "full", "settings": {"codec": WORD, "graded": False}},
+        {"name": "few-shot", "settings": {"codec": "delta+half", "least_samples": 0}},
         {"name": "zeroth-order"},
     ]
     made = scenario(tmp_path, kinds, round_deadline_s=3.0)
@@ -95,7 +95,8 @@ def test_a_coded_update_fits_a_link_that_is_too_narrow_for_a_whole_one(tmp_path)
     }
     taken = {}
     for word in ("", WORD):
-        kinds = [{"name": "full", "settings": {**QUICK, "codec": word}}, {"name": "few-shot"}]
+        full = {"name": "full", "settings": {**QUICK, "codec": word, "graded": False}}
+        kinds = [full, {"name": "few-shot", "settings": {"least_samples": 0}}]
         table = {"devices": 2, "eval_every": 0, "fleet": narrow, "data": {"samples_per_client": 35},
                  "task": {"rounds": 1, "round_deadline_s": 3.0, "kinds": kinds}}  # fmt: skip
         path = tmp_path / "narrow.toml"

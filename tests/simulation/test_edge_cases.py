@@ -68,6 +68,11 @@ class Notes:
         self.lines.append(line)
 
 
+def whole(kind, over):
+    """All settings of the kind, so that it has the same beside others as alone."""
+    return registry.settings(registry.make(kind, settings(kind, over)))
+
+
 @pytest.fixture(scope="module")
 def digits():
     """200 of the digits, in a random order, and 60 others to evaluate on."""
@@ -107,7 +112,7 @@ def play(digits, exported, tmp_path_factory):
             "round_deadline_s": case.deadline_s,
             "head": "trained",
             "wait_for": "all",
-            "kinds": [{"name": kind, "settings": settings(kind, over)} for kind in case.kinds],
+            "kinds": [{"name": kind, "settings": whole(kind, over)} for kind in case.kinds],
             "family": family,
             "generic": exported.generic,
         }

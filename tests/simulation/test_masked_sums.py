@@ -201,7 +201,10 @@ def test_devices_take_another_kind_after_a_round_in_which_theirs_was_alone():
         "round_deadline_s": 1.2,
         "wait_for": "all",
         "head": "trained",
-        "kinds": [{"name": "full"}, {"name": "peft", "settings": {"tunable": "head", "tunables": []}}],
+        "kinds": [
+            {"name": "full", "settings": {"graded": False}},
+            {"name": "peft", "settings": {"tunable": "head", "tunables": []}},
+        ],
         "masks": {"min_group": 3},
     }
     data = {"max_train": 200, "max_test": 40, "partition": "iid"}
