@@ -35,7 +35,7 @@ KINDS = """
 
 Each `[[kinds]]` table offers one kind, the preferred first. Without any, a round offers {usual}.
 `device-runtime kinds` lists the kinds, `device-runtime kinds NAME` shows what stands here;
-[kinds.md](kinds.md) says how they merge, and which defaults differ in a task of several kinds. A table has:
+[kinds.md](kinds.md) says how they merge, and which defaults differ in rounds of several kinds. A table has:
 
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from math import inf
 from typing import Annotated, Any
 
 import msgspec
@@ -107,18 +108,30 @@ def kinds_named(names: Iterable[str]) -> tuple[KindSettings, ...]:
 
 
 def with_usual(tables: object) -> object:
-    """The `[[kinds]]` tables of a file; several get the settings of a mixed round where they say nothing.
+    """The `[[kinds]]` tables of a file; kinds of a mixed round get its settings where they say nothing.
 
     What is no list of tables with names is returned as it is, for the error that its conversion raises.
     """
     if not isinstance(tables, list) or not all(isinstance(each, dict) and _is_named(each) for each in tables):
         return tables
-    if len(tables) == 1:
-        return tables
     return [
         {**each, "settings": registry.in_mixed_round(each["name"], each.get("settings", {}))}
+        if any(other is not each and _share_a_round(each, other) for other in tables)
+        else each
         for each in tables
     ]
+
+
+def _share_a_round(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a round offers both kinds."""
+    (first, last), (others_first, others_last) = _rounds(one), _rounds(other)
+    return first <= others_last and others_first <= last
+
+
+def _rounds(table: Mapping[str, Any]) -> tuple[float, float]:
+    """The first and the last round that offers the kind; what is no number counts as left out."""
+    first, last = table.get("from_round"), table.get("until_round")
+    return first if isinstance(first, int) else 1, last if isinstance(last, int) else inf
 
 
 def _is_named(table: Mapping[str, Any]) -> bool:

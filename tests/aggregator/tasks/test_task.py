@@ -100,6 +100,16 @@ def test_kinds_that_flags_name_are_those_of_the_file_where_it_has_them(tmp_path)
     assert (full.max_norm, full.strategy.lr, full.strategy.graded, means.max_norm) == (3.0, 0.01, True, None)
 
 
+def test_kinds_that_share_no_round_have_the_settings_of_their_papers(tmp_path):
+    file = tmp_path / "digits.toml"
+    file.write_text(
+        'bundle = "b"\n[[kinds]]\nname = "class-means"\nuntil_round = 1\n'
+        '[[kinds]]\nname = "full"\nfrom_round = 2\n'
+    )
+    means, full = (kind.strategy for kind in tasks.load(file, {}).kinds)
+    assert (means.head, full.graded) == ("normalised-means", False)
+
+
 def test_several_kinds_of_a_task_file_have_the_usual_settings_that_it_does_not_set(tmp_path):
     file = tmp_path / "digits.toml"
     file.write_text(
