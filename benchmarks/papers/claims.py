@@ -31,11 +31,12 @@ Verdict = Literal["holds", "fails", "not shown", "at chance", "not run"]
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """The verdict on one claim in one column; `ours` is the difference over seeds, with a factor the ratio.
+    """The verdict on one claim in one column.
 
-    The mean of ratios is the ratio of the means. `printed` is that of the paper's numbers, nan where they are
-    not printed. The claim holds in `seeds` of `ours.n` seeds, and for their mean if `holds`. `points`: the
-    difference is in percentage points. `at_chance`: all its rows are.
+    `ours`: the difference over seeds, or with a factor the ratio, whose mean is that of the means. `printed`
+    is that of the paper's numbers, nan where they are not printed. The claim holds in `seeds` of `ours.n`
+    seeds, and for their mean if `holds`. `points`: the difference is in percentage points. `at_chance`: all
+    its rows are.
     """
 
     claim: TableClaim
@@ -191,10 +192,11 @@ def _each(claim: TableClaim, column: str, values: Values) -> list[float]:
 
 
 def _ratios(factor: float, pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """For each seed a ratio, by the mean of `less` over the seeds; nan where that is not above 0.
+    """The ratio of each seed, with the mean of `less` over all seeds as the divisor.
 
-    It is at least `factor` where `more >= factor * less`, and the mean is the ratio of the means. One
-    seed's own ratio says nothing where there is next to nothing to divide by.
+    A seed's own `less` may be next to nothing, and its own ratio then says nothing. The ratio is at least
+    `factor` if `more >= factor * less`, and the mean is the ratio of the means; nan if the divisor is not
+    above 0.
     """
     mean = spread([less for more, less in pairs if not isnan(more)]).mean
     return [factor + (more - factor * less) / mean if mean > 0 else nan for more, less in pairs]

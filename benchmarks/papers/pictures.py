@@ -47,7 +47,7 @@ MODELS = {
 }
 """The models that measures look at; the others look at the served one."""
 UNEVEN = 5.0
-"""From this ratio of the ends of rows on, the axis of rounds or time is logarithmic."""
+"""The axis of rounds or time is logarithmic if the longest row is this many times the shortest."""
 
 
 def svg(outcome: TableOutcome) -> str | None:

@@ -123,7 +123,7 @@ def _alt(outcome: TableOutcome) -> str:
 
 
 def _tables(outcome: TableOutcome, style: Style) -> list[str]:
-    """A table of text for each group of columns, without rows and columns that have no runs."""
+    """A table of text for each group of columns. Rows and columns without runs are left out."""
     shown = [column for column in outcome.table.columns_at(outcome.wanted.scale) if _ran(outcome, column)]
     return [_columns(outcome, group, style) for group in _groups(outcome, shown)]
 
@@ -150,6 +150,7 @@ def _ran(outcome: TableOutcome, column: Column) -> list[SystemRow]:
 
 
 def _columns(outcome: TableOutcome, columns: Sequence[Column], style: Style) -> str:
+    """The table of a group of columns: a row for each system, with the paper's number if it has any."""
     first = columns[0]
     titles = [MEASURES[outcome.table.measure_of(column)].title for column in columns]
     if len(columns) == 1:

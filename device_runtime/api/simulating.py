@@ -149,10 +149,11 @@ def scenario_of(
 
 
 def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
-    """The kinds as entries of a task; a name, alone or with settings, has the defaults of its round.
+    """The kinds as entries of a task.
 
-    The class of an instance is registered, so that its name is known from then on. Raises TaskError for an
-    unknown name and for wrong settings.
+    A name gets the usual settings of its round, overridden by those that stand with it. The class of an
+    instance is registered, so that its name is known from then on. Raises TaskError for an unknown name and
+    for wrong settings.
 
     >>> [kind.name for kind in offered(["full", ("few-shot", {"epochs": 2})])]
     ['full', 'few-shot']

@@ -187,9 +187,11 @@ def add_personal(parser: argparse.ArgumentParser) -> None:
 
 def personal_settings(options: argparse.Namespace) -> PersonalModelSettings:
     """The personal model's settings, as options. Raises DataError if they contradict each other."""
-    if options.personal_head and (not options.keep_model or options.held_out == 0):
-        raise DataError("--personal-head needs a kept model (--keep-model) and held-out samples (--held-out)")
-    return PersonalModelSettings(options.keep_model, options.held_out, options.personal_head)
+    try:
+        return PersonalModelSettings(options.keep_model, options.held_out, options.personal_head)
+    except ValueError:
+        needs = "a kept model (--keep-model) and held-out samples (--held-out)"
+        raise DataError(f"--personal-head needs {needs}") from None
 
 
 def place(given: Path | str, options: argparse.Namespace) -> SampleSource:

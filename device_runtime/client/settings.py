@@ -28,8 +28,8 @@ class PersonalModelSettings:
     head: bool = False
 
     def __post_init__(self) -> None:
-        if self.head and not self.keep:
-            raise ValueError("head is True and keep is not: a head is trained for a model that is kept")
+        if self.head and (not self.keep or self.held_out == 0):
+            raise ValueError("head is True: it needs keep = True, and held_out samples to be compared on")
 
 
 @dataclass(frozen=True)

@@ -173,14 +173,14 @@ def default_settings(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
 
 
 def in_mixed_round(name: str, own: Settings) -> Settings:
-    """The settings of a kind beside others: its own, and the usual ones where these say nothing.
+    """The settings of a kind in a mixed round: the usual ones, overridden by `own`.
 
-    One that sets `reduced_epochs` has decided how few epochs slow devices train, and is not graded.
+    With `reduced_epochs` it is decided how few epochs slow devices train, and the kind is not graded.
     """
-    decided = own.get("reduced_epochs")
-    return {key: value for key, value in _mixed(name).items() if not (decided and key == "graded")} | dict(
-        own
-    )
+    usual = dict(_mixed(name))
+    if own.get("reduced_epochs"):
+        usual.pop("graded", None)
+    return {**usual, **own}
 
 
 def settings_alone(name: str, settings: Settings) -> dict[str, Any]:

@@ -74,9 +74,10 @@ class WidthSlice(FedAvg):
         return {member: slices.cut(base) for member, slices in self._slices(manifests).items()}
 
     def check_bundles(self, manifests: Mapping[str, Manifest]) -> None:
-        """Check that all members are parts of the main model; raises as `derive`, and without members.
+        """Check that all members are parts of the main model.
 
-        A member of a pre-trained model has to say so too, since its devices see its manifest alone.
+        A member of a pre-trained model has to say so too, since its devices see its manifest alone. Raises as
+        `derive`, and BundleError without members.
         """
         if not self.members:
             raise BundleError("it has no narrower models: give the task a family (serve --family A,B)")

@@ -147,7 +147,8 @@ def test_an_error_of_a_device_s_thread_is_raised_by_whoever_waits(samples, tmp_p
             KindError,
             "did you mean full",
         ),
-        (lambda path: PersonalModelSettings(head=True), ValueError, "head is True and keep is not"),
+        (lambda path: PersonalModelSettings(head=True), ValueError, "head is True: it needs keep = True"),
+        (lambda path: PersonalModelSettings(True, 0.0, True), ValueError, "and held_out samples"),
         (lambda path: dr.load(path / "none"), NoDevice, "no device is in"),
         (lambda path: dr.Aggregator(), ConfigError, "no task is given"),
         (

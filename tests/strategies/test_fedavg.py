@@ -128,7 +128,7 @@ def test_all_of_a_pretrained_network_is_trained_in_smaller_steps(bundle, strateg
 
 
 def test_a_pretrained_network_that_is_only_a_head_is_trained_as_the_simulation_trains_heads(bundle, run):
-    """The simulation trains heads without the bundle, so that the bound may not depend on it."""
+    """The simulation trains heads without the bundle, so the bound must not depend on it."""
     parameters = tuple(
         msgspec.structs.replace(one, sets=("all", "head") if "head" in one.sets else ())
         for one in bundle.manifest.parameters

@@ -107,12 +107,19 @@ def kinds_named(names: Iterable[str]) -> tuple[KindSettings, ...]:
     return tuple(KindSettings(name=name, settings=settings) for name, settings in offered)
 
 
-def with_usual(tables: object) -> object:
-    """The `[[kinds]]` tables of a file; kinds of a mixed round get its settings where they say nothing.
+def tables_named(names: Iterable[str], tables: object) -> list[Mapping[str, Any]]:
+    """The `[[kinds]]` table of each name; one with the name alone where `tables`, of a file, have none."""
+    known = {each["name"]: each for each in tables if _is_kind(each)} if isinstance(tables, list) else {}
+    return [known.get(name, {"name": name}) for name in names]
 
-    What is no list of tables with names is returned as it is, for the error that its conversion raises.
+
+def with_usual(tables: object) -> object:
+    """Adds the usual settings of mixed rounds to the `[[kinds]]` tables of a file, which override them.
+
+    A kind that is alone in its rounds gets none. Anything but a list of tables with names is returned as it
+    is, for the error that its conversion raises.
     """
-    if not isinstance(tables, list) or not all(isinstance(each, dict) and _is_named(each) for each in tables):
+    if not isinstance(tables, list) or not all(map(_is_kind, tables)):
         return tables
     return [
         {**each, "settings": registry.in_mixed_round(each["name"], each.get("settings", {}))}
@@ -129,10 +136,13 @@ def _share_a_round(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _rounds(table: Mapping[str, Any]) -> tuple[float, float]:
-    """The first and the last round that offers the kind; what is no number counts as left out."""
+    """The first and the last round that offers the kind. A value that is no number counts as left out."""
     first, last = table.get("from_round"), table.get("until_round")
     return first if isinstance(first, int) else 1, last if isinstance(last, int) else inf
 
 
-def _is_named(table: Mapping[str, Any]) -> bool:
+def _is_kind(table: object) -> bool:
+    """Whether this is a table with a name, and with a table of settings if it has any."""
+    if not isinstance(table, dict):
+        return False
     return isinstance(table.get("name"), str) and isinstance(table.get("settings", {}), dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,7 +23,7 @@ from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.toml_file import read_toml
 
-from .kind_settings import KindSettings, kinds_named, with_usual
+from .kind_settings import KindSettings, kinds_named, tables_named, with_usual
 from .mask_settings import MaskSettings
 
 Late = Literal["discard", "count"]
@@ -419,15 +419,15 @@ def decode(data: bytes) -> Task:
         raise TaskError(f"not a task: {error}") from None
 
 
-def load(path: Path | None, flags: Mapping[str, object]) -> Task:
+def load(path: Path | None, flags: Mapping[str, object], kinds: Sequence[str] | None = None) -> Task:
     """Reads a task from a TOML file, if any, with `flags` over it. Raises TaskError.
 
-    Paths in the file are relative to the file. A kind of the flags that is only named is that of the file, if
-    it is there.
+    Paths in the file are relative to the file. `kinds` names the kinds to offer, each as the file has it;
+    None: all of the file.
     """
     settings = _read(path) if path else {}
-    if "kinds" in flags:
-        flags = {**flags, "kinds": _as_in_file(flags["kinds"], settings.get("kinds"))}
+    if kinds is not None:
+        settings["kinds"] = tables_named(kinds, settings.get("kinds"))
     if isinstance(masks := flags.get("masks"), Mapping) and isinstance(settings.get("masks", {}), Mapping):
         flags = {**flags, "masks": {**settings.get("masks", {}), **masks}}
     settings |= flags
@@ -450,12 +450,6 @@ def _read(path: Path) -> dict[str, Any]:
     if isinstance(family := settings.get("family"), list):
         settings["family"] = [_near(path.parent, member) for member in family]
     return {"name": path.stem, **settings}
-
-
-def _as_in_file(named: Any, there: Any) -> object:
-    """The kinds `named`; those without settings as the tables `there` of a file have them."""
-    tables = {each.get("name"): each for each in there or () if isinstance(each, dict)}
-    return [tables.get(each["name"], each) if len(each) == 1 else each for each in named]
 
 
 _NEEDS = {

@@ -11,7 +11,7 @@ from device_runtime.cli.options import count, positive
 from device_runtime.client.delivery.downloads import half_of_room
 from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy.process_priority import ProcessPriority
-from device_runtime.client.policy.rules import SHORTEST, AllowList, DayWindow, Policy
+from device_runtime.client.policy.rules import DIGEST, SHORTEST, AllowList, DayWindow, Policy
 from device_runtime.client.service import device_file
 
 RULES = frozenset(
@@ -221,7 +221,7 @@ def helpers(text: str) -> str:
 def digest(text: str) -> str:
     """An argument of hex digits: a sha256, or the beginning of one."""
     digits = text.lower()
-    if not (SHORTEST <= len(digits) <= 64 and set(digits) <= set("0123456789abcdef")):
+    if not DIGEST.fullmatch(digits):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not the sha256 of a bundle: expected {SHORTEST} to 64 hex digits"
         )

@@ -370,18 +370,20 @@ def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
         file = args.task[0]
     given = {field: getattr(args, flag) for flag, field in _FLAGS.items()}
     flags = {field: value for field, value in given.items() if value is not None}
-    if args.kinds is not None:
-        names = [name.strip() for name in args.kinds.split(",") if name.strip()]
-        flags["kinds"] = [{"name": name} for name in names]
     if args.family is not None:
-        flags["family"] = [name.strip() for name in args.family.split(",") if name.strip()]
+        flags["family"] = _listed(args.family)
     if masks := _masks(args):
         flags["masks"] = masks
-    task = tasks.load(file, flags)
+    task = tasks.load(file, flags, None if args.kinds is None else _listed(args.kinds))
     if args.system:
         task = _as_system(args.system, task)
     shared = training.SharedSettings(lr=args.lr, epochs=args.epochs, batch=args.batch, codec=args.codec)
     return shared.applied(task, logging.INFO)
+
+
+def _listed(text: str) -> list[str]:
+    """The names in a text such as "a, b"."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _as_system(name: str, task: Task) -> Task:

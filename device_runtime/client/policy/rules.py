@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SHORTEST = 16
 """Least number of hex digits that name a bundle: 64 bits."""
-_DIGEST = re.compile(rf"[0-9a-f]{{{SHORTEST},64}}")
+DIGEST = re.compile(rf"[0-9a-f]{{{SHORTEST},64}}")
 LEAST_GROUP = 2
 """The fewest devices of a sum that hides anything."""
 
@@ -45,7 +45,7 @@ class AllowList:
             if isinstance(getattr(self, name), str):
                 raise PolicyError(f"{name} is a text, expected a tuple of texts")
         for bundle in self.bundles:
-            if not _DIGEST.fullmatch(bundle):
+            if not DIGEST.fullmatch(bundle):
                 says = f"expected {SHORTEST} to 64 hex digits in lower case"
                 raise PolicyError(f"{bundle!r} is not the sha256 of a bundle: {says}")
 

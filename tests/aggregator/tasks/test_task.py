@@ -93,11 +93,16 @@ def test_a_task_file_is_read_and_flags_stand_over_it(tmp_path):
     assert task.kinds == (KindSettings(name="full", settings={"epochs": 2}, weight=0.5),)
 
 
-def test_kinds_that_flags_name_are_those_of_the_file_where_it_has_them(tmp_path):
+def test_kinds_that_are_named_are_those_of_the_file_where_it_has_them(tmp_path):
     file = tmp_path / "digits.toml"
     file.write_text('bundle = "b"\n[[kinds]]\nname = "full"\nmax_norm = 3.0\nsettings = { lr = 0.01 }\n')
-    full, means = tasks.load(file, {"kinds": [{"name": "full"}, {"name": "class-means"}]}).kinds
+    full, means = tasks.load(file, {}, ["full", "class-means"]).kinds
     assert (full.max_norm, full.strategy.lr, full.strategy.graded, means.max_norm) == (3.0, 0.01, True, None)
+    for wrong in ("kinds = 5", "kinds = [5, { name = [] }]"):
+        file.write_text(f'bundle = "b"\n{wrong}\n')
+        assert [kind.name for kind in tasks.load(file, {}, ["full"]).kinds] == ["full"]
+        with pytest.raises(TaskError, match=r"digits\.toml: kinds"):
+            tasks.load(file, {})
 
 
 def test_kinds_that_share_no_round_have_the_settings_of_their_papers(tmp_path):
