@@ -204,17 +204,20 @@ def _results(name: str, there: Iterable[Section]) -> str:
     if why := catalogue.left_out().get(name):
         return f"not run: {why}"
     links = [
-        f"[scale {each.scale}]({page(name)}#{each.anchor}): {_verdicts(each)}{each.state}"
+        f"[scale {each.scale}]({page(name)}#{each.anchor}){_about_runs(each)}"
         for each in there
         if each.name == name
     ]
     return "<br>".join(links) or "can be run; no results yet"
 
 
-def _verdicts(section: Section) -> str:
+def _about_runs(section: Section) -> str:
+    """The number of claims by verdict, and whether the code has changed since."""
     counts = ((verdict, section.verdicts.count(verdict)) for verdict in VERDICTS)
-    said = ", ".join(f"{number} {verdict}" for verdict, number in counts if number)
-    return f"claims: {said}; " if said else ""
+    claims = ", ".join(f"{number} {verdict}" for verdict, number in counts if number)
+    age = section.state if section.since is None else "code changed since" if section.since else ""
+    said = "; ".join(filter(None, (f"claims: {claims}" if claims else "", age)))
+    return f": {said}" if said else ""
 
 
 HEAD = """# Results
@@ -236,7 +239,8 @@ of the mean difference (Student's t, three seeds or more) lies beyond its bound 
 interval: **too few seeds**. Where both rows are within three points of guessing, nothing is claimed: **at
 chance**. A claim is **not run** where one of its rows has no runs.
 
-A section names the commits of the code of its runs ("+": with changes that were not committed).
-`python -m benchmarks.papers --check` lists those whose code has changed since. Sections by code of an unknown
-commit were written by an older version: their runs are not kept, and "holds" there only says on which side of
-the bound the mean is."""
+A section names the commits of the code of its runs ("+": with changes that were not committed). "Code changed
+since" is said of every change to what trains, merges or simulates, whether it changes results or not;
+`python -m benchmarks.papers --check` tells how many there were. Sections by code of an unknown commit were
+written by an older version: their runs are not kept, and "holds" there only says on which side of the bound
+the mean is."""

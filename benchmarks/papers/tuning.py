@@ -78,11 +78,12 @@ def _name(row: SystemRow, rate: float) -> str:
 def best_rates(values: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, float]:
     """The learning rate with the highest mean over seeds, by row of the original table.
 
-    values: those of `rows_by_rate`, by row and column; nan: missing.
+    values: those of `rows_by_rate`, by row and column; nan: missing. Rows without any value are left out.
     """
     best: dict[str, tuple[float, float]] = {}
     for (name, _), each in values.items():
         row, _, rate = name.rpartition("@")
         known = [value for value in each if not isnan(value)]
-        best[row] = max(best.get(row, (-inf, 0.0)), (mean(known) if known else -inf, float(rate)))
+        if known:
+            best[row] = max(best.get(row, (-inf, 0.0)), (mean(known), float(rate)))
     return {row: rate for row, (_, rate) in best.items()}

@@ -31,6 +31,10 @@ PLAIN_VERSION = 13  # of Gemm and Gather
 SPLIT_VERSION = 18
 GRU_ORDER = (1, 0, 2)  # ONNX has z, r, n
 LSTM_ORDER = (0, 3, 1, 2)  # ONNX has i, o, f, g
+_ONE_LAYER = (True, 1, 0.0, True, False, False)
+"""What torch's own layers are told: biases, one layer, no dropout, training (without which cuDNN gives no
+gradients), one direction, the steps first.
+"""
 
 
 def gru(x: Tensor, weights: Weights) -> Tensor:
@@ -38,7 +42,7 @@ def gru(x: Tensor, weights: Weights) -> Tensor:
     if get_proxy_mode() is not None:
         return _Gru.apply(x, *weights)
     start = x.new_zeros(1, x.shape[1], weights[1].shape[1])
-    return torch._VF.gru(x, start, weights, True, 1, 0.0, False, False, False)[0]
+    return torch._VF.gru(x, start, weights, *_ONE_LAYER)[0]
 
 
 def lstm(x: Tensor, weights: Weights) -> Tensor:
@@ -46,7 +50,7 @@ def lstm(x: Tensor, weights: Weights) -> Tensor:
     if get_proxy_mode() is not None:
         return _Lstm.apply(x, *weights)
     start = x.new_zeros(1, x.shape[1], weights[1].shape[1])
-    return torch._VF.lstm(x, (start, start), weights, True, 1, 0.0, False, False, False)[0]
+    return torch._VF.lstm(x, (start, start), weights, *_ONE_LAYER)[0]
 
 
 class _Gru(torch.autograd.Function):

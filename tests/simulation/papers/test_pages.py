@@ -102,15 +102,19 @@ def test_sections_whose_code_has_changed_are_listed(monkeypatch, tmp_path):
 
 
 def test_the_index_links_sections_with_their_verdicts_or_says_why_a_table_is_not_run(monkeypatch):
-    monkeypatch.setattr(stamps, "commits_since", lambda commit, paths: 0)
+    monkeypatch.setattr(stamps, "commits_since", lambda commit, paths: 1 if commit == "abc1234" else 0)
     claims = "| claim | verdict |\n|---|---|\n| a | holds |\n| b | not shown: 1 of 3 seeds |\n| c | holds |\n"
     claims += "\n* claims that need these: 3\n"
-    lines = index([section(text=MADE.format(code="abc1234") + claims)]).splitlines()
-    title = catalogue.load("paper:002-t4.3").title
-    link = (
-        "[scale cpu](002.md#a-title-of-2-x): claims: 2 holds, 1 too few seeds, 3 not run; by code of abc1234"
-    )
-    assert f"| 4.3 | {title} | {link} |" in lines
+    old = section(text=MADE.format(code="abc1234") + claims)
+    new = section("paper:002-t4.5", text=MADE.format(code="def5678"))
+    unknown = section("ours:clip-norm")
+    lines = index([old, new, unknown]).splitlines()
+    results = [line.rpartition(" | ")[2] for line in lines if line.startswith("|")]
+    link = "[scale cpu](002.md#a-title-of-2-x): claims: 2 holds, 1 too few seeds, 3 not run"
+    assert f"{link}; code changed since |" in results
+    assert "[scale cpu](002.md#a-title-of-2-x) |" in results
+    assert f"[scale cpu](ours.md#{unknown.anchor}): by code of an unknown commit |" in results
+    assert f"| 4.3 | {catalogue.load('paper:002-t4.3').title} | {link}; code changed since |" in lines
     assert "| paper | holds | fails | not shown | at chance | too few seeds | not run |" in lines
     assert "| 002 | 2 | 0 | 0 | 0 | 1 | 3 |" in lines
     assert "| 5.10 |  | not run: sizes of feature maps, not runs |" in lines

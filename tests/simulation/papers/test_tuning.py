@@ -45,7 +45,9 @@ def test_the_pass_before_fedft_keeps_its_rate():
 def test_the_best_rate_of_a_row_has_the_highest_mean_over_seeds():
     values = {(row.name, "accuracy"): (nan, 0.5) for row in by_rate().rows}
     values["ft@0.01", "accuracy"] = (0.4, 0.7)  # mean 0.55
+    values["lp@0.01", "accuracy"] = values["lp@0.1", "accuracy"] = (nan, nan)
     assert best_rates(values)["ft"] == 0.01
+    assert "lp" not in best_rates(values)
 
 
 def test_only_some_rows_are_compared_where_they_are_named():
