@@ -79,17 +79,19 @@ def _line(cells: Sequence[object]) -> str:
 def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[str, bool]:
     """Checks that a run folder belongs to this task; returns the run's name and whether it is resumed.
 
-    A new folder becomes this task's. `shas`: sha256 of the main model's bundle and of the smaller ones', in
-    the task's order. Raises RunFolderError for the folder of another task, or of a run with other models.
+    A new folder becomes this task's, and a run that is to have more rounds gets them. `shas`: sha256 of the
+    main model's bundle and of the smaller ones', in the task's order. Raises RunFolderError for the folder of
+    another task, or of a run with other models.
     """
     mine = Identity(task.json(), secrets.token_hex(4), b"".join(shas))
     found = store.identity()
     if found is None:
         store.begin_run(mine)
-        (store.folder / "task.json").write_bytes(mine.task + b"\n")
+        _write_task(store, mine.task)
         return mine.run, False
     begun = decode(found.task)  # settings that are newer than the run have their defaults
-    if begun.json() != mine.task:
+    same = begun.json() == mine.task
+    if not same and not _is_longer(begun, task):
         changed = ", ".join(_differences(begun, decode(mine.task)))
         raise RunFolderError(
             f"run folder {store.folder} belongs to another task ({changed}): give another --run-dir, "
@@ -102,7 +104,21 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
                 f"run folder {store.folder} was begun with another bundle {path} "
                 f"({old.hex()[:8]}, now {new.hex()[:8]}): give another --run-dir"
             )
+    if not same:
+        store.change_task(mine.task)
+        _write_task(store, mine.task)
     return found.run, True
+
+
+def _write_task(store: Store, task: bytes) -> None:
+    (store.folder / "task.json").write_bytes(task + b"\n")
+
+
+def _is_longer(begun: Task, task: Task) -> bool:
+    """Whether the task has more rounds and is the same otherwise; noise is made for a number of rounds."""
+    noise = task.masks is not None and task.masks.epsilon is not None
+    same = msgspec.structs.replace(begun, rounds=task.rounds).json() == task.json()
+    return same and task.rounds > begun.rounds and not noise
 
 
 def _differences(old: Task, new: Task) -> list[str]:

@@ -196,6 +196,11 @@ class Store:
         if self.identity() != identity:
             raise RunFolderError(f"run folder {self.folder} belongs to a run already")
 
+    def change_task(self, task: bytes) -> None:
+        """Makes `task` that of the folder's run."""
+        with self._db.commit() as db:
+            db.execute("UPDATE meta SET task = ?", (task,))
+
 
 _ATTEND = "INSERT INTO present VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET boot = excluded.boot"
 _ASK = "INSERT INTO asked VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET round = excluded.round"

@@ -5,7 +5,8 @@ from math import isnan
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.errors import RunFolderError, TaskError
+from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.tasks.central_noise import CentralNoise
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.views.console_log import summary
@@ -123,3 +124,9 @@ def test_without_noise_nothing_is_spent(bench, masked_task):
     b.wait(11)
     assert b.offer.masks.noise_milli == 0 and b.store.sums.noise() == {}
     assert isnan(b.service.rounds.budget.spent(1))
+
+
+def test_a_run_with_noise_gets_no_more_rounds_than_its_noise_was_made_for(b, noisy):
+    b.service.close()
+    with pytest.raises(RunFolderError, match=rf"another task \(rounds {ROUNDS}, now {ROUNDS + 1}\)"):
+        OpenRun(noisy(ROUNDS + 1), b.folder, database=b.database)

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.delivery.last_will import GRACE_S, RETURN_S
+from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.intake.fetching import MAX_PULLS
 from device_runtime.aggregator.rounds.device_messages import FETCHED_S, MOST_REASONS
+from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.rounds.service import LINGER_S, MOST_LINGER_S
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.views.run_events import (
@@ -680,6 +682,28 @@ def test_a_run_that_was_begun_before_there_was_a_setting_goes_on_with_its_defaul
         db.execute("UPDATE meta SET task = ?", (msgspec.json.encode(settings),))
     b = b.restart()
     assert (b.service.run_id, b.service.state.rules.buffer_size) == (run, 0)
+
+
+def test_a_run_that_is_done_goes_on_when_it_is_given_more_rounds(bench, make_task, update_of):
+    b = bench(make_task("few-shot", rounds=1, min_devices=1))
+    b.join("pi-01")
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
+    assert b.offer.done
+    run = b.service.run_id
+    b.task = msgspec.structs.replace(b.task, rounds=2)
+    b = b.restart()
+    b.join("pi-01")
+    assert (b.offer.run, b.offer.round, b.offer.done) == (run, 2, False)
+    b.wait(2.0)
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot"), number=2))
+    assert b.offer.done
+    assert b.restart().offer.done
+    assert b.store.rounds.latest_closed() == 2
+    assert msgspec.json.decode((b.folder / "task.json").read_bytes())["rounds"] == 2
+    for changed, says in ({"rounds": 1}, "rounds 2, now 1"), ({"rounds": 3, "seed": 5}, "seed 0, now 5"):
+        b.service.close()
+        with pytest.raises(RunFolderError, match=f"another task .*{says}"):
+            OpenRun(msgspec.structs.replace(b.task, **changed), b.folder, database=b.database)
 
 
 def test_after_a_restart_a_round_waits_for_those_that_were_in_it_however_long_they_take(
