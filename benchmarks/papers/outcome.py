@@ -135,13 +135,13 @@ def _chance(cells: Sequence[Cell], ran: Runs, seeds: int) -> Mapping[str, float]
 def _stragglers(column: str, cells: Sequence[Cell], ran: Runs, seeds: int) -> float:
     """The share of a column's asks that went to stragglers.
 
-    nan where its rows differ in this by ALIKE or more. Rounds without a deadline have no stragglers and are
-    left out.
+    nan where its rows differ in this by ALIKE or more. Left out are rows without stragglers, as without a
+    deadline, and those whose network nobody can train fully, as with prompts alone.
     """
     mine = [cell for cell in cells if cell.column.id == column]
     found = (_of(cell, seed, ran) for cell in mine for seed in range(seeds))
     shares = [_share(run) for run in found if run is not None]
-    known = [share for share in shares if share]
+    known = [share for share in shares if 0 < share < 1]
     return mean(known) if known and max(known) - min(known) < ALIKE else nan
 
 

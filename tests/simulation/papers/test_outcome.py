@@ -1,6 +1,7 @@
 """Runs that are made up, read back and rendered."""
 
 import os
+from math import isnan
 
 import msgspec
 import pytest
@@ -22,13 +23,13 @@ ACCURACY = {"drop": (0.5, 0.6), "few-shot": (0.7, 0.6)}
 def finish(round_line, ask):
     """A run of two rounds: half of the accuracy, then all of it."""
 
-    def write(plan, name, accuracy, scale=1.0):
+    def write(plan, name, accuracy, scale=1.0, **changes):
         folder = plan.of(name)
         folder.mkdir(parents=True)
         with RecordWriter(folder, "rounds", SimulatedRound) as lines:
             for number, share in ((1, 0.5), (2, 1.0)):
                 closed = 10.0 * number * scale
-                lines.add(round_line(round=number, eval_acc=share * accuracy, closed_s=closed))
+                lines.add(round_line(round=number, eval_acc=share * accuracy, closed_s=closed, **changes))
         with RecordWriter(folder, "asks", AskRecord) as asks:
             asks.add(ask())
         sha256 = fingerprint(of_policy(plan.scenario, name.policy), name.seed)
@@ -70,6 +71,12 @@ def test_cells_are_means_over_seeds_and_what_was_not_run_is_unknown(outcome):
     assert efficiency.mean == pytest.approx(0.55 / 20)  # 20 s of training in round 2; round 1 does not count
     assert outcome.stragglers["even"] == 0.25
     assert outcome.date == "2026-09-21"
+
+
+@pytest.mark.parametrize("stragglers", [0, 4])
+def test_where_none_or_all_are_stragglers_their_share_is_not_said(wanted, every, finish, stragglers):
+    finish(plans(every)[0], RunName("drop", 0), 0.5, asked=4, stragglers=stragglers)
+    assert isnan(read(wanted, every).stragglers["even"])
 
 
 def test_a_terminal_shows_the_paper_beside_ours_the_claims_and_what_differs(outcome):
