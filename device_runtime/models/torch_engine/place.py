@@ -43,6 +43,11 @@ class TorchProcessor:
         """Whether it computes in the main memory, which numpy shares."""
         return str(self.device.type) == "cpu"
 
+    @property
+    def gpu_bytes(self) -> int:
+        """The memory of the GPU, in bytes."""
+        return int(torch.cuda.mem_get_info(self.device)[1])
+
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """The array's own memory on the CPU if it may be written to, else a copy."""
         own = array if array.flags.writeable else array.copy()

@@ -51,7 +51,8 @@ CACHE_BYTES = 256 << 20
 class BatchedTrainer(Protocol):
     """Trains up to `together` jobs of one strategy from one base at once."""
 
-    together: int
+    @property
+    def together(self) -> int: ...
 
     def takes(self, strategy: AnyStrategy) -> bool:
         """Whether it can train jobs of this strategy."""

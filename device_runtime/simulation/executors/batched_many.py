@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import inf, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.models.engines.available import engine_choice
 from device_runtime.models.errors import EngineError, TensorError
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
     from device_runtime.models.torch_engine.engine import TorchModel
 
 TOGETHER = 32
-"""Networks that are trained at once on a CPU; on a GPU as many as fit MEMORY_BYTES."""
-MEMORY_BYTES = 4 << 30
+"""Networks that are trained at once on a CPU; on a GPU as many as fit GPU_SHARE of its memory."""
+GPU_SHARE = 0.25
+"""Several processes may share a GPU."""
+ACTIVATIONS_FACTOR = 2
+"""Bytes of activations in torch, by those of the bundle's training graph: 850 MB for MiniLM-L6, by 430."""
 
 
 class BatchedNetworks:
@@ -36,7 +41,13 @@ class BatchedNetworks:
         self._manifest = inputs.bundle.manifest
         self._model: TorchModel | None = None
         self._loaded: Tensors | None = None
-        self.together = TOGETHER if inputs.engine.device == "cpu" else self._fitting()
+
+    @cached_property
+    def together(self) -> int:
+        """The number of networks to train at once, the same each time on the same GPU."""
+        if self._inputs.engine.device == "cpu":
+            return TOGETHER
+        return fitting(self._manifest, GPU_SHARE * self._opened().place.gpu_bytes)
 
     def takes(self, strategy: AnyStrategy) -> bool:
         """Whether it can train the kind, by the kind's plan for one sample.
@@ -105,11 +116,13 @@ class BatchedNetworks:
             self._model = TorchModel(self._inputs.bundle, threads=settings.threads, device=settings.device)
         return self._model
 
-    def _fitting(self) -> int:
-        """The number of copies whose weights, gradients and activations of 64 samples fit MEMORY_BYTES."""
-        graph = self._manifest.graphs["forward"]
-        size = 16 * sum(prod(spec.shape) for spec in self._manifest.stored())
-        return max(1, MEMORY_BYTES // (size + 3 * graph.activation_bytes(64)))
+
+def fitting(manifest: Manifest, memory_bytes: float) -> int:
+    """The number of copies, 1 or more, whose weights, gradients and activations of 64 samples fit."""
+    size = 16 * sum(prod(spec.shape) for spec in manifest.stored())
+    graphs = (graph for name, graph in manifest.graphs.items() if name.startswith("train."))
+    activations = max((graph.activation_bytes(64) for graph in graphs), default=0)
+    return max(1, int(memory_bytes // (size + ACTIVATIONS_FACTOR * activations)))
 
 
 def _has_plan(strategy: AnyStrategy) -> bool:

@@ -11,6 +11,7 @@ from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.batched import Batched
+from device_runtime.simulation.executors.batched_many import ACTIVATIONS_FACTOR, fitting
 from device_runtime.simulation.executors.job import (
     ExecutorInputs,
     FailedJob,
@@ -130,6 +131,13 @@ def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in
     assert_alike(found, results(PlainExecutor(inputs), bases, mixed))
     assert watched.asked == [[2, 6, 5]]
     assert [result.kind for result in found] == [job.strategy.name for job in mixed]
+
+
+def test_on_a_gpu_as_many_are_trained_together_as_fit_its_memory(bundle):
+    values = sum(array.size for array in bundle.weights().values())
+    held = bundle.manifest.graphs["train.all"].activation_bytes(64)
+    one = 16 * values + ACTIVATIONS_FACTOR * held
+    assert [fitting(bundle.manifest, times * one) for times in (0, 1.9, 2, 7.5)] == [1, 1, 2, 7]
 
 
 @pytest.mark.slow
