@@ -73,8 +73,7 @@ class KindFigures:
 class RoundStatus:
     """A closed round. `accuracy` and `loss` are of the served model, `base_accuracy` of the next base.
 
-    `closed_at` is null for rounds that closed before the aggregator started. `metric` names what `accuracy`
-    is; `metrics` has further ones by name.
+    `closed_at`: seconds since 1970. `metric` names what `accuracy` is; `metrics` has further ones by name.
     """
 
     round: int

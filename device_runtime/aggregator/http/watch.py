@@ -108,14 +108,14 @@ class TaskWatch:
                 self._devices.refused(event, now)
                 self._change(not_counted=self._live.not_counted + 1)
             case RoundClosed():
-                self._close(event, now)
+                self._close(event)
             case Finished():
                 self._change(phase="finished", closes_at=None, moved_at=now)
 
     def _start(self, event: Started) -> None:
         self.manifest = event.manifest
         for closed in event.closed:
-            self._close(closed, None)
+            self._close(closed)
             self._devices.closed(closed)
         phase = "finished" if len(event.closed) >= event.task.rounds else "waiting"
         needed = event.task.min_contributions
@@ -147,9 +147,9 @@ class TaskWatch:
             note=f"extended: {counted}{event.outlook}",
         )
 
-    def _close(self, closed: RoundClosed, now: float | None) -> None:
+    def _close(self, closed: RoundClosed) -> None:
         record = closed.record
-        self._rounds.append(_status_of(closed, now))
+        self._rounds.append(_status_of(closed))
         self._change(
             round=record.round,
             accuracy=measured(record.eval_acc),
@@ -157,7 +157,7 @@ class TaskWatch:
             bytes_up=self._live.bytes_up + record.bytes_up,
             bytes_down=self._live.bytes_down + record.bytes_down,
             energy_j=self._live.energy_j + record.energy_j,
-            moved_at=now,
+            moved_at=measured(closed.at),
             note=closed.note,
             metric=record.metric,
             metrics=record.metrics,
@@ -167,12 +167,12 @@ class TaskWatch:
         self._live = replace(self._live, **changes)  # type: ignore[arg-type]
 
 
-def _status_of(closed: RoundClosed, closed_at: float | None) -> RoundStatus:
+def _status_of(closed: RoundClosed) -> RoundStatus:
     """A closed round as HTTP shows it."""
     record = closed.record
     return RoundStatus(
         round=record.round,
-        closed_at=closed_at,
+        closed_at=measured(closed.at),
         accuracy=measured(record.eval_acc),
         loss=measured(record.eval_loss),
         base_accuracy=measured(record.base_eval_acc),

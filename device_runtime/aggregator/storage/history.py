@@ -76,10 +76,6 @@ class ServingHistory:
         with self._db.commit() as db:
             db.execute("INSERT INTO versions VALUES (?, ?) ON CONFLICT DO NOTHING", (number, now))
 
-    def published(self) -> dict[int, float]:
-        """The publication time of each round's served model, in seconds since 1970."""
-        return {row[0]: row[1] for row in self._db.rows("SELECT round, published_s FROM versions")}
-
     def go_back(self, rollback: Rollback, now: float) -> None:
         """Records a rollback at `now` (seconds since 1970); replaces an earlier one into the same round."""
         with self._db.commit() as db:

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import nan
 
 from device_runtime.aggregator.errors import RollbackError, RunFolderError
 from device_runtime.aggregator.views.run_events import RoundClosed
@@ -77,10 +76,10 @@ class ModelVersions:
 
     def versions(self) -> tuple[Version, ...]:
         """All versions, in the order of their rounds."""
-        times, served = self._store.history.published(), self.served()
-        return tuple(self._version(closed, times, served) for closed in self._store.rounds.closed())
+        served = self.served()
+        return tuple(self._version(closed, served) for closed in self._store.rounds.closed())
 
-    def _version(self, closed: RoundClosed, times: dict[int, float], served: int) -> Version:
+    def _version(self, closed: RoundClosed, served: int) -> Version:
         record, made = closed.record, self._store.rounds.made(closed.record.round)
         return Version(
             round=record.round,
@@ -88,7 +87,7 @@ class ModelVersions:
             size=made.served.size,
             eval_acc=record.eval_acc,
             eval_loss=record.eval_loss,
-            published_s=times.get(record.round, nan),
+            published_s=closed.at,
             kept=self._is_kept(record.round, made),
             served=record.round == served,
             note=closed.note,

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import Literal
 
@@ -49,7 +49,7 @@ _FORGET_TAKEN = """DELETE FROM steps
 WHERE round >= (SELECT coalesce(max(round), 0) FROM rounds WHERE round < ?)"""
 _EVERY_FIGURES = """SELECT round, figures FROM rounds
 WHERE phase = 'closed' AND figures IS NOT NULL ORDER BY round"""
-_CLOSED = """SELECT round, record, note FROM rounds
+_CLOSED = """SELECT round, record, note, published_s FROM rounds LEFT JOIN versions USING (round)
 WHERE record IS NOT NULL AND round BETWEEN ? AND ? ORDER BY round"""
 _END_COLLECT = """UPDATE rounds SET phase = ?, note = CASE WHEN phase = 'collect' THEN ? ELSE note END
 WHERE round = ? AND phase IN ('collect', 'unmask')"""
@@ -396,7 +396,12 @@ class StoredRounds:
         rounds = ALL_ROUNDS if number is None else (number, number)
         records = self._contributions.every_record(rounds)
         return tuple(
-            RoundClosed(_read(row["record"], type=RoundRecord), records.get(row["round"], ()), row["note"])
+            RoundClosed(
+                _read(row["record"], type=RoundRecord),
+                records.get(row["round"], ()),
+                row["note"],
+                nan if row["published_s"] is None else row["published_s"],
+            )
             for row in self._db.rows(_CLOSED, *rounds)
         )
 

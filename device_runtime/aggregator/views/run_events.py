@@ -73,11 +73,15 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class RoundClosed:
-    """A round is closed and its model published. `note` says what was unusual; empty for nothing."""
+    """A round is closed and its model published, `at` these seconds since 1970.
+
+    `note` says what was unusual; empty for nothing. `at` is nan for rounds of releases that did not keep it.
+    """
 
     record: RoundRecord
     contributions: tuple[ContributionRecord, ...]
     note: str = ""
+    at: float = nan
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def record(device="pi", number=1, kind="full"):
 
 def closed(number, *records):
     figures = RoundRecord(number, nan, 1.25, nan, nan, len(records), 4.0, 3.0, 300, 200, 7.0)
-    return RoundClosed(figures, records)
+    return RoundClosed(figures, records, at=50.0 + number)
 
 
 class Broker:
@@ -67,7 +67,7 @@ def test_figures_are_summed_by_kind_and_what_was_not_measured_is_null(clock):
     watch(Started(TASK, "r", True, (closed(1, record("a"), record("b")),)))
     (first,) = watch.rounds().rounds
     assert first.kinds == {"full": KindFigures(2, 20, 200, 100, 4.0, 3.0)}
-    assert (first.accuracy, first.loss, first.closed_at) == (None, 1.25, None)
+    assert (first.accuracy, first.loss, first.closed_at) == (None, 1.25, 51.0)
     assert watch.live().devices == 2
     assert watch.live().online == 0
 
