@@ -224,7 +224,8 @@ def test_every_kept_run_is_of_a_table():
     shown = {
         kept.place(kept.FOLDER, cell.name(seed), cell.key(seed))
         for table in map(catalogue.load, catalogue.names())
-        for cell in cells(WantedTable(table, "cpu", 1, Path("runs"), kept=kept.FOLDER, only_kept=True), WHERE)
+        for scale in ("cpu", "full")
+        for cell in cells(WantedTable(table, scale, 1, Path("runs"), kept=kept.FOLDER, only_kept=True), WHERE)
         for seed in range(5)
     }
     assert set(kept.FOLDER.glob("*.gz")) - shown == set()
