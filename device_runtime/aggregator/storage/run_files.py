@@ -115,7 +115,10 @@ def _write_task(store: Store, task: bytes) -> None:
 
 
 def _is_longer(begun: Task, task: Task) -> bool:
-    """Whether the task has more rounds and is the same otherwise; noise is made for a number of rounds."""
+    """Whether the task has more rounds and is the same otherwise.
+
+    A run with noise gets no more rounds, because its noise is made for their number.
+    """
     noise = task.masks is not None and task.masks.epsilon is not None
     same = msgspec.structs.replace(begun, rounds=task.rounds).json() == task.json()
     return same and task.rounds > begun.rounds and not noise

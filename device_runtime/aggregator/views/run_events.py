@@ -73,9 +73,10 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class RoundClosed:
-    """A round is closed and its model published, `at` these seconds since 1970.
+    """A round is closed and its model published.
 
-    `note` says what was unusual; empty for nothing. `at` is nan for rounds of releases that did not keep it.
+    note: what was unusual; empty for nothing.
+    at: when, in seconds since 1970; nan for rounds of releases that did not keep it.
     """
 
     record: RoundRecord

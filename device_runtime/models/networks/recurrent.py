@@ -32,8 +32,10 @@ SPLIT_VERSION = 18
 GRU_ORDER = (1, 0, 2)  # ONNX has z, r, n
 LSTM_ORDER = (0, 3, 1, 2)  # ONNX has i, o, f, g
 _ONE_LAYER = (True, 1, 0.0, True, False, False)
-"""What torch's own layers are told: biases, one layer, no dropout, training (without which cuDNN gives no
-gradients), one direction, the steps first.
+"""The last arguments of torch's GRU and LSTM.
+
+They are: biases, one layer, no dropout, training mode, one direction, steps first. cuDNN gives gradients only
+in training mode; without dropout it computes the same.
 """
 
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 TOGETHER = 32
 """Networks that are trained at once on a CPU; on a GPU as many as fit GPU_SHARE of its memory."""
 GPU_SHARE = 0.25
-"""Several processes may share a GPU."""
+"""The share of a GPU's memory that one process takes, because several may share the GPU."""
 ACTIVATIONS_FACTOR = 2
-"""Bytes of activations in torch, by those of the bundle's training graph: 850 MB for MiniLM-L6, by 430."""
+"""Torch holds about twice the activations of the bundle's training graph: 850 MB for MiniLM-L6, not 430."""
 
 
 class BatchedNetworks:
