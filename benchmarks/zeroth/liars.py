@@ -82,6 +82,11 @@ class Last(NullObserver):
 def accuracy(setting: Setting, rule: str, liars: int, lie: str, seed: int) -> float:
     """At the end of a run in which so many devices lie."""
     uneven = {"partition": "dirichlet", "alpha": setting.alpha}
+    robust = {
+        "robust": rule,
+        "robust_trim": max(SHARES),
+        "robust_byzantine": round(max(SHARES) * DEVICES),
+    }
     table = {
         "fleet": ALIKE,
         "devices": DEVICES,
@@ -91,9 +96,7 @@ def accuracy(setting: Setting, rule: str, liars: int, lie: str, seed: int) -> fl
             "rounds": setting.rounds,
             "round_deadline_s": 1e5,
             "kinds": [{"name": "zeroth-order", "settings": SETTINGS}],
-            "robust": rule,
-            "robust_trim": max(SHARES),
-            "robust_byzantine": round(max(SHARES) * DEVICES),
+            **({} if rule == "none" else robust),
         },
     }
     last = Last()

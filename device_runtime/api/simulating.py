@@ -76,6 +76,7 @@ def simulate(
     (default: mixed).
     kinds: the kinds of update that the policy `mixed` offers, the preferred first (default: the task's).
     seeds: run with seeds 0 to `seeds` - 1 (default: 1). devices: in the fleet (default: 100).
+    rounds: of the task (default: as a Task or Scenario says, 20 of a bundle).
     callbacks: are called in this process, where all runs are then done.
     run_dir: keep the runs here, and go on with those that were stopped; None: they go with the result.
     executor: how the devices' models are trained: auto, plain, batched, processes or ray.
@@ -218,7 +219,8 @@ def _scenario(task: Scenario | Task | Bundle | str | Path) -> Scenario:
 def _of_bundle(bundle: str | Path) -> Scenario:
     path = bundles.find_bundle(bundle)
     name = path.stem if path.is_file() else path.resolve().name
-    return Scenario(fleet=fleets.load(FLEET), task=Task(bundle=str(bundle)), name=name)
+    task = Task(bundle=str(bundle), rounds=scenarios.ROUNDS)
+    return Scenario(fleet=fleets.load(FLEET), task=task, name=name)
 
 
 def _name(kind: Kind) -> str:

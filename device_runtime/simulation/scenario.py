@@ -17,7 +17,7 @@ from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.kind_settings import with_usual
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.tasks.shared_settings import SharedSettings
-from device_runtime.aggregator.tasks.task import Task
+from device_runtime.aggregator.tasks.task import Task, check_effect
 from device_runtime.client.selection.choose import RICHEST, ChoicePolicy
 from device_runtime.content import content
 from device_runtime.models.engines.available import AUTO, ENGINES
@@ -33,6 +33,8 @@ from .data import DataSpec, GroupData
 from .errors import ScenarioError
 
 DIGITS = "digits-wrn-10-1"
+ROUNDS = 20
+"""Of a scenario that says no number."""
 _PATHS = ("path", "test_path", "vectors")
 """Fields of [data] with paths relative to the scenario's file."""
 
@@ -170,7 +172,7 @@ def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
         spec = fleets.read({"name": parts.get("name"), **fleet})
     else:
         raise ScenarioError('which fleet? expected fleet = "a preset or file.toml", or a [fleet] table')
-    data, task = _table(parts, "data"), {"bundle": DIGITS, "rounds": 20, **_table(parts, "task")}
+    data, task = _table(parts, "data"), {"bundle": DIGITS, "rounds": ROUNDS, **_table(parts, "task")}
     data |= {name: _resolved(beside, data[name]) for name in _PATHS if name in data}
     for name, group in _table({"data.groups": data.get("groups", {})}, "data.groups").items():
         try:
@@ -178,6 +180,7 @@ def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
         except msgspec.ValidationError as error:
             raise ScenarioError(explained(error, GroupData, f"data.groups.{name}")) from None
     task |= {name: _resolved(beside, task[name]) for name in ("bundle", "generic") if name in task}
+    check_effect(task)
     if "masks" in task:
         task["masks"] = stand_in_helpers(task["masks"])
     if "kinds" in task:

@@ -131,6 +131,7 @@ def test_a_bundle_is_learnt_by_name_by_path_and_by_itself():
     assert shipped.task.bundle == "digits-wrn-10-1"
     assert scenario_of(opened).task.bundle == str(opened.path)
     assert scenario_of(opened).name == shipped.name == "digits-wrn-10-1"
+    assert shipped.task.rounds == scenario_of("phones").task.rounds
 
 
 def test_kinds_are_names_instances_or_names_with_settings():

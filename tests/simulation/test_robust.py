@@ -54,9 +54,7 @@ def accuracy(rule, scale, liars=LIARS):
                 "rounds": 4,
                 "round_deadline_s": 1000.0,
                 "kinds": [{"name": "full", "settings": {"epochs": 2}}],
-                "robust": rule,
-                "robust_trim": 0.3,
-                "robust_byzantine": LIARS,
+                **({} if rule == "none" else {"robust": rule, "robust_trim": 0.3, "robust_byzantine": LIARS}),
             },
         },
     )

@@ -168,6 +168,7 @@ def test_what_groups_hold_is_in_a_scenario_s_json():
         ('fleet = "uniform"\nengine = "jax"\n', "engine is 'jax', expected one of auto, onnxruntime"),
         ('fleet = "uniform"\n[task]\nseed = 3\n', "task has seed: a simulation is given its seed"),
         ('fleet = "uniform"\n[task]\nmin_devices = 3\n', "task has min_devices: the whole fleet"),
+        ('fleet = "uniform"\n[task]\nrobust_trim = 0.3\n', "robust_trim has no effect without robust"),
     ],
 )
 def test_what_cannot_be_meant_is_said_in_one_line_with_the_file(tmp_path, text, says):

@@ -439,7 +439,7 @@ def load(path: Path | None, flags: Mapping[str, object], kinds: Sequence[str] | 
         task = msgspec.convert(settings, Task)
     except msgspec.ValidationError as error:
         raise TaskError(f"task{f' {path}' if path else ''}: {explained(error, Task)}") from None
-    _check_effect(settings)
+    check_effect(settings)
     return task
 
 
@@ -460,7 +460,7 @@ _NEEDS = {
 """Settings without which others have no effect."""
 
 
-def _check_effect(settings: Mapping[str, object]) -> None:
+def check_effect(settings: Mapping[str, object]) -> None:
     """Raises TaskError for settings that have no effect without another one."""
     for needed, names in _NEEDS.items():
         if settings.get(needed, "none") in (0, "none"):
