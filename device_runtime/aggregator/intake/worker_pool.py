@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future, wait
@@ -21,6 +19,7 @@ from device_runtime.aggregator.serving.config import LogSection
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.broker.wire.link_timing import ReconnectDelay
 from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.child_python import python_command
 from device_runtime.service_process import Exit
 
 from .check_process import CheckedMessage
@@ -33,10 +32,7 @@ STOP_S = 5.0
 """Seconds that a worker gets to end before it is killed."""
 RESTART_S = (0.5, 30.0)
 """Seconds before a worker that has ended is started again: at first, and at most."""
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from device_runtime.aggregator.intake.worker_main import main; main()"
-)
+_PROGRAM = "from device_runtime.aggregator.intake.worker_main import main; main()"
 
 
 class Workers:
@@ -145,9 +141,7 @@ class _Worker:
             if self._stop.is_set():
                 return None
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                python_command(_PROGRAM), stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
             if self._process.stdin:
                 with suppress(OSError):  # it has ended already, which `_hear` notices

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 
+from device_runtime.child_python import python_command
 from device_runtime.client.errors import WorkDied
 
 from .rpc import Rpc, WorkerGone, WorkerMessage, WorkTerms
@@ -29,17 +28,14 @@ END_S = 2.0
 """Seconds that the process may take to end."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals to the whole process group are for the device, which ends this process when it ends."""
-PROGRAM = "; ".join(
+_PROGRAM = "; ".join(
     (
-        "import sys",
-        "sys.path[:] = sys.argv[2:]",
-        "import signal",
+        "import signal, sys",
         f"[signal.signal(one, signal.SIG_IGN) for one in {tuple(map(int, IGNORED))}]",
         "from device_runtime.client.backend.worker_main import main",
         "main(int(sys.argv[1]))",
     )
 )
-"""Modules are loaded from this process's paths, whatever lies in the folder that the worker runs in."""
 
 
 class Child:
@@ -53,7 +49,7 @@ class Child:
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
-            command = [sys.executable, "-c", PROGRAM, str(number), *map(os.path.abspath, sys.path)]
+            command = python_command(_PROGRAM, str(number))
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))
         self.rpc: Rpc[WorkerMessage] = Rpc(ours, WorkerMessage)
         with suppress(WorkerGone):  # the next request raises it again

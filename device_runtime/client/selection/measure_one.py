@@ -179,7 +179,7 @@ def main() -> None:
     """
     end_when_alone(1)
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=MeasureOrder)
-    Path(sys.argv[-1]).write_bytes(msgspec.msgpack.encode(measured(order)))
+    Path(sys.argv[1]).write_bytes(msgspec.msgpack.encode(measured(order)))
 
 
 def _as_after_measuring(model: DeviceModel, data: LocalData) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import hypot, isfinite, nan
@@ -15,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from device_runtime.child_python import python_command
 from device_runtime.client.energy import Meter, spent
 from device_runtime.client.training.emulation import Time
 
@@ -24,10 +23,7 @@ log = logging.getLogger(__name__)
 
 LONGEST_S = 3600.0
 """Seconds that one run may take."""
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from device_runtime.client.selection.measure_one import main; main()"
-)
+_PROGRAM = "from device_runtime.client.selection.measure_one import main; main()"
 
 
 @dataclass(frozen=True)
@@ -158,7 +154,7 @@ def in_a_child(order: MeasureOrder) -> MeasuredFigures:
     """
     with TemporaryDirectory() as folder:
         answer = Path(folder) / "figures"
-        child = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(answer)]
+        child = python_command(_PROGRAM, str(answer))
         try:
             ended = subprocess.run(
                 child, input=msgspec.msgpack.encode(order), capture_output=True, timeout=LONGEST_S

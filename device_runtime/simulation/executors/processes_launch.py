@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from device_runtime.child_python import python_command
 from device_runtime.models.bundles.names import EngineSettings
 
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); \
-from device_runtime.simulation.executors.processes_worker import main; main(sys.argv[2])"
+_PROGRAM = (
+    "import sys; from device_runtime.simulation.executors.processes_worker import main; main(sys.argv[1])"
+)
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -52,7 +52,7 @@ def launch(orders: Sequence[LaunchOrder]) -> subprocess.Popen[bytes]:
     threads = str(first.engine.threads)
     with _no_interrupts():
         return subprocess.Popen(
-            [sys.executable, "-c", BOOT, json.dumps(sys.path), msgspec.json.encode(orders)],
+            python_command(_PROGRAM, msgspec.json.encode(orders).decode()),
             pass_fds=shared,
             env=os.environ | dict.fromkeys(THREADS, threads),
             stdin=subprocess.DEVNULL,

@@ -279,7 +279,7 @@ def test_workers_that_cannot_begin_are_the_end_in_words(tmp_path):
     ids=["ends", "talks", "confuses"],
 )
 def test_a_worker_that_is_none_is_ended_and_said(tmp_path, monkeypatch, does, why):
-    monkeypatch.setattr("device_runtime.aggregator.intake.worker_pool._BOOT", f"import sys; {does}")
+    monkeypatch.setattr("device_runtime.aggregator.intake.worker_pool._PROGRAM", f"import sys; {does}")
     order = WorkerOrder(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (tmp_path,), "", LogSection())
     with pytest.raises(WorkerError, match=f"worker 1 cannot work: .*{why}") as failed:
         Workers(1, order, queue.SimpleQueue()).__enter__()
@@ -300,7 +300,7 @@ sys.stdin.read()
 @pytest.mark.slow
 def test_however_often_a_worker_says_that_it_is_ready_nothing_of_it_is_kept(monkeypatch):
     """It says so at each start."""
-    monkeypatch.setattr("device_runtime.aggregator.intake.worker_pool._BOOT", TALKER)
+    monkeypatch.setattr("device_runtime.aggregator.intake.worker_pool._PROGRAM", TALKER)
     order, inbox = (
         WorkerOrder(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (), "", LogSection()),
         queue.SimpleQueue(),

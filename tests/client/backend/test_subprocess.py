@@ -313,7 +313,7 @@ def run_until_it_is_over(stage, pause_s=LOOK_S):
 
 def test_noise_on_the_standard_output_of_the_work_disturbs_nothing(apart, monkeypatch, capfd):
     noise = "import os; os.write(1, bytes(range(256))); print('noise', flush=True); "
-    monkeypatch.setattr(child, "PROGRAM", noise + child.PROGRAM)
+    monkeypatch.setattr(child, "_PROGRAM", noise + child._PROGRAM)
     apart.link.announce(apart.offer())
     assert len(apart.go().contributions) == 1
     assert "noise" in capfd.readouterr().out
@@ -375,7 +375,7 @@ def test_what_dies_before_it_has_done_any_work_is_started_again_later_and_later(
         started.append(clock.now)
         start(*arguments, **options)
 
-    monkeypatch.setattr(child, "PROGRAM", child.PROGRAM.replace("from", f"{program}; from", 1))
+    monkeypatch.setattr(child, "_PROGRAM", child._PROGRAM.replace("from", f"{program}; from", 1))
     monkeypatch.setattr(subprocess.Popen, "__init__", counted)
     backend = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(clock), LinkSpeed())
     current = OpenRound(stage.offer(), 1e9)

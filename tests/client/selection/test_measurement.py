@@ -135,7 +135,7 @@ def test_what_a_child_prints_is_none_of_its_figures(tmp_path, monkeypatch):
 
 
 def test_a_child_that_is_killed_is_told_so(monkeypatch):
-    monkeypatch.setattr(trials, "_BOOT", "import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(trials, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
     assert "ended by signal 9" in in_a_child(order("full")).why
 
 
