@@ -77,8 +77,9 @@ class Aggregator:
         """Serves until all tasks are done, or Ctrl-C, SIGTERM or `stop`; may be called again to go on.
 
         Raises AggregatorError, BrokerError, ModelError; NoContributions where a task was abandoned, after the
-        other tasks are done.
+        other tasks are done; RunInUse while an earlier start still runs.
         """
+        self._check_idle()
         self._process = self._made()
         self._process.run()
 
@@ -87,14 +88,17 @@ class Aggregator:
 
         Raises RunInUse while an earlier start still runs.
         """
-        if self._background is not None and self._background.running:
-            raise RunInUse("this aggregator is running already: call stop() first")
+        self._check_idle()
         self._process = self._made()
         self._background = BackgroundRun(self._process.run, "aggregator")
         while not self._process.ready.wait(READY_S):
             if not self._background.running:
                 self._background.wait()
                 return
+
+    def _check_idle(self) -> None:
+        if self._background is not None and self._background.running:
+            raise RunInUse("this aggregator is running already: call stop() first")
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until all tasks are done; False if they are not after `timeout_s` seconds.

@@ -19,7 +19,7 @@ from device_runtime.simulation.data import DataSpec, GroupData, files
 from device_runtime.simulation.errors import DataSetError
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Unpack
 
 __all__ = [
@@ -131,14 +131,27 @@ def arrays(
     """
     names = ("x_train", "y_train", "x_test", "y_test") if test is not None else ("x", "y")
     kept = dict(zip(names, map(np.asarray, (x, y, *(test or ()))), strict=True))
-    kept |= {} if labels is None else {"labels": np.array(labels, np.str_)}
     kept |= {} if client is None else {"groups": np.asarray(client)}
+    _check(kept)
+    kept |= {} if labels is None else {"labels": np.array(labels, np.str_)}
     key = f"arrays-{_digest(kept)}"
     files.cached(key, lambda: kept)
     folder = files.folder() / key
     if not folder.is_dir():
         raise DataSetError(f"the arrays cannot be kept in {folder}: write them with numpy.savez, and use npz")
     return of_source("npz", path=folder, **division)
+
+
+def _check(kept: Mapping[str, NDArray[Any]]) -> None:
+    """Raises DataSetError unless all are arrays of numbers, as many of each for the same samples."""
+    for name, array in kept.items():
+        if array.dtype.kind not in "biuf" or not array.ndim:
+            given = f"{array.dtype} of shape {array.shape}"
+            raise DataSetError(f"{name} is {given}, expected an array of numbers")
+    of_x = (("x", "y"), ("x", "groups"), ("x_train", "y_train"), ("x_train", "groups"), ("x_test", "y_test"))
+    for x, other in of_x:
+        if x in kept and other in kept and len(kept[x]) != len(kept[other]):
+            raise DataSetError(f"{len(kept[x])} samples in {x} and {len(kept[other])} in {other}")
 
 
 def mnist(path: str | Path, **division: Unpack[Division]) -> DataSpec:

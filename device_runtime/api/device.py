@@ -118,8 +118,10 @@ class Device:
         """Takes part until Ctrl-C, SIGTERM or `stop` or, with `until_done`, until the task is done.
 
         Waits for a broker that cannot be reached. Raises UrlError, EnrolmentError, BrokerRefused, NoDevice
-        for a state folder with other files, and InUse while another process is this device.
+        for a state folder with other files, and InUse while another process, or an earlier start, is this
+        device.
         """
+        self._check_idle()
         self._stopped = False
         self._run(until_done)
 
@@ -128,10 +130,13 @@ class Device:
 
         Raises InUse while an earlier start still runs.
         """
-        if self.running:
-            raise InUse("this device is running already: call stop() first")
+        self._check_idle()
         self._stopped = False
         self._background = BackgroundRun(lambda: self._run(until_done), "device")
+
+    def _check_idle(self) -> None:
+        if self.running:
+            raise InUse("this device is running already: call stop() first")
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until what `start` began has ended; False if it has not after `timeout_s` seconds."""

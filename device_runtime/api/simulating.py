@@ -223,12 +223,6 @@ def _of_bundle(bundle: str | Path) -> Scenario:
     return Scenario(fleet=fleets.load(FLEET), task=task, name=name)
 
 
-def _name(kind: Kind) -> str:
-    if isinstance(kind, str):
-        return kind
-    return kind[0] if isinstance(kind, tuple) else kind.name
-
-
 def _entry(kind: Kind, *, mixed: bool) -> KindSettings:
     if isinstance(kind, KindSettings):
         return kind

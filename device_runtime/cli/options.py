@@ -135,6 +135,11 @@ def positive(text: str) -> float:
     return value
 
 
+def listed(text: str) -> list[str]:
+    """The words of a text such as "a, b"; empty ones are left out."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def count(text: str) -> int:
     """An argument that is a whole number, 1 or more."""
     if not text.isdecimal() or int(text) < 1:

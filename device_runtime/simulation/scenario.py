@@ -297,7 +297,9 @@ def _under(policy: str, task: Task, devices: int | None) -> Task:
         return systems.with_modifiers(task, systems.modifiers_of(policy, plus + rest), task, devices)
     if policy == CENTRALISED:
         full = systems.task_as_system("no-stragglers", task)
-        return msgspec.structs.replace(full, devices_per_round=None, buffer_size=0, min_contributions=1)
+        return msgspec.structs.replace(
+            full, masks=None, robust="none", devices_per_round=None, buffer_size=0, min_contributions=1
+        )
     return systems.task_as_system(policy, task, devices)
 
 
@@ -310,7 +312,9 @@ def of_policy(scenario: Scenario, policy: str) -> Scenario:
         made = msgspec.structs.replace(made, choose=name)
     if policy != CENTRALISED:
         return made
-    data = msgspec.structs.replace(scenario.data, partition="iid", samples_per_client=None, groups={})
+    data = msgspec.structs.replace(
+        scenario.data, partition="iid", samples_per_client=None, reuse=False, groups={}
+    )
     fleet = fleets.load(COMPUTER)
     return msgspec.structs.replace(made, devices=1, data=data, fleet=fleet)
 

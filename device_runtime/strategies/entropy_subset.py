@@ -82,6 +82,9 @@ class EntropySubset(FedAvg):
     def __post_init__(self) -> None:
         if not self.shares:
             raise ValueError("shares is empty, expected one or more")
+        percents = [f"{share:.0%}" for share in self.shares]
+        if len(set(percents)) < len(percents):
+            raise ValueError(f"shares are {', '.join(percents)}: forms are named by whole percents")
         super().__post_init__()
 
     @property

@@ -260,7 +260,7 @@ def supported_kinds(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
 
 def codec_setting(name: str, word: str) -> Settings:
     """The setting that makes a kind use this codec; empty for a kind without a codec."""
-    known = KINDS.get(name)
+    known = KINDS.get(name) or kinds().get(name)
     return {"codec": word} if known is not None and issubclass(known, TakesCodec) else {}
 
 

@@ -37,10 +37,24 @@ def test_arrays_may_have_test_samples_labels_and_clients(handwritten):
     assert np.unique(found.groups).tolist() == list(range(7))
 
 
-def test_arrays_that_do_not_fit_are_refused_when_they_are_read(handwritten):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda x, y: {"y": y[1:]}, "300 samples in x and 299 in y"),
+        (lambda x, y: {"test": (x, y[:7])}, "300 samples in x_test and 7 in y_test"),
+        (lambda x, y: {"client": y[:7]}, "300 samples in x and 7 in groups"),
+        (
+            lambda x, y: {"y": y.astype(object)},
+            r"y is object of shape \(300,\), expected an array of numbers",
+        ),
+        (lambda x, y: {"y": 3}, r"y is int64 of shape \(\), expected"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_and_nothing_is_kept(handwritten, own_place, given, message):
     x, y = handwritten
-    with pytest.raises(DataSetError, match=r"x is \(300, 1, 8, 8\) and y \(299,\)"):
-        load(dr.data.arrays(x, y[1:]), seed=0)
+    with pytest.raises(DataSetError, match=message):
+        dr.data.arrays(**{"x": x, "y": y, **given(x, y)})
+    assert not (own_place / "cache").exists()
 
 
 def test_arrays_that_cannot_be_kept_are_an_error(handwritten, own_place):
@@ -72,6 +86,8 @@ def test_groups_of_the_fleet_may_be_tables_or_objects():
         (lambda: dr.data.digits(alfa=0.3), "data.alfa: there is no such key; .*did you mean alpha"),
         (lambda: dr.data.digits(partition="wild"), "partition is 'wild', expected one of iid"),
         (lambda: dr.data.of_source("dreams"), "source is 'dreams'"),
+        (lambda: dr.data.of_source("digits", path="a.npz"), "path is a.npz, and source digits has none"),
+        (lambda: dr.data.npz("a.npz", test_path="b.npz"), "test_path is b.npz: it is for tables and texts"),
     ],
 )
 def test_wrong_settings_are_said_at_once(make, message):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import device_runtime as dr
-from device_runtime.aggregator.errors import ConfigError
-from device_runtime.client.errors import NoDevice
+from device_runtime.aggregator.errors import ConfigError, RunInUse
+from device_runtime.client.errors import InUse, NoDevice
 from device_runtime.client.policy.rules import AllowList, Policy
 from device_runtime.client.settings import PersonalModelSettings
 from device_runtime.models.errors import DataError
@@ -66,6 +66,8 @@ def test_two_tasks_are_served_and_a_device_joins_the_one_that_it_names(samples):
         assert [folder.name for folder in service.folders] == ["one", "two"]
         with dr.Device(service.url, data=samples, name="pi", state="pi", task="two") as device:
             device.start(until_done=True)
+            with pytest.raises(InUse, match="running already: call stop"):
+                device.run()
             assert device.wait(300)
         assert not service.wait(0)
     assert not service.done
@@ -81,6 +83,8 @@ def test_a_stopped_aggregator_goes_on_where_it_was(samples):
     assert not service.done
     with service:
         service.start()
+        with pytest.raises(RunInUse, match="running already: call stop"):
+            service.run()
         assert service.url == url
         devices = [dr.Device(url, data=samples, name=name, state=name, options=HERE) for name in ("a", "b")]
         for device in devices:

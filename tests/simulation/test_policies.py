@@ -8,7 +8,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.scenario import describe, load, names, of_policy, under
+from device_runtime.simulation.scenario import describe, load, names, of_policy, preset_names, under
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.registry import KINDS
 
@@ -87,6 +87,12 @@ def test_the_oracle_trains_on_all_samples_on_one_computer_without_a_deadline():
     assert mine.task.untimed_rounds == mine.task.rounds
     assert [kind.name for kind in mine.task.kinds] == ["full"]
     assert not of_policy(load("straggler-classes"), "centralised").data.groups
+    for preset in preset_names():
+        assert of_policy(load(preset), "centralised").devices == 1
+    robust = load("digits", {"task": {"robust": "median"}})
+    assert of_policy(robust, "centralised").task.robust == "none"
+    masked = load("digits", {"task": {"masks": {"min_group": 3}}})
+    assert of_policy(masked, "centralised").task.masks is None
 
 
 def test_modifiers_follow_our_choosing_as_they_follow_systems():

@@ -61,6 +61,11 @@ def test_settings_that_cannot_be_are_refused(settings):
         EntropySubset(**settings)
 
 
+def test_two_forms_cannot_have_one_name():
+    with pytest.raises(ValueError, match="shares are 12%, 12%: forms are named by whole percents"):
+        EntropySubset(shares=(0.125, 0.12))
+
+
 def test_at_random_as_many_samples_are_drawn_anew_in_each_round(model, digits, run):
     """FedFT-RDS."""
     strategy = EntropySubset(shares=(0.1,), select="random")

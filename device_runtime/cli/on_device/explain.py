@@ -16,6 +16,7 @@ from device_runtime.cli.options import (
     add_plugins,
     as_json,
     count,
+    listed,
     load_plugins,
     positive,
 )
@@ -119,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
     bundle = Bundle.open(find_bundle(options.bundle))
     profile = _shipped(options) if options.board else profile_command.measured(bundle, options)
     load = _workload(options, bundle)
-    names = options.kinds.split(",") if options.kinds else registry.DEFAULT_KINDS
+    names = listed(options.kinds) if options.kinds else registry.DEFAULT_KINDS
     kinds = [
         registry.make(name, {**settings, **registry.codec_setting(name, options.codec)})
         for name, settings in registry.default_settings(names)
@@ -251,7 +252,7 @@ def _masks(options: argparse.Namespace) -> Masks | None:
     from device_runtime.broker.wire.messages import Masks
     from device_runtime.strategies.masking.seeds import helper_key
 
-    keys = tuple(helper_key(one) for one in options.mask_helpers.split(","))
+    keys = tuple(helper_key(one) for one in listed(options.mask_helpers))
     return Masks(helpers=keys, min_group=2, capacity=64, most_weight=1)
 
 

@@ -21,6 +21,7 @@ from device_runtime.cli.options import (
     as_json,
     count,
     engine_settings,
+    listed,
     memory_bytes,
     meter,
     positive,
@@ -134,7 +135,7 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     """The kinds to measure; checks all options before anything is measured. Raises KindError, DataError."""
     from device_runtime.strategies import registry
 
-    names = list(dict.fromkeys(options.kinds.split(","))) if options.kinds else list(registry.DEFAULT_KINDS)
+    names = list(dict.fromkeys(listed(options.kinds))) if options.kinds else list(registry.DEFAULT_KINDS)
     for name in names:
         registry.make(name, registry.codec_setting(name, options.codec))
     if options.data and options.samples:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from device_runtime.cli.options import count, positive
+from device_runtime.cli.options import count, listed, positive
 from device_runtime.client.delivery.downloads import half_of_room
 from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy.process_priority import ProcessPriority
@@ -199,7 +199,7 @@ def window(text: str) -> DayWindow:
 
 def kinds(text: str) -> str:
     """An argument of comma-separated names, at least one: an empty list would allow all."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = listed(text)
     if not names:
         raise argparse.ArgumentTypeError(f"{text!r} names no kind of update: expected such as full,few-shot")
     return ",".join(names)
@@ -210,7 +210,7 @@ def helpers(text: str) -> str:
     from device_runtime.strategies.masking.seeds import helper_key  # imports cryptography
 
     try:
-        found = [str(helper_key(one.strip())) for one in text.split(",") if one.strip()]
+        found = [str(helper_key(one)) for one in listed(text)]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if not found:

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         model.export_onnx(options.export_onnx)
         print(f"{options.export_onnx}: {_summary(model)}", file=sys.stderr)
     elif not options.files and not options.text:
-        print(_summary(model))
+        print(_summary(model), file=sys.stderr if options.format == "json" else sys.stdout)
     found: list[Prediction] = []
     failed = False
     asked = [(model.predict, file) for file in options.files] + [(model.read, text) for text in options.text]

@@ -18,7 +18,7 @@ from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.kind_settings import kinds_named
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.cli.options import add_plugins, load_plugins
+from device_runtime.cli.options import add_plugins, listed, load_plugins
 from device_runtime.service_process import Exit
 from device_runtime.strategies import registry
 from device_runtime.strategies.robust.settings import RULES
@@ -371,19 +371,14 @@ def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
     given = {field: getattr(args, flag) for flag, field in _FLAGS.items()}
     flags = {field: value for field, value in given.items() if value is not None}
     if args.family is not None:
-        flags["family"] = _listed(args.family)
+        flags["family"] = listed(args.family)
     if masks := _masks(args):
         flags["masks"] = masks
-    task = tasks.load(file, flags, None if args.kinds is None else _listed(args.kinds))
+    task = tasks.load(file, flags, None if args.kinds is None else listed(args.kinds))
     if args.system:
         task = _as_system(args.system, task)
     shared = training.SharedSettings(lr=args.lr, epochs=args.epochs, batch=args.batch, codec=args.codec)
     return shared.applied(task, logging.INFO)
-
-
-def _listed(text: str) -> list[str]:
-    """The names in a text such as "a, b"."""
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _as_system(name: str, task: Task) -> Task:
@@ -403,7 +398,7 @@ def _masks(args: argparse.Namespace) -> dict[str, object]:
     """The table `masks` that flags give; empty for none."""
     masks: dict[str, object] = {}
     if args.mask_helpers is not None:
-        masks["helpers"] = [helper.strip() for helper in args.mask_helpers.split(",") if helper.strip()]
+        masks["helpers"] = listed(args.mask_helpers)
     if args.min_group is not None:
         masks["min_group"] = args.min_group
     return masks

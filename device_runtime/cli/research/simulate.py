@@ -183,6 +183,8 @@ def run(options: argparse.Namespace) -> int:
         return _perform(options)
     if options.address and options.executor not in (choice.AUTO, "ray"):
         raise ScenarioError("--address is for --executor ray")
+    if options.workers and options.executor in ("plain", "batched"):
+        raise ScenarioError("--workers is for --executor processes and ray")
     plan = plan_of(options)
     try:
         check_runs(plan, _run_options(options))
@@ -218,7 +220,7 @@ def _simulated(
     except KeyboardInterrupt:
         if begun:
             finished = len(plan.names) - len(plan.missing())
-            hint = resume_hint(plan)
+            hint = resume_hint(plan, options.plugins)
             print(f"stopped: {finished} of {len(plan.names)} runs are finished; {hint}", file=sys.stderr)
         raise
     return write(done), failed

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from device_runtime.cli.options import listed
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation import scenario
@@ -52,7 +53,7 @@ _PLACES = {
 
 
 def plan_of(options: argparse.Namespace) -> ComparisonPlan:
-    """The plan of the comparison; options that are not given are as in --run-dir, or else the preset's.
+    """The plan of the comparison. With --run-dir, and neither a scenario nor flags, it is that of the folder.
 
     Raises ScenarioError.
     """
@@ -87,9 +88,10 @@ def description(plan: ComparisonPlan, missing: Sequence[RunName]) -> str:
     )
 
 
-def resume_hint(plan: ComparisonPlan) -> str:
-    """A hint how to go on with a comparison that was stopped."""
-    return f"go on with: device-runtime simulate --run-dir {shlex.quote(str(plan.folder))}"
+def resume_hint(plan: ComparisonPlan, own: Sequence[str]) -> str:
+    """A hint how to go on with a comparison that was stopped; `own` are the user's own parts (`--kind`)."""
+    named = [word for source in own for word in ("--kind", source)]
+    return f"go on with: {shlex.join(['device-runtime', 'simulate', '--run-dir', str(plan.folder), *named])}"
 
 
 def presets() -> str:
@@ -136,7 +138,7 @@ def _policies(text: str) -> tuple[str, ...]:
     what, equals, names = text.partition("=")
     if what != "kinds" or not equals:
         raise ScenarioError(f"--compare {text}: expected kinds=A,B with {', '.join(scenario.names())}")
-    named = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    named = tuple(dict.fromkeys(listed(names)))
     if not named:
         raise ScenarioError(f"--compare {text}: names no policy; there are {', '.join(scenario.names())}")
     return named

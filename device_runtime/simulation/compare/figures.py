@@ -171,7 +171,8 @@ def _reachable(runs: Sequence[FinishedRun]) -> float:
 def figures(run: FinishedRun, at: ComparisonTerms) -> RunFigures:
     """The figures of one run; costs are those of its rounds and of the work that its end cut off."""
     curve, rounds, unheard = run.curve, run.rounds, run.tally.unheard
-    part = participation(run.tally.counted.values(), at.devices, run.tally.asks)
+    devices = 1 if run.name.policy.endswith(scenario.CENTRALISED) else at.devices
+    part = participation(run.tally.counted.values(), devices, run.tally.asks)
     trained_s = sum(line.train_time_s for line in rounds) + unheard.compute_s
     bytes_up = sum(line.bytes_up for line in rounds) + unheard.bytes_up
     bytes_down = sum(line.bytes_down for line in rounds) + unheard.bytes_down

@@ -92,9 +92,9 @@ def _save(arrays: Arrays, home: Path) -> None:
         for name, array in arrays.items():
             np.save(making / f"{name}.npy", array, allow_pickle=False)
         making.replace(home)
-    except OSError:
+    except BaseException as error:
         shutil.rmtree(making, ignore_errors=True)
-        if not home.is_dir():  # otherwise another process has made it
+        if not (isinstance(error, OSError) and home.is_dir()):  # otherwise another process has made it
             raise
 
 

@@ -75,7 +75,7 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     source: str = "digits"  # a name in SOURCES
     path: str = ""  # folder or file, where the source needs one
-    test_path: str = ""  # a second file, for sources of one file each
+    test_path: str = ""  # table, text: a second file, for evaluation
     test_share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.2  # of data that comes without a split
     classes: tuple[NotNegativeInt, ...] | None = None  # only samples of these, which become 0, 1, ..
     max_train: Count | None = None  # a random part of the training samples
@@ -107,6 +107,10 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ValueError(f"source is {self.source!r}, expected one of {', '.join(SOURCES)}")
+        if self.path and self.source == "digits":
+            raise ValueError(f"path is {self.path}, and source digits has none: name another source")
+        if self.test_path and self.source not in ("table", *OF_TEXTS):
+            raise ValueError(f"test_path is {self.test_path}: it is for tables and texts, not {self.source}")
         if self.classes is not None and (not self.classes or len(set(self.classes)) < len(self.classes)):
             raise ValueError(f"classes is {list(self.classes)}, expected one or more, each once")
         if self.generic_classes and not self.generic_samples:

@@ -26,18 +26,22 @@ def load(spec: DataSpec, seed: int) -> DataSet:
     are targets; anything else names classes. Raises DataSetError.
     """
     path = existing(spec)
-    names, x, cells = _read(path, spec.label_column)
+    names, columns, x, cells = _read(path, spec.label_column)
     if not spec.test_path:
         y, labels = _targets(names, cells)
         return split(Samples(x, y, labels), spec.test_share, seed)
     test = Path(spec.test_path).expanduser()
-    _, test_x, test_cells = _read(test, spec.label_column)
+    _, test_columns, test_x, test_cells = _read(test, ",".join(names))
+    if sorted(test_columns) != sorted(columns):
+        expected, there = ", ".join(columns[:12]), ", ".join(test_columns[:12])
+        raise DataSetError(f"{test} has the features {there}; {path} has {expected}")
+    test_x = test_x[:, [test_columns.index(column) for column in columns]]
     every, labels = _targets(names, np.concatenate([cells, test_cells]))
     return DataSet(x, every[: len(x)], test_x, every[len(x) :], labels)
 
 
-def _read(file: Path, asked: str) -> tuple[tuple[str, ...], NDArray[np.float32], NDArray[np.str_]]:
-    """The names of the columns of targets, the features, and the cells of the targets, (n, columns)."""
+def _read(file: Path, asked: str) -> tuple[tuple[str, ...], list[str], NDArray[np.float32], NDArray[np.str_]]:
+    """The names of targets and features, the features, and the cells of the targets, (n, columns)."""
     if not file.is_file():
         raise DataSetError(f"{file}: no such file, expected a .csv or .tsv table")
     header, *rows = table_rows(file)
@@ -52,11 +56,12 @@ def _read(file: Path, asked: str) -> tuple[tuple[str, ...], NDArray[np.float32],
         raise DataSetError(f"{file} has a header and no rows")
     cells, targets = np.array(rows, np.str_), [called.index(name) for name in names]
     features = [column for column in range(len(called)) if column not in targets]
-    x = _numbers(cells[:, features], [called[column] for column in features], file)
+    feature_names = [called[column] for column in features]
+    x = _numbers(cells[:, features], feature_names, file)
     answers = np.char.strip(cells[:, targets])
     if len(names) > 1:
         _numbers(answers, names, file)
-    return names, x, answers
+    return names, feature_names, x, answers
 
 
 def _numbers(cells: NDArray[np.str_], columns: Sequence[str], file: Path) -> NDArray[np.float32]:

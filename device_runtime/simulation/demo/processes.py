@@ -72,7 +72,7 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
                 process.wait(max(0.0, end - time.monotonic()))
 
     def failed(self) -> str:
-        """The last line of the first device that ended, and its log; empty when none has ended."""
+        """The last line of the first device that ended with an error, and its log; empty if none has."""
         for process, log in zip(self._processes, self._logs, strict=True):
             if process.ended:
                 said = log.read_text("utf-8", "replace").splitlines() or ["nothing"]

@@ -72,7 +72,19 @@ def names() -> tuple[str, ...]:
 
 def make(inputs: ExecutorInputs, request: ExecutorRequest, kinds: Sequence[AnyStrategy]) -> Executor:
     """Makes the executor for jobs of these kinds. Raises ExecutorError, EngineError, BundleError."""
-    return make_chosen(inputs, request, choose(inputs, request, kinds))
+    choice = choose(inputs, request, kinds)
+    if choice.name == "ray":
+        from .ray_executor import RayExecutor
+
+        return RayExecutor(inputs, request.address, request.workers)
+    single: Executor = (
+        Processes(inputs, request.workers) if choice.name == "processes" else PlainExecutor(inputs)
+    )
+    if not choice.batched:
+        return single
+    from .batched import Batched
+
+    return Batched(inputs, single, networks=None if choice.networks else False)
 
 
 def choose(inputs: ExecutorInputs, request: ExecutorRequest, kinds: Sequence[AnyStrategy]) -> ExecutorChoice:
@@ -88,22 +100,6 @@ def choose(inputs: ExecutorInputs, request: ExecutorRequest, kinds: Sequence[Any
     if request.address is not None:
         return ExecutorChoice("ray", False, False, f"a Ray cluster is named: {request.address}")
     return _fastest(inputs, request.workers or usable_cores(), kinds)
-
-
-def make_chosen(inputs: ExecutorInputs, request: ExecutorRequest, choice: ExecutorChoice) -> Executor:
-    """Makes the chosen executor. Raises as `make` does."""
-    if choice.name == "ray":
-        from .ray_executor import RayExecutor
-
-        return RayExecutor(inputs, request.address, request.workers)
-    single: Executor = (
-        Processes(inputs, request.workers) if choice.name == "processes" else PlainExecutor(inputs)
-    )
-    if not choice.batched:
-        return single
-    from .batched import Batched
-
-    return Batched(inputs, single, networks=None if choice.networks else False)
 
 
 def _fastest(inputs: ExecutorInputs, cores: int, kinds: Sequence[AnyStrategy]) -> ExecutorChoice:

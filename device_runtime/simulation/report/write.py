@@ -107,8 +107,9 @@ def write(plan: ComparisonPlan, folder: Path | None = None) -> WrittenReport:
     mine, folder = read_comparison(plan), folder or plan.folder
     plots = folder / "plots"
     plots.mkdir(parents=True, exist_ok=True)
-    for old in plots.glob("*.png"):
-        old.unlink()
+    if folder == plan.folder:  # pictures in other folders may be somebody's own
+        for old in plots.glob("*.png"):
+            old.unlink()
     with canvas.look():
         pictures = [picture for draw in PICTURES.values() if (picture := draw(mine)) is not None]
         text = page(mine, pictures)

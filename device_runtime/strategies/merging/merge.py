@@ -71,10 +71,11 @@ def merge(
     for result in results:
         if result.mean is not None:
             joined = joined.join(result.mean)
-    means, mean_weights = joined.mean(), NO_TENSORS
     if mixed:
         mean_weights = carried.memory.get(DAMPING_MEMORY, NO_TENSORS)
         means, mean_weights = damped_step(model.weights, joined, mean_weights)
+    else:
+        means, mean_weights = joined.mean(), NO_TENSORS
     moved, moments = optimizer.step(model.weights, means, carried.memory.get(OPTIMIZER, {}))
     moving = sum(result.num_examples for result in results if result.mean is not None or result.steps)
     steps = tuple(

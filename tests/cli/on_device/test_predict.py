@@ -55,6 +55,11 @@ def test_files_are_answered_and_what_is_none_is_said(device, tmp_path, capsys):
     assert "a.png: a damaged picture" in shown.err
 
 
+def test_json_without_samples_is_an_empty_list(device, capsys):
+    assert main(["predict", "--state", str(device), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
 def test_json_has_files_labels_and_probabilities(device, tmp_path, capsys):
     assert main(["predict", "--state", str(device), "--format", "json", str(tmp_path / "x.npy")]) == 0
     first, second = json.loads(capsys.readouterr().out)

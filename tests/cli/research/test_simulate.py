@@ -207,6 +207,10 @@ def test_a_folder_remembers_its_policies_seeds_and_target(tmp_path):
         (["digits", "--run-dir", "/proc/nowhere"], "/proc/nowhere: no such file or directory"),
         (["digits", "--buffer-size", "-1"], "buffer_size is -1"),
         (["digits", "--executor", "plain", "--address", "ray://here"], "--address is for --executor ray"),
+        (
+            ["digits", "--executor", "plain", "--workers", "2"],
+            "--workers is for --executor processes",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(arguments, message, tmp_path, monkeypatch, capsys):

@@ -46,6 +46,15 @@ def test_a_second_file_is_evaluated_on(tmp_path):
     assert (len(data.train_x), data.test_y.tolist()) == (4, [[2.5]])
 
 
+def test_columns_of_a_second_file_are_found_by_their_names(tmp_path):
+    (tmp_path / "b.csv").write_text("area,x,price,w\n2.5,20,3,10\n")
+    data = loaded(tmp_path, ROWS, test_path=str(tmp_path / "b.csv"))
+    assert (data.test_x.tolist(), data.test_y.tolist()) == ([[10, 20, 3]], [[2.5]])
+    (tmp_path / "b.csv").write_text("w,y,price,area\n0,0,1,2.5\n")
+    with pytest.raises(DataSetError, match=r"b.csv has the features w, y, price; .*a.csv has w, x, price"):
+        loaded(tmp_path, ROWS, test_path=str(tmp_path / "b.csv"))
+
+
 @pytest.mark.parametrize(
     ("text", "column", "said"),
     [
