@@ -80,6 +80,6 @@ def read(folder: Path) -> dict[str, Day]:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=dict[str, Day])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         log.warning("%s cannot be read, and is begun anew: %s", folder / FILE, error)
         return {}

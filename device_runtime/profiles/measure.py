@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import psutil
 
@@ -154,14 +155,19 @@ def host_profile(speed: Speed, engine: str = "") -> DeviceProfile:
 
 
 def _battery() -> Battery | None:
-    found = getattr(psutil, "sensors_battery", lambda: None)()
+    """None without one, and where it cannot be read: Android denies access to its sensors."""
+    try:
+        found = getattr(psutil, "sensors_battery", lambda: None)()
+    except OSError:
+        return None
     return None if found is None else Battery(float(found.percent), bool(found.power_plugged))
 
 
 def _temperature() -> float | None:
-    """Degrees Celsius of the hottest sensor, on which throttling depends; None without sensors."""
-    if not hasattr(psutil, "sensors_temperatures"):
+    """Degrees Celsius of the hottest sensor, on which throttling depends; None where none can be read."""
+    try:
+        groups: dict[str, list[Any]] = getattr(psutil, "sensors_temperatures", dict)()
+    except OSError:
         return None
-    groups = psutil.sensors_temperatures().values()
-    readings = [float(entry.current) for group in groups for entry in group if entry.current]
+    readings = [float(entry.current) for group in groups.values() for entry in group if entry.current]
     return max(readings, default=None)

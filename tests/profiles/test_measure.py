@@ -119,6 +119,16 @@ def test_the_host_is_described_with_where_each_figure_is_from(clock):
     assert "measured" in profile.speed.source
 
 
+def test_sensors_that_may_not_be_read_are_not_there(clock, monkeypatch):
+    def refused():
+        raise PermissionError("/sys/class/power_supply")
+
+    monkeypatch.setattr(psutil, "sensors_battery", refused, raising=False)
+    monkeypatch.setattr(psutil, "sensors_temperatures", refused, raising=False)
+    profile = host_profile(measure_speed({"forward": trial(clock, 0.1)}, by(clock)), "onnxruntime")
+    assert (profile.battery, profile.temperature_c) == (None, None)
+
+
 def test_a_load_that_the_system_does_not_tell_is_not_known(monkeypatch):
     assert load_average() >= 0
 

@@ -182,7 +182,7 @@ async def _posted(request: Request) -> LinkRequest:
             raise HTTPException(413, f"expected at most {MOST_BYTES} bytes")
     try:
         return msgspec.json.decode(body, type=LinkRequest)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise HTTPException(400, 'expected {"secret": "...", "claim": "...", "name": "..."}') from None
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -163,10 +163,14 @@ class ContributionFetcher:
             if waiting.pull:
                 waiting.pull.restart()
 
-    def tick(self, now: float) -> list[FetchedContribution]:
-        """Ask for missing blocks, and return the contributions that are complete or refused."""
-        first = list(islice(self._waiting, MAX_PULLS))
-        return [arrival for key in first if (arrival := self._advance(key, now))]
+    def tick(self, now: float) -> Iterator[FetchedContribution]:
+        """Ask for missing blocks, and return the contributions that are complete or refused.
+
+        Each is completed when it is asked for, since a round that closes deletes contents that nobody took.
+        """
+        for key in list(islice(self._waiting, MAX_PULLS)):
+            if key in self._waiting and (arrival := self._advance(key, now)):
+                yield arrival
 
     def _advance(self, key: Key, now: float) -> FetchedContribution | None:
         waiting = self._waiting[key]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from device_runtime.aggregator.delivery.outbound import Outbound
-from device_runtime.aggregator.errors import UpdateRefused
+from device_runtime.aggregator.errors import DatabaseError, RunFolderError, UpdateRefused
 from device_runtime.aggregator.rounds.events import Announced, Rejected, Update, Validated
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.run import OpenRun
@@ -129,11 +129,11 @@ class Reception:
         """Take a block (number, bytes) of an upload. Returns whether it was expected."""
         return self._intake.received(device, sha, block, self._clock())
 
-    def tick(self, number: int) -> Iterator[Validated | Rejected]:
-        """Go on fetching, and check what is complete; `number` is the open round."""
+    def tick(self, number: Callable[[], int]) -> Iterator[Validated | Rejected]:
+        """Go on fetching, and check what is complete. `number` is the open round: an event may close it."""
         for arrival in self._intake.tick(self._clock()):
             self._in_hand[arrival.update] = HeldMessage(arrival.message)
-            if event := self._check_arrived(arrival, number):
+            if event := self._check_arrived(arrival, number()):
                 yield event
 
     def make_room(self) -> int:
@@ -165,6 +165,12 @@ class Reception:
                 refusal = str(error)
             except BlobError as error:
                 log.warning("update from %s dropped: %s", update.device, error)
+                self.release(update)
+                return None
+            except (RunFolderError, DatabaseError):
+                raise
+            except Exception:  # of an own kind of update: one device must not end the run
+                log.exception("the update of %s (%s) cannot be checked", update.device, update.kind)
                 self.release(update)
                 return None
         return self._found(update, refusal)

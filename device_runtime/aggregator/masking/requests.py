@@ -134,8 +134,9 @@ class SumRequests:
         return expected
 
     def blocks(self, helper: str, get: Get) -> None:
-        """Sends blocks of a request that a helper fetches."""
-        self._out.blocks(helper, get, self._store.sums.blobs)
+        """Sends blocks of a request that a helper fetches; a blob that is not here is of another task."""
+        if self._store.sums.blobs.has(get.blob):
+            self._out.blocks(helper, get, self._store.sums.blobs)
 
     def _pull(self, asked: _Asked, blob: Blob) -> None:
         try:

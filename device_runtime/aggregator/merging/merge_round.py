@@ -119,8 +119,8 @@ def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
         times = task.stands_for(number - stored.round, since.get(stored.device, 1.0))
         try:
             update = earlier.rebased(earlier.read(stored), stored.round, times)
-        except (BlobError, TensorError):
-            lost.append(f"content of {stored.device} ({stored.kind}) was damaged on disk and is left out")
+        except (BlobError, TensorError) as error:
+            lost.append(f"{stored.device} ({stored.kind}) is left out, damaged on disk: {error}")
             continue
         kind = earlier.kinds[stored.kind]
         try:

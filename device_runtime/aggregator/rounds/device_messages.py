@@ -149,7 +149,7 @@ class DevicePresence:
 
 
 class DeviceMessageHandler:
-    """Hears the messages of the devices of one run. Raises RunFolderError, BlobError, DatabaseError."""
+    """Hears the messages of the devices of one run. Raises RunFolderError, DatabaseError."""
 
     def __init__(self, rounds: OpenRun, runner: RoundRunner, out: Outbound, ports: Ports) -> None:
         self._rounds, self._runner, self._out, self._ports = rounds, runner, out, ports

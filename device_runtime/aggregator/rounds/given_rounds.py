@@ -78,5 +78,5 @@ class GivenRoundStore:
             return msgspec.msgpack.decode(self._path.read_bytes(), type=GivenRound)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise RunFolderError(f"cannot read {self._path}: {error}") from None

@@ -137,7 +137,7 @@ class Service:
         """
         self._run.do_requested_rollback()
         self._messages.presence.apply_wills()
-        for event in self._run.contributions.reception.tick(self.state.round):
+        for event in self._run.contributions.reception.tick(lambda: self.state.round):
             self._run.feed(event)
         self._run.sums_changed(self._run.commands.sums.tick())
         self._run.feed(TimePassed(self._ports.clock()))

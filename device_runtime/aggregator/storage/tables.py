@@ -115,7 +115,7 @@ def database_place_of(folder: Path) -> DatabasePlace | None:
         return msgspec.json.decode((folder / PLACE_FILE).read_bytes(), type=DatabasePlace)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RunFolderError(f"cannot read {folder / PLACE_FILE}: {error}") from None
 
 

@@ -202,7 +202,7 @@ def read_links(opened: BrokerFolder) -> LinkBook:
         return LinkBook()
     try:
         return msgspec.json.decode(opened.read(LINKS), type=LinkBook)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SetupError(f"{opened.folder / LINKS} cannot be read: {error}") from None
 
 

@@ -64,7 +64,7 @@ def entries(opened: BrokerFolder) -> list[RegisteredDevice]:
     """All devices that were ever enrolled, by name. Raises SetupError."""
     try:
         found = msgspec.json.decode(opened.read(DEVICES), type=list[RegisteredDevice])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SetupError(f"{opened.folder / DEVICES} cannot be read: {error}") from None
     return sorted(found, key=lambda entry: entry.name)
 

@@ -91,7 +91,7 @@ class BrokerFolder:
             raise SetupError(
                 f"no broker is set up in {folder}: make one with `device-runtime broker init {folder}`"
             ) from None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise SetupError(f"{folder / SITE} cannot be read: {error}") from None
         if self.site.format != FORMAT or not self.site.names:
             raise SetupError(f"{folder / SITE} is of format {self.site.format}, this software knows {FORMAT}")

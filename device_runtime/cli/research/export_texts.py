@@ -70,7 +70,7 @@ def folder_settings(args: argparse.Namespace) -> dict[str, Setting]:
     file = args.weights / "config.json"
     try:
         config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ExportError(f"{file} does not say the sizes of the network: {one_line(error)}") from error
     return {**sizes_of(args.factory, config)}
 

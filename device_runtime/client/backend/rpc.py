@@ -126,6 +126,7 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
     disk_bytes: int | None = None
     allowed: AllowList = ANYTHING
     elsewhere_bytes: int = 0
+    choose: str = ""
 
     @classmethod
     def of(cls, given: Settings, meter: str, held_bytes: int) -> WorkTerms:
@@ -148,6 +149,7 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
             given.disk_bytes,
             given.allowed,
             held_bytes,
+            given.choose,
         )
 
     def settings(self, meter: Meter | None) -> Settings:
@@ -161,6 +163,7 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
             disk_bytes=self.disk_bytes,
             allowed=self.allowed,
             elsewhere_bytes=self.elsewhere_bytes,
+            choose=self.choose,
         )
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Offer, Plan
-from device_runtime.client import energy as meters
-from device_runtime.client.energy import Meter, resting
+from device_runtime.client.energy import Meter, MeterError, find_meter, resting
 from device_runtime.client.errors import DeviceError, RoundOver
 from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
@@ -63,11 +62,10 @@ def main(number: int) -> None:
     if not isinstance(terms, WorkTerms):
         raise TypeError(f"the first message is {type(terms).__name__}, expected WorkTerms")
     try:
-        meter = meters.find_meter(terms.meter).meter
-    except DeviceError as error:
-        inbox.get()
-        rpc.send(Ended(error=(type(error).__name__, str(error))))
-        return
+        meter = find_meter(terms.meter).meter
+    except MeterError as error:  # it was there when the device joined
+        log.warning("energy is modelled: %s", error)
+        meter = None
     _go_where_nothing_is(terms.folder)
     worker = DeviceWorker(terms, meter, rpc, inbox)
     while True:

@@ -267,6 +267,8 @@ class ConditionReader:
             if self.supplies.exists():
                 return self._charge_of_linux()
             found = getattr(psutil, "sensors_battery", lambda: None)()
+        except FileNotFoundError:  # raised by psutil without the folder
+            found = None
         except OSError as error:  # Android denies access to its sensors
             return Reading(None, f"the battery cannot be read: {error.strerror}; install Termux:API")
         if found is None:

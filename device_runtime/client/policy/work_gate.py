@@ -142,5 +142,5 @@ def kept_policy(folder: Path) -> Policy | None:
         return msgspec.json.decode((folder / POLICY).read_bytes(), type=Policy)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise PolicyError(f"{folder / POLICY} cannot be read: {error}") from None

@@ -72,7 +72,7 @@ class Measurements:
         if path.exists():
             try:
                 self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, Corrections])
-            except msgspec.MsgspecError as error:
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
                 log.warning("%s is not readable (%s): measuring anew", path, error)
 
     def get(self, key: str, measured: Callable[[], Corrections]) -> Corrections:

@@ -303,7 +303,7 @@ class Fleet:
     def in_round(self, number: int) -> Fleet:
         """The fleet as it is in a round: where it is redrawn, every device has the figures of some device.
 
-        Names are those of the fleet that was drawn first.
+        Take names from the fleet that was drawn first: those of the returned one are of other devices.
         """
         if not self.spec.redrawn:
             return self

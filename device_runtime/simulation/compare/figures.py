@@ -309,5 +309,5 @@ def _probes(folder: Path) -> tuple[ProbeLine, ...]:
         return tuple(msgspec.json.Decoder(ProbeLine).decode_lines((folder / PROBES).read_bytes()))
     except FileNotFoundError:
         return ()
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SimulationError(f"{folder / PROBES} is damaged: {error}") from None

@@ -172,7 +172,7 @@ def comparison_in(folder: Path) -> Comparison | None:
         return msgspec.json.decode(path.read_bytes(), type=Comparison)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{path} is damaged: {error}") from None
 
 

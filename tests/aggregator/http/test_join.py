@@ -86,7 +86,8 @@ def ask(url, path, method="GET", body=None, token=None, **headers):
         headers["Authorization"] = f"Bearer {token}"
     if body is not None:
         headers.setdefault("Content-Type", "application/json")
-    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    given = body if body is None or isinstance(body, bytes) else json.dumps(body)
+    connection.request(method, path, given, headers)
     answer = connection.getresponse()
     told = Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
     connection.close()
@@ -250,6 +251,7 @@ def test_what_is_posted_must_be_what_a_page_of_ours_posts(running, opened):
     whole = {"secret": secret, "claim": CLAIM}
     for body, status in ((None, 415), ({}, 400), ([], 400), ({**whole, "more": 1}, 400), (secret, 400)):
         assert ask(url, "/join/enrol", "POST", body).status == status
+    assert ask(url, "/join/enrol", "POST", b'{"secret": "\xff", "claim": "", "name": ""}').status == 400
     assert ask(url, "/join/enrol", "POST", {**whole, "name": "x" * 5000}).status == 413
     assert ask(url, "/join/enrol", "POST", whole, **{"Content-Type": "text/plain"}).status == 415
     assert ask(url, "/join/enrol", "POST", whole, **{"Sec-Fetch-Site": "cross-site"}).status == 403

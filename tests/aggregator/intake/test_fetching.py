@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 
+from device_runtime.aggregator.intake import check
 from device_runtime.aggregator.intake.fetching import (
     BLOCKS_ASKED,
     MAX_PULLS,
@@ -11,10 +12,13 @@ from device_runtime.aggregator.intake.fetching import (
     ContributionFetcher,
 )
 from device_runtime.aggregator.rounds.events import Update
+from device_runtime.broker.wire import messages as wire
+from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import Blobs
-from device_runtime.broker.wire.messages import Blob
+from device_runtime.broker.wire.link import Received
+from device_runtime.broker.wire.messages import Blob, Get
 from device_runtime.broker.wire.partial_blob import BLOCK
-from device_runtime.broker.wire.transfer import WINDOW
+from device_runtime.broker.wire.transfer import WINDOW, answer_get
 
 CONTENT = bytes(range(256)) * (20 * BLOCK // 256)
 BLOB = Blob(hashlib.sha256(CONTENT).digest(), len(CONTENT))
@@ -36,23 +40,23 @@ def intake(tmp_path, asked):
 
 
 def test_a_block_that_comes_is_the_sign_to_ask_for_more_whatever_the_clock_says(intake, asked):
-    assert intake.tick(0.0) == []
+    assert list(intake.tick(0.0)) == []
     assert asked == [("phone", index) for index in range(WINDOW)]
     for _, index in asked:  # grows while it is walked
         intake.received("phone", BLOB.sha, (index, CONTENT[index * BLOCK : (index + 1) * BLOCK]), 0.0)
     assert [index for _, index in asked] == list(range(20))
-    arrived = intake.tick(0.0)
+    arrived = list(intake.tick(0.0))
     assert [(arrival.update, arrival.message, arrival.refusal) for arrival in arrived] == [
         (UPDATE, "its message", "")
     ]
 
 
 def test_blocks_of_another_device_or_blob_bring_nothing(intake, asked):
-    intake.tick(0.0)
+    list(intake.tick(0.0))
     intake.received("tablet", BLOB.sha, (0, CONTENT[:BLOCK]), 0.0)
     intake.received("phone", bytes(32), (0, CONTENT[:BLOCK]), 0.0)
     assert len(asked) == WINDOW
-    assert intake.tick(0.0) == []
+    assert list(intake.tick(0.0)) == []
 
 
 def test_only_so_many_wait_and_those_that_do_are_fetched(intake, asked, monkeypatch, caplog):
@@ -61,7 +65,7 @@ def test_only_so_many_wait_and_those_that_do_are_fetched(intake, asked, monkeypa
     for update in others:
         intake.want(update, "its message", BLOB)
     intake.want(UPDATE, "sent again", BLOB)
-    intake.tick(0.0)
+    list(intake.tick(0.0))
     assert {device for device, _ in asked} == {"phone", "stranger-0", "stranger-1"}
     assert [record.getMessage() for record in caplog.records] == [
         "update from stranger-2 dropped: 3 wait to be fetched already"
@@ -80,16 +84,16 @@ def test_many_are_fetched_at_once_and_share_the_blocks_that_may_be_on_the_way(tm
     )
     for number in range(MAX_PULLS + 5):
         made.want(Update(f"pi-{number}", 1, "full", 1, 1), "its message", BLOB)
-    made.tick(0.0)
+    list(made.tick(0.0))
     assert asked == [(f"pi-{number}", 0) for number in range(MAX_PULLS)]
     for number in range(MAX_PULLS + 5):
         made.received(f"pi-{number}", BLOB.sha, (-1, b""), 0.0)
-    made.tick(0.0)
+    list(made.tick(0.0))
     del asked[:]
     for number in range(4):
         made.want(Update(f"late-{number}", 1, "full", 1, 1), "its message", BLOB)
     for _ in range(3):
-        made.tick(0.0)
+        list(made.tick(0.0))
     last = [device for device, _ in asked if device.startswith("late")]
     assert {last.count(device) for device in last} == {min(WINDOW, BLOCKS_ASKED // 9)}
 
@@ -105,9 +109,9 @@ def other(number, size=3 * BLOCK):
 
 def test_announcing_one_contribution_again_and_again_leaves_one_content_on_the_disk(intake, tmp_path):
     for number in range(1, 50):
-        intake.tick(float(number))
+        list(intake.tick(float(number)))
         intake.want(UPDATE, "its message", other(number))
-    intake.tick(50.0)
+    list(intake.tick(50.0))
     assert lying(tmp_path) == 3 * BLOCK + 3
 
 
@@ -115,9 +119,9 @@ def test_contents_that_a_device_gives_up_again_and_again_are_bounded(intake, tmp
     for number in range(1, 40):
         update = Update("phone", number, "full", 1, 1)
         intake.want(update, "its message", other(number))
-        intake.tick(float(number))
+        list(intake.tick(float(number)))
         for moment in range(8):
-            intake.tick(number * 1000.0 + 100.0 * moment)  # it never answers
+            list(intake.tick(number * 1000.0 + 100.0 * moment))  # it never answers
     assert lying(tmp_path) <= MOST_OF_ONE * (3 * BLOCK + 3)
 
 
@@ -125,7 +129,7 @@ def test_of_one_device_only_so_many_wait_and_the_others_are_taken_when_they_have
     updates = [Update("phone", 1, f"kind-{number}", 1, 1) for number in range(MOST_OF_ONE)]
     for update in updates:
         intake.want(update, "its message", BLOB)
-    intake.tick(0.0)
+    list(intake.tick(0.0))
     for index in range(20):
         intake.received("phone", BLOB.sha, (index, CONTENT[index * BLOCK : (index + 1) * BLOCK]), 0.0)
     assert [arrival.update for arrival in intake.tick(0.0)] == [UPDATE, *updates[:-1]]
@@ -136,21 +140,60 @@ def test_of_one_device_only_so_many_wait_and_the_others_are_taken_when_they_have
 def test_a_content_that_two_announced_stays_when_one_of_them_takes_another(intake, tmp_path):
     tablet = Update("tablet", 1, "full", 1, 1)
     intake.want(tablet, "its message", BLOB)
-    intake.tick(0.0)
+    list(intake.tick(0.0))
     intake.received("tablet", BLOB.sha, (0, CONTENT[:BLOCK]), 0.0)
     intake.want(UPDATE, "its message", other(1))
-    intake.tick(0.0)
+    list(intake.tick(0.0))
     for index in range(1, 20):
         intake.received("tablet", BLOB.sha, (index, CONTENT[index * BLOCK : (index + 1) * BLOCK]), 0.0)
     assert [arrival.update for arrival in intake.tick(0.0)] == [tablet]
 
 
 def test_one_that_is_announced_again_after_silence_goes_on_with_what_had_come(intake, asked):
-    intake.tick(0.0)
+    list(intake.tick(0.0))
     intake.received("phone", BLOB.sha, (0, CONTENT[:BLOCK]), 0.0)
     for moment in range(8):
-        intake.tick(100.0 * (moment + 1))
+        list(intake.tick(100.0 * (moment + 1)))
     del asked[:]
     intake.want(UPDATE, "sent again", BLOB)
-    intake.tick(1000.0)
+    list(intake.tick(1000.0))
     assert asked[0] == ("phone", 1)
+
+
+def arrive_at_once(b, messages):
+    """The contributions of several devices, all of whose blocks come before the service looks."""
+    seen = 0
+    for device, message in messages.items():
+        b.say(device, "contribution", message)
+    while asked := [(to, payload) for to, payload in b.link.sent[seen:] if to.endswith("/get")]:
+        seen = len(b.link.sent)
+        for to, payload in asked:
+            get = wire.decode(payload, Get)
+            for index, data in answer_get(b.blobs, get):
+                topic = topics.up(topics.parse(to).device, topics.block(get.blob.sha, index))
+                b.service.handle(Received(topic, data, False))
+    b.service.tick()
+
+
+def test_uploads_that_end_together_all_count_though_the_first_closes_the_round(bench, make_task, update_of):
+    b = bench(make_task("full", rounds=3, buffer_size=1, min_contributions=1, head="trained"))
+    b.join("a", "b")
+    arrive_at_once(b, {name: b.contribution("full", update_of("full", i)) for i, name in enumerate("ab")})
+    assert [b.receipts(name)[0].status for name in "ab"] == ["accepted", "accepted"]
+
+
+def test_an_own_kind_that_fails_at_an_upload_does_not_end_the_run(
+    bench, make_task, update_of, monkeypatch, caplog
+):
+    b = bench(make_task("full", rounds=1, head="trained"))
+    b.join("a")
+    message = b.contribution("full", update_of("full"))
+
+    def fails(*_):
+        raise KeyError("no such tensor")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "check_content", fails)
+        assert b.contribute("a", message) == []
+    assert "the update of a (full) cannot be checked" in caplog.text
+    assert [receipt.status for receipt in b.contribute("a", message)] == ["accepted"]

@@ -13,7 +13,7 @@ from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_na
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.views.run_events import DeviceSeen, SumsAwaited
 from device_runtime.broker.wire import compact_round, topics
-from device_runtime.broker.wire.messages import Hello
+from device_runtime.broker.wire.messages import Blob, Get, Hello
 from device_runtime.broker.wire.sum_messages import SumAnswer
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import manifest as manifests
@@ -403,6 +403,13 @@ def test_an_answer_of_anybody_else_is_dropped(collected, helpers, caplog):
     b.say("helper-a", "sum", SumAnswer(id=bytes(32), refusal="of what nobody asked"))
     assert phase(b) == (1, "unmask")
     assert "answer of pi-1 dropped: it is no mask helper of this task" in caplog.text
+
+
+def test_blocks_of_a_list_that_another_task_has_sent_are_not_answered(collected, helpers):
+    b = collected()
+    seen = len(b.link.sent)
+    b.say("helper-a", "get", Get(blob=Blob(sha=b"x" * 32, size=10**6), blocks=(0, 1)))
+    assert b.link.sent[seen:] == []
 
 
 def test_a_long_list_of_masks_and_a_large_answer_go_in_blocks(collected, helpers, monkeypatch):

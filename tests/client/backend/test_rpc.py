@@ -72,7 +72,15 @@ def test_settings_are_the_same_beyond(ends):
     personal, engine = PersonalModelSettings(True, 0.1, True), EngineSettings("torch", "int8", 2, "cuda:1")
     emulation = Emulation.of("pi-4", 2.0)
     given = Settings(
-        "a", place, Path("state"), emulation, 10**9, engine, PrivacyBudget(8.0, 1e-3), personal=personal
+        "a",
+        place,
+        Path("state"),
+        emulation,
+        10**9,
+        engine,
+        PrivacyBudget(8.0, 1e-3),
+        personal=personal,
+        choose="frugal",
     )
     device.send(WorkTerms.of(given, "rapl", held_bytes=3 * 10**7))
     terms = worker.receive()
@@ -85,6 +93,7 @@ def test_settings_are_the_same_beyond(ends):
         emulation,
     )
     assert (there.engine, there.owner, there.personal) == (engine, given.owner, personal)
+    assert there.choose == "frugal"
     assert there.memory_bytes == 10**9 - 3 * 10**7
 
 

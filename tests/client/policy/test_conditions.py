@@ -230,6 +230,17 @@ def test_a_desktop_with_the_battery_of_a_mouse_is_on_mains(clock, tmp_path):
     assert (seen.value, seen.source) == (Charge(None, True), "it has no battery")
 
 
+def test_a_machine_without_a_folder_of_supplies_is_on_mains(clock, tmp_path, monkeypatch):
+    def missing():
+        raise FileNotFoundError("/sys/class/power_supply")
+
+    monkeypatch.setattr(psutil, "sensors_battery", missing, raising=False)
+    looked, _ = look(Policy(mains=True), clock)
+    looked.supplies = tmp_path / "power_supply"
+    seen = looked.conditions().charge
+    assert (seen.value, seen.source) == (Charge(None, True), "it has no battery")
+
+
 def test_a_phone_that_shows_its_supplies_to_nobody_has_a_battery_all_the_same(clock, tmp_path):
     (tmp_path / "battery").mkdir()
     (tmp_path / "battery" / "uevent").symlink_to("uevent")  # read by nobody, by root neither

@@ -53,9 +53,11 @@ def test_what_was_learnt_is_there_after_a_restart(tmp_path):
 
 
 def test_a_damaged_file_is_measured_anew_and_a_disk_that_refuses_is_no_reason_to_stop(tmp_path, caplog):
-    (tmp_path / "speed.json").write_bytes(b"{")
-    assert Measurements(tmp_path / "speed.json").get("bundle", lambda: Corrections(SPEED)).speed == SPEED
-    assert "measuring anew" in caplog.text
+    for damaged in (b"{", b'{"\xff": 1}'):
+        (tmp_path / "speed.json").write_bytes(damaged)
+        assert Measurements(tmp_path / "speed.json").get("bundle", lambda: Corrections(SPEED)).speed == SPEED
+        assert "measuring anew" in caplog.text
+        caplog.clear()
     nowhere = Measurements(tmp_path / "not here" / "speed.json")
     assert nowhere.get("bundle", lambda: Corrections(SPEED)) == nowhere.get("bundle", pytest.fail)
     assert "cannot be kept" in caplog.text
