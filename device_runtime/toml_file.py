@@ -12,6 +12,11 @@ else:
     import tomli as tomllib
 
 
+def near(folder: Path, value: Any) -> Any:
+    """The path of a file that lies in the folder, as text; any other value unchanged."""
+    return str(folder / value) if isinstance(value, str) and value and (folder / value).exists() else value
+
+
 def read_toml(path: Path, failed: type[Exception]) -> dict[str, Any]:
     """Returns the content of a TOML file, or raises `failed` with the file's path and the reason."""
     try:

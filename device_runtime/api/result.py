@@ -24,7 +24,7 @@ from device_runtime.simulation.compare.figures import (
     Summary,
     figures,
 )
-from device_runtime.simulation.compare.plan import ComparisonPlan, comparison_in, scenario_in
+from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
 from device_runtime.simulation.compare.run_folder import SERVED
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.records import SimulatedRound
@@ -171,11 +171,7 @@ class SimulationResult(ComparedFolders):
 
         Raises ScenarioError for another folder, and where nothing is finished.
         """
-        folder = Path(folder)
-        scenario, comparison = scenario_in(folder), comparison_in(folder)
-        if scenario is None or comparison is None:
-            raise ScenarioError(f"{folder} is not the folder of a simulation")
-        plan = ComparisonPlan(scenario, comparison, folder).finished("it is not finished")
+        plan = plan_in(Path(folder))
         if not plan.comparison.policies:
             raise ScenarioError(f"nothing is finished in {folder}")
         return cls(plan)

@@ -14,10 +14,11 @@ from device_runtime.broker.wire.compact_round import UnknownRoundBefore, is_comp
 from device_runtime.broker.wire.link_events import WAKE, Connected, Disconnected, Event, Received, Will
 from device_runtime.broker.wire.messages import Get, MessageError, decode
 from device_runtime.broker.wire.topics import TopicError
+from device_runtime.broker.wire.transfer import SendingLink
 
 from .backend.base import MakeBackend
 from .connection.offers import OfferStream, opened
-from .connection.presence import DeviceLink, DeviceMessages
+from .connection.presence import DeviceMessages
 from .connection.trust import Trust
 from .errors import WorkDied
 from .policy.work_gate import WorkGate
@@ -105,7 +106,7 @@ class Agent:
         state = self.runner.state
         return bool(state.outbox) or any((state.open, state.final, state.past))
 
-    def run(self, link: DeviceLink, stop: threading.Event, until_done: bool = False) -> None:
+    def run(self, link: SendingLink, stop: threading.Event, until_done: bool = False) -> None:
         """Work until stopped or, with `until_done`, until finished. Raises as `step` does."""
         self.begin(link, stop)
         if until_done:
@@ -121,7 +122,7 @@ class Agent:
         """Send a hello, because this device's task or samples have changed."""
         self.runner.hello()
 
-    def begin(self, link: DeviceLink, stop: threading.Event | None = None) -> None:
+    def begin(self, link: SendingLink, stop: threading.Event | None = None) -> None:
         """Set the link to send through; `stop`, if given, ends work in progress."""
         self._messages.link, self.runner.stop = link, stop or self.runner.stop
 

@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import topics
@@ -23,7 +22,7 @@ from device_runtime.broker.wire.link_events import WAKE, Connected, Disconnected
 from device_runtime.broker.wire.messages import INLINE_LIMIT, Get, MessageError, State, decode, encode
 from device_runtime.broker.wire.sum_messages import SumAnswer, SumRequest
 from device_runtime.broker.wire.topics import TopicError
-from device_runtime.broker.wire.transfer import Pull, answer_get
+from device_runtime.broker.wire.transfer import Pull, SendingLink, send_blocks
 
 from .errors import SumRefused
 from .ledger import Ledger
@@ -43,20 +42,6 @@ MOST_ANSWER_BYTES = 1024**3
 """Bytes of the answers that are kept; the newest is kept in any case."""
 MOST_SILENCES = 8
 """Times that a list of seeds is asked for in vain before the request is given up."""
-
-
-class HelperLink(Protocol):
-    """The part of `broker.wire.link.Link` that is used here."""
-
-    @property
-    def url(self) -> object:
-        """The broker that it is connected to, for people."""
-
-    def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
-        """Send, now or when the link is back; never waits. False when too much waits already."""
-
-    def unacknowledged(self, topic: str = "") -> int:
-        """Messages that the broker has not acknowledged yet: on this topic, or on any."""
 
 
 @dataclass
@@ -107,7 +92,7 @@ class MaskHelper:
         self._settings, self._boot, self._ledger, self._clocks = settings, boot, ledger, clocks
         most_bytes = max(MAX_BYTES, 8 * settings.limits.most_numbers)
         self._blobs = Blobs(settings.folder / BLOBS, most_bytes)
-        self._link: HelperLink
+        self._link: SendingLink
         self._waiting: OrderedDict[bytes, SumRequest] = OrderedDict()
         self._answers: OrderedDict[bytes, tuple[SumRequest, SumAnswer]] = OrderedDict()
         self._pull: Pull | None = None
@@ -130,7 +115,7 @@ class MaskHelper:
         """Ends the current wait, or the next one. May be called in a signal handler."""
         self.inbox.put(WAKE)
 
-    def run(self, link: HelperLink, stop: threading.Event) -> None:
+    def run(self, link: SendingLink, stop: threading.Event) -> None:
         """Answers requests until stopped. Raises LedgerError."""
         self.begin(link)
         while not stop.is_set():
@@ -144,7 +129,7 @@ class MaskHelper:
         """Seconds since the loop was alive last. May be called from another thread."""
         return self._clocks.steady() - self.figures.looked_s
 
-    def begin(self, link: HelperLink) -> None:
+    def begin(self, link: SendingLink) -> None:
         """Sets the link to send through."""
         self._link = link
 
@@ -185,7 +170,7 @@ class MaskHelper:
         if address.leaf == "sum":
             self._take(decode(message.payload, SumRequest))
         elif address.leaf == "get":
-            self._send_blocks(decode(message.payload, Get))
+            send_blocks(self._link, self._settings.name, self._blobs, decode(message.payload, Get))
         elif address.leaf == "block" and self._pull and self._pull.blob.sha == address.sha:
             self._pull.received(address.index, message.payload, self._clocks.steady())
 
@@ -199,13 +184,6 @@ class MaskHelper:
         else:
             self._waiting.setdefault(request.id, request)
         self.figures.waiting = len(self._waiting)
-
-    def _send_blocks(self, get: Get) -> None:
-        """Sends the blocks that are asked for; a block that is still on its way is not sent twice."""
-        for index, data in answer_get(self._blobs, get):
-            topic = self._topic(topics.block(get.blob.sha, index))
-            if not self._link.unacknowledged(topic):
-                self._link.publish(topic, data)
 
     def _work(self) -> None:
         """Adds one device's mask to the sum that is being made, or goes on with the next request."""

@@ -27,7 +27,7 @@ from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.keys import explained
 from device_runtime.strategies import registry
-from device_runtime.toml_file import read_toml
+from device_runtime.toml_file import near, read_toml
 
 from .data import DataSpec, GroupData
 from .errors import ScenarioError
@@ -166,27 +166,27 @@ def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
     parts = dict(table)
     fleet = parts.pop("fleet", None)
     if isinstance(fleet, str):
-        near = beside / fleet
-        spec = fleets.load(near if near.suffix == ".toml" and near.exists() else fleet)
+        file = near(beside, fleet)
+        spec = fleets.load(file if file.endswith(".toml") else fleet)
     elif isinstance(fleet, dict):
         spec = fleets.read({"name": parts.get("name"), **fleet})
     else:
         raise ScenarioError('which fleet? expected fleet = "a preset or file.toml", or a [fleet] table')
     data, task = _table(parts, "data"), {"bundle": DIGITS, "rounds": ROUNDS, **_table(parts, "task")}
-    data |= {name: _resolved(beside, data[name]) for name in _PATHS if name in data}
+    data |= {name: near(beside, data[name]) for name in _PATHS if name in data}
     for name, group in _table({"data.groups": data.get("groups", {})}, "data.groups").items():
         try:
             msgspec.convert(group, GroupData)
         except msgspec.ValidationError as error:
             raise ScenarioError(explained(error, GroupData, f"data.groups.{name}")) from None
-    task |= {name: _resolved(beside, task[name]) for name in ("bundle", "generic") if name in task}
+    task |= {name: near(beside, task[name]) for name in ("bundle", "generic") if name in task}
     check_effect(task)
     if "masks" in task:
         task["masks"] = stand_in_helpers(task["masks"])
     if "kinds" in task:
         task["kinds"] = with_usual(task["kinds"])
     if isinstance(task.get("family"), list):
-        task["family"] = [_resolved(beside, path) for path in task["family"]]
+        task["family"] = [near(beside, path) for path in task["family"]]
     return msgspec.convert({**parts, "fleet": spec, "data": data, "task": task}, Scenario)
 
 
@@ -207,11 +207,6 @@ def _table(parts: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ScenarioError(f"{name} is {table!r}, expected a table [{name}]")
     return dict(table)
-
-
-def _resolved(beside: Path, path: Any) -> Any:
-    """The path relative to the scenario's file, if it exists there; anything else unchanged."""
-    return str(beside / path) if isinstance(path, str) and path and (beside / path).exists() else path
 
 
 def _decoded(make: Any, where: str) -> Scenario:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 
 from device_runtime.aggregator.rounds.ports import Ports
+from device_runtime.broker.wire.transfer import SendingLink
 from device_runtime.client.agent import Agent
 from device_runtime.client.backend.in_process import InProcess
-from device_runtime.client.connection.presence import DeviceLink
 from device_runtime.client.settings import Settings
 
 from .site_host import SiteHost, SiteRules
@@ -49,7 +49,7 @@ class SiteProcess:
             return False
         return self._clock() - self._over_s >= LINGER_S
 
-    def run(self, link: DeviceLink, stop: threading.Event, until_done: bool = False) -> None:
+    def run(self, link: SendingLink, stop: threading.Event, until_done: bool = False) -> None:
         """Work until stopped or, with `until_done`, until finished. Everything is on disk afterwards.
 
         Raises what `step` raises.

@@ -28,6 +28,7 @@ from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.serving.join_address import BrowserAccess
 from device_runtime.aggregator.views.run_events import Observer
 from device_runtime.broker.servers.mosquitto import MESSAGE_BYTES
+from device_runtime.broker.wire.url import bracketed
 
 from .api import Credentials, TaskRoutes, TokenGuard
 from .invitations import InvitationRoutes
@@ -103,8 +104,7 @@ class HttpServer:
     def url(self) -> str:
         """The address of the server."""
         host, port = self._socket.getsockname()[:2]
-        host = f"[{host}]" if ":" in host else host
-        return f"{'https' if self._settings.cert else 'http'}://{host}:{port}"
+        return f"{'https' if self._settings.cert else 'http'}://{bracketed(host)}:{port}"
 
     def observers(self, task: str) -> tuple[Observer, ...]:
         """The observers that a task's service must have."""

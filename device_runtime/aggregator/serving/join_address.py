@@ -14,7 +14,7 @@ from device_runtime.aggregator.errors import ConfigError
 from device_runtime.broker.errors import UrlError
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.servers.broker_folder import DEVICES, PASSWORDS, BrokerFolder
-from device_runtime.broker.wire.url import BrokerUrl, is_loopback
+from device_runtime.broker.wire.url import BrokerUrl, bracketed, is_loopback
 
 from .config import HttpSection, ServerConfig
 
@@ -98,9 +98,7 @@ def _address(http: HttpSection, site: BrokerFolder | None) -> str:
         return ""
     if site is None or not http.port:
         raise ConfigError(f"web.address: expected how browsers reach us at http.host = {http.host}")
-    host = site.site.names[0]
-    host = f"[{host}]" if ":" in host else host
-    return f"{'https' if http.cert else 'http'}://{host}:{http.port}"
+    return f"{'https' if http.cert else 'http'}://{bracketed(site.site.names[0])}:{http.port}"
 
 
 def _check_reachable(page: str, http: HttpSection, for_others: bool) -> None:

@@ -21,7 +21,7 @@ from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 from device_runtime.strategies.robust.settings import Byzantine, Clip, ClipFactor, Robust, Rule, Trim
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.statistics import kind_statistics
-from device_runtime.toml_file import read_toml
+from device_runtime.toml_file import near, read_toml
 
 from .kind_settings import KindSettings, kinds_named, tables_named, with_usual
 from .mask_settings import MaskSettings
@@ -446,9 +446,9 @@ def load(path: Path | None, flags: Mapping[str, object], kinds: Sequence[str] | 
 def _read(path: Path) -> dict[str, Any]:
     settings = read_toml(path, TaskError)
     for name in ("bundle", "eval_data", "generic"):
-        settings |= {name: _near(path.parent, settings[name])} if name in settings else {}
+        settings |= {name: near(path.parent, settings[name])} if name in settings else {}
     if isinstance(family := settings.get("family"), list):
-        settings["family"] = [_near(path.parent, member) for member in family]
+        settings["family"] = [near(path.parent, member) for member in family]
     return {"name": path.stem, **settings}
 
 
@@ -466,8 +466,3 @@ def check_effect(settings: Mapping[str, object]) -> None:
         if settings.get(needed, "none") in (0, "none"):
             for name in (name for name in names if name in settings):
                 raise TaskError(f"{name} has no effect without {needed}: give both, or neither")
-
-
-def _near(folder: Path, value: object) -> object:
-    """The path of a file in the folder; any other value unchanged."""
-    return str(folder / value) if isinstance(value, str) and (folder / value).exists() else value

@@ -22,7 +22,7 @@ from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import KEY_BYTES, Signer
 from device_runtime.broker.wire.durable_files import move_into_place, write_synced
 from device_runtime.broker.wire.messages import Succession
-from device_runtime.broker.wire.url import TLS, BrokerUrl
+from device_runtime.broker.wire.url import TLS, BrokerUrl, bracketed
 
 FORMAT = 1
 SITE = "site.json"
@@ -77,7 +77,7 @@ class BrokerSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def _host(self) -> str:
-        return f"[{self.names[0]}]" if ":" in self.names[0] else self.names[0]
+        return bracketed(self.names[0])
 
 
 class BrokerFolder:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from device_runtime.broker.errors import BrokerStartError
-from device_runtime.broker.wire.url import PATH, TLS, is_loopback
+from device_runtime.broker.wire.url import PATH, TLS, bracketed, is_loopback
 
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -110,8 +110,7 @@ class RunningBroker(Protocol):
 def url_of(options: BrokerOptions, port: int) -> str:
     """The URL of a broker that listens on `port`."""
     host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host  # noqa: S104 - compared, not bound
-    host = f"[{host}]" if ":" in host else host
-    return f"{'mqtts' if options.tls else 'mqtt'}://{host}:{port}"
+    return f"{'mqtts' if options.tls else 'mqtt'}://{bracketed(host)}:{port}"
 
 
 def web_url_of(options: BrokerOptions, port: int) -> str:

@@ -1,6 +1,6 @@
 """Transfers a blob block by block, at the receiver's request; no clock, no sockets, no threads.
 
-The receiver asks (`Pull.wanted` -> a Get on `up/get` or `dn/get`), the sender answers by `answer_get`, and
+The receiver asks (`Pull.wanted` -> a Get on `up/get` or `dn/get`), the sender answers by `send_blocks`, and
 the receiver passes each block to `Pull.received`. The receiver alone decides which blocks are sent and
 when: it never has more than `window` blocks on the way, and a sender keeps no state. So either side may
 restart at any time, and blocks may be lost, doubled or reordered. Only the `opening_blocks` may be sent
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from device_runtime.broker.errors import BlobError, BlockError
 
+from . import topics
 from .blobs import Blobs, Partial, block_count
 from .messages import Blob, Get
 
@@ -28,6 +30,20 @@ MAX_WAIT_S = 60.0
 """Seconds. The wait before asking again doubles up to this."""
 UNKNOWN = -1
 """Block number by which a sender says that it does not have the blob."""
+
+
+class SendingLink(Protocol):
+    """The part of `link.Link` that devices and mask helpers send by."""
+
+    @property
+    def url(self) -> object:
+        """The broker that it is connected to, for people."""
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
+        """Send, now or when the link is back; never waits. False when too much waits already."""
+
+    def unacknowledged(self, topic: str = "") -> int:
+        """Messages that the broker has not acknowledged yet: on this topic, or on any."""
 
 
 class Pull:
@@ -151,3 +167,11 @@ def answer_get(blobs: Blobs, get: Get, limit: int = MAX_WINDOW) -> Iterator[tupl
             yield UNKNOWN, b""
             return
         yield index, data
+
+
+def send_blocks(link: SendingLink, sender: str, blobs: Blobs, get: Get) -> None:
+    """Answers a Get of the aggregator; a block that is still on its way is not sent twice."""
+    for index, data in answer_get(blobs, get):
+        topic = topics.up(sender, topics.block(get.blob.sha, index))
+        if not link.unacknowledged(topic):
+            link.publish(topic, data)

@@ -102,9 +102,13 @@ class BrokerUrl:
         return is_loopback(self.host)
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
         scheme = ("wss" if self.secure else "ws") if self.path else ("mqtts" if self.secure else "mqtt")
-        return f"{scheme}://{host}:{self.port}{self.path}"
+        return f"{scheme}://{bracketed(self.host)}:{self.port}{self.path}"
+
+
+def bracketed(host: str) -> str:
+    """The host as it stands in a URL: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def is_loopback(host: str) -> bool:

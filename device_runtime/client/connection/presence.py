@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -20,7 +19,7 @@ from device_runtime.broker.wire.messages import (
     State,
     encode,
 )
-from device_runtime.broker.wire.transfer import answer_get
+from device_runtime.broker.wire.transfer import SendingLink, send_blocks
 
 AND_MORE = "..."
 """Stands for reasons that are left out."""
@@ -30,20 +29,6 @@ Seal = Callable[[str, bytes], bytes]
 """Signs an encoded message for a topic; returns the payload."""
 Mac = Callable[[str, str, bytes], bytes]
 """The MAC of a payload on a topic in a run (see `broker.wire.session_mac`)."""
-
-
-class DeviceLink(Protocol):
-    """The part of `broker.wire.link.Link` that is used here."""
-
-    @property
-    def url(self) -> object:
-        """The broker that it is connected to, for people."""
-
-    def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
-        """Send, now or when the link is back; never waits. False when too much waits already."""
-
-    def unacknowledged(self, topic: str = "") -> int:
-        """Messages that the broker has not acknowledged yet: on this topic, or on any."""
 
 
 class DeviceMessages:
@@ -58,7 +43,7 @@ class DeviceMessages:
         """The task that it is in, or asks for; empty: any."""
         self.key = b""
         """Public key for a session key with the aggregator (see `broker.wire.session_mac`)."""
-        self.link: DeviceLink
+        self.link: SendingLink
         self._name = name
         self._seal: Seal | None = None
         self._mac: Mac | None = None
@@ -118,11 +103,8 @@ class DeviceMessages:
         self._publish("get", get)
 
     def blocks(self, blobs: Blobs, get: Get) -> None:
-        """Send the blocks that are asked for; a block that is still on its way is not sent twice."""
-        for index, data in answer_get(blobs, get):
-            topic = self._topic(topics.block(get.blob.sha, index))
-            if not self.link.unacknowledged(topic):
-                self.link.publish(topic, data)
+        """Send the blocks that are asked for."""
+        send_blocks(self.link, self._name, blobs, get)
 
     def _publish(self, leaf: str, message: Message, retain: bool = False) -> None:
         self.link.publish(self._topic(leaf), self._payload(leaf, message), retain)

@@ -50,7 +50,7 @@ def initial_values(manifest: Manifest, names: Iterable[str], rng: np.random.Gene
         if name not in known:
             raise BundleError(f"bundle {manifest.name} has no tensor {name!r}")
         if not _is_given(known[name], manifest):
-            values[name] = _value(known[name], known)(_stream(root, name))
+            values[name] = _value(known[name], known)(generator_of(f"{root}:{name}"))
     return values
 
 
@@ -59,8 +59,9 @@ def _is_given(parameter: Parameter, manifest: Manifest) -> bool:
     return parameter.dtype != "float32" or untrained
 
 
-def _stream(root: int, name: str) -> np.random.Generator:
-    digest = hashlib.sha256(f"{root}:{name}".encode()).digest()
+def generator_of(text: str) -> np.random.Generator:
+    """Random numbers that follow from the text alone: the same on every machine, others for another text."""
+    digest = hashlib.sha256(text.encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 

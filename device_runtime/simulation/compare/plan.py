@@ -176,6 +176,17 @@ def comparison_in(folder: Path) -> Comparison | None:
         raise ScenarioError(f"{path} is damaged: {error}") from None
 
 
+def plan_in(folder: Path) -> ComparisonPlan:
+    """The plan of the finished policies in this folder; the others are in its `without`.
+
+    Raises ScenarioError for a folder that is not of a simulation.
+    """
+    scenario, comparison = scenario_in(folder), comparison_in(folder)
+    if scenario is None or comparison is None:
+        raise ScenarioError(f"{folder} is not the folder of a simulation")
+    return ComparisonPlan(scenario, comparison, folder).finished("it is not finished")
+
+
 def _differs(old: Scenario, new: Scenario) -> str:
     """The first setting in which two scenarios differ, with both values."""
     return _difference(msgspec.to_builtins(old), msgspec.to_builtins(new), "") or "the same settings"

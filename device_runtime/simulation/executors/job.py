@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -11,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.initial import generator_of
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.models.engines.available import open_model
@@ -133,8 +133,7 @@ def run_of(job: TrainingJob, aside: Tensors = NO_TENSORS) -> Run:
     """The `Run` of a job; its noise depends on the job alone, so a repeated job draws the same."""
 
     def noise() -> np.random.Generator:
-        digest = hashlib.sha256(f"{job.seed}:{job.name}:{job.strategy.name}:noise".encode()).digest()
-        return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+        return generator_of(f"{job.seed}:{job.name}:{job.strategy.name}:noise")
 
     return Run(
         job.seed,

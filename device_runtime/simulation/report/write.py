@@ -19,7 +19,7 @@ from device_runtime.simulation.compare.figures import (
     summarise,
     terms,
 )
-from device_runtime.simulation.compare.plan import ComparisonPlan, comparison_in, scenario_in
+from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.errors import ScenarioError
 
@@ -150,8 +150,7 @@ def side_by_side(folders: Sequence[Path]) -> SideBySide:
 
     Raises ScenarioError for a folder that is not of a simulation, and where nothing is finished.
     """
-    plans = {_named(folder, folders): _plan(folder) for folder in folders}
-    whole = {name: plan.finished("it is not finished") for name, plan in plans.items()}
+    whole = {_named(folder, folders): plan_in(folder) for folder in folders}
     ran = {name: _ran(name, plan) for name, plan in whole.items() if plan.comparison.policies}
     every = [run for runs in ran.values() for run in runs]
     if not every:
@@ -160,8 +159,8 @@ def side_by_side(folders: Sequence[Path]) -> SideBySide:
     summary: dict[str, Summary] = {}
     beside = EqualTerms()
     for name, runs in ran.items():
-        summary |= summarise(runs, replace(at, devices=plans[name].scenario.devices))
-        beside += equal(runs, at, plans[name].scenario)
+        summary |= summarise(runs, replace(at, devices=whole[name].scenario.devices))
+        beside += equal(runs, at, whole[name].scenario)
     unfinished = tuple(f"{name}{policy}" for name, plan in whole.items() for policy in plan.without)
     return SideBySide(at, summary, beside, unfinished)
 
@@ -172,13 +171,6 @@ def _named(folder: Path, among: Sequence[Path]) -> str:
         return ""
     alike = [other for other in among if other.resolve().name == folder.resolve().name]
     return f"{folder.resolve().name if len(alike) == 1 else folder}/"
-
-
-def _plan(folder: Path) -> ComparisonPlan:
-    mine, comparison = scenario_in(folder), comparison_in(folder)
-    if mine is None or comparison is None:
-        raise ScenarioError(f"{folder} is not the folder of a simulation")
-    return ComparisonPlan(mine, comparison, folder)
 
 
 def _ran(name: str, plan: ComparisonPlan) -> list[FinishedRun]:

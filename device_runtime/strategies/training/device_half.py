@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.initial import generator_of
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.data.local_data import LocalData as LocalData
 
@@ -61,8 +61,7 @@ class Run:
 
     def rng(self) -> np.random.Generator:
         """The device's own randomness: the same for the same round seed and device name."""
-        digest = hashlib.sha256(f"{self.seed}:{self.device}".encode()).digest()
-        return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+        return generator_of(f"{self.seed}:{self.device}")
 
     def drawn(self, most: int, samples: int) -> NDArray[np.int64] | None:
         """Indices of `most` of a device's `samples`, drawn evenly by `rng`; None: all, there are no more."""

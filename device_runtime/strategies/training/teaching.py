@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.initial import generator_of
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel
@@ -91,8 +91,7 @@ def teach_or_keep(
 
 def generator(seed: int, kind: str, order: int) -> np.random.Generator:
     """The random generator of a kind on the aggregator, for its `order`-th use in the round of this seed."""
-    digest = hashlib.sha256(f"{seed}:{kind}:{order}".encode()).digest()
-    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+    return generator_of(f"{seed}:{kind}:{order}")
 
 
 def attention(maps: NDArray[np.float32]) -> NDArray[np.float32]:
