@@ -107,14 +107,14 @@ def lora_start(
 def factors(change: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """LoRA factors a and b of a rank, with b @ a nearest to `change` (Eckart, Young 1936).
 
-    change: (out, in), or a convolution's (out, in, height, width), taken as `out` rows; a: (rank, in, ...),
+    change: (out, in), or a convolution's (out, in, ...), taken as `out` rows; a: (rank, in, ...),
     b: (out, rank, ...), as in a LoRA layer. Each is scaled by the roots of the singular values; places beyond
     the rank of `change` are 0. Where alpha is not the rank, give change * rank / alpha. Raises TensorError
     for a change of other dimensions or that is not finite, and for a rank below 1. Babakniya et al. 2023,
     section 4.
     """
-    if change.ndim not in (2, 4) or change.size == 0:
-        raise TensorError(f"a change of shape {change.shape} has no factors, expected (out, in[, h, w])")
+    if change.ndim not in (2, 3, 4) or change.size == 0:
+        raise TensorError(f"a change of shape {change.shape} has no factors, expected (out, in[, ...])")
     if rank < 1:
         raise TensorError(f"rank is {rank}, expected at least 1")
     if not np.isfinite(change).all():

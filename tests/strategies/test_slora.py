@@ -18,7 +18,7 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.peft import Peft
-from device_runtime.strategies.slora import SparseStage, lora_start
+from device_runtime.strategies.slora import SparseStage, factors, lora_start, product
 from device_runtime.strategies.training.device_half import LocalData, Run
 from device_runtime.strategies.training.workload import workload
 
@@ -179,3 +179,11 @@ def test_settings_travel_and_the_stage_has_at_least_one_round():
     assert registry.read(registry.write(SparseStage(rounds=4))) == SparseStage(rounds=4)
     with pytest.raises(ValueError, match="rounds is 0"):
         SparseStage(rounds=0)
+
+
+@pytest.mark.parametrize("inner", [(4,), (4, 5), (4, 3, 3)])
+def test_a_change_of_a_layer_of_any_dimension_has_factors(inner):
+    change = np.random.default_rng(0).standard_normal((6, *inner), np.float32)
+    a, b = factors(change, 6)
+    assert (a.shape, b.shape) == ((6, *inner), (6, 6, *(1 for _ in inner[1:])))
+    np.testing.assert_allclose(product(a, b), change, atol=1e-5)

@@ -114,6 +114,9 @@ def _torch(bundle: Bundle | None) -> EngineChoice:
     if bundle is not None and bundle.manifest.source is None:
         says = f"bundle {bundle.manifest.name} does not say which network it was made from"
         return EngineChoice("torch", version, False, says)
+    if bundle is not None and bundle.manifest.target.own:
+        says = f"bundle {bundle.manifest.name} has a loss of its own, which is in its graphs alone"
+        return EngineChoice("torch", version, False, says)
     reason = "the network itself; takes two to four times the memory"
     return EngineChoice("torch", version, True, reason)
 

@@ -108,8 +108,8 @@ class DeviceModel(Protocol):
         """The gradients of the parameters of a tunable set, starting at `weights`.
 
         `objective` is one of manifest.TRAINING; `train` is the bundle's loss (cross-entropy in nats). batch:
-        samples of most calls, if there will be enough of them that preparing for this number pays; it takes
-        about 0.1 s.
+        samples of most calls, which are cut into equal micro-batches (`even_share`); some engines prepare for
+        this number, which takes about 0.1 s.
         """
 
 
@@ -120,6 +120,13 @@ def batches(samples: int, size: int) -> Iterator[slice]:
     """Slices of at most `size` samples, in order."""
     for start in range(0, samples, size):
         yield slice(start, min(start + size, samples))
+
+
+def even_share(samples: int, most: int) -> int:
+    """The size of equal micro-batches of at most `most` samples; `most` if they were under half of it."""
+    if samples <= most:
+        return samples
+    return next((size for size in range(most, most // 2, -1) if samples % size == 0), most)
 
 
 def check_sizes(batch: int, threads: int) -> None:

@@ -27,6 +27,7 @@ from .base import (
     checked_inputs,
     checked_labels,
     copied_weights,
+    even_share,
 )
 from .blocked.session import load_blocked
 from .blocks import blocks
@@ -292,10 +293,3 @@ class OnnxGradients:
                 run.bind_output(f"grad.{name}", view)
             self._runs[prepared] = run
         return self._runs[prepared]
-
-
-def even_share(samples: int, most: int) -> int:
-    """The size of equal micro-batches of at most `most` samples; `most` if they were under half of it."""
-    if samples <= most:
-        return samples
-    return next((size for size in range(most, most // 2, -1) if samples % size == 0), most)

@@ -201,9 +201,12 @@ def _check_loss(spec: ExportSpec) -> None:
         )
     if loss.compared == "input" and spec.input.vocabulary is not None:
         raise ExportError(f"the loss is {loss.said}, which is token ids: expected an input of numbers")
-    if loss.has_columns and len(loss.columns) > len(spec.labels):
+    columns, outputs = len(loss.columns), len(spec.labels)
+    if loss.has_columns and columns > outputs:
+        raise ExportError(f"the loss is of {columns} columns, and {outputs} labels name fewer outputs")
+    if loss.has_columns and not loss.own and columns < outputs:
         raise ExportError(
-            f"the loss is of {len(loss.columns)} columns, and {len(spec.labels)} labels name fewer outputs"
+            f"the loss {loss.loss} is of {columns} columns, and there are {outputs} outputs: expected as many"
         )
 
 

@@ -58,7 +58,7 @@ def read(path: Path) -> TokenizerFile:
 
 def _read(file: Path) -> TokenizerFile:
     if file.suffix == ".txt":
-        pieces = file.read_text("utf-8").splitlines()
+        pieces = file.read_text("utf-8").removesuffix("\n").split("\n")  # a piece may be another line break
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
         cased = any(piece != piece.lower() for piece in pieces if piece not in SPECIAL["word-pieces/1"])
         return TokenizerFile(WordPiece(vocabulary), BertNormalizer(lowercase=not cased), BertPreTokenizer())

@@ -3,7 +3,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -27,10 +27,12 @@ from device_runtime.models.engines.base import (
     checked_inputs,
     checked_labels,
     copied_weights,
+    even_share,
 )
 from device_runtime.models.export.functional_module import (
     ForwardPass,
     FunctionalModule,
+    recorded_statistics,
     run,
     with_batch_statistics,
 )
@@ -118,7 +120,7 @@ class TorchModel:
 
     def trainer(self, tunable: str = "all", objective: str = "train", batch: int = 0) -> "TorchGradients":
         """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError."""
-        return TorchGradients(self, objective, tunable)
+        return TorchGradients(self, objective, tunable, batch)
 
     @property
     def untuned(self) -> FunctionalModule:
@@ -213,12 +215,14 @@ class TorchProbe(_TrainableGraph):
 class TorchGradients(_TrainableGraph):
     """See `engines.base.Gradients`.
 
-    More samples than `batch` are cut into micro-batches, whose gradients are summed; batch statistics are
-    those of a micro-batch.
+    More samples than one run takes are cut into micro-batches, whose gradients are summed. Batch statistics
+    are those of a micro-batch.
     """
 
-    def __init__(self, model: TorchModel, objective: str, tunable: str) -> None:
+    def __init__(self, model: TorchModel, objective: str, tunable: str, batch: int = 0) -> None:
+        """batch: samples of most calls; 0: not known."""
         super().__init__(model, objective, tunable)
+        self._batch = even_share(batch or model.batch, model.batch)
         self._objective = objective
         self.grads = Flat(self.params.specs)
         self.statistics = _flat(model, self._graph.statistics)
@@ -239,14 +243,22 @@ class TorchGradients(_TrainableGraph):
             share = (part.stop - part.start) / len(x)
             if share == 1:
                 self._slots.update(self._gradients.tensors)
-            with self._running(part):
+            with self._running(part), self._of_one(part) as next_statistics:
                 loss, grads = loss_and_gradients(self._subject, self._objective, given, names)
                 self._gather(grads, share, first=part.start == 0)
+                for name, value in next_statistics.items():
+                    self._moved.tensors[name].copy_(value)
                 total += share * float(loss)
         self._slots.clear()
         self._gradients.store()
         self._moved.store()
         return total
+
+    def _of_one(self, part: slice) -> AbstractContextManager[dict[str, Tensor]]:
+        """Batch statistics of one sample in plain operators: torch's own refuse a single value."""
+        if self.statistics.views and part.stop - part.start == 1:
+            return recorded_statistics(self._subject)
+        return nullcontext({})
 
     def clipped_sum(self, x: Inputs, y: Labels, max_norm: float, extras: Tensors = NO_EXTRAS) -> None:
         """See `clipping.ClipsSamples`. Raises EngineError too for a network that vmap cannot run."""

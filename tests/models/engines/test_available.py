@@ -26,7 +26,7 @@ from device_runtime.models.training.optimizer import Sgd
 SETS = ("all", "mid", "head", "bias")
 QUICK = ("all", "head")
 OBJECTIVES = ("train", "moon", "distil", "kl", "attention", "above-low", "above-up", "prototype")
-SAMPLES, BATCH, ROWS = 22, 8, 5  # batches of 8, 8, 6; each in micro-batches of at most 5
+SAMPLES, BATCH, ROWS = 22, 8, 5  # batches of 8, 8, 6; in equal micro-batches of at most 5: 4 and 4, 4 and 2
 EPOCHS = 2
 SGD = Sgd(lr=0.05, momentum=0.9, weight_decay=1e-4)
 
@@ -157,7 +157,7 @@ def extras(bundle: Bundle, graph: str) -> dict[str, np.ndarray]:
 
 def contribution(model: DeviceModel, bundle: Bundle, tunable: str, objective: str) -> dict[str, np.ndarray]:
     """Parameters, statistics and each step's loss of local SGD; the first step's gradient."""
-    trainer = model.trainer(tunable, objective)
+    trainer = model.trainer(tunable, objective, BATCH)
     (x, y), given = samples(bundle), extras(bundle, f"{objective}.{tunable}")
     rows = {e.name for e in bundle.manifest.graphs[f"{objective}.{tunable}"].extras if e.per_sample}
     steps, rng, losses, first = SGD.start(trainer.params.vector), np.random.default_rng(3), [], None

@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.targets import TargetSpec
 from device_runtime.models.engines import available as engines
 from device_runtime.models.engines.available import (
     ENGINES,
@@ -63,6 +64,14 @@ def test_a_bundle_that_does_not_say_what_it_is_cannot_run_on_torch(sourceless, l
     lacking("onnxruntime")
     with pytest.raises(EngineError, match="pip install onnxruntime; torch: .*does not say which network"):
         open_model(sourceless)
+
+
+def test_a_loss_that_only_graphs_have_cannot_run_on_torch(digits, lacking):
+    pytest.importorskip("torch")
+    own = TargetSpec("mine", "values", ("price",), own=True)
+    lacking("onnxruntime")
+    with pytest.raises(EngineError, match="torch: bundle digits-wrn-10-1 has a loss of its own"):
+        open_model(Bundle(digits.path, msgspec.structs.replace(digits.manifest, loss=own)))
 
 
 def test_without_any_engine_the_error_says_what_to_install(digits, lacking):

@@ -9,6 +9,7 @@ pytest.importorskip("onnx")
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.engines.available import open_model
 from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.torch_engine.engine import TorchModel
 
 nn = torch.nn
 
@@ -20,9 +21,14 @@ def network() -> nn.Module:
 
 
 @pytest.fixture
-def trainer(network, tmp_path):
+def bundle(network, tmp_path):
     spec = ExportSpec("n", InputSpec((8,)), ("a", "b", "c"), sets={"all": {}}, batchnorm="training")
-    return open_model(export(network, spec, tmp_path / "b")).trainer()
+    return export(network, spec, tmp_path / "b")
+
+
+@pytest.fixture
+def trainer(bundle):
+    return open_model(bundle).trainer()
 
 
 def samples(n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -47,3 +53,14 @@ def test_a_sample_alone_has_no_variance_and_moves_no_statistics(trainer):
     assert np.isfinite(trainer.grads.vector).all()
     trainer.loss_and_grads(*samples(2))
     assert (trainer.statistics.vector != before).all()
+
+
+def test_torch_takes_a_sample_alone_as_the_graph_does(network, bundle, trainer):
+    """Its own layers refuse one value for each channel."""
+    other = TorchModel(bundle, module=network).trainer()
+    for n in (1, 5):
+        assert other.loss_and_grads(*samples(n)) == pytest.approx(
+            trainer.loss_and_grads(*samples(n)), abs=1e-6
+        )
+        np.testing.assert_allclose(other.grads.vector, trainer.grads.vector, atol=1e-6)
+        np.testing.assert_allclose(other.statistics.vector, trainer.statistics.vector, atol=1e-6)

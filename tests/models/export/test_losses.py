@@ -116,6 +116,8 @@ OWN = TargetSpec("own", "values", ("price",), own=True)
         (3, spec_of(HOUSES, ("price", "area")), "gives 3 logits for 2 labels"),
         (2, spec_of(targets_of("mse", (), "input"), ("normal",)), "gives 2 logits for 4 values of the input"),
         (1, spec_of(HOUSES, ("price",)), "the loss is of 2 columns, and 1 labels name fewer outputs"),
+        (2, spec_of(targets_of("mse", ("price",)), ("low", "high")),
+         "the loss mse is of 1 columns, and there are 2 outputs: expected as many"),
         (1, spec_of(OWN, ("price",), own_loss=lambda o, t: (o - t).mean()),
          r"loss own gives \(\) for 4 samples, expected the loss of each: \(4,\)"),
         (1, spec_of(OWN, ("price",), own_loss=lambda o, t: o @ t),

@@ -63,3 +63,10 @@ def test_case_and_accents_stay_where_they_are_to():
     assert pieces("Film film", plain) == ["[UNK]", "film"]
     assert pieces("café", plain) == ["[UNK]"]
     assert pieces("日日", plain) == ["[UNK]"]
+
+
+def test_a_piece_of_a_published_list_may_be_a_line_break_of_unicode(tmp_path):
+    vocabulary = pytest.importorskip("device_runtime.models.text.vocabulary")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "\u2028", "b"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
+    assert vocabulary.read(tmp_path / "vocab.txt").model.vocab == {p: i for i, p in enumerate(pieces)}
