@@ -1,8 +1,8 @@
 """Masked sums in a simulated run: groups that are too small, clipping, and central noise.
 
 Updates are clipped as on devices, and the noise in a sum has the deviation that mask helpers add. Left out
-are the masks, which cancel, and rounding to fixed point, which changes served weights by less than 1e-6 of
-their size. Noise is a Gaussian, drawn by the run's seed, so that a run can be repeated.
+are the masks, which cancel, and rounding to fixed point, which moves the mean change of 100 devices by about
+2e-5 of its size. Noise is a Gaussian, drawn by the run's seed, so that a run can be repeated.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from math import nan
 import numpy as np
 
 from device_runtime.aggregator.tasks.central_noise import CentralNoise
+from device_runtime.aggregator.tasks.mask_settings import most_weight_of
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.messages import Masks
 from device_runtime.client.selection.choose import MaskedRound
@@ -66,7 +67,8 @@ class SimulatedSums:
         """The masked sums of a run; None without masks. Raises TaskError."""
         if task.masks is None:
             return None
-        masks = task.masks.offered(len(clients), int(np.diff(clients.offsets).max()))
+        devices = min(len(clients), task.devices_per_round or len(clients))
+        masks = task.masks.offered(devices, most_weight_of(np.diff(clients.offsets).tolist()))
         noise = CentralNoise.of(task.masks, task.rounds)
         return cls(task, noise.added_to(masks) if noise else masks, noise, manifests)
 

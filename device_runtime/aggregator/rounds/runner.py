@@ -23,6 +23,7 @@ from device_runtime.aggregator.intake.reception import DeviceStatements, Recepti
 from device_runtime.aggregator.masking.opening import kinds_alone
 from device_runtime.aggregator.masking.requests import SumRequests
 from device_runtime.aggregator.storage import rollback_request
+from device_runtime.aggregator.tasks.mask_settings import most_weight_of
 from device_runtime.aggregator.views.run_events import (
     Contributed,
     Finished,
@@ -218,10 +219,11 @@ class RoundCommands:
         if task.masks is None:
             return None
         before = sums.masks(number - 1)
-        said = max(self._contributions.statements.samples.values(), default=0)
+        said = most_weight_of(self._contributions.statements.samples.values())
         most = min(said or (before.most_weight if before else 1), task.max_num_examples)
         alone = kinds_alone(sums.records(number - 1), number - 1)
-        return self._rounds.budget.noisy(task.masks.offered(len(state.devices), most, alone))
+        devices = min(len(state.devices), task.devices_per_round or len(state.devices))
+        return self._rounds.budget.noisy(task.masks.offered(devices, most, alone))
 
     def unmasked(self, state: RoundsState) -> Iterator[events.Event]:
         """The events that follow an answer of a mask helper."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated
 
@@ -17,6 +18,10 @@ MOST_HELPERS = 3
 MOST_GROUP = 2**19
 LEAST_CAPACITY, MOST_CAPACITY = 64, 2**20
 """The fewest and the most devices that the fixed point of a sum has room for."""
+DIVIDED_FROM = 1024
+"""Sums without noise are divided rather than given room for more devices."""
+TIMES_MEDIAN = 100
+"""The largest weight, in parts of the median."""
 MOST_ALONE = 16
 """The most kinds that an offer names as alone."""
 _EXAMPLE = ("site-a=" + "5b" * KEY_BYTES,)
@@ -102,11 +107,13 @@ class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
     def offered(self, devices: int, most_weight: int, alone: tuple[str, ...] = ()) -> Masks:
         """How the updates of a round are masked.
 
-        devices: those that are known. most_weight: the largest weight of one, in samples. alone: kinds that
-        too few devices chose in the last round. There is room for twice as many devices, as others may come,
-        and for two groups, so that a larger sum can be divided.
+        devices: those that are expected. most_weight: the largest weight of one, in samples. alone: kinds
+        that too few devices chose in the last round. There is room for twice as many devices, as others may
+        come, and for two groups, so that a larger sum can be divided. Room costs precision, so that sums of
+        more than `DIVIDED_FROM` devices are divided, but for those with noise, of which each part gets some.
         """
-        room = max(LEAST_CAPACITY, 2 * devices, 2 * self.min_group)
+        expected = devices if self.noisy else min(devices, DIVIDED_FROM // 2)
+        room = max(LEAST_CAPACITY, 2 * expected, 2 * self.min_group)
         return Masks(
             helpers=self.keys,
             min_group=self.min_group,
@@ -124,3 +131,12 @@ class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
         if self.noisy and strategy.summed:
             return f"{' and '.join(strategy.summed)} are sent without noise, and masks.epsilon asks for noise"
         return ""
+
+
+def most_weight_of(samples: Iterable[int]) -> int:
+    """The largest of the devices' numbers of samples, but at most 100 times the median; 0 without any.
+
+    Weights are sent in parts of it: one device that says a huge number would take the precision of all.
+    """
+    said = sorted(samples)
+    return min(said[-1], TIMES_MEDIAN * said[len(said) // 2]) if said else 0

@@ -150,13 +150,15 @@ def _numbers(weighed: Weighed, layout: SumLayout) -> Mapping[str, Any]:
     statistics = _statistics(weighed, layout)
     if statistics is not None:
         upper = statistics.moments[np.triu_indices(len(statistics.moments))]
+        counts = (statistics.sums.counts, statistics.moment_sums.counts, statistics.right)
+        whole = max(most, *(float(one.sum()) for one in counts))  # larger ones count as `most_weight`
         found |= {
-            SUMS: statistics.sums.sums / most,
-            COUNTS: statistics.sums.counts / most,
-            RIGHT: statistics.right / most,
-            MOMENT_SUMS: statistics.moment_sums.sums / most,
-            MOMENT_COUNTS: statistics.moment_sums.counts / most,
-            MOMENTS: upper / most,
+            SUMS: statistics.sums.sums / whole,
+            COUNTS: statistics.sums.counts / whole,
+            RIGHT: statistics.right / whole,
+            MOMENT_SUMS: statistics.moment_sums.sums / whole,
+            MOMENT_COUNTS: statistics.moment_sums.counts / whole,
+            MOMENTS: upper / whole,
         }
     return found
 
@@ -260,13 +262,19 @@ def _read_statistics(
 ) -> Statistics | None:
     if layout.statistics is None:
         return None
-    sums = ClassSums(most * numbers[SUMS], np.rint(most * numbers[COUNTS]))
+    sums = ClassSums(most * numbers[SUMS], _whole(most * numbers[COUNTS]))
     none = Statistics.none(*sums.sums.shape)
-    right = np.rint(most * numbers[RIGHT]) if RIGHT in numbers else none.right
+    right = _whole(most * numbers[RIGHT]) if RIGHT in numbers else none.right
     if MOMENTS not in numbers:
         return Statistics(sums, none.moment_sums, none.moments, right)
     upper = none.moments
     upper[np.triu_indices(len(upper))] = most * numbers[MOMENTS]
     moments = np.triu(upper) + np.triu(upper, 1).T
-    of_moments = ClassSums(most * numbers[MOMENT_SUMS], np.rint(most * numbers[MOMENT_COUNTS]))
+    of_moments = ClassSums(most * numbers[MOMENT_SUMS], _whole(most * numbers[MOMENT_COUNTS]))
     return Statistics(sums, of_moments, moments, right)
+
+
+def _whole(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Counts without rounding of fixed point; what is not nearly whole is of shortened statistics."""
+    nearest = np.rint(counts)
+    return np.where(np.abs(counts - nearest) < 1e-3, nearest, counts)

@@ -5,7 +5,7 @@ import pytest
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
-from device_runtime.aggregator.tasks.mask_settings import MaskSettings, helper_key
+from device_runtime.aggregator.tasks.mask_settings import MaskSettings, helper_key, most_weight_of
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.messages import HelperKey
 from device_runtime.cli.operator import serve
@@ -24,6 +24,19 @@ def test_a_helper_is_its_name_and_its_key():
 def test_a_helper_without_a_name_or_a_whole_key_is_refused(text):
     with pytest.raises(ValueError, match="expected NAME=KEY, with a key of 64 hex digits|device name 'a b'"):
         helper_key(text)
+
+
+def test_room_for_more_devices_costs_precision_and_ends_where_sums_can_be_divided():
+    rooms = [MaskSettings((A,)).offered(devices, 200).capacity for devices in (0, 100, 100_000)]
+    assert rooms == [64, 256, 1024]
+    assert MaskSettings((A,), min_group=2000).offered(100_000, 200).capacity == 4096
+    assert MaskSettings((A,), **NOISE).offered(100_000, 200).capacity == 2**18
+
+
+def test_one_huge_number_of_samples_does_not_take_the_precision_of_all():
+    assert most_weight_of([20, 30, 199]) == 199
+    assert most_weight_of([20, 30, 10**6]) == 3000
+    assert (most_weight_of([]), most_weight_of([7])) == (0, 7)
 
 
 @pytest.mark.parametrize(

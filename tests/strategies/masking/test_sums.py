@@ -109,6 +109,30 @@ def test_class_sums_and_counts_add_up(round_model):
     np.testing.assert_allclose(found["sums"][2], 12.5, rtol=1e-9)
 
 
+def test_a_device_of_more_samples_than_the_most_counts_as_so_many(model, digits, run):
+    """It may join after the round was opened. Its counts, sums and moments shrink alike."""
+    strategy = kind_statistics.with_class_statistics(FedAvg(epochs=1), ClassStatistics())
+    update = kind_statistics.train(strategy, model, LocalData(digits.x[:200], digits.y[:200]), run("pi"))
+    found = []
+    for most in (400, 20):
+        masks = structs.replace(MASKS, most_weight=most)
+        layout = layout_of(strategy, model.manifest, model.weights, masks)
+        updates = [update, update]
+        opened = sums.read(
+            summed(strategy, updates, layout, masks), layout, group_of(updates, masks), strategy
+        )
+        found.append(opened.statistics)
+    assert found[0].sums.counts.sum() == pytest.approx(400)
+    assert found[1].sums.counts.sum() == pytest.approx(40, rel=1e-6)
+    for statistics in found:
+        assert np.allclose(class_means_of(statistics), class_means_of(found[0]), atol=1e-5)
+    np.testing.assert_allclose(found[1].moments / 40, found[0].moments / 400, atol=1e-4)
+
+
+def class_means_of(statistics):
+    return statistics.sums.sums / np.maximum(statistics.sums.counts, 1e-9)[:, None]
+
+
 def test_class_statistics_add_up_as_in_the_clear(model, digits, run):
     asked = ClassStatistics()
     strategy = kind_statistics.with_class_statistics(FedAvg(epochs=1), asked)

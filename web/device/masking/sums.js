@@ -97,7 +97,7 @@ function writeSums(vector, parts, /** @type {Map<string, ArrayLike<number>>} */ 
  */
 function numbersOf({ update, strategy, mostWeight }, share, { statistics, sums }) {
   const isKnown = !Number.isNaN(update.trainLoss);
-  const parted = (/** @type {ArrayLike<number>} */ numbers) => Float64Array.from(numbers, (one) => one / mostWeight);
+  const parted = (/** @type {ArrayLike<number>} */ numbers, whole = mostWeight) => Float64Array.from(numbers, (one) => one / whole);
   /** @type {Map<string, ArrayLike<number>>} */
   const found = new Map([
     [LOSS, [isKnown ? share * update.trainLoss : 0]],
@@ -111,9 +111,11 @@ function numbersOf({ update, strategy, mostWeight }, share, { statistics, sums }
   const { shape } = /** @type {any} */ (sums.find(({ name }) => name === SUMS));
   const { all, ofMoments, moments, right } = decode(update.tensors, shape);
   const times = samplesPerMeasured(strategy, update.numExamples, total(all.counts));
-  found.set(SUMS, parted(dense(all, times))).set(COUNTS, parted(scaled(all.counts, times)));
-  found.set(RIGHT, parted(right)).set(MOMENTS, parted(moments));
-  return found.set(MOMENT_SUMS, parted(dense(ofMoments, 1))).set(MOMENT_COUNTS, parted(ofMoments.counts));
+  const counts = scaled(all.counts, times);
+  const whole = Math.max(mostWeight, total(counts), total(ofMoments.counts), total(right)); // larger ones count as `mostWeight`
+  found.set(SUMS, parted(dense(all, times), whole)).set(COUNTS, parted(counts, whole));
+  found.set(RIGHT, parted(right, whole)).set(MOMENTS, parted(moments, whole));
+  return found.set(MOMENT_SUMS, parted(dense(ofMoments, 1), whole)).set(MOMENT_COUNTS, parted(ofMoments.counts, whole));
 }
 
 /** Sums by class in one array, (classes, width). */

@@ -67,6 +67,7 @@ def cases() -> Iterator[Case]:
     yield Case("zeroth-order", {"num_z": 2, "statistics": {"moments": False}}, loss=2e6)
     yield Case("class-means", loss=nan, scale=50.0)
     yield Case("class-means", {"statistics": {}}, loss=nan, examples=64)
+    yield Case("full", held, most_weight=5)
 
 
 def vectors() -> dict[str, Any]:
