@@ -100,7 +100,8 @@ async function whoOf({ name, token, broker, key }) {
   const gateway = broker.gateway ? parseUrl(broker.gateway) : null;
   const enrolled = token ? await enrolmentOf(token) : null;
   const { user, password } = enrolled?.url ?? broker;
-  const url = { ...(gateway ?? enrolled?.url ?? parseUrl(broker.url)), user, password };
+  const direct = broker.url || !enrolled ? parseUrl(broker.url) : enrolled.url; // the token's is of the day it was made
+  const url = { ...(gateway ?? direct), user, password };
   return enrolled ? { ...enrolled, url } : { name: checkDevice(name), clientId: name, key: fromHex(key), secret: new Uint8Array(), url };
 }
 

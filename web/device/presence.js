@@ -139,19 +139,20 @@ export class DeviceMessages {
     const payload = encode(kind, message);
     const seal = SIGNED.has(leaf) ? this.#seal : null;
     if (seal) this.#inTurn(topic, () => seal(topic, payload));
+    else if (this.#seal && leaf === "state") this.#inTurn(topic, async () => payload, retain); // a pause follows its hello
     else this.link.publish(topic, payload, retain);
   }
 
   /**
    * Publish a message that takes a moment to sign, in order. If signing fails nothing is sent: messages without an
-   * answer are repeated later. @param {string} topic @param {() => Promise<Uint8Array>} make
+   * answer are repeated later. @param {string} topic @param {() => Promise<Uint8Array>} make @param {boolean} [retain]
    */
-  #inTurn(topic, make) {
+  #inTurn(topic, make, retain = false) {
     this.#signing.push(topic);
     const said = this.#signed.then(async () => {
       const payload = await make().catch(() => null);
       this.#signing.shift();
-      if (payload) this.link.publish(topic, payload);
+      if (payload) this.link.publish(topic, payload, retain);
     });
     this.#signed = said.catch(() => {}); // a rejection would keep back all later messages
   }

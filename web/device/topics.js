@@ -15,7 +15,6 @@ const INDEX = /^(-1|[0-9]{1,8})$/;
 /** Returns the name. Throws TopicError unless it is 1 to 64 letters, digits, dots, dashes, underscores. */
 export const checkDevice = (name) => checked("device", name);
 /** Returns the name of a task. Throws TopicError as `checkDevice`. */
-export const checkTask = (name) => checked("task", name);
 
 /** Whether this is a valid name of a device or a task. @param {string} name */
 export const isName = (name) => NAME.test(name);

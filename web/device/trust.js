@@ -1,7 +1,7 @@
 /** Decides which offers, rounds and receipts a device acts on (client/connection/trust.py). */
 import { fromHex, hex, text, utf8 } from "./bytes.js";
 import { MAC_BYTES, decodeOffer, splitMac } from "./compact_round.js";
-import { MessageError, NotTrusted } from "./errors.js";
+import { DiskError, MessageError, NotTrusted } from "./errors.js";
 import { publicKey } from "./key_agreement.js";
 import { Receipt, decode, offerIn } from "./messages.js";
 import { SessionKey, mapped } from "./session_mac.js";
@@ -56,13 +56,15 @@ class IssueTimes {
     return this.#known.get(task) ?? 0;
   }
 
-  /** Note the time of an accepted offer. Rejects with DiskError. @param {string} task @param {number} issued */
+  /** Note the time of an accepted offer; until this process ends if the disk fails. @param {string} task @param {number} issued */
   async note(task, issued) {
     if (issued <= this.latest(task)) return;
     this.#known.delete(task);
     this.#known.set(task, issued);
     while (this.#known.size > TASKS) this.#known.delete(this.#known.keys().next().value ?? "");
-    await this.#write();
+    await this.#write().catch((error) => {
+      if (!(error instanceof DiskError)) throw error; // offers are taken all the same, and free room
+    });
   }
 
   async #write() {

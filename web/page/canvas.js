@@ -31,6 +31,7 @@ export function drawingPad(spec, changed) {
   };
   const undo = () => {
     state.strokes.pop();
+    state.drawing = false;
     show();
     tell();
   };

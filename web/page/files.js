@@ -71,7 +71,10 @@ async function keep(file, { samples, spec, label }) {
   const batch = await readArrays(file.name, new Uint8Array(await file.arrayBuffer()), spec.shape);
   const size = sizeOf(spec.shape);
   const labels = batch.labels ?? Array.from({ length: batch.count }, () => named);
-  for (const [name, places] of grouped(labels)) {
+  const groups = grouped(labels);
+  for (const name of groups.keys()) samples.number(name); // all or nothing: the file may be given again
+  if (batch.raw instanceof Float32Array && !batch.raw.every(Number.isFinite)) throw new DataError("a value is not finite");
+  for (const [name, places] of groups) {
     const raw = new /** @type {any} */ (batch.raw.constructor)(places.length * size);
     places.forEach((place, i) => raw.set(batch.raw.subarray(place * size, (place + 1) * size), i * size));
     await samples.add(name, raw, Date.now());

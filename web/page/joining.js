@@ -43,12 +43,11 @@ export async function configuration() {
   return answered(CONFIG, {});
 }
 
-/** The stored settings with the present address of the broker, which may change at a restart. @param {Joined} joined */
+/** What is stored, with the tasks and the broker's address as they are now. @param {Joined} joined */
 export async function refreshed(joined) {
-  if (joined.settings.token) return joined; // the token has the address
   const config = await configuration().catch(() => null);
-  if (config?.enrolment !== "open") return joined;
-  return { ...joined, settings: { ...joined.settings, broker: brokerOf(config), key: config.key } };
+  if (!config || (config.enrolment !== "open" && !joined.settings.token)) return joined;
+  return { tasks: tasksOf(config), settings: { ...joined.settings, broker: brokerOf(config), key: config.key } };
 }
 
 /**
@@ -58,7 +57,7 @@ export async function refreshed(joined) {
  * @returns {Promise<Joined>} Throws Error in plain words.
  */
 export async function join(config, { name, link }) {
-  const tasks = config.tasks.filter((task) => task.input?.shape);
+  const tasks = tasksOf(config);
   const settings = { name, token: "", broker: brokerOf(config), key: config.key, task: "" };
   if (config.enrolment === "open") return { tasks, settings };
   const token = link.token || (await exchanged(link));
@@ -75,6 +74,9 @@ async function exchanged({ secret, claim }) {
   const { token } = await answered(ENROL, { method: "POST", headers, body: JSON.stringify({ secret, claim }) });
   return token;
 }
+
+/** Tasks for which samples can be made already. @param {Config} config */
+const tasksOf = ({ tasks }) => tasks.filter((task) => task.input?.shape);
 
 /** @param {Config} config @returns {import("../rpc.js").Broker} */
 function brokerOf({ broker, gateway }) {

@@ -81,7 +81,7 @@ class Page {
 
   /** The task's input and labels are known: samples can be made from here on. */
   async _begin({ input, labels }) {
-    if (JSON.stringify([input.shape, labels]) === JSON.stringify([this._model?.input.shape, this._model?.labels])) return;
+    if (this._model && sameSamples({ input, labels }, this._model)) return;
     this._model = { input, labels };
     const samples = await new Samples(this._disk, input, labels).open();
     this._samples = samples;
@@ -130,7 +130,7 @@ class Page {
 
   /** The screen stays on while something is computed. */
   _keepAwake() {
-    this._workRules.training(this._now.training && this._paused.size === 0);
+    this._workRules?.training(this._now.training && this._paused.size === 0); // a page that is hidden pauses first
   }
 
   _showPaused() {
@@ -151,6 +151,8 @@ class Page {
   }
 
   async _leave() {
+    const byLink = "Leave the task? A link is good for one browser once: to come back, this one needs another link.";
+    if (this._settings.token && !(await sure(byLink))) return;
     this._teaching?.close();
     await this._device.leave();
     await forget(this._disk);
@@ -165,6 +167,12 @@ class Page {
     await Promise.all([deleteDisk(SAMPLES), deleteDisk(DEVICE)]);
     location.reload();
   }
+}
+
+/** Whether samples are made and shown alike. @param {{input: any, labels: string[]}} one @param {{input: any, labels: string[]}} other */
+function sameSamples(one, other) {
+  const said = ({ input, labels }) => JSON.stringify([input.shape, input.scale, Array.from(input.mean ?? []), Array.from(input.std ?? []), labels]);
+  return said(one) === said(other);
 }
 
 /** Shows whether the device is connected. @param {boolean | null} on null: not yet */

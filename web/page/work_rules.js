@@ -17,7 +17,6 @@ export class PageWorkRules {
     this._lock = null;
     this._asking = false;
     this._training = false;
-    this._said = {};
     document.addEventListener("visibilitychange", () => this._seen());
     this._seen();
     this._battery();

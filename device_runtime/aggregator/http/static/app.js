@@ -114,9 +114,9 @@ class Shown {
     this.stale = false;
     try {
       await this.more();
-      if (!within("fleet-table")) await fleet.show(this.task.name);
+      if (!this.ended && !within("fleet-table")) await fleet.show(this.task.name);
       if (!within("invite")) await invite.show();
-      if (log.latest() && !within("log-table")) await log.show(this.task.name);
+      if (!this.ended && log.latest() && !within("log-table")) await log.show(this.task.name);
     } catch (error) {
       this.stale = true;
       if (error instanceof api.Denied) locked(error.message);
@@ -132,6 +132,7 @@ class Shown {
       this.rounds.push(...page.rounds);
       if (!page.rounds.length || this.rounds.length >= page.total) break;
     }
+    if (this.ended) return;
     const key = `${this.now.run} ${this.rounds.length}`;
     if (key !== this.drawn) live.charts(this.rounds, this.kinds);
     this.drawn = key;

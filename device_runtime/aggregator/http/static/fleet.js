@@ -5,6 +5,7 @@ import { byId, h, rowsAPage, table } from "./dom.js";
 import { ago, bytes, joules, seconds } from "./format.js";
 
 let offset = 0;
+let request = 0; // of the latest: an answer to an earlier one is not shown
 
 const spread = (d) => (d.energy_uncertainty === null ? "" : ` ± ${Math.round(100 * d.energy_uncertainty)} %`);
 
@@ -31,7 +32,9 @@ const columns = [
 
 export async function show(task) {
   const wanted = { search: byId("fleet-search").value, online: byId("fleet-online").checked ? true : "", offset, limit: rowsAPage() };
+  const mine = ++request;
   const page = await api.devices(task, wanted);
+  if (mine !== request) return undefined;
   if (offset && offset >= page.total) {
     offset = 0;
     return show(task);
@@ -39,7 +42,8 @@ export async function show(task) {
   byId("fleet-table").replaceChildren(table("Devices", columns, page.devices, "No device matches."));
   const more = offset + page.devices.length < page.total;
   const where = page.total ? `${offset + 1} to ${offset + page.devices.length} of ${page.total}` : "none";
-  byId("fleet-pages").replaceChildren(
+  pages(
+    "fleet-pages",
     button("Previous", offset > 0, () => turn(task, -rowsAPage())), h("span", { role: "status" }, where), button("Next", more, () => turn(task, rowsAPage())),
   );
   return undefined;
@@ -54,8 +58,17 @@ function turn(task, by) {
   return show(task);
 }
 
+/** A button that asks for another page; one that gets no answer stays, to be tried again. */
 export function button(text, enabled, act) {
   const made = h("button", { type: "button", disabled: !enabled }, text);
-  made.addEventListener("click", act);
+  made.addEventListener("click", () => act().catch(() => {}));
   return made;
+}
+
+/** Shows the buttons of pages anew; the keyboard's focus stays where it was. */
+export function pages(id, ...made) {
+  const place = byId(id);
+  const focused = place.contains(document.activeElement) ? document.activeElement.textContent : null;
+  place.replaceChildren(...made);
+  made.find((one) => one.textContent === focused)?.focus();
 }

@@ -61,8 +61,13 @@ function revoking(link) {
   const button = h("button", { type: "button", "aria-label": `Revoke ${link.device || "the link"}` }, "Revoke");
   button.addEventListener("click", async () => {
     button.disabled = true;
-    await api.revoke(link.id).catch((error) => (byId("invite-trouble").textContent = error.message));
-    await show();
+    try {
+      await api.revoke(link.id);
+      await show();
+    } catch (error) {
+      button.disabled = false;
+      byId("invite-trouble").textContent = error.message;
+    }
   });
   return button;
 }

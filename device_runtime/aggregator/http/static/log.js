@@ -2,10 +2,11 @@
 
 import * as api from "./api.js";
 import { byId, h, rowsAPage, table } from "./dom.js";
-import { button } from "./fleet.js";
+import { button, pages as showPages } from "./fleet.js";
 import { bytes, clock, joules, plain, seconds } from "./format.js";
 
 let pages = [null]; // `before` of each page up to this one
+let request = 0; // of the latest: an answer to an earlier one is not shown
 
 const some = (value, form) => (value === null ? "" : form(value));
 const columns = [
@@ -24,9 +25,12 @@ const columns = [
 export async function show(task) {
   const before = pages.at(-1);
   const wanted = { status: byId("log-status").value, device: byId("log-device").value.trim(), before, limit: rowsAPage() };
+  const mine = ++request;
   const page = await api.entries(task, wanted);
+  if (mine !== request) return;
   byId("log-table").replaceChildren(table("Contributions", columns, page.entries, "Nothing has come yet."));
-  byId("log-pages").replaceChildren(
+  showPages(
+    "log-pages",
     button("Newer", pages.length > 1, () => turn(task, () => pages.pop())),
     h("span", {}, pages.length > 1 ? `page ${pages.length}` : "the latest"),
     button("Older", page.next !== null, () => turn(task, () => pages.push(page.next))),
