@@ -147,6 +147,9 @@ def test_a_drawing_can_be_made_by_keys_alone(visit):
     page.keyboard.press(" ")
     page.keyboard.press("Backspace")
     assert page.locator(".label:enabled").count() == 0
+    page.keyboard.press("ArrowUp")  # the pen is up again: nothing is drawn
+    assert "up" in page.inner_text("#pen")
+    assert one.wrong == []
 
 
 def test_words_are_recorded(visit):

@@ -19,6 +19,17 @@ def test_a_hidden_page_and_its_owner_pause_the_device(visit):
     assert told == [("pause", owner), ("pause", hidden), ("resume", hidden), ("resume", owner)]
 
 
+def test_a_device_that_comes_back_in_a_hidden_page_has_its_board(visit):
+    one = visit()
+    one.joined()
+    hide = "Object.defineProperty(document, 'hidden', { configurable: true, value: true })"
+    one.context.add_init_script(hide)
+    page = one.reopened()
+    page.get_by_text("Paused: the page is hidden.").wait_for()
+    assert page.locator("#pause").is_visible()
+    assert one.wrong == []
+
+
 BATTERY = """
 const battery = Object.assign(new EventTarget(), { level: 0.15, charging: false });
 Object.defineProperty(navigator, "getBattery", { value: async () => battery });
