@@ -19,7 +19,7 @@ from device_runtime.broker.wire.topics import TopicError, check_device, check_ta
 from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.masking.layout import CHECKS
 from device_runtime.strategies.masking.masks import MaskedVector, keystream
-from device_runtime.strategies.masking.noise import add_noise
+from device_runtime.strategies.masking.noise import add_noise, deviation_of
 from device_runtime.strategies.masking.seeds import MaskPurpose, unseal
 
 from .errors import SumRefused
@@ -207,8 +207,7 @@ def sum_of_masks(one: MaskSet, noise: bytes = b"") -> MaskedVector:
 
 def deviation(one: MaskSet) -> float:
     """This helper's share of the noise, as a standard deviation in units of a weight's change."""
-    request = one.request
-    return request.noise_milli / 1000 * request.clip_milli / 1000 / sqrt(one.helpers)
+    return deviation_of(one.request.noise_milli, one.request.clip_milli) / sqrt(one.helpers)
 
 
 def repeatable_bytes(seed: bytes) -> Callable[[int], bytes]:

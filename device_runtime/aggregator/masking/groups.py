@@ -27,6 +27,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.masking.layout import SumLayout, layout_of
+from device_runtime.strategies.masking.noise import deviation_of
 from device_runtime.strategies.masking.sums import SummedGroup, weight_share
 from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
 
@@ -76,7 +77,7 @@ class SumGroup:
             share=self.share,
             num_examples=sum(update.num_examples for update in self.updates),
             most_weight=self.masks.most_weight,
-            deviation=self.masks.noise_milli * self.masks.clip_milli / 1e6,
+            deviation=deviation_of(self.masks.noise_milli, self.masks.clip_milli),
         )
 
     @cached_property

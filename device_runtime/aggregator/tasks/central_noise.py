@@ -78,7 +78,7 @@ class CentralNoise:
     @property
     def deviation(self) -> float:
         """Deviation of the noise in a sum, in the units of a weight's change (see `noise.add_noise`)."""
-        return self.noise_milli * self.clip_milli / 1e6
+        return noise.deviation_of(self.noise_milli, self.clip_milli)
 
     def added_to(self, masks: Masks) -> Masks:
         """The masks of an offer, with this noise."""

@@ -1,9 +1,10 @@
-"""Normalisation layers that networks may be built with, widths of their layers, and initial weights."""
+"""What networks are built of: normalisation layers, widths, initial weights, levels of a stack."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 GROUP_SIZE = 8  # channels that GroupNorm normalises together
 
@@ -48,3 +49,19 @@ def initialise_convolutions(module: nn.Module) -> None:
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
             part.weight.data *= part.groups**0.5  # the fan-out of a depthwise channel is its own weights only
     nn.init.zeros_(module.head.bias)
+
+
+def mean_state(states: Tensor, where: Tensor) -> Tensor:
+    """The mean of the chosen states: (n, length, width), bool (n, length) -> (n, width); zeros if none."""
+    chosen = where.to(states.dtype)
+    share = chosen / chosen.sum(1, keepdim=True).clamp(min=1.0)
+    return torch.bmm(share.unsqueeze(1), states).squeeze(1)
+
+
+def thirds(layers: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Of a stack of 3 layers or more: the last layer of each level, and the level of each layer."""
+    names, depth = ("low", "mid", "up"), len(layers)
+    ends = (max(1, depth // 3), max(2, 2 * depth // 3), depth)
+    outputs = {level: layers[end - 1] for level, end in zip(names, ends, strict=True)}
+    levels = {layer: names[sum(index >= end for end in ends[:2])] for index, layer in enumerate(layers)}
+    return outputs, levels

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import recurrent
+from .building_blocks import mean_state
 
 PADDING = 0  # the token id that fills up short texts
 LAYERS = 2
@@ -51,9 +52,7 @@ class Average(nn.Module):
 
     def forward(self, states: Tensor, ids: Tensor) -> Tensor:
         """(n, length, hidden), (n, length) -> (n, hidden); zeros for a text without tokens."""
-        real = (ids != PADDING).to(states.dtype)
-        share = real / real.sum(1, keepdim=True).clamp(min=1.0)
-        return torch.bmm(share.unsqueeze(1), states).squeeze(1)
+        return mean_state(states, ids != PADDING)
 
 
 class TextClassifier(nn.Module):

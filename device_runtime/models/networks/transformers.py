@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.weights import Checkpoints
 
+from .building_blocks import mean_state, thirds
 from .text_settings import FRAMING
 
 LIBRARY = "transformers"
@@ -304,15 +305,11 @@ class SequenceClassifier(nn.Module):
         self.model = model
         self.checkpoints, self._logits = places.files, logits
         depth = len(model.get_submodule(places.layers))
-        ends = (max(1, depth // 3), max(2, 2 * depth // 3), depth)
         self.transformer_layers = layers = [f"model.{places.layers}.{index}" for index in range(depth)]
-        names = ("low", "mid", "up")
-        self.level_outputs = {level: layers[end - 1] for level, end in zip(names, ends, strict=True)}
+        self.level_outputs, of_layers = thirds(layers)
         self.levels = {f"model.{part}": "low" for part in places.embeddings}
         self.levels |= {f"model.{part}": "up" for part in places.above}
-        for index, layer in enumerate(layers):
-            self.levels[layer] = names[sum(index >= end for end in ends[:2])]
-        self.levels[f"model.{places.head}"] = "head"
+        self.levels |= {**of_layers, f"model.{places.head}": "head"}
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, length) int64 -> (n, classes)."""
@@ -349,13 +346,6 @@ def with_word_head(
     if bias is not None:
         found[f"{places.head}.bias"] = bias[list(words)].clone() if len(bias) > max(words) else bias
     return found
-
-
-def mean_state(states: Tensor, where: Tensor) -> Tensor:
-    """The mean of the chosen states: (n, length, width), bool (n, length) -> (n, width); zeros if none."""
-    chosen = where.to(states.dtype)
-    share = chosen / chosen.sum(1, keepdim=True).clamp(min=1.0)
-    return torch.bmm(share.unsqueeze(1), states).squeeze(1)
 
 
 def last(x: Tensor, padding: int) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .building_blocks import thirds
+
 MLP_RATIO = 4
 EPSILON = 1e-6  # of every LayerNorm, as in timm
 
@@ -111,13 +113,8 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.Sequential(*(EncoderBlock(dim, size.heads) for _ in range(size.depth)))
         self.norm = nn.LayerNorm(dim, eps=EPSILON)
         self.head = nn.Linear(dim, classes)
-        ends = [max(1, size.depth // 3), max(2, 2 * size.depth // 3), size.depth]
-        self.level_outputs = {
-            level: f"blocks.{end - 1}" for level, end in zip(("low", "mid", "up"), ends, strict=True)
-        }
-        self.levels = {"patch_embed": "low", "cls_token": "low", "pos_embed": "low"}
-        for index in range(size.depth):
-            self.levels[f"blocks.{index}"] = ("low", "mid", "up")[sum(index >= end for end in ends[:2])]
+        self.level_outputs, of_blocks = thirds([f"blocks.{index}" for index in range(size.depth)])
+        self.levels = {"patch_embed": "low", "cls_token": "low", "pos_embed": "low", **of_blocks}
         self.levels.update(norm="up", head="head")
         self._initialise()
 

@@ -4,7 +4,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .building_blocks import GROUP_SIZE, MakeNorm, norm_of, scaled_channels
+from .building_blocks import GROUP_SIZE, MakeNorm, initialise_convolutions, norm_of, scaled_channels
 
 WIDTHS = (16, 32, 64)  # channels of the three groups at width 1
 STEM = 16  # channels of the first convolution, at width 1 or more
@@ -59,13 +59,7 @@ class WideResNet(nn.Module):
             self.add_module(f"group{number}", group)
         self.norm = make_norm(channels)
         self.head = nn.Linear(channels, classes)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.zeros_(self.head.bias)
+        initialise_convolutions(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, in_channels, height, width) -> (n, classes)."""

@@ -60,6 +60,11 @@ def add_noise(
         at += count
 
 
+def deviation_of(noise_milli: int, clip_milli: int) -> float:
+    """Deviation of the noise in a sum, in units of a weight's change: multiplier times clipping norm."""
+    return noise_milli * clip_milli / 1e6
+
+
 def _scaled(deviation: float, exponent: int) -> float:
     try:
         scaled = ldexp(deviation, exponent)
