@@ -97,11 +97,10 @@ class Device {
  * @param {Settings} settings
  */
 async function whoOf({ name, token, broker, key }) {
-  const gateway = broker.gateway ? parseUrl(broker.gateway) : null;
   const enrolled = token ? await enrolmentOf(token) : null;
   const { user, password } = enrolled?.url ?? broker;
-  const direct = broker.url || !enrolled ? parseUrl(broker.url) : enrolled.url; // the token's is of the day it was made
-  const url = { ...(gateway ?? direct), user, password };
+  const present = broker.gateway || broker.url; // the token's is of the day it was made
+  const url = { ...(present || !enrolled ? parseUrl(present) : enrolled.url), user, password };
   return enrolled ? { ...enrolled, url } : { name: checkDevice(name), clientId: name, key: fromHex(key), secret: new Uint8Array(), url };
 }
 
