@@ -222,7 +222,7 @@ class RoundCommands:
         said = most_weight_of(self._contributions.statements.samples.values())
         most = min(said or (before.most_weight if before else 1), task.max_num_examples)
         alone = kinds_alone(sums.records(number - 1), number - 1)
-        devices = min(len(state.devices), task.devices_per_round or len(state.devices))
+        devices = min(len(state.devices), state.rules.cohort(number) or len(state.devices))
         return self._rounds.budget.noisy(task.masks.offered(devices, most, alone))
 
     def unmasked(self, state: RoundsState) -> Iterator[events.Event]:

@@ -484,6 +484,15 @@ def test_room_and_weight_of_the_next_round_follow_the_devices_that_are_known(
     assert (b.offer.masks.capacity, b.offer.masks.most_weight) == (128, 90)
 
 
+def test_a_round_that_asks_some_devices_has_room_for_these(bench, masked_task, play):
+    b = bench(masked_task("full", rounds=3, min_devices=80, devices_per_round=5))
+    b.join(*(f"pk-{at}" for at in range(80)), samples=90)
+    assert b.store.sums.masks(1).capacity == 64
+    everyone = bench(masked_task("full", rounds=3, min_devices=80))
+    everyone.join(*(f"pk-{at}" for at in range(80)), samples=90)
+    assert everyone.store.sums.masks(1).capacity == 256
+
+
 def test_offers_of_masked_rounds_are_never_compact(bench, masked_task, play, update_of):
     b = bench(masked_task("zeroth-order", rounds=3))
     b.join("pi-0", "pi-1", samples=20)
