@@ -34,7 +34,7 @@ from .errors import ScenarioError
 
 DIGITS = "digits-wrn-10-1"
 ROUNDS = 20
-"""Of a scenario that says no number."""
+"""Rounds of a scenario that does not say how many."""
 _PATHS = ("path", "test_path", "vectors")
 """Fields of [data] with paths relative to the scenario's file."""
 

@@ -130,7 +130,7 @@ class Reception:
         return self._intake.received(device, sha, block, self._clock())
 
     def tick(self, number: Callable[[], int]) -> Iterator[Validated | Rejected]:
-        """Go on fetching, and check what is complete. `number` is the open round: an event may close it."""
+        """Go on fetching, and check what is complete. `number` gives the open round, which events change."""
         for arrival in self._intake.tick(self._clock()):
             self._in_hand[arrival.update] = HeldMessage(arrival.message)
             if event := self._check_arrived(arrival, number()):

@@ -134,7 +134,7 @@ class SumRequests:
         return expected
 
     def blocks(self, helper: str, get: Get) -> None:
-        """Sends blocks of a request that a helper fetches; a blob that is not here is of another task."""
+        """Sends blocks of a request that a helper fetches, if it is a request of this task."""
         if self._store.sums.blobs.has(get.blob):
             self._out.blocks(helper, get, self._store.sums.blobs)
 

@@ -19,9 +19,9 @@ MOST_GROUP = 2**19
 LEAST_CAPACITY, MOST_CAPACITY = 64, 2**20
 """The fewest and the most devices that the fixed point of a sum has room for."""
 DIVIDED_FROM = 1024
-"""Sums without noise are divided rather than given room for more devices."""
+"""The most devices that sums without noise have room for; larger sums are divided."""
 TIMES_MEDIAN = 100
-"""The largest weight, in parts of the median."""
+"""How many times the median number of samples the largest weight may be."""
 MOST_ALONE = 16
 """The most kinds that an offer names as alone."""
 _EXAMPLE = ("site-a=" + "5b" * KEY_BYTES,)
@@ -109,8 +109,8 @@ class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
 
         devices: those that are expected. most_weight: the largest weight of one, in samples. alone: kinds
         that too few devices chose in the last round. There is room for twice as many devices, as others may
-        come, and for two groups, so that a larger sum can be divided. Room costs precision, so that sums of
-        more than `DIVIDED_FROM` devices are divided, but for those with noise, of which each part gets some.
+        come, and for two groups, so that a larger sum can be divided. Room costs precision. So sums of more
+        than `DIVIDED_FROM` devices are divided, unless they have noise: each part would get noise of its own.
         """
         expected = devices if self.noisy else min(devices, DIVIDED_FROM // 2)
         room = max(LEAST_CAPACITY, 2 * expected, 2 * self.min_group)

@@ -53,7 +53,7 @@ _PLACES = {
 
 
 def plan_of(options: argparse.Namespace) -> ComparisonPlan:
-    """The plan of the comparison. With --run-dir, and neither a scenario nor flags, it is that of the folder.
+    """The plan of the comparison: that in --run-dir, if neither a scenario nor flags are given.
 
     Raises ScenarioError.
     """
@@ -89,7 +89,7 @@ def description(plan: ComparisonPlan, missing: Sequence[RunName]) -> str:
 
 
 def resume_hint(plan: ComparisonPlan, own: Sequence[str]) -> str:
-    """A hint how to go on with a comparison that was stopped; `own` are the user's own parts (`--kind`)."""
+    """The command that goes on with a comparison that was stopped. own: the values of `--kind`."""
     named = [word for source in own for word in ("--kind", source)]
     return f"go on with: {shlex.join(['device-runtime', 'simulate', '--run-dir', str(plan.folder), *named])}"
 

@@ -60,7 +60,7 @@ def _is_given(parameter: Parameter, manifest: Manifest) -> bool:
 
 
 def generator_of(text: str) -> np.random.Generator:
-    """Random numbers that follow from the text alone: the same on every machine, others for another text."""
+    """A random generator whose numbers follow from the text alone, on every machine."""
     digest = hashlib.sha256(text.encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 

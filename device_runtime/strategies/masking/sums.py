@@ -150,8 +150,8 @@ def _numbers(weighed: Weighed, layout: SumLayout) -> Mapping[str, Any]:
     statistics = _statistics(weighed, layout)
     if statistics is not None:
         upper = statistics.moments[np.triu_indices(len(statistics.moments))]
-        counts = (statistics.sums.counts, statistics.moment_sums.counts, statistics.right)
-        whole = max(most, *(float(one.sum()) for one in counts))  # larger ones count as `most_weight`
+        counted = (statistics.sums.counts.sum(), statistics.moment_sums.counts.sum(), statistics.right.max())
+        whole = max(most, *map(float, counted))  # a device with more samples counts as `most_weight`
         found |= {
             SUMS: statistics.sums.sums / whole,
             COUNTS: statistics.sums.counts / whole,
@@ -275,6 +275,6 @@ def _read_statistics(
 
 
 def _whole(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Counts without rounding of fixed point; what is not nearly whole is of shortened statistics."""
+    """Rounds counts that are nearly whole, as fixed point leaves them; others stay."""
     nearest = np.rint(counts)
     return np.where(np.abs(counts - nearest) < 1e-3, nearest, counts)

@@ -129,6 +129,21 @@ def test_a_device_of_more_samples_than_the_most_counts_as_so_many(model, digits,
     np.testing.assert_allclose(found[1].moments / 40, found[0].moments / 400, atol=1e-4)
 
 
+def test_held_out_counts_do_not_shrink_the_statistics_of_a_usual_device(model, digits, run):
+    strategy = kind_statistics.with_class_statistics(FedAvg(epochs=1), ClassStatistics(hold_out=0.5))
+    update = kind_statistics.train(strategy, model, LocalData(digits.x[:200], digits.y[:200]), run("pi"))
+    masks = structs.replace(MASKS, most_weight=200)
+    layout = layout_of(strategy, model.manifest, model.weights, masks)
+    total, group = summed(strategy, [update, update], layout, masks), group_of([update, update], masks)
+    found = sums.read(total, layout, group, strategy).statistics
+    clear = class_statistics.decode(
+        class_statistics.split_statistics(update.tensors)[1],
+        class_statistics.shape_of(ClassStatistics(hold_out=0.5), model.manifest),
+    )
+    assert found.right.tolist() == (2 * clear.right).tolist()
+    assert found.sums.counts.sum() == 2 * clear.sums.counts.sum()
+
+
 def class_means_of(statistics):
     return statistics.sums.sums / np.maximum(statistics.sums.counts, 1e-9)[:, None]
 

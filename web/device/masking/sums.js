@@ -112,7 +112,7 @@ function numbersOf({ update, strategy, mostWeight }, share, { statistics, sums }
   const { all, ofMoments, moments, right } = decode(update.tensors, shape);
   const times = samplesPerMeasured(strategy, update.numExamples, total(all.counts));
   const counts = scaled(all.counts, times);
-  const whole = Math.max(mostWeight, total(counts), total(ofMoments.counts), total(right)); // larger ones count as `mostWeight`
+  const whole = Math.max(mostWeight, total(counts), total(ofMoments.counts), ...right); // a device with more samples counts as mostWeight
   found.set(SUMS, parted(dense(all, times), whole)).set(COUNTS, parted(counts, whole));
   found.set(RIGHT, parted(right, whole)).set(MOMENTS, parted(moments, whole));
   return found.set(MOMENT_SUMS, parted(dense(ofMoments, 1), whole)).set(MOMENT_COUNTS, parted(ofMoments.counts, whole));
