@@ -132,7 +132,9 @@ def test_a_device_of_more_samples_than_the_most_counts_as_so_many(model, digits,
 def test_held_out_counts_do_not_shrink_the_statistics_of_a_usual_device(model, digits, run):
     strategy = kind_statistics.with_class_statistics(FedAvg(epochs=1), ClassStatistics(hold_out=0.5))
     update = kind_statistics.train(strategy, model, LocalData(digits.x[:200], digits.y[:200]), run("pi"))
-    masks = structs.replace(MASKS, most_weight=200)
+    right = np.array([[100, 80, 90]], np.int32)  # held out, and of these right by each head
+    update = replace(update, tensors={**update.tensors, class_statistics.RIGHT: right})
+    masks = structs.replace(MASKS, most_weight=120)
     layout = layout_of(strategy, model.manifest, model.weights, masks)
     total, group = summed(strategy, [update, update], layout, masks), group_of([update, update], masks)
     found = sums.read(total, layout, group, strategy).statistics
@@ -140,8 +142,8 @@ def test_held_out_counts_do_not_shrink_the_statistics_of_a_usual_device(model, d
         class_statistics.split_statistics(update.tensors)[1],
         class_statistics.shape_of(ClassStatistics(hold_out=0.5), model.manifest),
     )
-    assert found.right.tolist() == (2 * clear.right).tolist()
-    assert found.sums.counts.sum() == 2 * clear.sums.counts.sum()
+    assert found.right.tolist() == [200, 160, 180]
+    assert found.sums.counts.tolist() == (2 * clear.sums.counts).tolist()
 
 
 def class_means_of(statistics):
