@@ -8,6 +8,7 @@ closes, or at the next start. A failing disk loses lines, but never stops the lo
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import sqlite3
 import threading
@@ -26,6 +27,7 @@ from device_runtime.aggregator.views.run_events import (
     RunEvent,
     Started,
 )
+from device_runtime.broker.wire.durable_files import PRIVATE
 
 from .shapes import Entries, LogEntry, measured
 
@@ -219,6 +221,7 @@ class Journal:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, PRIVATE))  # SQLite's other files take its mode
     db = sqlite3.connect(path, timeout=10)
     try:
         db.execute("PRAGMA journal_mode=WAL")

@@ -21,6 +21,7 @@ from device_runtime.broker.errors import BrokerStartError
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.broker_folder import SERVER, SERVER_KEY
 from device_runtime.broker.servers.server import BrokerOptions, RunningBroker
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.broker.wire.url import TLS, BrokerUrl, is_loopback
 from device_runtime.console import LogFormat
 from device_runtime.profiles.keys import explained
@@ -319,7 +320,7 @@ def _secret(key: str, file: Path) -> str:
 def keep_port(folder: Path, url: BrokerUrl) -> None:
     """Stores the broker's port, for `port_before` after a restart. Raises RunFolderError."""
     try:
-        (folder / PORT).write_text(f"{url.port}\n")
+        replace_file(folder / PORT, f"{url.port}\n".encode())
     except OSError as error:
         raise RunFolderError(f"cannot write {folder / PORT}: {error.strerror or error}") from None
 

@@ -7,7 +7,6 @@ lost in the middle, the transaction is repeated; each write has the same effect 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from device_runtime.aggregator.errors import RunFolderError, RunInUse
+from device_runtime.broker.wire.durable_files import PRIVATE, lock, private_folder
 
 from . import tables
 from .tables import SQLITE, VERSION, Statement, wrong_version
@@ -78,7 +78,7 @@ class Database:
             self._backend = _opened(folder, url, reading=True)
             return
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
             self._lock = _locked(folder)
         except OSError as error:
             raise RunFolderError(f"cannot use run folder {folder}: {error.strerror or error}") from None
@@ -128,9 +128,10 @@ def _opened(folder: Path, url: str, reading: bool) -> Backend:
 
 def _locked(folder: Path) -> int:
     """Locks the run folder; the lock ends with the process, however that ends. Raises RunInUse, OSError."""
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    path = folder / "lock"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle, path)
     except OSError as error:
         os.close(handle)
         if isinstance(error, BlockingIOError):
@@ -151,6 +152,7 @@ class SqliteFile:
                 file = f"{(folder / FILE).resolve().as_uri()}?mode=ro"
                 self._db = sqlite3.connect(file, uri=True)
             else:
+                os.close(os.open(folder / FILE, os.O_CREAT | os.O_RDWR, PRIVATE))  # SQLite's others take it
                 self._db = sqlite3.connect(folder / FILE, isolation_level=None)
             try:
                 self._db.row_factory = sqlite3.Row
@@ -190,6 +192,8 @@ class SqliteFile:
             yield
         except sqlite3.Error as error:
             raise RunFolderError(f"run folder {self._folder}: {error}") from None
+        except OSError as error:
+            raise RunFolderError(f"run folder {self._folder}: {error.strerror or error}") from None
 
 
 def _prepare(db: sqlite3.Connection) -> None:

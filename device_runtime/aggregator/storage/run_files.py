@@ -20,6 +20,7 @@ from device_runtime.aggregator.views.run_events import (
     RunEvent,
     Started,
 )
+from device_runtime.broker.wire.durable_files import names_file, private_opener, replace_file
 
 from .store import Identity, Store
 
@@ -49,19 +50,25 @@ class Records:
                 self._add(event)
 
     def _begin(self, stem: str, kind: type[Record]) -> None:
-        (self._folder / f"{stem}.jsonl").write_bytes(b"")
-        header = _line([field.name for field in fields(kind)])
-        (self._folder / f"{stem}.csv").write_text(header, encoding="utf-8", newline="")
+        header = _line([field.name for field in fields(kind)]).encode()
+        for ending, content in (("jsonl", b""), ("csv", header)):
+            path = self._folder / f"{stem}.{ending}"
+            with names_file(path), open(path, "wb", opener=private_opener) as file:
+                file.write(content)
 
     def _add(self, closed: RoundClosed) -> None:
         self._append("rounds", [closed.record])
         self._append("contributions", closed.contributions)
 
     def _append(self, stem: str, records: Sequence[Record]) -> None:
-        with (self._folder / f"{stem}.jsonl").open("ab") as lines:
-            lines.writelines(msgspec.json.encode(record) + b"\n" for record in records)
-        with (self._folder / f"{stem}.csv").open("a", encoding="utf-8", newline="") as table:
-            table.writelines(_line([_cell(value) for value in asdict(record).values()]) for record in records)
+        lines = {
+            "jsonl": b"".join(msgspec.json.encode(record) + b"\n" for record in records),
+            "csv": "".join(_line([_cell(cell) for cell in asdict(one).values()]) for one in records).encode(),
+        }
+        for ending, content in lines.items():
+            path = self._folder / f"{stem}.{ending}"
+            with names_file(path), path.open("ab") as file:
+                file.write(content)
 
 
 def _cell(value: object) -> object:
@@ -111,7 +118,7 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
 
 
 def _write_task(store: Store, task: bytes) -> None:
-    (store.folder / "task.json").write_bytes(task + b"\n")
+    replace_file(store.folder / "task.json", task + b"\n")
 
 
 def _is_longer(begun: Task, task: Task) -> bool:

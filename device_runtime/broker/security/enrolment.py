@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.broker.errors import BrokerError, UrlError
-from device_runtime.broker.wire.durable_files import replace_file
+from device_runtime.broker.wire.durable_files import private_folder, replace_file
 from device_runtime.broker.wire.topics import check_device
 from device_runtime.broker.wire.url import BrokerUrl
 
@@ -115,8 +115,8 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
     def save(self, folder: Path) -> None:
         """Store it durably, in place of an earlier one; only the owner can read it. Raises EnrolmentError."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(folder / FILE, msgspec.json.encode(self) + b"\n", mode=0o600)
+            private_folder(folder)
+            replace_file(folder / FILE, msgspec.json.encode(self) + b"\n")
         except OSError as error:
             raise EnrolmentError(
                 f"cannot keep the enrolment in {folder}: {error.strerror or error}"

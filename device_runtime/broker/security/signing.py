@@ -17,7 +17,7 @@ from nacl.signing import SigningKey, VerifyKey
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import session_mac
-from device_runtime.broker.wire.durable_files import sync_folder, write_synced
+from device_runtime.broker.wire.durable_files import locked_folder, private_folder, sync_folder, write_synced
 from device_runtime.broker.wire.messages import (
     FromDevice,
     MessageError,
@@ -205,12 +205,23 @@ def _device_bytes(topic: str, payload: bytes) -> bytes:
 
 def _write_key(path: Path, secret: bytes) -> None:
     """Write a key file as a whole, and never over another: a damaged or new key locks out every device."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         write_synced(beside, f"{secret.hex()}\n".encode(), new_mode=0o600)
-        with suppress(FileExistsError):  # another process was first: its key is used
-            os.link(beside, path)
+        _put_if_new(beside, path)
         sync_folder(path.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _put_if_new(beside: Path, path: Path) -> None:
+    """Give a whole file its name, unless another process was first: then its key is used."""
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        return
+    except OSError:  # a file system without hard links, or an Android that denies them
+        with locked_folder(path.parent):
+            if not path.exists():
+                beside.rename(path)

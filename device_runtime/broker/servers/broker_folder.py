@@ -7,7 +7,6 @@ Mosquitto's user owns the files that Mosquitto reads. The aggregator needs `site
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import ssl
@@ -20,7 +19,7 @@ import msgspec
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import KEY_BYTES, Signer
-from device_runtime.broker.wire.durable_files import move_into_place, write_synced
+from device_runtime.broker.wire.durable_files import lock, move_into_place, write_synced
 from device_runtime.broker.wire.messages import Succession
 from device_runtime.broker.wire.url import TLS, BrokerUrl, bracketed
 
@@ -144,7 +143,7 @@ class BrokerFolder:
     def alone(self) -> Iterator[None]:
         """Lock the folder while the enrolled devices or the key change: of two processes, one waits."""
         with (self.folder / SITE).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file.fileno(), self.folder / SITE, wait=True)
             yield
 
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from device_runtime.broker.wire.durable_files import private_opener
+
 GRACE_S = 1
 """Seconds that a program gets to end by itself when its starter is gone; then it is killed."""
 
@@ -45,7 +47,7 @@ class DependentProcess:
         Raises OSError when there is no shell, or `log` cannot be written. A program that cannot be started
         ends with code 126 or 127.
         """
-        with log.open("wb") as out:
+        with open(log, "wb", opener=private_opener) as out:
             self._shell = subprocess.Popen(
                 ["/bin/sh", "-c", _KEEPER, "keeper", *words],
                 stdin=subprocess.PIPE,

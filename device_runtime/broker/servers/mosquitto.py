@@ -18,6 +18,7 @@ from pathlib import Path
 
 from device_runtime.broker.errors import BrokerStartError
 from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.durable_files import private_folder
 
 from .dependent_process import DependentProcess
 from .server import WEB_USER, BrokerOptions, accepts, find_ports, url_of, web_url_of
@@ -117,7 +118,7 @@ class Mosquitto:
     def _launch(self, program: str) -> DependentProcess:
         configuration = self._folder / "mosquitto.conf"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self._folder)
             ports = self.port, self._web_port
             _write_private(configuration, configure(self.options, ports, self._folder.resolve()))
             _write_private(self._folder / "passwords", hash_passwords(self.options))

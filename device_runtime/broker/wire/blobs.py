@@ -18,7 +18,7 @@ from pathlib import Path
 
 from device_runtime.broker.errors import BlobError, NoRoom
 
-from .durable_files import move_into_place, write_synced
+from .durable_files import move_into_place, private_folder, write_synced
 from .messages import Blob
 from .partial_blob import BLOCK, Partial, blob_error, block_count, block_length, disk_errors
 
@@ -70,7 +70,8 @@ class Blobs:
         self._live: weakref.WeakValueDictionary[Blob, Partial] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
         with disk_errors("make", self._partials):
-            self._partials.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
+            private_folder(self._partials)
 
     def path(self, sha: bytes) -> Path:
         """The path of the blob, whether or not it is here."""

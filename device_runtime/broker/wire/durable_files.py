@@ -1,30 +1,48 @@
 """Files that survive a power cut as a whole: written beside their place, synced, then moved into it.
 
-All functions raise OSError.
+Network shares, FUSE, virtiofs and vfat cannot do all of this: what a file system does not support is passed
+over, and `unsupported` says what that is. All functions raise OSError, which names the file.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
+log = logging.getLogger(__name__)
 
-def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+PRIVATE = 0o600
+"""Mode of files that only their owner reads."""
+_UNSUPPORTED = frozenset(
+    (
+        *(errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTTY, errno.EISDIR),
+        *(errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK),
+    )
+)
+"""How file systems say that they do not do something, for calls that are right."""
+
+
+def replace_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
     """Replace a file's content durably: after a crash the file has the old content or the new one.
 
     mode: the permissions of the new file, less those that the process does not give.
     """
     beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)  # a crash may have left it, with other permissions
     try:
+        beside.unlink(missing_ok=True)  # a crash may have left it, with other permissions
         write_synced(beside, content, new_mode=mode)
         move_into_place(beside, path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise _named(error, path) from None
 
 
 def write_synced(path: Path, content: bytes | memoryview, new_mode: int | None = None) -> None:
@@ -32,26 +50,72 @@ def write_synced(path: Path, content: bytes | memoryview, new_mode: int | None =
 
     new_mode: the permissions of a new file; then no file of that name may be there.
     """
-    exists, mode = (os.O_TRUNC, 0o666) if new_mode is None else (os.O_EXCL, new_mode)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | exists, mode), "wb") as file:
+    exists, mode = (os.O_TRUNC, PRIVATE) if new_mode is None else (os.O_EXCL, new_mode)
+    with (
+        names_file(path),
+        os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | exists, mode), "wb") as file,
+    ):
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.fileno())
 
 
 def move_into_place(temporary: Path, target: Path) -> None:
     """Move a complete, synced file into its place, durably."""
-    temporary.replace(target)
+    with names_file(target):
+        temporary.replace(target)
     sync_folder(target.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
+    """Make names in a folder durable, where its file system can."""
     try:
-        os.fsync(handle)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        if error.errno in (*_UNSUPPORTED, errno.EACCES, errno.EPERM):  # written to, but not listed
+            return
+        raise
+    try:
+        with names_file(folder):
+            sync(handle)
     finally:
         os.close(handle)
+
+
+def sync(handle: int) -> None:
+    """Wait until an open file or folder is on the disk; returns at once if its file system cannot say."""
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+
+
+def lock(handle: int, path: Path, wait: bool = False) -> bool:
+    """Lock an open file or folder until it is closed. False, with a warning, if its file system cannot.
+
+    Without `wait`, raises BlockingIOError if it is taken.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise _named(error, path) from None
+        _warn_of_no_lock(path)
+        return False
+    return True
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder that only its owner may enter; one that is there stays as it is."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """For `open(.., opener=private_opener)`: a new file is for its owner only."""
+    return os.open(path, flags, PRIVATE)
 
 
 @contextmanager
@@ -62,7 +126,67 @@ def locked_folder(folder: Path, wait: bool = True) -> Iterator[None]:
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle, folder, wait)
         yield
     finally:
         os.close(handle)
+
+
+def unsupported(folder: Path) -> tuple[str, ...]:
+    """Tries what files need in a folder, and returns in words what its file system does not support."""
+    path = folder / f".trial-{secrets.token_hex(4)}"
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        replace_file(path, b"1")
+        replace_file(path, b"2", mode=0o640)
+        handles = [os.open(folder, os.O_RDONLY), os.open(path, os.O_RDWR)]
+        try:
+            trials: dict[str, Callable[[], object]] = {
+                "a power cut may lose files that were synced": lambda: os.fsync(handles[1]),
+                "a power cut may lose the names of new files": lambda: os.fsync(handles[0]),
+                "nothing keeps a second process from it": lambda: fcntl.flock(
+                    handles[1], fcntl.LOCK_EX | fcntl.LOCK_NB
+                ),
+            }
+            lacking = [words for words, trial in trials.items() if not _works(trial)]
+        finally:
+            for handle in handles:
+                os.close(handle)
+        if path.stat().st_mode & 0o007:
+            lacking.append("others may read what is in it")
+        return tuple(lacking)
+    finally:
+        for made in (path, beside):
+            with suppress(OSError):
+                made.unlink(missing_ok=True)
+
+
+def _works(trial: Callable[[], object]) -> bool:
+    try:
+        trial()
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+    return True
+
+
+@contextmanager
+def names_file(path: Path) -> Iterator[None]:
+    """Inside, an OSError without a file's name gets this one: a write's error has none."""
+    try:
+        yield
+    except OSError as error:
+        raise _named(error, path) from None
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    """The error with the name of the file that was meant, not of the one beside it."""
+    if error.errno is None:
+        return error
+    return OSError(error.errno, error.strerror or os.strerror(error.errno), str(path))
+
+
+@cache
+def _warn_of_no_lock(path: Path) -> None:
+    log.warning("%s cannot be locked: its file system has no locks; start no second process in it", path)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from device_runtime.broker.errors import BlobError, BlockError
 
-from .durable_files import move_into_place
+from .durable_files import move_into_place, private_opener, sync
 from .messages import Blob
 
 BLOCK = 64 * 1024
@@ -151,7 +151,7 @@ class Partial:
             file.seek(self._hashed * BLOCK)
             for data in iter(lambda: file.read(BLOCK), b""):
                 digest.update(data)
-            os.fsync(file.fileno())
+            sync(file.fileno())
         if digest.digest() != self.blob.sha:
             self._path.unlink()
             self._missing = self._begin()
@@ -165,9 +165,13 @@ def reserve(path: Path, size: int) -> None:
 
     Raises OSError.
     """
-    with path.open("wb") as file:
+    with open(path, "wb", opener=private_opener) as file:
         if size and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise  # the others are of a file system that cannot say
         file.truncate(size)
 
 

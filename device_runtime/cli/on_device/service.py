@@ -44,7 +44,7 @@ def write_settings(
     add_arguments(parser)
     file: Path = options.state.absolute() / SETTINGS
     try:  # only the owner may read it, as the broker's URL may have a password
-        replace_file(file, device_file.text(options, parser, rules).encode(), mode=0o600)
+        replace_file(file, device_file.text(options, parser, rules).encode())
     except OSError as error:
         raise InstallError(f"cannot write {file}: {error.strerror}") from None
     return file

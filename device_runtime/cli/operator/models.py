@@ -87,7 +87,7 @@ def _exported(folder: Path, file: Path) -> str:
 
     version, data = served_onnx(folder)
     try:
-        replace_file(file, data)
+        replace_file(file, data, mode=0o666)
     except OSError as error:
         raise RunFolderError(f"cannot write {file}: {error.strerror or error}") from None
     told = f", {version.metric} {metric_text(version.metric, version.eval_acc)}"

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from device_runtime.broker.wire.durable_files import replace_file
+from device_runtime.broker.wire.durable_files import private_folder, replace_file
 from device_runtime.broker.wire.messages import Contribution, MessageError, Receipt, decode, encode
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class Outbox:
     def __init__(self, folder: Path) -> None:
         """Opens or makes the folder; contributions of an earlier process wait again."""
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         self._waiting: dict[int, tuple[Path, Contribution]] = {}
         for path in sorted(folder.glob("*.msg")):
             if message := _read(path):

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 
 from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.wire.durable_files import unsupported
 from device_runtime.client import energy as meters
 from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy import privacy_budget, work_gate
@@ -162,17 +163,34 @@ def broker() -> Finding:
 
 
 def storage(folder: Path, bundle: Bundle) -> Finding:
-    """Whether the folder can be written to, or made, and has room for a task's files."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    """Whether the folder can be written to, or made, has room for a task's files, and can make them last."""
+    there = next(path for path in (folder, *folder.parents) if _is_there(path))
+    advice = "give another folder with --state, or the right to write there"
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        advice = "give another folder with --state, or the right to write there"
         return Finding("storage", "problem", f"{folder} cannot be written to", advice)
+    try:
+        lacking = unsupported(there)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        return Finding("storage", "problem", f"{folder} cannot be written to: {why}", advice)
     size = bundle.manifest.weights.bytes + sum(graph.bytes for graph in bundle.manifest.graphs.values())
     needed, free = COPIES * size, shutil.disk_usage(there).free
     found = f"{folder}: {_mb(free)} free, a task keeps up to {_mb(needed)}"
     if free < needed:
         return Finding("storage", "problem", found, "free some space, or give another folder with --state")
+    if lacking:
+        advice = "for a folder on a disk of this machine, give --state"
+        return Finding(
+            "storage", "missing", f"{found}; its file system is limited: {'; '.join(lacking)}", advice
+        )
     return Finding("storage", "ok", found)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a folder above it may not be entered
+        return False
 
 
 def _forward(model: DeviceModel) -> str:

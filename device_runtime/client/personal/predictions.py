@@ -163,7 +163,7 @@ class Personal:
         """
         data = whole_graph(self._kept.bundle, self._kept.weights, self._metadata())
         try:
-            replace_file(Path(path), data)
+            replace_file(Path(path), data, mode=0o666)
         except OSError as error:
             raise DataError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from device_runtime.broker.wire.durable_files import sync_folder
+from device_runtime.broker.wire.durable_files import lock, sync_folder
 from device_runtime.broker.wire.link import Link
 from device_runtime.client.agent import Agent
 from device_runtime.client.errors import InUse
@@ -32,13 +32,11 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """Lock the folder: inside, no other process is this device. Raises InUse."""
     with os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file.fileno(), folder / LOCK)
         except BlockingIOError:
             raise InUse(
                 f"{folder} is in use by process {_number(folder / LOCK)}: one device is one process"
             ) from None
-        except OSError as error:  # a file system without locks
-            log.warning("%s cannot be locked against a second process: %s", folder, error.strerror)
         with suppress(OSError):  # a full disk
             written = os.pwrite(file.fileno(), f"{os.getpid():<{DIGITS}}\n".encode(), 0)
             os.ftruncate(file.fileno(), written)

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -117,7 +118,8 @@ def unpack_files(data: bytes, folder: Path, verify: Callable[[Path], T]) -> T:
         for name, content in files.items():
             (beside / name).write_bytes(content)
         verify(beside)
-        beside.chmod(0o755)
+        with suppress(OSError):  # not every file system has permissions
+            beside.chmod(0o755)
         beside.replace(folder)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)

@@ -1,5 +1,7 @@
 """Offers are believed when the aggregator that the device knows has signed them, for this topic."""
 
+import errno
+import os
 import stat
 import threading
 from itertools import pairwise
@@ -223,3 +225,14 @@ def test_a_damaged_key_is_said_and_stays(tmp_path: Path, text: str) -> None:
 def test_a_key_of_another_length_is_none() -> None:
     with pytest.raises(NotTrusted, match="has 31 bytes, expected 32"):
         Verifier(bytes(31))
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.EACCES])
+def test_a_key_is_kept_where_there_are_no_hard_links(tmp_path, monkeypatch, number):
+    def none(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", none)
+    made = Signer.kept(tmp_path / "keys" / "aggregator.key")
+    assert Signer.kept(tmp_path / "keys" / "aggregator.key").public == made.public
+    assert [path.name for path in (tmp_path / "keys").iterdir()] == ["aggregator.key"]
