@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from device_runtime.machine_readings import allowed_memory, machine_memory
+
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 NO_LIMIT = 2**60
@@ -53,11 +55,10 @@ _V2 = _GroupFiles(("memory.max", "memory.high"), "memory.current", "inactive_fil
 
 
 def available_memory(root: Path = ROOT, own: Path = OWN) -> MachineMemory:
-    """The memory of the machine, or of the tightest control group around this process."""
-    import psutil  # not needed by a device that waits
-
-    memory = psutil.virtual_memory()
-    rooms = [MachineMemory(int(memory.total), int(memory.available)), *_groups(root, own)]
+    """The memory of the machine, or of the tightest limit or control group around this process."""
+    rooms = [MachineMemory(*machine_memory()), *_groups(root, own)]
+    if (allowed := allowed_memory()) is not None:
+        rooms.append(MachineMemory(*allowed))
     return MachineMemory(min(one.total for one in rooms), min(one.free for one in rooms))
 
 
@@ -101,7 +102,7 @@ def _number(text: str) -> int | None:
 def read_system_file(path: Path) -> str:
     """The text of a system file; empty if it cannot be read."""
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""
 
@@ -111,7 +112,10 @@ def usable_cores() -> int:
 
     A quota of one and a half cores counts as two.
     """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except (OSError, AttributeError):  # denied, or another system than Linux
+        allowed = os.cpu_count() or 1
     quota = cpu_quota(ROOT, own_groups(read_system_file(OWN)))
     return max(1, allowed if quota is None else min(allowed, ceil(quota)))
 

@@ -7,9 +7,14 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-import psutil
+from device_runtime.machine_readings import (
+    SensorDenied,
+    battery,
+    core_count,
+    hottest_celsius,
+    resident_bytes,
+)
 
 from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
 from .machine import available_memory
@@ -126,24 +131,13 @@ def _once(trial: SpeedTrial, clocks: Clocks) -> tuple[float, float]:
     return clocks.passed() - passed, clocks.busy() - busy
 
 
-def load_average() -> float | None:
-    """Processes that compute or wait for a core, per core, over the last minute.
-
-    None where the system does not tell, as on some phones.
-    """
-    try:
-        return float(psutil.getloadavg()[0]) / (psutil.cpu_count() or 1)
-    except (OSError, AttributeError):
-        return None
-
-
 def host_profile(speed: Speed, engine: str = "") -> DeviceProfile:
     """The profile of this machine now. Power is marked as assumed until a meter or a profile gives it."""
     memory = available_memory()
-    resident = psutil.Process().memory_info().rss
+    resident = resident_bytes()
     return DeviceProfile(
         name=platform.node() or "this machine",
-        cores=psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
+        cores=core_count(physical=True),
         memory=Memory(memory.total, memory.usable + resident, resident),
         speed=speed,
         bandwidth=UNMEASURED_LINK,
@@ -157,17 +151,15 @@ def host_profile(speed: Speed, engine: str = "") -> DeviceProfile:
 def _battery() -> Battery | None:
     """None without one, and where it cannot be read: Android denies access to its sensors."""
     try:
-        found = getattr(psutil, "sensors_battery", lambda: None)()
-    except OSError:
+        found = battery()
+    except SensorDenied:
         return None
-    return None if found is None else Battery(float(found.percent), bool(found.power_plugged))
+    return None if found is None else Battery(found.percent, bool(found.plugged))
 
 
 def _temperature() -> float | None:
     """Degrees Celsius of the hottest sensor, on which throttling depends; None where none can be read."""
     try:
-        groups: dict[str, list[Any]] = getattr(psutil, "sensors_temperatures", dict)()
-    except OSError:
+        return hottest_celsius()
+    except SensorDenied:
         return None
-    readings = [float(entry.current) for group in groups.values() for entry in group if entry.current]
-    return max(readings, default=None)

@@ -1,7 +1,7 @@
 import psutil
 import pytest
 
-from device_runtime.profiles.measure import Clocks, SpeedTrial, host_profile, load_average, measure_speed
+from device_runtime.profiles.measure import Clocks, SpeedTrial, host_profile, measure_speed
 
 
 def by(clock):
@@ -127,13 +127,3 @@ def test_sensors_that_may_not_be_read_are_not_there(clock, monkeypatch):
     monkeypatch.setattr(psutil, "sensors_temperatures", refused, raising=False)
     profile = host_profile(measure_speed({"forward": trial(clock, 0.1)}, by(clock)), "onnxruntime")
     assert (profile.battery, profile.temperature_c) == (None, None)
-
-
-def test_a_load_that_the_system_does_not_tell_is_not_known(monkeypatch):
-    assert load_average() >= 0
-
-    def refused():
-        raise OSError("Load averages are unobtainable")
-
-    monkeypatch.setattr(psutil, "getloadavg", refused)
-    assert load_average() is None

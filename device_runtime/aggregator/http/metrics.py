@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import metadata
 
-import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from device_runtime.aggregator.views.run_events import (
@@ -22,6 +21,7 @@ from device_runtime.aggregator.views.run_events import (
     Started,
     SumsAwaited,
 )
+from device_runtime.machine_readings import resident_bytes
 
 from .watch import ServedTask, by_kind
 
@@ -40,7 +40,7 @@ class ProcessMetrics:
         info = Gauge(f"{_P}info", "Version of device-runtime; always 1.", ["version"], registry=registry)
         info.labels(metadata.version("device-runtime")).set(1)
         resident = Gauge(f"{_P}resident_memory_bytes", "Resident memory of the process.", registry=registry)
-        resident.set_function(lambda: float(psutil.Process().memory_info().rss))
+        resident.set_function(lambda: float(resident_bytes()))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(_P + name, text, ["task", *labels], registry=registry)

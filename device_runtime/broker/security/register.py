@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import Literal
 
 import msgspec
-import psutil
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.servers.broker_folder import (
@@ -29,6 +28,7 @@ from device_runtime.broker.servers.broker_folder import (
 from device_runtime.broker.servers.mosquitto import hash_passwords, matches_password
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire.topics import check_device
+from device_runtime.machine_readings import process_name
 
 from .enrolment import Enrolment
 from .signing import KEY_BYTES, DeviceSigner
@@ -169,12 +169,12 @@ def reload_mosquitto(opened: BrokerFolder) -> BrokerReload:
     )
     try:
         number = int((opened.folder / DATA / PID).read_text())
-        if psutil.Process(number).name() != "mosquitto":
+        if process_name(number) != "mosquitto":
             return nobody
         os.kill(number, signal.SIGHUP)
-    except (PermissionError, psutil.AccessDenied):
+    except PermissionError:
         return BrokerReload(False, f"this user may not signal the Mosquitto of {opened.folder}; {by_hand}")
-    except (OSError, ValueError, psutil.NoSuchProcess):
+    except (OSError, ValueError):
         return nobody
     return BrokerReload(True, f"Mosquitto (process {number}) has been told")
 

@@ -18,6 +18,7 @@ from device_runtime.client.errors import DeviceError, RoundOver, WorkDied, Worke
 from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
+from device_runtime.machine_readings import resident_bytes
 from device_runtime.models import errors as model_errors
 from device_runtime.models.errors import ModelError
 
@@ -273,9 +274,7 @@ def _held_bytes(settings: Settings) -> int:
     """Bytes held by this process; 0 if no memory limit is set."""
     if settings.memory_bytes is None:
         return 0
-    import psutil  # 2 MB
-
-    return int(psutil.Process().memory_info().rss)
+    return resident_bytes()
 
 
 def _end_reason(progress: Callable[[float], None], done: float) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import psutil
 
 from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.wire.durable_files import unsupported
@@ -25,6 +24,7 @@ from device_runtime.client.policy.rules import Policy
 from device_runtime.client.selection.profiling import random_samples
 from device_runtime.client.training.engine_guard import limit_bytes, run_bytes
 from device_runtime.extras import EXTRAS
+from device_runtime.machine_readings import core_count, resident_bytes
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.available import engine_choices, open_model
 from device_runtime.models.engines.base import DeviceModel
@@ -66,7 +66,7 @@ def machine() -> Iterator[Finding]:
     what = f"{platform.system()} {platform.machine()}, {32 if narrow else 64} bits"
     advice = "install a 64-bit system: ONNX Runtime has no 32-bit build" if narrow else ""
     yield Finding("platform", "problem" if narrow else "ok", what, advice)
-    cores = psutil.cpu_count() or 1
+    cores = core_count()
     yield Finding("cores", "ok", f"{cores}; training takes one thread, or `join --threads N`")
     old = tuple(int(part) for part in np.__version__.split(".")[:2]) < OLDEST_NUMPY
     advice = f"pip install 'numpy>={_dotted(OLDEST_NUMPY)}'" if old else ""
@@ -115,7 +115,7 @@ def work(bundle: Bundle, opened: Callable[[Bundle], DeviceModel] = open_model) -
 
 def memory(bundle: Bundle) -> Finding:
     """Free memory against what each graph needs, in runs of as many samples as there is memory for."""
-    free = limit_bytes(None, None) - int(psutil.Process().memory_info().rss)
+    free = limit_bytes(None, None) - resident_bytes()
     run = run_bytes(free)
     graphs = bundle.manifest.graphs.items()
     needed = {

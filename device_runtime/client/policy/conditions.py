@@ -10,17 +10,23 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 from device_runtime.client.energy.battery import is_battery, supply
 from device_runtime.client.external_programs import run_program
+from device_runtime.machine_readings import (
+    SensorDenied,
+    battery,
+    hottest_celsius,
+    load_per_core,
+    own_cpu_s,
+)
 
 from .rules import NOT_LOOKED_AT, Charge, Conditions, Policy, Reading
 
@@ -182,19 +188,6 @@ def program_output(command: Sequence[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def own_cpu_s() -> float:
-    """Processor time of this process and of all that it started, in seconds."""
-    import psutil  # 2 MB: loaded only for a rule that needs it
-
-    ended, running = os.times(), psutil.Process().children(recursive=True)
-    seconds = time.process_time() + ended.children_user + ended.children_system
-    for process in running:
-        with suppress(psutil.Error):
-            times = process.cpu_times()
-            seconds += times.user + times.system
-    return seconds
-
-
 @dataclass
 class Load:
     """Percent of the machine's processor time that other processes used since the last look."""
@@ -209,9 +202,10 @@ class Load:
         now = self.clock()
         if self._before is not None and now - self._before[0] < LOAD_OVER_S:
             return self._seen
-        known, own_s = read_ticks(_read(self.stat)), self.own_s()
+        known = read_ticks(_read(self.stat))
         if known is None:
             return Reading(None, f"{self.stat} cannot be read")
+        own_s = self.own_s()
         if self._before is None:
             self._seen = self._average()
         else:
@@ -226,9 +220,10 @@ class Load:
     @staticmethod
     def _average() -> Reading[float]:
         """For the first look, when this process has done nothing yet."""
-        return Reading(
-            min(100.0, 100 * os.getloadavg()[0] / (os.cpu_count() or 1)), "load of the last minute"
-        )
+        load = load_per_core()
+        if load is None:
+            return Reading(None, "the load cannot be read yet")
+        return Reading(min(100.0, 100 * load), "load of the last minute")
 
 
 @dataclass
@@ -259,23 +254,22 @@ class ConditionReader:
         )
 
     def _charge(self) -> Reading[Charge]:
-        import psutil
-
         if text := self._run_program(("termux-battery-status",)):
             return Reading(charge_by_termux(text), "termux-battery-status")
         try:
             if self.supplies.exists():
                 return self._charge_of_linux()
-            found = getattr(psutil, "sensors_battery", lambda: None)()
-        except FileNotFoundError:  # raised by psutil without the folder
-            found = None
-        except OSError as error:  # Android denies access to its sensors
-            return Reading(None, f"the battery cannot be read: {error.strerror}; install Termux:API")
+            if sys.platform == "linux" and not self.supplies.parent.is_dir():
+                return Reading(None, f"the battery cannot be read: there is no {self.supplies.parent}")
+            found = battery()
+        except (OSError, SensorDenied) as error:  # Android denies access to its sensors
+            why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+            return Reading(None, f"the battery cannot be read: {why.lower()}; install Termux:API")
         if found is None:
             return Reading(Charge(None, True), "it has no battery")
-        if found.power_plugged is None:
+        if found.plugged is None:
             return Reading(None, "the battery does not say whether it is charged")
-        return Reading(Charge(float(found.percent), bool(found.power_plugged)), "the system")
+        return Reading(Charge(found.percent, found.plugged), "the system")
 
     def _charge_of_linux(self) -> Reading[Charge]:
         """Raises OSError if any supply cannot be read, as that may be a battery."""
@@ -286,16 +280,13 @@ class ConditionReader:
         return Reading(charge, "it has no battery" if charge.percent is None else "the system")
 
     def _celsius(self) -> Reading[float]:
-        import psutil
-
         if text := self._run_program(("termux-battery-status",)):
             return Reading(celsius_by_termux(text), "the battery, termux-battery-status")
         try:
-            found: dict[str, list[Any]] = getattr(psutil, "sensors_temperatures", dict)()
-        except OSError as error:
-            return Reading(None, f"sensors cannot be read: {error.strerror}")
-        celsius = [float(entry.current) for group in found.values() for entry in group if entry.current]
-        return Reading(max(celsius), "the hottest sensor") if celsius else Reading(None, "no sensor says")
+            celsius = hottest_celsius()
+        except SensorDenied as error:
+            return Reading(None, f"sensors cannot be read: {error}")
+        return Reading(celsius, "no sensor says" if celsius is None else "the hottest sensor")
 
     def _metered(self) -> Reading[bool]:
         known = metered_by_busctl(self._run_program(NETWORK_MANAGER))

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from device_runtime.machine_readings import use_idle_disk
+
 log = logging.getLogger(__name__)
 
 FIRST_TO_GO = 500
@@ -31,7 +33,7 @@ class ProcessPriority:
         if self.nice:
             _try("--nice", lambda: _each(lambda number: os.setpriority(os.PRIO_PROCESS, number, self.nice)))
         if self.idle_io:
-            _try("--idle-io", _idle_io)
+            _try("--idle-io", use_idle_disk)
         if self.cores is not None:
             cores = self.cores
             _try("--cores", lambda: _keep_to(sorted(os.sched_getaffinity(0))[:cores]))
@@ -55,15 +57,6 @@ def _each(act: Callable[[int], None], tasks: Path = Path("/proc/self/task")) -> 
 
 def _keep_to(cores: list[int]) -> None:
     _each(lambda number: os.sched_setaffinity(number, cores))
-
-
-def _idle_io() -> None:
-    import psutil  # 2 MB: loaded only if needed
-
-    try:
-        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
-    except psutil.Error as error:
-        raise OSError(str(error)) from None
 
 
 def _try(what: str, act: Callable[[], None]) -> None:

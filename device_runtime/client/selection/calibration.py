@@ -27,7 +27,7 @@ OUTGROWN, MOST = 1.25, 4.0
 class Corrections:
     """A device's speed, and how far predictions were off; see DeviceProfile.
 
-    `load` of the machine when the speed was measured (`load_average`), None if not known; `sat_out`:
+    `load` of the machine when the speed was measured (`load_per_core`), None if not known; `sat_out`:
     rounds in a row sat out since then for lack of time. A round that is extended counts once more.
     """
 

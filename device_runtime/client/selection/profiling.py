@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.client.training.engine_guard import EngineGuard
+from device_runtime.machine_readings import resident_bytes
 from device_runtime.models.bundles.manifest import ARENA_FACTOR, TRAINING, Graph, Manifest
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.engines.base import DeviceModel, Gradients, Inputs
@@ -172,7 +172,7 @@ def profile(speed: Speed, engine: str, emulation: Emulation | None = None) -> De
     """The profile of this machine, or of the emulated one, with this speed and engine, as of now."""
     if emulation is None:
         return host_profile(speed, engine)
-    resident = psutil.Process().memory_info().rss
+    resident = resident_bytes()
     other = emulation.profile
     return replace(other, speed=speed, engine=engine, memory=replace(other.memory, resident_bytes=resident))
 

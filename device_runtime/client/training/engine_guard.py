@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import psutil
-
 from device_runtime.client.errors import OutOfMemory
+from device_runtime.machine_readings import resident_bytes
 from device_runtime.models.bundles.manifest import Graph
 from device_runtime.models.bundles.names import RUN_BYTES
 from device_runtime.models.engines.base import DeviceModel
@@ -58,7 +57,6 @@ class EngineGuard:
         self._time = time or Time()
         self._owed_s = 0.0
         self._alarm = ""
-        self._process = psutil.Process()
         self._before: dict[str, int] = {}
         self._grown: dict[str, int] = {}
         self.held_bytes: Mapping[str, int] = {}
@@ -165,7 +163,7 @@ class EngineGuard:
 
     def resident(self) -> int:
         """Bytes that the process holds; also notes the peak."""
-        held = int(self._process.memory_info().rss)
+        held = resident_bytes()
         self.peak_bytes = max(self.peak_bytes, held)
         return held
 
@@ -228,4 +226,4 @@ def limit_bytes(emulation: Emulation | None, memory_bytes: int | None) -> int:
         return memory_bytes
     if emulation is not None:
         return emulation.profile.memory.limit_bytes
-    return available_memory().usable + int(psutil.Process().memory_info().rss)
+    return available_memory().usable + resident_bytes()

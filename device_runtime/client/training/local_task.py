@@ -26,6 +26,7 @@ from device_runtime.client.selection.choose import MAIN, MaskedRound, choose, po
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.selection.profiling import cache_key, clocks, measured, profile, ready
 from device_runtime.client.settings import Settings
+from device_runtime.machine_readings import load_per_core
 from device_runtime.models import data as local_data
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
@@ -35,7 +36,6 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.engines.freed_memory import collect_and_trim
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import DeviceProfile, Workload
-from device_runtime.profiles.measure import load_average
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.codecs import chain as codecs
@@ -363,7 +363,7 @@ class DeviceTask(OneTask):
 
     def _measured_now(self) -> Corrections:
         by = clocks(self._clock, self._engine_settings, self.settings.emulation)
-        return Corrections(measured(self.model, by, self.engine_guard), load=load_average())
+        return Corrections(measured(self.model, by, self.engine_guard), load=load_per_core())
 
     def _remeasured(self) -> bool:
         """Measure the speed again if it is in doubt; returns whether it was measured.
@@ -371,7 +371,7 @@ class DeviceTask(OneTask):
         Corrections of time were relative to the old speed and are dropped; those of memory stay. Raises what
         the listener of the round raises.
         """
-        why = "" if self._virtual else self._calibration.doubted(load_average())
+        why = "" if self._virtual else self._calibration.doubted(load_per_core())
         if not why:
             return False
         log.info("the speed is measured anew: %s", why)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from device_runtime.client.policy import conditions
-from device_runtime.models.data.bounded import SLACK, limit_memory
+from device_runtime.models.data.bounded import SLACK, limit_memory, unlimit_memory
 from device_runtime.profiles.machine import MachineMemory, available_memory
 
 from .engine_guard import EngineGuard, VirtualEngineGuard
@@ -95,4 +95,4 @@ def guarded(engine_guard: EngineGuard, pause_point: Callable[[], None]) -> Itera
     finally:
         engine_guard.hooked()
         watchdog.stop()
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+        unlimit_memory(before)

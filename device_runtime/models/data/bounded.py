@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
+from device_runtime.machine_readings import resident_bytes
 
 STATUS = Path("/proc/self/status")
 SLACK = 16 << 20
@@ -28,10 +28,16 @@ def memory_limit(room_bytes: int | None) -> Iterator[None]:
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    limit_memory(max(0, 2 * room_bytes - int(psutil.Process().memory_info().rss)) + SLACK)
+    limit_memory(max(0, 2 * room_bytes - resident_bytes()) + SLACK)
     try:
         yield
     finally:
+        unlimit_memory(before)
+
+
+def unlimit_memory(before: tuple[int, int]) -> None:
+    """Sets the limit (RLIMIT_DATA) that there was before."""
+    with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
@@ -45,4 +51,5 @@ def limit_memory(more: int) -> None:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = 1024 * int(found[1]) + more
-    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+    with suppress(OSError, ValueError):  # a sandbox that does not let limits be set
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))

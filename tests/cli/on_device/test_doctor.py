@@ -116,15 +116,14 @@ def test_memory_is_held_against_what_the_graphs_need(bundle, monkeypatch, free_o
         name: examining.session_bytes(graph.bytes) + graph.memory_bytes(examining.BATCH)
         for name, graph in bundle.manifest.graphs.items()
     }
-    own = namedtuple("own", "rss")(5)
-    monkeypatch.setattr(examining.psutil.Process, "memory_info", lambda self: own)
+    monkeypatch.setattr(examining, "resident_bytes", lambda: 5)
     monkeypatch.setattr(examining, "limit_bytes", lambda emulation, memory: free_of(need) + 5)
     assert examining.memory(bundle).state == state
 
 
 def test_with_memory_for_some_graphs_only_these_are_named(bundle, monkeypatch):
     graphs = bundle.manifest.graphs
-    monkeypatch.setattr(examining.psutil.Process, "memory_info", lambda self: namedtuple("own", "rss")(0))
+    monkeypatch.setattr(examining, "resident_bytes", lambda: 0)
     enough = examining.session_bytes(graphs["train.all"].bytes)
     enough += graphs["train.all"].memory_bytes(1) - 1  # not even one sample
     monkeypatch.setattr(examining, "limit_bytes", lambda emulation, memory: enough)

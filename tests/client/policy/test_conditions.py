@@ -241,6 +241,32 @@ def test_a_machine_without_a_folder_of_supplies_is_on_mains(clock, tmp_path, mon
     assert (seen.value, seen.source) == (Charge(None, True), "it has no battery")
 
 
+def test_where_no_sys_is_shown_it_is_not_taken_to_be_on_mains(clock, tmp_path):
+    looked, _ = look(Policy(mains=True), clock)
+    looked.supplies = tmp_path / "sys" / "class" / "power_supply"
+    seen = looked.conditions().charge
+    assert seen.value is None
+    assert "there is no" in seen.source
+
+
+def test_a_rule_about_the_load_does_not_hold_where_the_load_is_hidden(clock, tmp_path, monkeypatch):
+    def denied(self, recursive=False):
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil.Process, "children", denied)
+    assert own_cpu_s() > 0
+    hidden = ConditionReader(Policy(others_below=50), load=Load(stat=tmp_path / "stat"))
+    assert hidden.conditions().others.value is None
+
+    def unobtainable():
+        raise OSError("Load averages are unobtainable")
+
+    monkeypatch.setattr(os, "getloadavg", unobtainable)
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  10 0 10 80 0 0 0 0 0 0\n")
+    assert Load(stat=stat).seen().value is None
+
+
 def test_a_phone_that_shows_its_supplies_to_nobody_has_a_battery_all_the_same(clock, tmp_path):
     (tmp_path / "battery").mkdir()
     (tmp_path / "battery" / "uevent").symlink_to("uevent")  # read by nobody, by root neither
