@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import nan
@@ -96,6 +95,7 @@ class ModelState:
 
     def merge(self, number: int, now: float) -> None:
         """Trains the updates that count and merges them into the next base."""
+        self._keep_newest(number, now)
         since = self._since(number)
         if self._resume is not None and number <= self._resume.round:
             self._replay(number, self._resume)
@@ -130,14 +130,24 @@ class ModelState:
             self._tools.ledger.ended(flight, "unopened", now, why=self._tools.sums.reason)
         return divided.opened, divided.alone
 
+    def _keep_newest(self, number: int, now: float) -> None:
+        """Of several updates of one device, lets the newest count alone."""
+        newest: dict[str, PendingUpdate] = {}
+        for flight in sorted(self._kept, key=lambda flight: flight.round):
+            if older := newest.get(flight.device):
+                why = f"counted in round {number} with its update for round {flight.round}"
+                self._tools.ledger.ended(older, "late", now, why=f"{flight.device} {why}")
+            newest[flight.device] = flight
+        self._kept = list(newest.values())
+
     def _since(self, number: int) -> dict[str, float]:
-        """The rounds since each device's previous counted update, divided by its updates in this round.
+        """The rounds since each device's previous counted update.
 
         A device that never counted before is taken to have counted in round 0.
         """
-        updates = Counter(flight.device for flight in self._kept)
-        since = {device: (number - self._counted.get(device, 0)) / n for device, n in updates.items()}
-        self._counted.update(dict.fromkeys(updates, number))
+        devices = [flight.device for flight in self._kept]
+        since = {device: float(number - self._counted.get(device, 0)) for device in devices}
+        self._counted.update(dict.fromkeys(devices, number))
         return since
 
     def _replay(self, number: int, resume: Checkpoint) -> None:
@@ -156,25 +166,24 @@ class ModelState:
     ) -> Iterator[tuple[PendingUpdate, TrainedUpdate]]:
         """Trains the flights and yields each update that passes the checks; refuses the others."""
         seeds = {number: self._task.round_seed(number) for number in {flight.round for flight in flights}}
-        for together in _without_repeats(flights):
-            jobs = [self._job(flight, seeds[flight.round]) for flight in together]
-            results = self._tools.executor.run(self._bases.tensors(), jobs)
-            for flight, job, result in zip(together, jobs, results, strict=True):
-                if isinstance(result, FailedJob):
-                    self._tools.ledger.ended(flight, "refused", now, why=result.why)
-                    continue
-                if result.memory is not None:
-                    self._memories[flight.index, flight.kind] = result.memory
-                base = self._bases.of(flight.round).of(job.strategy.member)
-                sent, left = self._as_sent(result, flight, base)
-                manifest = self._tools.server.manifest(job.strategy.member)
-                origin = UpdateOrigin(self._settings[flight.kind], job.strategy, manifest, base)
-                if why := update_refusal(sent.tensors, sent.num_examples, origin):
-                    self._tools.ledger.ended(flight, "refused", now, why=why)
-                    continue
-                self._memories |= left
-                self._tools.watch.trained(job, sent)
-                yield flight, self._tools.sums.bounded(sent, flight, base) if self._tools.sums else sent
+        jobs = [self._job(flight, seeds[flight.round]) for flight in flights]
+        results = self._tools.executor.run(self._bases.tensors(), jobs) if jobs else []
+        for flight, job, result in zip(flights, jobs, results, strict=True):
+            if isinstance(result, FailedJob):
+                self._tools.ledger.ended(flight, "refused", now, why=result.why)
+                continue
+            if result.memory is not None:
+                self._memories[flight.index, flight.kind] = result.memory
+            base = self._bases.of(flight.round).of(job.strategy.member)
+            sent, left = self._as_sent(result, flight, base)
+            manifest = self._tools.server.manifest(job.strategy.member)
+            origin = UpdateOrigin(self._settings[flight.kind], job.strategy, manifest, base)
+            if why := update_refusal(sent.tensors, sent.num_examples, origin):
+                self._tools.ledger.ended(flight, "refused", now, why=why)
+                continue
+            self._memories |= left
+            self._tools.watch.trained(job, sent)
+            yield flight, self._tools.sums.bounded(sent, flight, base) if self._tools.sums else sent
 
     def _as_sent(
         self, made: TrainedUpdate, flight: PendingUpdate, base: Tensors
@@ -267,21 +276,6 @@ class ModelState:
         """Ends the run: serves the model of round `best`, or for 0 that of the last round."""
         if best and self._best:
             self.served = self._best
-
-
-def _without_repeats(flights: list[PendingUpdate]) -> Iterator[list[PendingUpdate]]:
-    """Divides consecutive flights into lists in which no device has the same kind twice in a row.
-
-    The second update of a device then starts from the strategy state that the first has left.
-    """
-    together: list[PendingUpdate] = []
-    for flight in flights:
-        if together and (together[-1].index, together[-1].kind) == (flight.index, flight.kind):
-            yield together
-            together = []
-        together.append(flight)
-    if together:
-        yield together
 
 
 class RoundEvaluator:

@@ -104,10 +104,11 @@ def test_training_that_diverged_leaves_what_was_kept(run):
     assert run.told.fates == [("1", "counted"), ("1", "refused"), ("1", "counted")]
 
 
-def test_a_device_that_counts_twice_in_a_round_remembers_the_first_time(run):
+def test_of_several_updates_of_a_device_in_a_round_the_newest_counts(run):
     run.round(1, ("7", 1))
-    assert run.round(2, ("2", 1), ("2", 2), ("3", 2)) == [[("2",)], [("2", 2.0), ("3",)]]
-    assert [device for device, _ in run.told.fates] == ["7", "2", "2", "3"]
+    assert run.round(2, ("2", 2), ("2", 1), ("3", 1)) == [[("2",), ("3",)]]
+    assert [job.round for job in run.executor.runs[-1]] == [2, 1]
+    assert run.told.fates == [("7", "counted"), ("2", "late"), ("2", "counted"), ("3", "counted")]
 
 
 def test_checkpoints_hold_what_was_kept_then_and_not_what_came_later(run):

@@ -230,3 +230,11 @@ def test_central_noise_by_name_needs_no_masks_in_the_scenario():
     given = scenario.load("digits", {"task": {"kinds": [{"name": "full"}], "masks": mine}})
     made = scenario.of_policy(given, "lp+central-dp")
     assert (made.task.masks.epsilon, made.task.masks.min_group) == (2.0, 7)
+
+
+def test_a_device_has_one_voice_in_a_sum_however_many_updates_it_sends(bundle):
+    run = Run(bundle, min_group=2)
+    run.round(1, (0, 1), (1, 1), (2, 1))
+    run.told.ends.clear()
+    run.round(2, (3, 1), (3, 2), (0, 2), (1, 1))
+    assert run.told.ends == [("3", "late"), ("1", "unopened"), ("0", "counted"), ("3", "counted")]

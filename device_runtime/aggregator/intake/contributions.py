@@ -8,7 +8,7 @@ from math import inf, nan
 
 import msgspec
 
-from device_runtime.aggregator.storage.database import Database, DatabaseRow
+from device_runtime.aggregator.storage.database import Commit, Database, DatabaseRow
 from device_runtime.aggregator.views.run_events import ContributionRecord
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import MODELLED, Blob, Mask, Metrics
@@ -25,8 +25,15 @@ ORDER BY kind, device, round LIMIT ?"""
 _RECORDS = """SELECT round, device, kind, into_round, num_examples, metrics, why, form,
 NULL AS blob, NULL AS body
 FROM contributions WHERE into_round BETWEEN ? AND ? ORDER BY into_round, kind, device, round"""
-_SINCE = """SELECT device, max(CASE WHEN into_round < ? THEN into_round END) AS before,
-count(CASE WHEN into_round = ? THEN 1 END) AS updates FROM contributions
+SUPERSEDED = 0
+"""The `into_round` of a contribution in whose place a newer one of its device counts."""
+_NEWER = """SELECT 1 FROM contributions newer WHERE newer.device = contributions.device
+AND newer.into_round = contributions.into_round AND newer.round > contributions.round"""
+_SUPERSEDE = f"""UPDATE contributions SET into_round = {SUPERSEDED}, body = NULL
+WHERE into_round = ? AND EXISTS ({_NEWER})"""  # noqa: S608 - of constants
+_FORGET_MASKS = f"""DELETE FROM masks WHERE EXISTS (SELECT 1 FROM contributions c
+WHERE c.round = masks.round AND c.device = masks.device AND c.into_round = {SUPERSEDED})"""  # noqa: S608
+_SINCE = """SELECT device, max(CASE WHEN into_round < ? THEN into_round END) AS before FROM contributions
 WHERE into_round >= ? AND device IN (SELECT device FROM contributions WHERE into_round = ? AND round < ?)
 GROUP BY device"""
 _TRAFFIC = "SELECT round, device, up, down FROM traffic WHERE round BETWEEN ? AND ?"
@@ -126,6 +133,14 @@ class Contributions:
             db.executemany(_SAVE_TRAFFIC, moved)
         self.drop()
 
+    def keep_newest(self, db: Commit, number: int) -> None:
+        """Of several contributions of one device that count in a round, let the newest count alone.
+
+        The others stay known, so that they are not counted when they are sent again.
+        """
+        db.execute(_SUPERSEDE, (number,))
+        db.execute(_FORGET_MASKS)
+
     def drop(self) -> None:
         """Forget what was kept, after it was written or could not be."""
         self._kept, self._kept_kinds = [], {}
@@ -149,10 +164,10 @@ class Contributions:
     def since(self, number: int, first: int) -> dict[str, float]:
         """The rounds since each device with a late contribution in round `number` last counted.
 
-        They are divided by its contributions in this round. Rounds before `first` are not looked at.
+        Rounds before `first` are not looked at.
         """
-        rows = self._db.rows(_SINCE, number, number, first, number, number)
-        return {row["device"]: (number - (row["before"] or first - 1)) / row["updates"] for row in rows}
+        rows = self._db.rows(_SINCE, number, first, number, number)
+        return {row["device"]: float(number - (row["before"] or first - 1)) for row in rows}
 
     def content(self, stored: StoredContribution) -> bytes:
         """The encoded tensors of a contribution whose round is not closed. Raises BlobError."""

@@ -82,6 +82,7 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
         opened = opened.but(
             contributions=sum(saved.counted.values()),
             counted=HashTrieMap(saved.counted),
+            newest=HashTrieMap(saved.newest),
             answered=HashTrieSet(saved.answered),
             waiting=participation.yet_to_answer(opened, saved.answered),
             places=max(0, opened.places - already),
@@ -157,6 +158,9 @@ def _judge(state: RoundsState, update: Update, sent: str) -> tuple[Status, str]:
         return "late", f"{closed}, round {state.round} is open"
     if update.kind in state.rules.bound:
         return "late", f"{closed}, and {update.kind} counts in its own round only"
+    if update.round < (newest := state.newest.get(update.device, 0)):
+        instead = f"with its update for round {newest}"
+        return "late", f"{closed}, and {update.device} counts in round {state.round} {instead}"
     return _judge_late(state, update)
 
 
@@ -171,7 +175,8 @@ def _judge_late(state: RoundsState, update: Update) -> tuple[Status, str]:
         return "late", f"round {update.round} is closed: {rounds} rounds late, {most}"
     if rules.cohort(update.round) is not None and state.asked.get(update.device, 0) < update.round:
         return "refused", _unasked(update)
-    return "accepted", f"round {update.round} is closed, counted in round {state.round}"
+    counted = f"counted in round {state.round} unless a newer one comes"
+    return "accepted", f"round {update.round} is closed, {counted}"
 
 
 def _counts_next(state: RoundsState, update: Update) -> bool:
@@ -210,7 +215,7 @@ def _validated(state: RoundsState, event: Validated) -> Result:
     update, reply = event.update, _verdict(state, event)
     if reply.status != "accepted":
         return _replied(state, reply, event.now)
-    state = participation.counted(participation.answered(state, update), update.device)
+    state = participation.counted(participation.answered(state, update), update)
     state = participation.update_received(state, update, event.now)
     if update.round == state.round:
         state = participation.duration_measured(state, update, event.now)

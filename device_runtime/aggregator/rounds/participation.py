@@ -103,10 +103,14 @@ def answered(state: RoundsState, update: Update) -> RoundsState:
     return _caught_up(state, device) if update.round >= state.asked.get(device, 0) else state
 
 
-def counted(state: RoundsState, device: str) -> RoundsState:
-    """One more contribution of a device counts in the open round."""
-    number = state.counted.get(device, 0) + 1
-    return state.but(contributions=state.contributions + 1, counted=state.counted.insert(device, number))
+def counted(state: RoundsState, update: Update) -> RoundsState:
+    """One more contribution of a device is accepted in the open round."""
+    device, number = update.device, state.counted.get(update.device, 0) + 1
+    return state.but(
+        contributions=state.contributions + 1,
+        counted=state.counted.insert(device, number),
+        newest=state.newest.insert(device, max(update.round, state.newest.get(device, 0))),
+    )
 
 
 def commit_failed(state: RoundsState, event: CommitFailed) -> RoundsState:
@@ -114,8 +118,9 @@ def commit_failed(state: RoundsState, event: CommitFailed) -> RoundsState:
 
     Their receipts have not been sent.
     """
-    answered, waiting, counted = state.answered, state.waiting, state.counted
+    answered, waiting, counted, newest = state.answered, state.waiting, state.counted, state.newest
     for update in event.updates:
+        newest = newest.discard(update.device)  # an earlier one that is stored may be judged too mildly
         left = counted[update.device] - 1
         counted = counted.insert(update.device, left) if left else counted.discard(update.device)
         if update.round != state.round:
@@ -129,7 +134,8 @@ def commit_failed(state: RoundsState, event: CommitFailed) -> RoundsState:
         ):
             waiting = waiting.insert(update.device)
     contributions = state.contributions - len(event.updates)
-    return state.but(contributions=contributions, counted=counted, answered=answered, waiting=waiting)
+    state = state.but(newest=newest, answered=answered, waiting=waiting)
+    return state.but(contributions=contributions, counted=counted)
 
 
 def invited(state: RoundsState, event: Invited) -> RoundsState:
@@ -261,7 +267,7 @@ def round_opened(state: RoundsState, now: float) -> RoundsState:
     closes_s = now + state.deadline_s(state.round + 1)
     state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
     state = state.but(contributions=0, counted=HashTrieMap(), answered=HashTrieSet(), sat_out=HashTrieSet())
-    state = state.but(had=0, fruitless=0)
+    state = state.but(had=0, fruitless=0, newest=HashTrieMap())
     if state.rules.waits_for_fast:
         state = _opened(state, now)
     else:

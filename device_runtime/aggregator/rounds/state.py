@@ -152,10 +152,15 @@ class RoundsState:
     settles_s: float = 0.0
     contributions: int = 0
     counted: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
-    """The number of contributions of each device that count in this round.
+    """The number of contributions of each device that were accepted in this round.
 
-    It is more than one where some were made for earlier rounds. `min_contributions` and `buffer_size` count
-    devices.
+    It is more than one where some were made for earlier rounds; the `newest` is merged. `min_contributions`
+    and `buffer_size` count devices.
+    """
+    newest: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
+    """The latest round for which each device sent a contribution that counts in this round.
+
+    Of several contributions of a device only this one is merged.
     """
     had: int = 0
     """The number of contributions at the round's last deadline; 0 before the first deadline."""
@@ -312,3 +317,4 @@ class Saved:
     fruitless: int = 0
     """As in RoundsState."""
     given_up: frozenset[int] = frozenset()
+    newest: Mapping[str, int] = field(default_factory=dict)

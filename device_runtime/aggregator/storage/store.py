@@ -17,7 +17,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, nan
 from pathlib import Path
 from typing import Literal
@@ -227,11 +227,14 @@ class SavedSession:
         number, phase = rows[0]
         counted = self._db.rows("SELECT device, round FROM contributions WHERE into_round = ?", number)
         answered = frozenset(row["device"] for row in counted if row["round"] == number)
-        voices = Counter(row["device"] for row in counted)
+        sent = Counter(row["device"] for row in counted)
+        newest: dict[str, int] = {}
+        for row in counted:
+            newest[row["device"]] = max(row["round"], newest.get(row["device"], 0))
         asked = {row["device"]: row["round"] for row in self._db.rows("SELECT device, round FROM asked")}
         present = {row["device"]: row["boot"] for row in self._db.rows("SELECT device, boot FROM present")}
-        fruitless = self._fruitless(number)
-        return Saved(number, phase, voices, answered, asked, present=present, fruitless=fruitless)
+        saved = Saved(number, phase, sent, answered, asked, present=present, newest=newest)
+        return replace(saved, fruitless=self._fruitless(number))
 
     def ask(self, number: int, devices: Iterable[str], earliest: int) -> None:
         """Stores that devices of a cohort were asked for a round.
@@ -317,11 +320,14 @@ class StoredRounds:
     ) -> None:
         """Stores that no more contributions count in the round, which is merged, or unmasked first.
 
+        Of several contributions of a device the newest counts.
+
         `durations`: how long its devices needed (see `pace`). `early`: a note that it closed before all
         devices were done.
         """
         with self._db.commit() as db:
             db.execute(_END_COLLECT, (phase, early, number))
+            self._contributions.keep_newest(db, number)
             if durations:
                 sql = "INSERT INTO pace VALUES (?, ?) ON CONFLICT DO NOTHING"
                 db.execute(sql, (number, _packed(durations)))

@@ -59,7 +59,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     plan for `round_deadline_s`. Later updates count as with late="count", but each as many times as the
     number of rounds in which its device was at work (`stands_for`), not with (1 + tau) ** -staleness_weight.
     So that they can count, no round closes before `round_deadline_s` / `max_staleness`. Rounds 1 and 2 wait
-    for all devices; with cohorts rounds 3 to 6 do too. wait_for="auto" is "fast" where several kinds are
+    for all devices; with cohorts rounds 3 to 6 do too. Of several updates of one device in a round the
+    newest counts. wait_for="auto" is "fast" where several kinds are
     offered, all of them may count late, and no other setting says when rounds end or how late updates count.
 
     Learnt deadlines. With `deadline_quantile` the deadline is the time in which this share of the devices

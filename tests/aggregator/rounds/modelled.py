@@ -43,7 +43,7 @@ class PlainModel:
         self.rules, self.round = rules, 0
         self.here = {}  # boot, online, ready, silences
         self.asked, self.behind = {}, {}
-        self.answered, self.sat_out, self.counted = set(), set(), Counter()
+        self.answered, self.sat_out, self.counted, self.newest = set(), set(), Counter(), {}
         self.had = self.fruitless = 0  # contributions at the last deadline, and deadlines that brought none
 
     @property
@@ -108,6 +108,7 @@ class PlainModel:
     def refused_by_disk(self, updates):
         for update in updates:
             self.counted[update.device] -= 1
+            self.newest.pop(update.device, None)
             if update.round == self.round:
                 self.answered.discard(update.device)
         self.counted = +self.counted
@@ -138,7 +139,7 @@ class PlainModel:
     def opened(self, number, now):
         waiting, self.round = self.waiting, number
         self.had = self.fruitless = 0
-        self.answered, self.sat_out, self.counted = set(), set(), Counter()
+        self.answered, self.sat_out, self.counted, self.newest = set(), set(), Counter(), {}
         if not self.everyone:
             self.expire(now)
             self.behind |= dict.fromkeys(waiting, now)
@@ -253,7 +254,7 @@ class RandomRun:
         present = {d: plain.here[d][0] for d in plain.ready}
         saved = Saved(
             plain.round, "collect", dict(plain.counted), stored, asked, before.paces, before.progress,
-            present, before.fruitless, before.given_up,
+            present, before.fruitless, before.given_up, dict(plain.newest),
         )  # fmt: skip
         self.fetching, self.unsure = [], []
         plain.here = {device: (boot, True, True, 0) for device, boot in present.items()}
@@ -304,6 +305,8 @@ class RandomRun:
         assert update.kind != "bound" or update.round == plain.round
         assert plain.counted.total() < self.rules.max_contributions, "a full round takes no more"
         assert update.round < plain.round or plain.is_asked(update.device), "only who was asked counts"
+        assert update.round >= plain.newest.get(update.device, 0), "the newest of a device counts"
+        plain.newest[update.device] = update.round
         plain.counted[update.device] += 1
         self.sent[update.device, update.round] = update.kind
         self.unsure.append(update)

@@ -286,7 +286,9 @@ def test_a_late_contribution_counts_in_the_open_round_where_the_task_says_so():
     state = replace(collecting("a", "b", rules=replace(RULES, late="count")), round=2)
     after, commands = play(state, believed("a", number=1))
     assert commands[0] == StoreContribution(update("a", 1), 2)
-    assert commands[1] == Reply(update("a", 1), "accepted", "round 1 is closed, counted in round 2")
+    assert commands[1] == Reply(
+        update("a", 1), "accepted", "round 1 is closed, counted in round 2 unless a newer one comes"
+    )
     assert (after.contributions, after.answered) == (1, frozenset())
 
 
@@ -432,6 +434,18 @@ def test_a_device_alone_does_not_fill_a_buffer():
     assert play(state, believed("b", number=3))[1][-1] == DoPhase("merge", 3)
 
 
+def test_an_update_that_is_older_than_its_devices_newest_does_not_count():
+    rules = replace(RULES, rounds=9, late="count")
+    state = replace(collecting("a", "b", rules=rules), round=3)
+    sent = [believed("a", number=number) for number in (2, 3, 1)]
+    state, commands = play(state, *sent)
+    assert statuses(commands) == ["accepted", "accepted", "late"]
+    assert commands[-1].reason == "round 1 is closed, and a counts in round 3 with its update for round 3"
+    assert (state.contributions, dict(state.newest)) == (2, {"a": 3})
+    state, commands = play(state, Announced(4.0, update("b", 1)))
+    assert commands == [FetchContribution(update("b", 1))]
+
+
 def test_what_the_disk_refuses_counts_for_no_device():
     rules = replace(RULES, late="count", min_contributions=2)
     state = replace(collecting("a", "b", "c", rules=rules), round=2)
@@ -452,7 +466,7 @@ def test_a_buffered_round_does_not_close_because_all_have_answered_but_at_its_de
 def test_a_contribution_counts_in_a_later_round_if_it_is_not_too_many_rounds_late(rules):
     state = replace(collecting("a", "b", "c", rules=rules), round=4)
     _, commands = play(state, believed("a", number=2))
-    told = Reply(update("a", 2), "accepted", "round 2 is closed, counted in round 4")
+    told = Reply(update("a", 2), "accepted", "round 2 is closed, counted in round 4 unless a newer one comes")
     assert commands == [StoreContribution(update("a", 2), 4), told]
     _, commands = play(state, believed("a", number=1))
     assert commands == [Reply(update("a", 1), "late", "round 1 is closed: 3 rounds late, at most 2 may be")]
@@ -494,7 +508,7 @@ def test_what_comes_late_is_put_off_too_and_counts_when_it_comes_again():
     assert (state.round, state.contributions) == (3, 0)
     assert play(state, believed("b", now=21.0))[1][:2] == [
         StoreContribution(update("b"), 3),
-        Reply(update("b"), "accepted", "round 1 is closed, counted in round 3"),
+        Reply(update("b"), "accepted", "round 1 is closed, counted in round 3 unless a newer one comes"),
     ]
 
 

@@ -195,7 +195,7 @@ def test_a_buffered_run_keeps_as_many_at_work_as_it_may_whatever_round_they_work
     state, commands = play(state, Invited(2.0, 2, ("f",)), believed("b", 3.0))
     assert (state.round, state.contributions, state.waiting) == (2, 1, {"f"})
     assert commands[-2:] == [
-        Reply(update("b"), "accepted", "round 1 is closed, counted in round 2"),
+        Reply(update("b"), "accepted", "round 1 is closed, counted in round 2 unless a newer one comes"),
         Invite(2, 1),
     ]
 

@@ -224,8 +224,41 @@ def test_late_contributions_are_discarded_or_counted_as_the_task_says(bench, mak
     b.wait(10.0)
     assert b.service.state.round == 2
     late = b.contribute("pi-02", b.contribution("few-shot", update_of("few-shot", 2)))
-    assert (late[0].status, late[0].reason) == ("accepted", "round 1 is closed, counted in round 2")
+    assert (late[0].status, late[0].reason) == (
+        "accepted",
+        "round 1 is closed, counted in round 2 unless a newer one comes",
+    )
     assert [(s.round, s.into) for s in b.store.contributions.of_round(2)] == [(1, 2)]
+
+
+@pytest.mark.parametrize("settings", [{"late": "count"}, {"buffer_size": 2}, {"wait_for": "fast"}])
+def test_a_device_has_one_voice_in_a_merge_however_many_updates_it_sends(
+    bench, make_task, update_of, settings
+):
+    """Updates for rounds 1 to 3 come in round 3, the newest one in the middle; the restart forgets none."""
+    task = make_task("few-shot", "class-means", min_contributions=2, max_extensions=0, rounds=9, **settings)
+    b = bench(task)
+    b.join("a", "b", "liar")
+    for number in (1, 2):
+        for device in ("a", "b"):
+            b.contribute(device, b.contribution("few-shot", update_of("few-shot"), number))
+        b.wait(10.0)
+    assert b.service.state.round == 3
+    statistics = b.contribution("class-means", update_of("class-means", 5), 2)
+    receipts = b.contribute("liar", b.contribution("few-shot", update_of("few-shot", 7), 1))
+    receipts += b.contribute("liar", statistics)
+    b = b.restart()
+    b.join("a", "b", "liar")
+    receipts += b.contribute("liar", b.contribution("few-shot", update_of("few-shot", 8), 1))
+    assert [receipt.status for receipt in receipts] == ["accepted", "accepted", "duplicate"]
+    for device in ("liar", "a"):
+        b.contribute(device, b.contribution("few-shot", update_of("few-shot", 9), 3))
+    b.wait(10.0)
+    made = b.store.contributions.records(3)
+    assert [(record.device, record.kind) for record in made] == [("a", "few-shot"), ("liar", "few-shot")]
+    again = b.contribute("liar", statistics)
+    assert [receipt.status for receipt in again] == ["duplicate"]
+    assert not list(b.store.contributions.of_round(4))
 
 
 def test_a_round_with_too_few_contributions_is_extended_in_sight_of_all(bench, make_task):

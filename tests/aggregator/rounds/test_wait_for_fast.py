@@ -169,7 +169,7 @@ def test_what_comes_later_counts_in_the_open_round():
     state, _ = play(learnt(30, 30, 30, 140), came("a", 25.0, 2), TimePassed(40.0), *worked(40.0))
     late = came("d", 85.0, 2).update
     state, commands = play(state, Announced(85.0, late), Validated(85.0, late))
-    reason = "round 2 is closed, counted in round 3"
+    reason = "round 2 is closed, counted in round 3 unless a newer one comes"
     assert commands[:3] == [
         FetchContribution(late),
         StoreContribution(late, 3),
@@ -490,7 +490,7 @@ def test_on_the_service_a_round_says_when_it_closed_and_why_and_devices_have_the
     assert [one.note for one in closed] == ["", "", "closed at 10.1 s, when the fast were done; 1 at work"]
     assert (closed[2].record.deadline_s, closed[2].record.participants) == (50.0, 3)
     b.wait(20)
-    assert sends(b, "d", 3).reason == "round 3 is closed, counted in round 4"
+    assert sends(b, "d", 3).reason == "round 3 is closed, counted in round 4 unless a newer one comes"
 
 
 def test_on_the_service_a_late_update_weighs_as_many_times_as_the_rounds_that_its_device_missed(
@@ -528,7 +528,7 @@ def test_a_restart_knows_what_was_learnt_and_what_was_said(fast):
     sends(b, "a", 4, boot=2)
     b.wait(11)
     assert b.offer.round == 5
-    assert sends(b, "d", 4, boot=2).reason == "round 4 is closed, counted in round 5"
+    assert sends(b, "d", 4, boot=2).reason == "round 4 is closed, counted in round 5 unless a newer one comes"
 
 
 def test_what_a_round_said_of_its_end_is_kept_where_the_aggregator_dies_as_it_merges(fast, monkeypatch):
