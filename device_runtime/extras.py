@@ -21,6 +21,6 @@ EXTRAS = {
     "postgres": InstallExtra(("psycopg",), "runs in PostgreSQL"),
     "torch": InstallExtra(("torch", "onnx", "onnxscript"), "`export`, and the torch engine"),
     "simulation": InstallExtra(("sklearn", "matplotlib"), "`demo` and simulations"),
-    "images": InstallExtra(("PIL",), "JPEG, GIF, WebP and TIFF among samples"),
+    "images": InstallExtra(("PIL",), "GIF, WebP and TIFF among samples"),
     "privacy": InstallExtra(("dp_accounting",), "tasks whose training is differentially private"),
 }

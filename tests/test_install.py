@@ -79,6 +79,7 @@ def test_a_device_s_dependencies_are_the_few_that_are_priced():
         "pynacl",
         "msgspec",
         "safetensors",
+        "simplejpeg",
         "platformdirs",
         "tabulate",
         "tomli",
@@ -233,6 +234,17 @@ def test_a_device_install_names_the_extra_that_a_command_needs(words, extra, cod
     assert (ended.returncode, ended.stdout) == (code, "")
     [line] = ended.stderr.splitlines()
     assert f": pip install 'device-runtime[{extra}]'" in line
+
+
+def test_a_device_install_reads_photos(bare, installed, tmp_path):
+    from PIL import Image
+
+    (tmp_path / "photos" / "7").mkdir(parents=True)
+    for number in range(3):
+        Image.new("RGB", (400, 300), (90 * number, 60, 60)).save(tmp_path / "photos" / "7" / f"{number}.jpg")
+    ended = bare_run(bare, installed, "data", "check", tmp_path / "photos")
+    assert ended.returncode == 0, ended.stderr
+    assert "3  picture 400x300 RGB 8 bits" in ended.stdout
 
 
 def test_the_list_of_commands_imports_none_of_them(bare):

@@ -11,12 +11,17 @@ from . import database, labels, table
 from .arrays import NPZ
 from .database import DATABASE
 from .sample_source import DATABASES, SampleSource
-from .single import DECODERS, SINGLE
+from .single import DECODERS, SINGLE, UNREAD
 from .table import TABLE
 from .units import Refused, SampleFormat, Skip, SkippedTally, Unit, file_stamp
 
 WHOLE = {".npz": NPZ, **dict.fromkeys(table.ENDINGS, TABLE)}
 """Formats, by file ending, of files with many samples and their labels; a new format is one line here."""
+LOST_LINK = "a link that leads nowhere"
+SYSTEM_FILES = frozenset(
+    {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "$recycle.bin", "lost+found"}
+)
+"""Files and folders that systems leave beside people's pictures, in lower case."""
 
 
 @dataclass
@@ -49,7 +54,7 @@ def listing(source: SampleSource) -> Listing:
 def _folder(source: SampleSource, found: Listing) -> None:
     """Lists files before folders, since a table may list files in the folders. Skips pipes and the like."""
     try:
-        entries = sorted(path for path in source.path.iterdir() if not path.name.startswith("."))
+        entries = sorted(path for path in source.path.iterdir() if not is_hidden(path.name))
     except OSError as error:
         found.add(Skip("cannot be read", f"{source}: {error.strerror}"))
         return
@@ -59,6 +64,13 @@ def _folder(source: SampleSource, found: Listing) -> None:
     for path in entries:
         if os.path.isdir(path):  # noqa: PTH112
             _class_folder(path, source, found)
+        elif path.is_symlink() and not os.path.exists(path):  # noqa: PTH110
+            found.add(Skip(LOST_LINK, _name(path, source)))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is none of its owner's: hidden, or of the system."""
+    return name.startswith(".") or name.lower() in SYSTEM_FILES
 
 
 def _database(source: SampleSource, found: Listing) -> None:
@@ -108,21 +120,39 @@ def _class_folder(folder: Path, source: SampleSource, found: Listing) -> None:
 
 
 def _files(folder: Path, source: SampleSource, found: Listing) -> Iterator[Path]:
-    """Files that are not hidden, at any depth; adds folders that cannot be read as strays."""
+    """Files that are not hidden, at any depth, behind links too; adds what cannot be read as strays."""
 
     def unreadable(error: OSError) -> None:
         found.add(Skip("cannot be read", f"{_name(Path(error.filename), source)}/: {error.strerror}"))
 
-    for at, folders, names in os.walk(folder, onerror=unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    place = Path(os.path.realpath(folder))
+    seen = {os.path.realpath(source.path), str(place), *map(str, place.parents)}
+    for at, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
+        folders[:] = [
+            name for name in sorted(folders) if not is_hidden(name) and _is_new(Path(at, name), seen)
+        ]
         for name in names:
             path = Path(at, name)
-            if not name.startswith(".") and os.path.isfile(path):  # noqa: PTH113
+            if is_hidden(name):
+                continue
+            if os.path.isfile(path):  # noqa: PTH113
                 yield path
+            elif path.is_symlink() and not os.path.exists(path):  # noqa: PTH110
+                found.add(Skip(LOST_LINK, _name(path, source)))
+
+
+def _is_new(folder: Path, seen: set[str]) -> bool:
+    """Whether a folder was not listed before: a link may lead back to a folder that it lies in."""
+    place = os.path.realpath(folder)
+    new = place not in seen
+    seen.add(place)
+    return new
 
 
 def _unread(path: Path, source: SampleSource) -> Skip:
-    ending = printable(path.suffix.lower()[:12]) or "no ending"
+    if (ending := path.suffix.lower()) in UNREAD:
+        return Skip(UNREAD[ending], _name(path, source))
+    ending = printable(ending[:12]) or "no ending"
     return Skip(f"unsupported kind of file ({ending})", _name(path, source))
 
 

@@ -1,4 +1,4 @@
-"""Pictures: decoded by Pillow, and resized and scaled to a bundle's input."""
+"""Pictures: resized and scaled to a bundle's input; Pillow decodes the formats that have no module here."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ class Picture:
 
         Raises Refused if the task's input is no picture.
         """
-        if not is_picture(given):
-            raise Refused("the task's input is no picture", f"it is {given.shape}")
+        need_picture(given)
         channels, height, width = given.shape
         made: NDArray[Any] = resized(self.pixels, height, width)
         if channels == 1 and made.shape[2] == 3:
@@ -55,6 +54,12 @@ class Picture:
 def is_picture(given: InputSpec) -> bool:
     """Whether the input has the shape of a picture: one or three channels, and two more axes."""
     return given.vocabulary is None and len(given.shape) == 3 and given.shape[0] in (1, 3)
+
+
+def need_picture(given: InputSpec) -> None:
+    """Raises Refused if the task's input is no picture."""
+    if not is_picture(given):
+        raise Refused("the task's input is no picture", f"it is {given.shape}")
 
 
 def white(given: InputSpec) -> float:
@@ -72,9 +77,9 @@ def check_size(width: int, height: int) -> None:
         )
 
 
-# Pillow, of the extra `images`, reads JPEG, GIF, WebP, TIFF, BMP, PGM and PPM.
+# Pillow, of the extra `images`, reads GIF, WebP and TIFF.
 
-FORMATS = ("JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM")
+FORMATS = ("GIF", "WEBP", "TIFF")
 
 
 def decode(data: bytes) -> Picture:
@@ -85,7 +90,7 @@ def decode(data: bytes) -> Picture:
     try:
         from PIL import Image, ImageOps
     except ImportError:
-        raise Refused("needs Pillow: pip install 'device-runtime[images]'") from None
+        raise Refused("GIF, WebP and TIFF need Pillow: pip install 'device-runtime[images]'") from None
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             check_size(*image.size)

@@ -1,15 +1,16 @@
-"""Decodes PNG (ISO/IEC 15948) in numpy: grey, RGB, palette, alpha; 1 to 16 bits; not interlaced."""
+"""Decodes PNG (ISO/IEC 15948) in numpy: grey, RGB, palette, alpha; 1 to 16 bits, interlaced or not."""
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .exif import UPRIGHT, orientation, upright
 from .picture import Picture, check_size
 from .units import Refused
 
@@ -17,6 +18,9 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type: grey, RGB, palette, grey and RGB with alpha
 PALETTE = 3
 DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+
+PASSES = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
+"""Adam7: first row and column of the pixels of each pass, and the steps to the next ones."""
 
 Bytes = NDArray[np.uint8]
 
@@ -32,25 +36,52 @@ class _Header(NamedTuple):
 
 
 def decode(data: bytes) -> Picture:
-    """The picture without its alpha channel. Raises Refused if it is damaged, interlaced or too large."""
+    """The picture without its alpha channel, turned as its EXIF chunk notes.
+
+    Raises Refused if it is damaged or too large.
+    """
     chunks = _chunks(data)
     kind, body = next(chunks, ("", b""))
     if kind != "IHDR" or len(body) != 13:
         raise Refused("a damaged picture", "PNG without a header")
     header = _Header(*struct.unpack(">IIBBBBB", body))
     _check(header)
-    palette, packed = b"", []
+    palette, packed, turned = b"", [], UPRIGHT
     for kind, body in chunks:
         if kind == "PLTE":
             palette = body
         elif kind == "IDAT":
             packed.append(body)
+        elif kind == "eXIf":
+            turned = orientation(body)
         elif kind == "IEND":
             break
     else:
         raise Refused("a file that ends too early", "PNG")
-    lines = _lines(b"".join(packed), header)
-    return Picture(_pixels(lines, header, palette))
+    parts = _parts(header)
+    unpacked = _unpacked(b"".join(packed), [part for part, _, _ in parts])
+    pixels = [_pixels(lines, part, palette) for lines, (part, _, _) in zip(unpacked, parts, strict=True)]
+    whole = np.empty((header.height, header.width, pixels[0].shape[2]), pixels[0].dtype)
+    for some, (_, rows, columns) in zip(pixels, parts, strict=True):
+        whole[rows, columns] = some
+    return Picture(upright(whole, turned))
+
+
+def _parts(header: _Header) -> list[tuple[_Header, slice, slice]]:
+    """The pictures that are stored one after the other, and the rows and columns that they are of."""
+    if not header.interlace:
+        return [(header, slice(None), slice(None))]
+    return [
+        (
+            header._replace(
+                height=-(-(header.height - row) // down), width=-(-(header.width - column) // across)
+            ),
+            slice(row, None, down),
+            slice(column, None, across),
+        )
+        for row, column, down, across in PASSES
+        if row < header.height and column < header.width
+    ]
 
 
 def _chunks(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -71,15 +102,15 @@ def _check(header: _Header) -> None:
     check_size(header.width, header.height)
     if header.colour not in CHANNELS or header.depth not in DEPTHS[header.colour]:
         raise Refused("a damaged picture", f"PNG of colour type {header.colour}, {header.depth} bits")
-    if header.interlace:
-        raise Refused("an interlaced PNG is not supported", "save it without interlacing")
+    if header.interlace > 1:
+        raise Refused("a damaged picture", f"PNG with interlacing {header.interlace}")
 
 
-def _lines(packed: bytes, header: _Header) -> Bytes:
-    """Unpacks the lines and undoes their filters, (height, bytes of a line). Raises Refused."""
-    bits = header.depth * CHANNELS[header.colour]
-    wide = (header.width * bits + 7) // 8
-    size = header.height * (wide + 1)
+def _unpacked(packed: bytes, parts: Sequence[_Header]) -> list[Bytes]:
+    """The lines of each part without their filters, (height, bytes of a line). Raises Refused."""
+    bits = parts[0].depth * CHANNELS[parts[0].colour]
+    forms = [(part.height, (part.width * bits + 7) // 8 + 1) for part in parts]
+    size = sum(height * wide for height, wide in forms)
     unpacker = zlib.decompressobj()
     try:
         data = unpacker.decompress(packed, size + 1)
@@ -89,10 +120,14 @@ def _lines(packed: bytes, header: _Header) -> Bytes:
         raise Refused("a file that ends too early", f"PNG with {len(data)} of {size} bytes")
     if len(data) > size:
         raise Refused("a damaged picture", f"PNG with more than its {size} bytes")
-    filtered = np.frombuffer(data, np.uint8).reshape(header.height, wide + 1)
-    if filtered[:, 0].max() > 4:
-        raise Refused("a damaged picture", f"PNG with filter {filtered[:, 0].max()}")
-    return _unfiltered(filtered[:, 0], filtered[:, 1:], max(1, bits // 8))
+    made, place = [], 0
+    for height, wide in forms:
+        filtered = np.frombuffer(data, np.uint8, height * wide, place).reshape(height, wide)
+        if filtered[:, 0].max() > 4:
+            raise Refused("a damaged picture", f"PNG with filter {filtered[:, 0].max()}")
+        made.append(_unfiltered(filtered[:, 0], filtered[:, 1:], max(1, bits // 8)))
+        place += height * wide
+    return made
 
 
 def _unfiltered(filters: Bytes, lines: Bytes, pixel: int) -> Bytes:

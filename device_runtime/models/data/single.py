@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.text.texts import Texts
 
-from . import arrays, cells, picture, png, sound
+from . import arrays, bitmap, cells, jpeg, picture, png, sound
 from .sample_source import SampleSource
 from .units import RawSamples, Refused, SampleFormat, Unit, WantedSamples, one_stored, read_file
 
@@ -26,42 +27,87 @@ class Item(Protocol):
         """Samples (n, *shape), before `InputSpec.prepare`. Raises Refused if it does not fit the input."""
 
 
-BY_PILLOW = (".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".pgm", ".ppm")
+JPEGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo")
+BY_PILLOW = (".gif", ".webp", ".tif", ".tiff")
 DECODERS: Mapping[str, Callable[[bytes], Item]] = {
     ".wav": sound.decode,
     ".npy": arrays.decode,
     ".png": png.decode,
     ".txt": cells.decode,
+    ".bmp": bitmap.decode_bmp,
+    **dict.fromkeys((".pgm", ".ppm"), bitmap.decode_pnm),
+    **dict.fromkeys(JPEGS, jpeg.decode),
     **dict.fromkeys(BY_PILLOW, picture.decode),
 }
+PICTURES = frozenset({".png", ".bmp", ".pgm", ".ppm", *JPEGS, *BY_PILLOW})
 BEGINNINGS: Mapping[bytes, str] = {
     b"\x89PNG": ".png",
     b"\xff\xd8\xff": ".jpg",
-    b"RIFF": ".wav",
+    b"RIFF....WAVE": ".wav",
+    b"RIFF....WEBP": ".webp",
     b"\x93NUMPY": ".npy",
     b"BM": ".bmp",
     b"P5": ".pgm",
     b"P6": ".ppm",
+    b"GIF8": ".gif",
+    b"II\\*\0": ".tif",
+    b"MM\0\\*": ".tif",
+    b"....ftyp(?:hei|hev|mif1|msf1|avi)": ".heic",
 }
-"""The first bytes of files, by which samples without a file name are recognised."""
+"""The first bytes of files, as patterns, by which pictures and samples without a name are recognised."""
+BEGINNING = re.compile(
+    b"|".join(b"(?P<k%d>%s)" % (number, pattern) for number, pattern in enumerate(BEGINNINGS)), re.DOTALL
+)
+
+CONVERT = "save it as JPEG or PNG"
+UNREAD: Mapping[str, str] = {
+    **dict.fromkeys((".heic", ".heif", ".avif", ".hif"), f"HEIC and AVIF pictures are not read: {CONVERT}"),
+    **dict.fromkeys((".dng", ".cr2", ".cr3", ".nef", ".arw"), f"raw photos are not read: {CONVERT}"),
+    **dict.fromkeys((".jp2", ".jxl", ".svg", ".psd"), f"pictures of this kind are not read: {CONVERT}"),
+    **dict.fromkeys((".mp3", ".m4a", ".aac", ".ogg", ".opus", ".flac"), "sound is read from WAV: convert it"),
+}
+"""Files that are not read although they hold samples, and what to do."""
 
 
 def decode_file(data: bytes, name: str) -> Item:
-    """Decodes a file by the ending of its name. Raises Refused."""
+    """Decodes a file by the ending of its name; a picture by its content, whatever its ending.
+
+    Raises Refused.
+    """
     ending = ending_of(name)
+    if ending in UNREAD:
+        raise Refused(UNREAD[ending])
     if ending not in DECODERS:
         raise Refused(f"unsupported kind of file ({ending or 'no ending'})")
     if not data:
         raise Refused("an empty file")
-    return DECODERS[ending](data)
+    if ending in PICTURES and (content := content_of(data)) in PICTURES | UNREAD.keys():
+        ending = content
+    return _decoded(data, ending)
 
 
 def decode_unnamed(data: bytes) -> Item | None:
     """Decodes bytes by their beginning; None if it is no known one. Raises Refused."""
-    for beginning, ending in BEGINNINGS.items():
-        if data.startswith(beginning):
-            return DECODERS[ending](data)
-    return None
+    ending = content_of(data)
+    return _decoded(data, ending) if ending else None
+
+
+def content_of(data: bytes) -> str:
+    """The ending that a file with this content usually has; empty if it is not recognised."""
+    found = BEGINNING.match(data)
+    return list(BEGINNINGS.values())[int(str(found.lastgroup)[1:])] if found else ""
+
+
+def _decoded(data: bytes, ending: str) -> Item:
+    """Raises Refused, whatever a decoder raises."""
+    if ending in UNREAD:
+        raise Refused(UNREAD[ending])
+    try:
+        return DECODERS[ending](data)
+    except (Refused, MemoryError):
+        raise
+    except Exception as error:  # one damaged file must not end the reading of the others
+        raise Refused("a damaged file", f"{type(error).__name__}: {error}"[:200]) from None
 
 
 def raw(held: Item, given: InputSpec, texts: Texts | None) -> NDArray[Any]:

@@ -13,15 +13,51 @@ def strays(found):
     return {skipped.reason: skipped.examples for skipped in found.strays}
 
 
-def test_a_pipe_or_a_broken_link_is_passed_over(tmp_path):
+def test_a_pipe_is_passed_over_and_a_broken_link_named(tmp_path):
     os.mkfifo(tmp_path / "pipe.csv")
     (tmp_path / "a").mkdir()
     os.mkfifo(tmp_path / "a" / "pipe.png")
-    (tmp_path / "a" / "gone.png").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    (tmp_path / "a" / "up").symlink_to(tmp_path)
     found = listing(SampleSource(tmp_path))
     assert (found.units, strays(found)) == ({}, {})
+    (tmp_path / "a" / "gone.png").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    found = listing(SampleSource(tmp_path))
+    assert (found.units, strays(found)) == ({}, {"a link that leads nowhere": ("a/gone.png", "loop")})
+
+
+def test_folders_behind_links_are_read_once_and_none_above(tmp_path, digit_png):
+    photos, source = tmp_path / "photos", tmp_path / "source"
+    for folder in (photos / "2026", source / "0" / "deep", source / "1"):
+        folder.mkdir(parents=True)
+        (folder / "a.png").write_bytes(digit_png())
+    (source / "1" / "camera").symlink_to(photos)
+    (source / "1" / "again").symlink_to(photos)
+    (source / "1" / "up").symlink_to(source)
+    (source / "0" / "deep" / "back").symlink_to(source / "0")
+    (source / "2").symlink_to(photos / "2026")
+    found = listing(SampleSource(source))
+    assert list(found.units) == ["0/deep/a.png", "1/a.png", "1/again/2026/a.png", "2/a.png"]
+    assert [unit.label for unit in found.units.values()] == ["0", "1", "1", "2"]
+
+
+def test_what_systems_leave_beside_pictures_is_not_mentioned(tmp_path, digit_png):
+    for folder in ("0", "__MACOSX", "@eaDir"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.png").write_bytes(digit_png())
+    for name in ("Thumbs.db", ".DS_Store", "._a.png", "desktop.ini"):
+        (tmp_path / name).write_bytes(b"x")
+        (tmp_path / "0" / name).write_bytes(b"x")
+    found = listing(SampleSource(tmp_path))
+    assert (list(found.units), strays(found)) == (["0/a.png"], {})
+
+
+def test_pictures_that_are_not_read_say_what_to_do(tmp_path, digit_png):
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "IMG_0001.HEIC").write_bytes(b"x")
+    found = listing(SampleSource(tmp_path))
+    assert strays(found) == {
+        "HEIC and AVIF pictures are not read: save it as JPEG or PNG": ("0/IMG_0001.HEIC",)
+    }
 
 
 def test_a_folder_that_may_not_be_read_is_named(tmp_path, digit_png, monkeypatch):

@@ -23,16 +23,17 @@ def written(form, pixels=COLOURS, **options):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("form", ["BMP", "PPM"])
-def test_bmp_and_ppm_are_read_by_pillow(form):
-    assert np.array_equal(picture.decode(written(form)).pixels, COLOURS)
-    grey = picture.decode(written(form, COLOURS[:, :, 0])).pixels
-    assert np.array_equal(grey[:, :, 0], COLOURS[:, :, 0])
-    with pytest.raises(Refused, match="a damaged picture"):
-        picture.decode(written(form)[:500])
+@pytest.mark.parametrize("form", ["GIF", "WEBP", "TIFF"])
+def test_other_pictures_are_read_by_pillow_and_its_absence_is_said(form, monkeypatch):
+    assert picture.decode(written(form)).pixels.shape == COLOURS.shape
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(
+        Refused, match=r"GIF, WebP and TIFF need Pillow: pip install 'device-runtime\[images\]'"
+    ):
+        picture.decode(b"GIF89a")
 
 
-@pytest.mark.parametrize("form", ["BMP", "PPM", "JPEG"])
+@pytest.mark.parametrize("form", ["GIF", "WEBP", "TIFF"])
 @settings(max_examples=60)
 @given(cut=st.integers(0, 400), junk=st.binary(max_size=30))
 def test_any_bytes_are_a_picture_or_refused(form, cut, junk):
@@ -43,19 +44,10 @@ def test_any_bytes_are_a_picture_or_refused(form, cut, junk):
         assert error.reason
 
 
-def test_jpeg_is_read_by_pillow_and_its_absence_is_said(monkeypatch):
-    decoded = picture.decode(written("JPEG", quality=95)).pixels
-    assert decoded.shape == COLOURS.shape
-    assert picture.decode(written("JPEG", COLOURS[:, :, 0])).pixels.shape == (23, 31, 1)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(Refused, match=r"needs Pillow: pip install 'device-runtime\[images\]'"):
-        picture.decode(b"\xff\xd8\xff")
-
-
-def test_a_jpeg_that_is_too_large_is_refused_before_it_is_decoded(monkeypatch):
+def test_a_picture_that_is_too_large_is_refused_before_it_is_decoded(monkeypatch):
     monkeypatch.setattr("device_runtime.models.data.picture.LARGEST_PIXELS", 100)
     with pytest.raises(Refused, match="31x23"):
-        picture.decode(written("JPEG"))
+        picture.decode(written("TIFF"))
 
 
 @pytest.mark.parametrize("height, width", [(8, 8), (46, 62), (12, 40), (40, 12), (23, 31)])
@@ -137,4 +129,4 @@ def test_whatever_pillow_raises_refuses_the_picture(monkeypatch):
 
     monkeypatch.setattr(ImageOps, "exif_transpose", broken)
     with pytest.raises(Refused, match="a damaged picture: of EXIF"):
-        picture.decode(written("JPEG"))
+        picture.decode(written("TIFF"))

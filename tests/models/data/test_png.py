@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from device_runtime.models.data import png
 from device_runtime.models.data.units import Refused
@@ -47,9 +48,40 @@ def test_palettes_and_small_depths_are_those_that_pillow_writes(mode, bits):
     assert np.array_equal(np.broadcast_to(png.decode(file.getvalue()).pixels, wanted.shape), wanted)
 
 
-def test_an_interlaced_one_is_refused_with_what_to_do(png_bytes):
-    with pytest.raises(Refused, match="an interlaced PNG is not supported: save it without interlacing"):
-        png.decode(png_bytes(drawn((4, 4)), interlace=1))
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (5, 5, 3), (8, 8), (9, 17, 4), (33, 20, 3)])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_an_interlaced_one_is_the_same_picture(shape, kind, png_bytes):
+    """Adam7 as the standard writes it: pass by pass, here without filters."""
+    pixels = drawn(shape).astype(kind)
+    starts = (
+        (0, 0, 8, 8),
+        (0, 4, 8, 8),
+        (4, 0, 8, 4),
+        (0, 2, 4, 4),
+        (2, 0, 4, 2),
+        (0, 1, 2, 2),
+        (1, 0, 2, 1),
+    )
+    passes = [pixels[row::down, column::across] for row, column, down, across in starts]
+    lines = [
+        b"\0" + line.astype(line.dtype.newbyteorder(">")).tobytes()
+        for part in passes
+        if part.size
+        for line in part
+    ]
+    data = png_bytes(pixels, interlace=1, data=zlib.compress(b"".join(lines)))
+    plain = png.decode(png_bytes(pixels)).pixels
+    assert np.array_equal(png.decode(data).pixels, plain)
+    if kind == np.uint8:
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), pixels)
+
+
+def test_one_is_turned_as_its_camera_noted(png_bytes, png_chunk):
+    noted = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"  # to the right
+    pixels = drawn((2, 4))
+    plain = png_bytes(pixels)
+    data = plain[:33] + png_chunk(b"eXIf", noted) + plain[33:]
+    assert np.array_equal(png.decode(data).pixels[:, :, 0], np.rot90(pixels, -1))
 
 
 @pytest.mark.parametrize(
