@@ -11,6 +11,7 @@ from device_runtime.aggregator.errors import AggregatorError, TaskError
 from device_runtime.aggregator.merging.merge_round import MergeTools as ServerSide
 from device_runtime.aggregator.merging.merge_round import open_family, samples
 from device_runtime.aggregator.rounds.run import first_base
+from device_runtime.aggregator.tasks.family import members_called, with_members
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.selection.choose import MAIN, policy_named
@@ -73,12 +74,9 @@ def prepare(scenario: Scenario, seed: int) -> PreparedRun:
     bundle = Bundle.open(bundles.find_bundle(scenario.task.bundle))
     try:
         family = open_family(scenario.task.family, bundle.manifest)
+        scenario = _with_members(scenario, tuple(family))
     except TaskError as error:
         raise ScenarioError(str(error)) from None
-    for name, group in scenario.fleet.groups.items():
-        if scenario.task.family and (unknown := [one for one in group.members if one not in family]):
-            there = ", ".join(family)
-            raise ScenarioError(f"groups.{name}.members: no {unknown[0]!r} in the family, which has {there}")
     data = data_sets.load(_with_columns(scenario.data, bundle.manifest.target), seed, bundle)
     parts = data_sets.divide_fleet(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
     y = prepared_targets(data, bundle.manifest, data.train_y)
@@ -89,6 +87,24 @@ def prepare(scenario: Scenario, seed: int) -> PreparedRun:
         bundle, clients, EngineSettings(engine=scenario.engine, device=scenario.place), family
     )
     return PreparedRun(scenario, seed, inputs, data, _generic(scenario, data, bundle))
+
+
+def _with_members(scenario: Scenario, names: tuple[str, ...]) -> Scenario:
+    """The scenario with the names of the bundles of its family, as kinds and groups train them.
+
+    Raises TaskError.
+    """
+    task = scenario.task
+    if not names:
+        return scenario
+    groups = {
+        name: msgspec.structs.replace(
+            group, members=members_called(group.members, task, names, f"groups.{name}.members")
+        )
+        for name, group in scenario.fleet.groups.items()
+    }
+    fleet = msgspec.structs.replace(scenario.fleet, groups=groups)
+    return msgspec.structs.replace(scenario, task=with_members(task, names), fleet=fleet)
 
 
 def _with_columns(spec: DataSpec, target: TargetSpec) -> DataSpec:
@@ -167,4 +183,5 @@ def check_task(task: Task, prepared: PreparedRun) -> None:
     if task.generic is None and prepared.generic is not None:
         task = msgspec.structs.replace(task, generic="[data]")
     family = {member: bundle.manifest for member, bundle in inputs.family.items()}
+    task = with_members(task, tuple(family))
     check_kinds(task, inputs.bundle.manifest, family)

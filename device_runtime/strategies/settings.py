@@ -120,7 +120,7 @@ ServerBatchSize = Annotated[
 Members = Annotated[
     tuple[str, ...],
     Setting(
-        "Members of the task's `family` that devices may train, the largest first; none: the main model.",
+        "Members of the task's `family` that devices may train, by name or file, largest first; none: all.",
         example=("smaller.zip",),
     ),
 ]

@@ -114,3 +114,18 @@ def test_nothing_comes_unasked_where_devices_may_train_another_model(bench, make
     b.contribute("b", b.contribution("width-slice", moved(bundle, 1.0)))
     assert b.offer.round == 2
     assert not [topic for topic, _ in b.link.sent if "/block/" in topic and "/dn/" in topic]
+
+
+def test_members_of_a_family_that_no_setting_names_are_offered(bench, make_task, twin, bundle):
+    """`family` alone was unused, and every device trained the large network."""
+    b = bench(make_task("full", "width-slice", family=(twin(),)))
+    b.join("a")
+    [offered] = [kind for kind in b.service.rounds.task.kinds if kind.name == "width-slice"]
+    assert offered.strategy.members == ("twin",)
+    b.restart()  # its task is the same
+    assert b.service.state.round == 1
+
+
+def test_a_family_that_no_kind_trains_is_logged(bench, make_task, twin, caplog):
+    bench(make_task("full", family=(twin(),)))
+    assert "family has no effect: of the kinds of update only" in caplog.text

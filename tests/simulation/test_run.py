@@ -226,6 +226,33 @@ def test_a_family_is_opened_by_the_names_in_its_bundles(tmp_path):
         prepare(scenario.load("uniform", over), 1)
 
 
+def test_a_family_is_trained_by_kinds_and_groups_that_call_it_by_its_file_or_not_at_all(exported, tmp_path):
+    (tmp_path / "smaller.zip").symlink_to(exported.half)
+    group = {"profile": "pi-5", "share": 0.5}
+    over = {
+        "devices": 4,
+        "fleet": {
+            "name": "two",
+            "groups": {"any": group, "weak": {**group, "members": ["smaller.zip"]}},
+        },
+        "task": {
+            "bundle": exported.taught,
+            "rounds": 1,
+            "family": [str(tmp_path / "smaller.zip")],
+            "kinds": [{"name": "width-slice"}],
+        },
+    }
+    prepared, notes = prepare(scenario.load("uniform", over), 1), Notes()
+    assert prepared.scenario.fleet.groups["weak"].members == ("half",)
+    simulate(prepared, observer=notes)
+    assert {job.strategy.member for job in notes.jobs} == {"half"}
+    over["fleet"]["groups"]["weak"]["members"] = ["other.zip"]
+    with pytest.raises(
+        ScenarioError, match=r"groups.weak.members: no 'other.zip' in the task's family, which"
+    ):
+        prepare(scenario.load("uniform", over), 1)
+
+
 def test_a_fresh_start_is_fetched_while_devices_wait_and_is_another_for_another_seed():
     """All of the weights in round 1's lobby, beside the bundle; in later rounds what has changed."""
     kinds = [{"name": "class-means"}]  # which leave all but the head as it is

@@ -18,6 +18,7 @@ from device_runtime.aggregator.rounds.state import Rules
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.aggregator.tasks.family import with_members
 from device_runtime.broker.errors import BlobError, BrokerError
 from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import Contribution, decode, device_message_in
@@ -51,6 +52,7 @@ class ContributionChecker:
         self.task, self._run = tasks.decode(identity.task), identity.run
         main = Bundle.open(bundles.find_bundle(self.task.bundle)).manifest
         family = open_family(self.task.family, main)
+        self.task = with_members(self.task, tuple(family))
         manifests = {"": main, **{name: bundle.manifest for name, bundle in family.items()}}
         self._rules = Rules.of(self.task)
         self._expected = ExpectedContributions(

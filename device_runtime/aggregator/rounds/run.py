@@ -31,6 +31,7 @@ from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.model_versions import ModelVersions
 from device_runtime.aggregator.storage.run_files import check_identity
 from device_runtime.aggregator.storage.store import MergeResult, RoundModels, RoundStart, Store
+from device_runtime.aggregator.tasks.family import unused_reason, with_members
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.run_events import RoundClosed
@@ -158,6 +159,9 @@ class OpenRun:
         main = Bundle.open(bundles.find_bundle(task.bundle))
         family = open_family(task.family, main.manifest)
         models = {"": main, **family}
+        given_task, task = task, with_members(task, tuple(family))
+        if why := unused_reason(task):
+            log.warning("%s", why)
         self.task = with_possible_head(task, main.manifest)
         check_kinds(task, main.manifest, {name: bundle.manifest for name, bundle in family.items()})
         self.evaluator = Evaluator(main, task.eval_data)
@@ -167,7 +171,7 @@ class OpenRun:
         try:
             self.initial = self._initial(task, models)
             shas = tuple(blob.sha for blob in self.initial.bundles.values())
-            self.run, self.resumed = check_identity(self.store, task, shas)
+            self.run, self.resumed = check_identity(self.store, given_task, shas)
             self.budget = NoiseBudget(self.task, self.store, self.tools.manifests)
             self.groups = SumGroups(self.store, self.task, self.run, self.tools.manifests)
             self.registry = ModelVersions(self.store, task.keep_versions)

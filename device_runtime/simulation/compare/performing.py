@@ -74,6 +74,7 @@ def perform(
     mine = of_policy(scenario, name.policy)
     sha256 = fingerprint(mine, name.seed)
     prepared = prepare(mine, name.seed)
+    mine = prepared.scenario  # with the members of its family
     files = RunFiles(folder, sha256)
     used: list[str] = []
     try:

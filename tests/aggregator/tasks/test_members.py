@@ -1,0 +1,62 @@
+"""The members of a family that kinds train: all of it where they name none; by name, path or file."""
+
+import pytest
+
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.aggregator.tasks.family import unused_reason, with_members
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
+
+PATHS = ("bundles/narrow.zip", "bundles/narrower.zip")
+NAMES = ("wrn-half", "wrn-quarter")
+
+
+def kind(name, *members):
+    return KindSettings(name=name, settings={"members": list(members)} if members else {})
+
+
+def filled(make_task, *kinds, paths=PATHS):
+    made = with_members(make_task("full", *kinds, family=paths), NAMES)
+    return {each.name: tuple(each.settings.get("members", ())) for each in made.kinds}
+
+
+@pytest.mark.parametrize("name", ["width-slice", "attention-transfer", "prototypes"])
+def test_a_kind_that_names_none_trains_all_of_the_family(make_task, name):
+    assert filled(make_task, kind(name)) == {"full": (), name: NAMES}
+    assert filled(make_task, kind(name, "wrn-quarter"))[name] == ("wrn-quarter",)
+
+
+@pytest.mark.parametrize("called", ["narrow.zip", "narrow", "bundles/narrow.zip", "wrn-half"])
+def test_a_member_is_called_by_its_name_its_path_or_its_file(make_task, called):
+    assert filled(make_task, kind("width-slice", "", called))["width-slice"] == ("", "wrn-half")
+
+
+def test_what_is_no_member_is_refused_by_name(make_task):
+    with pytest.raises(TaskError, match="members of width-slice: no 'large.zip' in the task's family, which"):
+        filled(make_task, kind("width-slice", "large.zip"))
+    same = ("a/narrow.zip", "b/narrow.zip")
+    with pytest.raises(
+        TaskError, match="no 'narrow.zip' in the task's family, which has wrn-half, wrn-quarter"
+    ):
+        filled(make_task, kind("width-slice", "narrow.zip"), paths=same)
+    assert filled(make_task, kind("width-slice", "b/narrow.zip"), paths=same)["width-slice"] == (
+        "wrn-quarter",
+    )
+
+
+def test_a_family_that_no_kind_trains_is_said(make_task):
+    assert "width-slice" in unused_reason(make_task("full", "few-shot", family=PATHS))
+    assert not unused_reason(make_task("full", kind("width-slice"), family=PATHS))
+    assert not unused_reason(make_task("full", "few-shot"))
+
+
+def test_the_example_of_the_page_works_in_a_task_file(tmp_path, exported):
+    file = tmp_path / "task.toml"
+    (tmp_path / "smaller.zip").symlink_to(exported.half)
+    file.write_text(
+        f'bundle = "{exported.tuned}"\nfamily = ["smaller.zip"]\n'
+        '[[kinds]]\nname = "full"\n[[kinds]]\nname = "width-slice"\n'
+        'settings = { members = ["smaller.zip"] }\n'
+    )
+    task = with_members(tasks.load(file, {}), ("half",))
+    assert task.kinds[1].strategy.members == ("half",)
