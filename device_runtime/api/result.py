@@ -35,6 +35,7 @@ from device_runtime.simulation.report.write import (
     HasFigures,
     all_figures,
     tables,
+    with_notes,
     write,
 )
 from device_runtime.simulation.scenario import Scenario
@@ -123,7 +124,10 @@ class ComparedFolders:
 
     def table(self, width: int | None = None) -> str:
         """The tables as text; those wider than `width` characters are cut into several."""
-        return "\n".join([tables(self._of, width), *(f"not finished: {name}" for name in self.unfinished)])
+        return "\n".join([self._text(width), *(f"not finished: {name}" for name in self.unfinished)])
+
+    def _text(self, width: int | None) -> str:
+        return tables(self._of, width)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values, for JSON: accuracies from 0 to 1, seconds, bytes, joules.
@@ -228,6 +232,9 @@ class SimulationResult(ComparedFolders):
             ) from None
         each = [{"policy": run.policy, "seed": run.seed, **run.columns()} for run in self.runs]
         return pd.concat([pd.DataFrame(columns) for columns in each], ignore_index=True)
+
+    def _text(self, width: int | None) -> str:
+        return with_notes(self._compared, width)
 
     def _figures(self) -> dict[str, object]:
         return {**all_figures(self._of), "failed": self.failed, "runs": list(self._plain_runs())}

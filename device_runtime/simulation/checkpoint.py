@@ -38,9 +38,9 @@ class StrategyStates:
 
 
 class RunMark(msgspec.Struct, frozen=True, array_like=True):
-    """The run that a checkpoint belongs to: its fingerprint, real seconds so far, and bytes of its files."""
+    """The run that a checkpoint belongs to: its lineage, real seconds so far, and bytes of its files."""
 
-    sha256: str
+    line: str
     seconds: float
     sizes: dict[str, int]
 

@@ -17,6 +17,7 @@ from device_runtime.models.engines.available import open_model
 from device_runtime.models.training.evaluation import evaluate
 from device_runtime.models.training.heads import Evaluation, accuracy_and_loss
 from device_runtime.strategies.codecs import chain as codecs
+from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel, ServerTools
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
@@ -108,10 +109,15 @@ class ModelState:
         folding = Folding(self._kinds, model, self._carried, self._task.server)
         with Screen(folding, self._task.screening) as screen:
             for flight, made in self._trained(flights, now):
-                self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
                 times = self._task.stands_for(number - flight.round, since[flight.device])
-                weight = times * self._settings[flight.kind].weight_of(made)
-                screen.add(self._as_of(made, flight, number, times), weight, flight.device)
+                try:
+                    weight = times * self._settings[flight.kind].weight_of(made)
+                    screen.add(self._as_of(made, flight, number, times), weight, flight.device)
+                except OwnCodeError as error:
+                    log.warning("%s (%s) is left out: %s", flight.device, flight.kind, error)
+                    self._tools.ledger.ended(flight, "refused", now, why=str(error))
+                    continue
+                self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
             merged, note = screen.merged()
         if note:
             log.warning("round %d: %s", number, note)

@@ -5,5 +5,9 @@ class KindError(ValueError):
     """Raised for a kind of update that this version lacks, or settings that the kind does not take."""
 
 
+class OwnCodeError(KindError):
+    """Raised where a kind, term, merge rule or policy of a user's own fails; begins with its "FILE:LINE"."""
+
+
 class MaskError(ValueError):
     """Raised for a mask or a masked update that is not valid, and for a sum that cannot be opened."""

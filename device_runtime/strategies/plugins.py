@@ -17,17 +17,21 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import dropwhile
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, ClassVar
 
-from .errors import KindError
+from .errors import KindError, OwnCodeError
 
 log = logging.getLogger(__name__)
 
 VARIABLE = "DEVICE_RUNTIME_PLUGINS"
 """Names the environment variable: a JSON list of sources."""
 GROUPS = tuple(f"device_runtime.{sort}" for sort in ("kinds", "terms", "merge_rules", "policies"))
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_STANDARD = f"{Path(os.__file__).parent}{os.sep}"
+"""The folders of this package and of Python's own library."""
 _loading: list[str] = []
 _files: dict[str, Path] = {}
 """The files of loaded modules, by the name of the module."""
@@ -111,11 +115,74 @@ def source_of(part: type) -> str:
     return f"{file}:{part.__qualname__}" if file.suffix == ".py" and file.is_file() else ""
 
 
+def is_shipped(part: type[Any]) -> bool:
+    """Whether a class is of this package, and none of a user's own."""
+    return part.__module__.startswith("device_runtime.")
+
+
+@contextmanager
+def own_code(part: type[Any]) -> Iterator[None]:
+    """Turns an error of a user's own code into an OwnCodeError with its file and line.
+
+    part: the class whose method runs. Errors of this package's own classes pass, as own code may raise them
+    too; so does every error of shipped code.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        if is_shipped(type(error)):
+            raise
+        place = place_of(error) or ("" if is_shipped(part) else place_of_class(part))
+        if not place:
+            raise
+        raise OwnCodeError(f"{place}: {type(error).__name__}: {error}") from error
+
+
 def place_of(error: BaseException) -> str:
-    """Where a file that was loaded for a part of a user's own raised it: "FILE:LINE"; else empty."""
-    own = {str(path) for path in _files.values()}
-    places = [one for one in traceback.extract_tb(error.__traceback__) if one.filename in own]
+    """Where code of a user's own, called by this package, raised it: "FILE:LINE"; else empty."""
+    own = {str(path) for path in _files.values()} | _files_of_own_classes()
+    frames = traceback.extract_tb(error.__traceback__)
+    called = dropwhile(lambda frame: not frame.filename.startswith(_PACKAGE), frames)
+    places = [frame for frame in called if frame.filename in own]
     return f"{places[-1].filename}:{places[-1].lineno}" if places else ""
+
+
+def place_of_class(part: type[Any], method: str = "") -> str:
+    """Where a user's own class, or its own method of this name, is defined: "FILE:LINE"; else empty."""
+    codes = [
+        code
+        for each in part.__mro__
+        if not is_shipped(each)
+        for name, value in vars(each).items()
+        if (code := _code_of(value)) is not None and (not method or name == method)
+    ]
+    if codes:
+        return f"{codes[0].co_filename}:{codes[0].co_firstlineno}"
+    return place_of_class(part) if method else ""
+
+
+def _files_of_own_classes() -> set[str]:
+    """The files, or cells of a notebook, in which registered classes of a user's own have methods."""
+    return {
+        code.co_filename
+        for sort in Plugin.__subclasses__()
+        for part in sort.known.values()
+        for each in part.__mro__
+        if not is_shipped(each)
+        for value in vars(each).values()
+        if (code := _code_of(value)) is not None
+    }
+
+
+def _code_of(member: object) -> CodeType | None:
+    """The code that a user wrote for a member of a class; None for data and for what dataclass adds."""
+    function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+    code: object = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or code.co_filename == "<string>":
+        return None
+    return None if code.co_filename.startswith(_STANDARD) else code
 
 
 def installed() -> Iterator[Any]:

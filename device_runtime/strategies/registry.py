@@ -28,6 +28,7 @@ from .full_and_few_shot import FullAndFewShot
 from .kind import AnyStrategy, Settings, Strategy, TakesCodec
 from .local_zeroth_order import LocalZerothOrder
 from .peft import Peft
+from .plugins import is_shipped as is_shipped
 from .prototypes import Prototypes
 from .representatives import Representatives
 from .settings import SettingText
@@ -127,13 +128,12 @@ def load(source: str) -> type[Any]:
 
 def is_portable(strategy: AnyStrategy) -> bool:
     """Whether another process can load the kind and its terms."""
-    parts = [type(strategy), *(type(term) for term in getattr(strategy, TERMS_SETTING, ()))]
-    return all(is_shipped(part) or plugins.source_of(part) for part in parts)
+    return all(map(is_loadable, (type(strategy), *map(type, getattr(strategy, TERMS_SETTING, ())))))
 
 
-def is_shipped(part: type[Any]) -> bool:
-    """Whether a class is of this package, and none of a user's own."""
-    return part.__module__.startswith("device_runtime.")
+def is_loadable(part: type[Any]) -> bool:
+    """Whether another process can load a class: it is shipped, or in a file or package."""
+    return is_shipped(part) or bool(plugins.source_of(part))
 
 
 def kinds() -> Mapping[str, type[AnyStrategy]]:

@@ -14,7 +14,7 @@ import pytest
 
 import device_runtime as dr
 from device_runtime.cli import main
-from device_runtime.kinds import FedAvg, LocalTerm, MergeRule, Tensors, register
+from device_runtime.kinds import ChoicePolicy, FedAvg, LocalTerm, MergeRule, Tensors, register
 from device_runtime.simulation import scenario as scenarios
 from device_runtime.strategies import plugins, registry
 from device_runtime.strategies.errors import KindError
@@ -31,7 +31,7 @@ SETTINGS = {"share": 0.02, "epochs": 1}
 def forgotten(monkeypatch):
     """Parts of a test are unknown after it."""
     monkeypatch.setenv(plugins.VARIABLE, "[]")
-    before = {part: dict(part.known) for part in (Strategy, LocalTerm, MergeRule)}
+    before = {part: dict(part.known) for part in (Strategy, LocalTerm, MergeRule, ChoicePolicy)}
     yield
     for part, known in before.items():
         part.known.clear()
@@ -310,19 +310,98 @@ def test_a_bug_of_an_own_kind_in_another_process_is_told_with_its_file_and_line(
         "@dataclass(frozen=True)\nclass Buggy(FedAvg):\n    name = 'buggy'\n"
         "    def train(self, model, data, run):\n        raise RuntimeError('my bug')\n"
     )
-    with pytest.raises(Exception, match=r"RuntimeError: my bug \(.*buggy\.py:7\)"):
-        simulated(kinds=[(f"{file}:Buggy", {"epochs": 1})], rounds=1, executor="processes")
+    result = simulated(kinds=[(f"{file}:Buggy", {"epochs": 1})], rounds=1, executor="processes")
+    assert re.search(r"updates were refused \(mixed\), .*buggy\.py:7: RuntimeError: my bug", result.table())
 
 
-def test_a_bug_of_an_own_kind_is_one_line_of_a_command_with_its_file_and_line(tmp_path, capsys):
+def test_an_own_kind_whose_cost_fails_is_left_out_with_its_file_and_line(tmp_path, capsys):
     file = tmp_path / "costly.py"
     file.write_text(
         "from dataclasses import dataclass\nfrom device_runtime.kinds import FedAvg\n"
         "@dataclass(frozen=True)\nclass Costly(FedAvg):\n    name = 'costly'\n"
         "    def cost(self, workload, profile):\n        raise RuntimeError('my bug')\n"
     )
-    assert main(["explain", "--board", "pi-5", "--kind", f"{file}:Costly", "--kinds", "costly"]) == 2
-    assert capsys.readouterr().err == f"device-runtime: {file}:7: RuntimeError: my bug\n"
+    assert main(["explain", "--board", "pi-5", "--kind", f"{file}:Costly", "--kinds", "costly,few-shot"]) == 0
+    told = capsys.readouterr().out
+    assert f"{file}:7: RuntimeError: my bug" in told
+    assert "-> few-shot" in " ".join(told.split()), "the device goes on with the other kinds"
+
+
+@pytest.mark.parametrize(
+    ("weight", "why"),
+    [
+        (0, "weight of weightless is 0, expected a positive number"),
+        (-1.0, "weight of weightless is -1, expected a positive number"),
+        (float("nan"), "weight of weightless is nan, expected a positive number"),
+        (float("inf"), "weight of weightless is inf, expected a positive number"),
+        (None, "TypeError"),
+        ("many", "ValueError"),
+    ],
+)
+def test_updates_of_an_own_kind_without_a_weight_are_refused_with_file_and_line(weight, why):
+    @dataclass(frozen=True)
+    class Weightless(FedAvg):
+        name: ClassVar[str] = "weightless"
+
+        def weight(self, contribution):
+            return weight
+
+    run = simulated(kinds=[Weightless(epochs=1), "class-means"], rounds=1).runs[0]
+    asks = [json.loads(line) for line in (run.folder / "asks.jsonl").read_text().splitlines()]
+    told = {ask["why"] for ask in asks if ask["kind"] == "weightless" and ask["fate"] == "refused"}
+    assert [text for text in told if re.match(rf"{re.escape(__file__)}:\d+: ", text) and why in text], told
+    assert "counted" in {ask["fate"] for ask in asks if ask["kind"] == "class-means"}, "others go on"
+
+
+@pytest.mark.parametrize("method", ["train", "fold", "finish", "rejection_reason"])
+def test_a_bug_in_any_method_of_an_own_kind_leaves_it_out_with_file_and_line(method, caplog):
+    def fails(self, *arguments):
+        raise LookupError("my bug")
+
+    @dataclass(frozen=True)
+    class Buggy(FedAvg):
+        name: ClassVar[str] = "buggy"
+
+    setattr(Buggy, method, fails)
+    kinds = [Buggy(epochs=1), "class-means"]
+    where = rf"{re.escape(__file__)}:\d+: LookupError: my bug"
+    result = simulated(kinds=kinds, rounds=1)
+    run = result.runs[0]
+    assert re.search(where, caplog.text + result.table())
+    assert "counted" in (run.folder / "asks.jsonl").read_text(), "the other kinds go on"
+    assert run.accuracy.shape == (1,)
+
+
+@dataclass(frozen=True)
+class Lazy(ChoicePolicy):
+    name: ClassVar[str] = "lazy"
+
+    def pick(self, fitting, profile):
+        return fitting[-1]
+
+
+def test_own_policies_and_merge_rules_of_a_notebook_are_compared_in_this_process(recwarn):
+    @dataclass(frozen=True)
+    class Local(Lazy):
+        name: ClassVar[str] = "local-lazy"
+
+    compared = simulated(kinds=("full", "class-means"), rounds=1, policies=["mixed", Local])
+    assert compared.policies == ("mixed", "local-lazy")
+    assert not compared.failed
+    assert not [warning for warning in recwarn if "left out" in str(warning.message)]
+
+
+def test_an_own_policy_that_picks_no_candidate_is_left_out_with_its_file_and_line():
+    @dataclass(frozen=True)
+    class Wrong(Lazy):
+        name: ClassVar[str] = "wrong"
+
+        def pick(self, fitting, profile):
+            return "full"
+
+    with pytest.warns(RuntimeWarning, match=rf"left out: wrong .*{re.escape(__file__)}:\d+: ValueError"):
+        compared = simulated(rounds=1, kinds=("class-means",), policies=["mixed", Wrong])
+    assert compared.policies == ("mixed",)
 
 
 def test_a_kind_that_folds_otherwise_is_not_masked_unless_it_says_so():

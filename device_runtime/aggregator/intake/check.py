@@ -21,9 +21,10 @@ from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.errors import ModelError
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Chain
-from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.errors import KindError, OwnCodeError
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.masking.layout import layout_of
+from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
 from device_runtime.strategies.training.device_half import MOST_LOSS, NO_TENSORS, TrainedUpdate
 
@@ -203,7 +204,10 @@ def _expected(message: Contribution, offered: ExpectedContribution) -> Sequence[
 
 
 def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
-    """Why tensors of the expected names and shapes are refused, with values; empty if they are accepted."""
+    """Why tensors of the expected names and shapes are refused, with values; empty if they are accepted.
+
+    A check of an own kind that fails refuses the update: one device must not end the run.
+    """
     if why := of.variant.inapplicable_reason(of.manifest):
         return f"{of.kind.name} {why}"
     update, found = class_statistics.split_statistics(update)
@@ -213,12 +217,20 @@ def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
     for key, value in update.items():
         if key.endswith(".running_var") and value.min() < 0:
             return f"{key} holds {value.min():.4g}, which is no variance"
-    if why := kind.strategy.rejection_reason(update, num_examples):
+    try:
+        with own_code(type(kind.strategy)):
+            why = kind.strategy.rejection_reason(update, num_examples)
+    except OwnCodeError as error:
+        why = f"the check of {kind.name} fails: {error}"
+    if why:
         return why
     if kind.max_norm is not None:
         made = TrainedUpdate(kind.name, update, num_examples, nan, of.variant.variant)
         try:
-            distance = norm(kind.strategy.comparable(made, base).tensors, base)
+            with own_code(type(kind.strategy)):
+                distance = norm(kind.strategy.comparable(made, base).tensors, base)
+        except OwnCodeError as error:
+            return f"it cannot be compared with the base: {error}"
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             return f"it cannot be compared with the base: {type(error).__name__}: {error}"
         if not distance <= kind.max_norm:

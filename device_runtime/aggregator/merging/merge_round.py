@@ -35,8 +35,7 @@ from device_runtime.models.data import open_samples
 from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError, TensorError
-from device_runtime.strategies import registry
-from device_runtime.strategies.errors import MaskError
+from device_runtime.strategies.errors import MaskError, OwnCodeError
 from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
@@ -125,12 +124,9 @@ def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
         kind = earlier.kinds[stored.kind]
         try:
             screen.add(update, times * kind.weight_of(update), stored.device)
-        except Exception as error:
-            if registry.is_shipped(type(kind.strategy)):
-                raise
-            why = f"{type(error).__name__}: {error}"
-            log.warning("%s fails at the update of %s", stored.kind, stored.device, exc_info=True)
-            lost.append(f"{stored.device} ({stored.kind}) is left out: {why}")
+        except OwnCodeError as error:
+            log.warning("%s fails at the update of %s: %s", stored.kind, stored.device, error)
+            lost.append(f"{stored.device} ({stored.kind}) is left out: {error}")
     return lost
 
 
@@ -150,11 +146,9 @@ def _fold_sums(groups: Sequence[SumGroup], earlier: _Earlier, folding: Folding) 
         try:
             folding.pool(opened.statistics, update.late)
             folding.add(update, kind.weight * group.share * group.masks.most_weight)
-        except Exception as error:
-            if registry.is_shipped(type(kind.strategy)):
-                raise
-            log.warning("%s fails at the sum of %d updates", group.kind, len(group.updates), exc_info=True)
-            records.append(record_of(group, why=f"{type(error).__name__}: {error}"))
+        except OwnCodeError as error:
+            log.warning("%s fails at the sum of %d updates: %s", group.kind, len(group.updates), error)
+            records.append(record_of(group, why=str(error)))
             continue
         records.append(record_of(group, opened.update.train_loss))
     return tuple(records)

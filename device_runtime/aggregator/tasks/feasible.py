@@ -18,6 +18,7 @@ from device_runtime.profiles import shipped
 from device_runtime.profiles.cost import MissingGraph
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import AnyStrategy, NeedsModels, Strategy
+from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.training.workload import workload
 
@@ -90,7 +91,8 @@ def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
             missing = f"needs a model {form.member!r} in the task's family"
             continue
         try:
-            form.cost(workload(manifest, (1,) * len(manifest.labels)), shipped(ANY_DEVICE))
+            with own_code(type(form)):
+                form.cost(workload(manifest, (1,) * len(manifest.labels)), shipped(ANY_DEVICE))
         except MissingGraph as error:
             missing = f"{error}: export it with {error.options}"
             continue

@@ -13,6 +13,7 @@ from device_runtime.aggregator.errors import TaskError
 from device_runtime.strategies import registry
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics, Settings
+from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
@@ -77,8 +78,16 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return registry.make(self.name, self.settings)
 
     def weight_of(self, contribution: TrainedUpdate) -> float:
-        """The weight of an update of this kind in the mean, in samples."""
-        return self.weight * self.strategy.weight(contribution)
+        """The weight of an update of this kind in the mean, in samples.
+
+        Raises OwnCodeError for an own kind that gives no positive number.
+        """
+        strategy = self.strategy
+        with own_code(type(strategy)):
+            weight = self.weight * float(strategy.weight(contribution))
+            if not 0 < weight < inf:
+                raise ValueError(f"weight of {self.name} is {weight:g}, expected a positive number")
+            return weight
 
     def with_statistics(self, statistics: ClassStatistics | None) -> KindSettings:
         """The same kind, with these class statistics in its updates; None: without class statistics."""

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Serve this head (default: auto, in closed form where several kinds are offered).",
     )
     add("--stop-after", type=count, metavar="N", help="End after N evaluated rounds without a gain.")
-    add("--stop-gain", type=positive, metavar="X", help="Count no more than this as no gain (default: 0).")
+    add("--stop-gain", type=float, metavar="X", help="Ignore gains of at most X (default: 0).")
     add(
         "--min-group",
         type=count,

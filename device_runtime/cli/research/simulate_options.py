@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from device_runtime.cli.options import listed
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
@@ -53,7 +55,7 @@ _PLACES = {
 
 
 def plan_of(options: argparse.Namespace) -> ComparisonPlan:
-    """The plan of the comparison: that in --run-dir, if neither a scenario nor flags are given.
+    """The plan of the comparison: that in --run-dir, if neither a scenario nor flags but --rounds are given.
 
     Raises ScenarioError.
     """
@@ -61,6 +63,9 @@ def plan_of(options: argparse.Namespace) -> ComparisonPlan:
     before = scenario_in(options.run_dir) if options.run_dir else None
     if before is not None and options.scenario is None and not over:
         mine = before
+    elif before is not None and options.scenario is None and over == {"task": {"rounds": options.rounds}}:
+        task = msgspec.structs.replace(before.task, rounds=options.rounds)
+        mine = msgspec.structs.replace(before, task=task)
     else:
         mine = scenario.load(options.scenario or PRESET, over)
     wanted = WantedRuns(

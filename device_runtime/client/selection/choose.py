@@ -19,10 +19,10 @@ from device_runtime.profiles.cost import (
     with_upload,
 )
 from device_runtime.strategies import registry
-from device_runtime.strategies.errors import KindError, MaskError
+from device_runtime.strategies.errors import KindError, MaskError, OwnCodeError
 from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.plugins import Plugin
+from device_runtime.strategies.plugins import Plugin, own_code
 from device_runtime.strategies.statistics import kind_statistics
 
 MARGIN = 0.9
@@ -196,7 +196,7 @@ def choose(
     if masked is not None:
         candidates = _in_company(candidates, masked.alone)
     fitting = [candidate for candidate in candidates if not candidate.misfits]
-    chosen = policy.pick(fitting, profile) if fitting else None
+    chosen = _picked(policy, fitting, profile) if fitting else None
     if not fitting and any(kind.statistics is not None for kind in kinds):
         plain = tuple(kind_statistics.without_class_statistics(kind) for kind in kinds)
         if plain != tuple(kinds):
@@ -204,6 +204,15 @@ def choose(
                 profile, plain, loads, remaining_s, forbidden_reason, unfetched_loads, policy, masked
             )
     return UpdateChoice(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
+
+
+def _picked(policy: ChoicePolicy, fitting: Sequence[Candidate], profile: DeviceProfile) -> Candidate | None:
+    """One of the fitting candidates, or None. Raises OwnCodeError where an own policy fails."""
+    with own_code(type(policy)):
+        chosen = policy.pick(fitting, profile)
+        if chosen is not None and not any(chosen is candidate for candidate in fitting):
+            raise ValueError(f"{policy.name} picked {chosen!r:.80}, expected one of the candidates, or None")
+        return chosen
 
 
 def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
@@ -281,13 +290,14 @@ def _judged(
     workload = here.get(form.member) or unfetched.get(form.member)
     if workload is None:
         return Candidate(form, None, (f"{form.member or 'the main model'} is not here",))
-    if unfit := form.unfit_reason(workload):
-        return Candidate(form, None, (unfit,))
-    if barred := forbidden_reason(form):
-        return Candidate(form, None, (barred,), barred=True)
     try:
-        cost = price(form)
-    except (MissingGraph, MaskError) as error:
+        with own_code(type(form)):
+            if unfit := form.unfit_reason(workload):
+                return Candidate(form, None, (unfit,))
+            if barred := forbidden_reason(form):
+                return Candidate(form, None, (barred,), barred=True)
+            cost = price(form)
+    except (MissingGraph, MaskError, OwnCodeError) as error:
         return Candidate(form, None, (str(error),))
     profile, usable_s = limits
     lacks = misfit_reasons(cost, profile.memory, usable_s)

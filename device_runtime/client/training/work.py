@@ -27,7 +27,9 @@ from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import DeviceProfile, Power
+from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.terms.accountant import PrivacyError
 from device_runtime.strategies.training.device_half import (
@@ -216,7 +218,7 @@ def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assign
                     plan = plan.ended_as(done, priced(done, known, profile))
                     chosen = plan.chosen or chosen
                 timings += _timing(chosen, worker.clock() - attempt)
-            except (OutOfTime, OutOfMemory, PrivacyError, ModelError) as error:
+            except (OutOfTime, OutOfMemory, PrivacyError, ModelError, OwnCodeError) as error:
                 gave_up = (*gave_up, f"{chosen.label} given up: {error}")
                 log.warning(gave_up[-1])
                 timings += _timing(chosen, error.whole_s) if isinstance(error, OutOfTime) else ()
@@ -350,9 +352,10 @@ class RealWorker:
         )
         self.guard.before(strategy, len(self.data))
         try:
-            trained = kind_statistics.train(strategy, model, self.data, run)
-            check(trained.tensors, kind_statistics.expected(strategy, model.manifest))
-        except (OutOfTime, OutOfMemory, MemoryError, ModelError) as error:
+            with own_code(type(strategy)):
+                trained = kind_statistics.train(strategy, model, self.data, run)
+                check(trained.tensors, kind_statistics.expected(strategy, model.manifest))
+        except (OutOfTime, OutOfMemory, MemoryError, ModelError, OwnCodeError) as error:
             self.engine_guard.clear(model)
             if isinstance(error, MemoryError):  # see bounded.limit_memory
                 raise OutOfMemory(f"no more memory is available: {error}") from None

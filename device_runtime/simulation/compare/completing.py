@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.client.selection.choose import policy_named
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.callbacks import CallbackError
-from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.errors import RunsFailed, SimulationError
 from device_runtime.simulation.scenario import of_policy
 from device_runtime.simulation.trackers import tracker_named
 from device_runtime.strategies import registry
+from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.plugins import Plugin
 
 from .performing import RunOptions, perform
 from .plan import ComparisonPlan, check
@@ -78,10 +81,8 @@ def complete(
             _run_here(plan, missing, options.run, view)
         elif missing:
             _run_elsewhere(plan, missing, options, (held, view))
-    except CallbackError:
-        raise
-    except SimulationError as error:
-        rest = plan.finished(str(error))
+    except RunsFailed as error:
+        rest = plan.finished({policy: why for (policy, _), why in error.whys.items()})
         if not rest.comparison.policies:
             raise
         return rest, error
@@ -91,10 +92,19 @@ def complete(
 
 
 def may_run_elsewhere(plan: ComparisonPlan) -> bool:
-    """Whether other processes can do these runs: the command is installed and has every kind of update."""
-    tasks = [of_policy(plan.scenario, policy).task for policy in plan.comparison.policies]
-    kinds = {kind.name: kind.strategy for task in tasks for kind in task.kinds}
-    return has_command() and all(registry.is_portable(strategy) for strategy in kinds.values())
+    """Whether other processes can do these runs.
+
+    The command must be installed, and able to load every kind, term, merge rule and choice policy.
+    """
+    scenarios = [of_policy(plan.scenario, policy) for policy in plan.comparison.policies]
+    kinds = {kind.name: kind.strategy for scenario in scenarios for kind in scenario.task.kinds}
+    own: list[type[Plugin]] = [type(policy_named(scenario.choose)) for scenario in scenarios]
+    own += [type(rule) for scenario in scenarios if (rule := scenario.task.server.own_rule) is not None]
+    return (
+        has_command()
+        and all(map(registry.is_portable, kinds.values()))
+        and all(map(registry.is_loadable, own))
+    )
 
 
 def _run_elsewhere(
@@ -119,24 +129,25 @@ def _run_elsewhere(
 def _run_here(
     plan: ComparisonPlan, missing: Sequence[RunName], options: RunOptions, view: ProgressView
 ) -> None:
-    """Does runs in this process. If one fails the others continue; then SimulationError is raised.
+    """Does runs in this process. If one fails the others continue; then RunsFailed is raised.
 
     Raises CallbackError at once.
     """
-    failed: list[SimulationError] = []
+    whys: dict[tuple[str, int], str] = {}
+    cause: Exception | None = None
     for name in missing:
         why = ""
         try:
             perform(plan.scenario, name, plan.of(name), options, ProgressReporter(_told(view, name)))
         except CallbackError:
             raise
-        except (SimulationError, AggregatorError, ModelError) as error:
+        except (SimulationError, AggregatorError, ModelError, KindError) as error:
             why = str(error)
-            failed.append(SimulationError(f"{name}: {why}"))
-            failed[-1].__cause__ = error
+            whys[name.policy, name.seed] = why
+            cause = cause or error
         view.ended(name, why)
-    if failed:
-        raise failed[0]
+    if whys:
+        raise RunsFailed(whys) from cause
 
 
 def _told(view: ProgressView, name: RunName) -> Callable[[Message], None]:

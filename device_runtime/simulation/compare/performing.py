@@ -25,7 +25,7 @@ from device_runtime.simulation.trackers import tracker_named
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-from .run_folder import ASKS, PROBES, RunFiles, RunInfo, RunName, fingerprint, read, rounds_of
+from .run_folder import ASKS, PROBES, RunFiles, RunInfo, RunName, fingerprint, lineage, read, rounds_of
 
 PACKAGES = ("device-runtime", "numpy", "onnxruntime", "torch", "ray")
 
@@ -74,8 +74,8 @@ def perform(
     mine = of_policy(scenario, name.policy)
     sha256 = fingerprint(mine, name.seed)
     prepared = prepare(mine, name.seed)
+    files = RunFiles(folder, lineage(mine, name.seed))
     mine = prepared.scenario  # with the members of its family
-    files = RunFiles(folder, sha256)
     used: list[str] = []
     try:
         done = files.checkpoint.round if files.checkpoint else 0

@@ -84,9 +84,9 @@ class ComparisonPlan:
             if not finished(self.of(name), fingerprint(prints[name.policy], name.seed))
         )
 
-    def finished(self, why: str) -> ComparisonPlan:
-        """The plan without the policies of which a run is missing, for the reason `why`."""
-        lacking = {name.policy: why for name in self.missing()}
+    def finished(self, whys: Mapping[str, str]) -> ComparisonPlan:
+        """The plan without the policies of which a run is missing; `whys`: the reasons, by policy."""
+        lacking = {name.policy: whys.get(name.policy, "it is not finished") for name in self.missing()}
         kept = tuple(policy for policy in self.comparison.policies if policy not in lacking)
         comparison = msgspec.structs.replace(self.comparison, policies=kept)
         return replace(self, comparison=comparison, without=lacking)
@@ -94,10 +94,16 @@ class ComparisonPlan:
     def check_folder(self) -> None:
         """Raises ScenarioError if the folder holds another scenario, another bundle, or something else."""
         there = scenario_in(self.folder)
-        if there is not None and there.json() != self.scenario.json():
+        rounds = self.scenario.task.rounds
+        if there is not None and _with_rounds(there, rounds) != self.scenario.json():
             raise ScenarioError(
                 f"{self.folder} holds another scenario ({_differs(there, self.scenario)}): "
                 "give another --run-dir, or remove it"
+            )
+        if there is not None and there.task.rounds > rounds:
+            raise ScenarioError(
+                f"{self.folder} holds runs of {there.task.rounds} rounds, which cannot become {rounds}: give "
+                f"--rounds {there.task.rounds} or more, or another --run-dir"
             )
         if there is None and self.folder.is_dir() and any(self.folder.iterdir()):
             raise ScenarioError(f"{self.folder} is not the folder of a simulation: give another --run-dir")
@@ -184,7 +190,14 @@ def plan_in(folder: Path) -> ComparisonPlan:
     scenario, comparison = scenario_in(folder), comparison_in(folder)
     if scenario is None or comparison is None:
         raise ScenarioError(f"{folder} is not the folder of a simulation")
-    return ComparisonPlan(scenario, comparison, folder).finished("it is not finished")
+    return ComparisonPlan(scenario, comparison, folder).finished({})
+
+
+def _with_rounds(scenario: Scenario, rounds: int) -> bytes:
+    """The JSON of the scenario with so many rounds: finished runs of fewer rounds may get more."""
+    return msgspec.structs.replace(
+        scenario, task=msgspec.structs.replace(scenario.task, rounds=rounds)
+    ).json()
 
 
 def _differs(old: Scenario, new: Scenario) -> str:

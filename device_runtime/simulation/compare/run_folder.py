@@ -71,22 +71,38 @@ def fingerprint(scenario: Scenario, seed: int) -> str:
     return hashlib.sha256(b"%s %d" % (scenario.json(), seed)).hexdigest()
 
 
+def lineage(scenario: Scenario, seed: int) -> str:
+    """A hash of scenario and seed: equal for runs of which the longer begins as the shorter does.
+
+    The number of rounds is left out, unless earlier rounds depend on it: by the noise that a budget allows
+    each round, and by the evaluation of the last round where evaluations stop the run.
+    """
+    whole = msgspec.json.decode(scenario.json())
+    masks = scenario.task.masks
+    evaluates_last = scenario.task.stop_after and scenario.eval_every > 1
+    if not evaluates_last and (masks is None or not masks.noisy):
+        del whole["task"]["rounds"]
+    return hashlib.sha256(b"%s %d" % (msgspec.json.encode(whole, order="sorted"), seed)).hexdigest()
+
+
 class RunFiles:
     """An observer that writes rounds and asks into `folder`, which it makes.
 
-    A stopped run resumes from `checkpoint`; files of another run are removed. `keeper` saves checkpoints.
+    A stopped run, or a finished one that gets more rounds, resumes from `checkpoint`; files of another run
+    are removed. `keeper` saves checkpoints.
     """
 
-    def __init__(self, folder: Path, sha256: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: Path, line: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`line` is the run's `lineage`."""
         folder.mkdir(parents=True, exist_ok=True)
-        before = stopped_run(folder, sha256)
+        before = stopped_run(folder, line)
         for left in (INFO, SERVED) if before else (INFO, SERVED, PROBES):
             (folder / left).unlink(missing_ok=True)
         if before is None:
             (folder / checkpoint.FILE).unlink(missing_ok=True)
         self.checkpoint = before
         seconds = before.mark.seconds if before and before.mark else 0.0
-        self.keeper = CheckpointWriter(folder, sha256, clock, seconds)
+        self.keeper = CheckpointWriter(folder, line, clock, seconds)
         self._folder = folder
         self._rounds = RecordWriter(folder, ROUNDS, SimulatedRound, more=before is not None)
         self._asks = RecordWriter(folder, ASKS, AskRecord, more=before is not None)
@@ -104,11 +120,14 @@ class RunFiles:
         self.keeper.save(KEPT)
 
     def finish(self, served: Tensors, info: RunInfo) -> None:
-        """Writes the served model, and last of all that this run is finished."""
+        """Writes the served model, and last of all that this run is finished.
+
+        The checkpoint of the last round stays: the run can be given more rounds.
+        """
         self.close()
+        self.keeper.write()
         replace_file(self._folder / SERVED, save(dict(served)))
         replace_file(self._folder / INFO, msgspec.json.format(msgspec.json.encode(info)) + b"\n")
-        (self._folder / checkpoint.FILE).unlink(missing_ok=True)
 
     def close(self) -> None:
         """May be called twice."""
@@ -239,8 +258,8 @@ A resumed run trains again at most this much, and one round.
 """
 
 
-def stopped_run(folder: Path, sha256: str) -> Checkpoint | None:
-    """The checkpoint that this run left when it was stopped; None if it cannot be used.
+def stopped_run(folder: Path, line: str) -> Checkpoint | None:
+    """The checkpoint that a run of this `lineage` left when it was stopped; None if it cannot be used.
 
     It cannot be used if it is missing, damaged or of another run. Else the run's files are cut to the sizes
     that they had at the checkpoint.
@@ -249,7 +268,7 @@ def stopped_run(folder: Path, sha256: str) -> Checkpoint | None:
         left = checkpoint.load(folder)
     except SimulationError:
         return None
-    if left is None or left.mark is None or left.mark.sha256 != sha256:
+    if left is None or left.mark is None or left.mark.line != line:
         return None
     if any(_size(folder / name) < size for name, size in left.mark.sizes.items() if size):
         return None
@@ -262,12 +281,13 @@ def stopped_run(folder: Path, sha256: str) -> Checkpoint | None:
 class CheckpointWriter:
     """Saves the newest checkpoint every EVERY_S seconds, when the files of its round are written."""
 
-    def __init__(self, folder: Path, sha256: str, clock: Callable[[], float], before_s: float = 0.0) -> None:
-        """`before_s`: the real seconds that the run took before it was stopped."""
-        self._folder, self._sha256, self._clock = folder, sha256, clock
+    def __init__(self, folder: Path, line: str, clock: Callable[[], float], before_s: float = 0.0) -> None:
+        """`line`: the run's `lineage`. `before_s`: the real seconds that it took before it was stopped."""
+        self._folder, self._line, self._clock = folder, line, clock
         self._began = clock() - before_s
         self._saved = clock()
         self._newest: Checkpoint | None = None
+        self._sizes: dict[str, int] = {}
 
     @property
     def seconds(self) -> float:
@@ -280,12 +300,16 @@ class CheckpointWriter:
 
     def save(self, names: tuple[str, ...]) -> None:
         """Saves the newest checkpoint if it is time; the named files must end with its round."""
-        if self._newest is None or self._clock() - self._saved < EVERY_S:
-            return
-        self._saved = self._clock()
-        sizes = {name: max(0, _size(self._folder / name)) for name in names}
-        mark = RunMark(self._sha256, self.seconds, sizes)
-        checkpoint.save(replace(self._newest, mark=mark), self._folder)
+        self._sizes = {name: max(0, _size(self._folder / name)) for name in names}
+        if self._clock() - self._saved >= EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        """Saves the newest checkpoint, if one was taken."""
+        if self._newest is not None:
+            self._saved = self._clock()
+            mark = RunMark(self._line, self.seconds, self._sizes)
+            checkpoint.save(replace(self._newest, mark=mark), self._folder)
 
 
 def _size(path: Path) -> int:

@@ -23,7 +23,7 @@ from types import FrameType
 
 import msgspec
 
-from device_runtime.simulation.errors import ScenarioError, SimulationError
+from device_runtime.simulation.errors import RunsFailed, ScenarioError
 from device_runtime.simulation.executors.processes_launch import THREADS
 
 from .plan import ComparisonPlan
@@ -76,10 +76,11 @@ def run_all(
 def run_jobs(jobs: Mapping[RunName, RunJob], children: ProcessOptions, view: ProgressView) -> None:
     """Does these runs, of one comparison or several; the view gets their names.
 
-    If a run fails the others continue; then SimulationError is raised with its message. If this is
-    interrupted the processes end, and finished runs are kept.
+    If a run fails the others continue; then RunsFailed is raised. If this is interrupted the processes end,
+    and finished runs are kept.
     """
-    waiting, failed = list(jobs), []
+    waiting = list(jobs)
+    whys: dict[tuple[str, int], str] = {}
     troubles: dict[RunName, str] = {}
     at_work: dict[RunName, subprocess.Popen[bytes]] = {}
     inbox: queue.SimpleQueue[_Said] = queue.SimpleQueue()
@@ -99,12 +100,12 @@ def run_jobs(jobs: Mapping[RunName, RunJob], children: ProcessOptions, view: Pro
                 why = _verdict(at_work.pop(said.name), jobs[said.name].folder / LOG)
                 why = troubles.get(said.name) or why
                 view.ended(said.name, why)
-                failed += [f"{said.name}: {why}"] if why else []
+                if why:
+                    whys[said.name.policy, said.name.seed] = why
     finally:
         _end(list(at_work.values()))
-    if failed:
-        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise SimulationError(f"{failed[0]}{more}")
+    if whys:
+        raise RunsFailed(whys)
 
 
 def _start(

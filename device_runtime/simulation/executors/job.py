@@ -18,7 +18,9 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import TensorError
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
+from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.device_half import NO_TENSORS, Run, TrainedUpdate
 
@@ -87,7 +89,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class FailedJob:
-    """A job whose training diverged, which a real device would notice itself."""
+    """A job whose training diverged, or whose own kind failed, which a real device would notice itself."""
 
     why: str
 
@@ -122,9 +124,10 @@ def train(
     """
     data = inputs.clients.local(job.device, model.manifest.input)
     try:
-        made = kind_statistics.train(job.strategy, model, data, run_of(job, aside))
-        check(made.tensors, kind_statistics.expected(job.strategy, model.manifest))
-    except TensorError as error:
+        with own_code(type(job.strategy)):
+            made = kind_statistics.train(job.strategy, model, data, run_of(job, aside))
+            check(made.tensors, kind_statistics.expected(job.strategy, model.manifest))
+    except (TensorError, OwnCodeError) as error:
         return FailedJob(str(error))
     return replace(made, variant=job.strategy.variant)
 

@@ -59,6 +59,8 @@ class AskCounts:
     samples: samples of counted updates by kind.
     first_down: bytes of every device's first download, of the model and its graphs.
     refused: updates that the checks refused, by the reason.
+    sat_out: by group, why its first device sat out.
+    stragglers: asks of devices that lacked the memory or time for a full update.
     """
 
     asks: int
@@ -70,6 +72,8 @@ class AskCounts:
     first_down: int
     unheard: UnheardWork = NOTHING_UNHEARD
     refused: Mapping[str, int] = field(default_factory=dict)
+    sat_out: Mapping[str, str] = field(default_factory=dict)
+    stragglers: int = 0
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -89,6 +93,8 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
     groups: dict[str, str] = {}
     unheard = NOTHING_UNHEARD
     refused: Counter[str] = Counter()
+    sat_out: dict[str, str] = {}
+    stragglers = 0
     for ask in asks:
         number += 1
         did_count = ask.fate == "counted"
@@ -102,6 +108,9 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
             unheard += ask
         if ask.fate == "refused":
             refused[ask.why] += 1
+        if ask.fate == "sat out":
+            sat_out.setdefault(ask.group, ask.why)
+        stragglers += ask.straggler
         groups[ask.device] = ask.group
         if ask.fate != "sat out":
             so_far = spent.setdefault(ask.device, [0, 0.0])
@@ -119,6 +128,8 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
         first,
         unheard,
         dict(refused),
+        sat_out,
+        stragglers,
     )
 
 

@@ -25,8 +25,8 @@ def page(compared: ComparedRuns, pictures: Sequence[Drawing]) -> str:
         css=_asset("page.css"),
         js=_asset("page.js"),
         lead=_lead(compared),
-        learnt=table.as_html(compared.summary, table.learning_rows(compared.terms)),
-        spent=table.as_html(compared.summary, table.cost_rows()),
+        learnt=table.as_html(compared.summary, table.learning_rows(compared.terms), compared.plan.without),
+        spent=table.as_html(compared.summary, table.cost_rows(), compared.plan.without),
         equal=table.equal_html(compared.equal, compared.terms),
         note=_note(compared),
         figures="\n".join(_figure(picture) for picture in pictures),
@@ -61,7 +61,7 @@ def _lead(compared: ComparedRuns) -> str:
             f"({_interval(compared, best, nearest)})."
         )
     told = {policy: scenario.describe(policy) for policy in compared.policies}
-    told |= {policy: f"left out, as {why}" for policy, why in compared.plan.without.items()}
+    told |= {policy: f"failed: {why}" for policy, why in compared.plan.without.items()}
     meanings = "".join(f"<dt>{escape(p)}</dt><dd>{escape(what)}</dd>" for p, what in told.items())
     return f'<p class="lead">{escape(text)}</p>\n<dl>{meanings}</dl>'
 

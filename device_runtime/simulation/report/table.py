@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import isnan, nan
+from types import MappingProxyType
 
 from tabulate import tabulate
 
@@ -36,6 +37,7 @@ POINTS: Units = (("points", 0.01),)
 SIGNED: Units = (("signed", 1.0),)
 """Percentage points: cells have a sign in place of the unit, which the table's title names."""
 PASSES: Units = (("TF", 1e12), ("GF", 1e9), ("MF", 1e6), ("kF", 1e3), ("F", 1.0))
+NONE_FAILED: Mapping[str, str] = MappingProxyType({})
 UNOPENED = "masked updates in sums of too few devices, of those that came in time and were valid"
 CENTRAL = "by central noise, on all that one device sent"
 
@@ -113,18 +115,32 @@ def cost_rows() -> tuple[TableRow, ...]:
     )
 
 
-def text(summary: Mapping[str, Summary], at: ComparisonTerms, wide: int | None = None) -> str:
-    """The table as text: measures down, policies across; mean ± standard deviation over the seeds."""
-    rows: list[Sequence[str]] = [("", *summary)]
-    return fitted_table(rows + rows_of(summary, at), wide)
+def text(
+    summary: Mapping[str, Summary],
+    at: ComparisonTerms,
+    wide: int | None = None,
+    failed: Sequence[str] = (),
+) -> str:
+    """The table as text: measures down, policies across; mean ± standard deviation over the seeds.
+
+    failed: policies without figures.
+    """
+    rows: list[Sequence[str]] = [("", *summary, *failed)]
+    return fitted_table(rows + rows_of(summary, at, failed), wide)
 
 
-def rows_of(summary: Mapping[str, Summary], at: ComparisonTerms) -> list[Sequence[str]]:
-    """The cells of the table: a row for each measure, its title first, then a cell for each policy."""
+def rows_of(
+    summary: Mapping[str, Summary], at: ComparisonTerms, failed: Sequence[str] = ()
+) -> list[Sequence[str]]:
+    """The cells of the table: a row for each measure, its title first, then a cell for each policy.
+
+    The cells of policies that failed are empty.
+    """
     rows: list[Sequence[str]] = []
     for measure in (*learning_rows(at), *cost_rows()):
         unit = _unit(measure, summary)
-        rows.append((measure.title, *(figure_text(each[measure.field], unit) for each in summary.values())))
+        figures = (figure_text(each[measure.field], unit) for each in summary.values())
+        rows.append((measure.title, *figures, *(DASH for _ in failed)))
     return rows
 
 
@@ -166,13 +182,21 @@ def _known(each: SeedSpread) -> tuple[float | str, ...]:
     return tuple("" if isnan(value) else value for value in (each.mean, each.sd))
 
 
-def as_html(summary: Mapping[str, Summary], measures: Sequence[TableRow]) -> str:
-    """The table as sortable HTML: policies down, measures across; the best of each measure is marked."""
+def as_html(
+    summary: Mapping[str, Summary], measures: Sequence[TableRow], failed: Mapping[str, str] = NONE_FAILED
+) -> str:
+    """The table as sortable HTML: policies down, measures across; the best of each measure is marked.
+
+    failed: the reasons of policies without figures.
+    """
     rows = []
     for policy, figures in summary.items():
         cells = "".join(_cell(figures[m.field], _unit(m, summary), _best(m, summary)) for m in measures)
         swatch = f'<span class="swatch" style="background:{_colour(policy)}"></span>'
         rows.append(f'<tr><th scope="row">{swatch}{escape(policy)}</th>{cells}</tr>')
+    for policy, why in failed.items():
+        empty = f'<td data-v="nan" title="{escape(why)}">{DASH}</td>' * len(measures)
+        rows.append(f'<tr><th scope="row" title="{escape(why)}">{escape(policy)} (failed)</th>{empty}</tr>')
     heads = "".join(_head(measure.title, measure.meaning) for measure in measures)
     return (
         f"<table><thead><tr>{_head('policy', '')}{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

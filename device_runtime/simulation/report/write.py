@@ -22,6 +22,7 @@ from device_runtime.simulation.compare.figures import (
 from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.scenario import of_policy
 
 from . import accuracy, canvas, local_models, participation, table, time_line
 from .canvas import ComparedRuns, Drawing, read_comparison
@@ -53,13 +54,62 @@ class WrittenReport:
     def text(self, wide: int | None = None) -> str:
         """The tables, in parts if wider than `wide` characters, and the places of the page and plots."""
         plots = f"plots  {self.page.parent / 'plots'}/ ({len(self.plots)} PNG)"
-        notes = "".join(f"\n{line}" for line in refused(self.compared.runs))
-        return f"\n{tables(self.compared, wide)}\n{notes}\nreport {self.page}\n{plots}"
+        whole = with_notes(self.compared, wide)
+        return f"\n{whole}\n\nreport {self.page}\n{plots}"
 
     def json(self) -> str:
         """The figures in plain units; null where unknown."""
         places = {"report": str(self.page), "plots": [str(path) for path in self.plots]}
         return msgspec.json.format(msgspec.json.encode(places | all_figures(self.compared))).decode()
+
+
+def with_notes(compared: ComparedRuns, wide: int | None = None) -> str:
+    """The tables as text, followed by what a reader of the figures must know, a line each."""
+    failed = compared.plan.without
+    notes = [
+        *(f"{policy} failed: {why}" for policy, why in failed.items()),
+        *without_stragglers(compared),
+        *sitting_out(compared),
+        *refused(compared.runs),
+    ]
+    whole = tables(compared, wide, tuple(failed))
+    return "\n".join([whole, "", *notes]) if notes else whole
+
+
+def without_stragglers(compared: ComparedRuns) -> list[str]:
+    """One line where no device was a straggler, so that policies for stragglers cannot differ."""
+    if any(run.tally.stragglers for run in compared.runs):
+        return []
+    same = _equal_policies(compared)
+    effect = f": {' and '.join(same)} cannot differ" if same else ""
+    return [f"no device was a straggler here: all had the memory and time for a full update{effect}"]
+
+
+def _equal_policies(compared: ComparedRuns) -> tuple[str, ...]:
+    """The first policies whose rounds are all the same; empty where all policies differ."""
+    by_rounds: dict[str, list[str]] = {}
+    for policy in compared.policies:
+        rounds = repr([(run.name.seed, run.rounds) for run in compared.of(policy)])
+        by_rounds.setdefault(rounds, []).append(policy)
+    return tuple(next((policies for policies in by_rounds.values() if len(policies) > 1), ()))
+
+
+def sitting_out(compared: ComparedRuns) -> list[str]:
+    """A line for each policy of several kinds and each group of devices that sat out whenever asked."""
+    lines = []
+    for policy in compared.policies:
+        if len(of_policy(compared.plan.scenario, policy).task.kinds) < 2:
+            continue  # a policy of one kind drops stragglers by design
+        counts = [run.tally for run in compared.of(policy)]
+        for group in sorted({group for count in counts for group in count.groups}):
+            fates = Counter[str]()
+            for count in counts:
+                fates.update({fate: n for (of, fate), n in count.outcomes.items() if of == group})
+            if set(fates) == {"sat out"}:
+                why = next(count.sat_out[group] for count in counts if group in count.sat_out)
+                asks = f"{fates.total():,} of {fates.total():,} asks"
+                lines.append(f"{policy}: group {group} sat out {asks}, at first because: {why}")
+    return lines
 
 
 def refused(runs: Sequence[FinishedRun]) -> list[str]:
@@ -85,9 +135,13 @@ class HasFigures(Protocol):
     def equal(self) -> EqualTerms: ...
 
 
-def tables(of: HasFigures, wide: int | None = None) -> str:
-    """The tables of a comparison as text, in parts if wider than `wide` characters."""
-    return f"{table.text(of.summary, of.terms, wide)}\n\n{table.equal_text(of.equal, of.terms, wide)}"
+def tables(of: HasFigures, wide: int | None = None, failed: Sequence[str] = ()) -> str:
+    """The tables of a comparison as text, in parts if wider than `wide` characters.
+
+    failed: policies without figures.
+    """
+    whole = table.text(of.summary, of.terms, wide, failed)
+    return f"{whole}\n\n{table.equal_text(of.equal, of.terms, wide)}"
 
 
 def all_figures(of: HasFigures) -> dict[str, object]:

@@ -9,7 +9,9 @@ import numpy as np
 
 from device_runtime.models.bundles.tensors import Tensors, all_finite
 from device_runtime.models.errors import TensorError
+from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.kind import AnyStrategy, DerivesMembers
+from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics import closed_form, held_out
 from device_runtime.strategies.statistics.class_statistics import Statistics, is_from_site
 from device_runtime.strategies.statistics.kind_statistics import samples_per_measured
@@ -76,8 +78,9 @@ class Folding:
     def add(self, contribution: TrainedUpdate, weight: float) -> None:
         """Add one update with a weight of more than 0; it is not held afterwards."""
         kind = contribution.kind
-        with np.errstate(over="ignore", invalid="ignore"):
-            self._states[kind] = self._kinds[kind].fold(self._states[kind], contribution, weight)
+        strategy = self._kinds[kind]
+        with np.errstate(over="ignore", invalid="ignore"), own_code(type(strategy)):
+            self._states[kind] = strategy.fold(self._states[kind], contribution, weight)
 
     def trained(self, contribution: TrainedUpdate) -> tuple[str, Tensors]:
         """The member of the family that an update trained ("": the main model), and that member's base."""
@@ -90,7 +93,9 @@ class Folding:
 
     def counted(self, contribution: TrainedUpdate) -> float:
         """The update's weight in the mean, in samples, as its kind says."""
-        return self._kinds[contribution.kind].weight(contribution)
+        strategy = self._kinds[contribution.kind]
+        with own_code(type(strategy)):
+            return float(strategy.weight(contribution))
 
     def merged(self) -> tuple[Merged, str]:
         """The result of the round, and a note about anything unusual.
@@ -100,24 +105,34 @@ class Folding:
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 return self._merged()
-        except TensorError as error:
+        except (TensorError, OwnCodeError) as error:
             weights = self._model.weights
             unchanged = Merged(weights, weights, steps=(), replayable=True, carried=self._carried)
             return unchanged, f"{error}: the base stays as it was"
 
     def _merged(self) -> tuple[Merged, str]:
         """As `merged`, but raises TensorError."""
-        effects = {name: self._finished(name) for name in self._kinds}
+        effects, failures = {}, []
+        for name in self._kinds:
+            try:
+                effects[name] = self._finished(name)
+            except OwnCodeError as error:
+                effects[name] = KindResult()
+                failures.append(f"{name} is left out: {error}")
         merged, odd = self._pooled(merge(self._model, effects, self._optimizer, self._carried, self._mixed))
+        odd = "; ".join([*failures, *([odd] if odd else [])])
         if not all(all_finite(weights) for weights in (merged.base, merged.served, *merged.carried.all())):
             raise TensorError("the merged model is not finite")
         return self._derived(merged), odd
 
     def _finished(self, name: str) -> KindResult:
-        result = self._kinds[name].finish(self._states[name], self._models[name])
-        if not isinstance(result, KindResult):
-            raise TypeError(f"finish of {name} returned {result!r}, expected a KindResult")
-        return result
+        """The result of a kind. Raises OwnCodeError for an own kind that fails."""
+        strategy = self._kinds[name]
+        with own_code(type(strategy)):
+            result = strategy.finish(self._states[name], self._models[name])
+            if not isinstance(result, KindResult):
+                raise TypeError(f"finish returned {result!r:.80}, expected a KindResult")
+            return result
 
     def _pooled(self, merged: Merged) -> tuple[Merged, str]:
         """Serve the closed-form head if the round's kinds send class statistics; a note, as `merged`.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.tensors import Tensors, Vector
 from device_runtime.models.engines.blocks import BLOCK, blocks
 from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.settings import Setting
 
 from .merge_rule import MergeRule
@@ -77,10 +78,10 @@ class ServerOptimizer:
         if self.settings and self.name in DEFAULT_LR:
             raise ValueError(f"settings are for an own merge rule, and {self.name} is none")
         ranges.check(self)
-        _ = self._own
+        _ = self.own_rule
 
     @property
-    def _own(self) -> MergeRule | None:
+    def own_rule(self) -> MergeRule | None:
         """The own merge rule; None for a shipped optimiser. Raises ValueError for wrong settings."""
         if self.name in DEFAULT_LR:
             return None
@@ -114,9 +115,10 @@ class ServerOptimizer:
         Running statistics, integers and tensors that the base does not have are set to the mean. Arguments
         are not changed. Raises ValueError if shapes differ.
         """
-        if (own := self._own) is not None:
-            stepped, remembered = own.step(base, mean, memory)
-            return dict(stepped), dict(remembered)
+        if (own := self.own_rule) is not None:
+            with own_code(type(own)):
+                stepped, remembered = own.step(base, mean, memory)
+                return dict(stepped), dict(remembered)
         after, kept = dict(mean), dict(memory)
         if self.name == "fedavg" and self.rate == 1:
             return after, kept

@@ -18,6 +18,7 @@ import numpy as np
 
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.kind import AnyStrategy, ComparedAs
+from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.training.device_half import FEW_SHOT, TrainedUpdate
 
 from . import by_class
@@ -46,7 +47,8 @@ def group_update(contribution: TrainedUpdate, kind: AnyStrategy, member: str, ba
 
     Scalars are also grouped by the round whose directions they are along. `base` is the member's.
     """
-    update = kind.comparable(contribution, base)
+    with own_code(type(kind)):
+        update = kind.comparable(contribution, base)
     if kind.compared_as == "class-means":
         update = by_class.as_means(update)
     start = start_in(base, FEW_SHOT, FROM_ZERO.get(kind.compared_as, frozenset()))

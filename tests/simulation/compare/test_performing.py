@@ -1,5 +1,6 @@
 """One small run, whole: what is written, and that a stopped run goes on to the same bytes."""
 
+import msgspec
 import pytest
 
 from device_runtime.broker.wire import durable_files
@@ -7,7 +8,7 @@ from device_runtime.simulation import checkpoint, scenario
 from device_runtime.simulation.compare import run_folder
 from device_runtime.simulation.compare.figures import read_run
 from device_runtime.simulation.compare.performing import RunOptions, perform
-from device_runtime.simulation.compare.run_folder import RunName, fingerprint, finished, info_of
+from device_runtime.simulation.compare.run_folder import RunName, fingerprint, finished, info_of, lineage
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.records import NullObserver
@@ -20,6 +21,10 @@ SMALL = scenario.load("uniform", {
     "task": {"rounds": 4, "round_deadline_s": 6.0},
 })  # fmt: skip
 HOW = RunOptions(ExecutorRequest("plain"), probed_rounds=2)
+
+
+def with_task(scenario, **changes):
+    return msgspec.structs.replace(scenario, task=msgspec.structs.replace(scenario.task, **changes))
 
 
 class Stops(NullObserver):
@@ -47,14 +52,14 @@ def whole(tmp_path_factory):
     return folder
 
 
-def test_a_finished_run_says_so_and_leaves_no_checkpoint(whole):
+def test_a_finished_run_says_so_and_keeps_its_last_checkpoint(whole):
     assert finished(whole, fingerprint(SMALL, 0))
     info = info_of(whole)
     assert (info.policy, info.seed, info.executor) == ("choose", 0, "plain")
     assert len(info.labels) == 10
     assert info.params_sent["few-shot"] == 650  # 64 x 10 and 10
     assert {"python", "numpy"} <= info.versions.keys()
-    assert sorted(path.name for path in whole.iterdir()) == sorted([*FILES, "run.json"])
+    assert sorted(path.name for path in whole.iterdir()) == sorted([*FILES, "run.json", checkpoint.FILE])
 
 
 def test_a_run_is_read_back_with_its_asks_and_probes(whole):
@@ -86,7 +91,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(whole, tmp_path, monkeypatch):
     perform(SMALL, NAME, tmp_path, HOW, seen)
     assert seen.rounds == [4]
     assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
-    assert not (tmp_path / "checkpoint.safetensors").exists()
+    assert (tmp_path / "checkpoint.safetensors").exists(), "it can be given more rounds"
 
 
 @pytest.mark.slow
@@ -128,3 +133,25 @@ def test_a_policy_changes_the_kinds_that_are_offered_and_nothing_else():
     assert [kind.name for kind in dropped.task.kinds] == ["full"]
     assert dropped.task.rounds == SMALL.task.rounds
     assert dropped.fleet == SMALL.fleet
+
+
+@pytest.mark.slow
+def test_a_finished_run_with_more_rounds_goes_on_to_the_same_bytes(whole, tmp_path):
+    perform(with_task(SMALL, rounds=2), NAME, tmp_path, HOW, NullObserver())
+    seen = Lines()
+    perform(SMALL, NAME, tmp_path, HOW, seen)
+    assert seen.rounds == [3, 4], "the first rounds are not trained again"
+    same = [
+        name for name in FILES if name != "probes.jsonl"
+    ]  # which rounds are probed depends on their number
+    assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in same)
+
+
+def test_what_earlier_rounds_depend_on_is_part_of_the_lineage():
+    longer = with_task(SMALL, rounds=SMALL.task.rounds + 1)
+    assert lineage(SMALL, 0) == lineage(longer, 0) != lineage(longer, 1)
+    first, second = (
+        msgspec.structs.replace(with_task(scenario, stop_after=2), eval_every=2)
+        for scenario in (SMALL, longer)
+    )
+    assert lineage(first, 0) != lineage(second, 0), "the last round is evaluated, which may end the run"

@@ -57,9 +57,16 @@ def test_what_was_saved_is_found_again_and_may_be_extended(plan):
 
 def test_another_scenario_in_the_same_folder_is_refused_with_what_differs(plan):
     plan.save()
-    other = scenario.load("digits", {"task": {"rounds": 3}})
-    with pytest.raises(ScenarioError, match=r"another scenario \(task\.rounds is 15, not 3\)"):
+    other = scenario.load("digits", {"devices": 7})
+    with pytest.raises(ScenarioError, match=r"another scenario \(devices is 40, not 7\)"):
         ComparisonPlan(other, TWO, plan.folder).save()
+
+
+def test_a_folder_takes_more_rounds_and_refuses_fewer(plan):
+    plan.save()
+    ComparisonPlan(scenario.load("digits", {"task": {"rounds": 30}}), TWO, plan.folder).save()
+    with pytest.raises(ScenarioError, match="30 rounds, which cannot become 15: give --rounds 30 or more"):
+        plan.save()
 
 
 def test_a_folder_of_something_else_is_refused(plan):
@@ -92,9 +99,9 @@ def test_policies_of_which_a_run_is_missing_are_left_out_with_the_reason(plan):
     for seed in (0, 1):
         finish(plan, RunName("choose", seed))
     finish(plan, RunName("drop", 0))
-    rest = plan.finished("drop-1: nobody can")
+    rest = plan.finished({"drop": "nobody can"})
     assert rest.comparison.policies == ("choose",)
-    assert rest.without == {"drop": "drop-1: nobody can"}
+    assert rest.without == {"drop": "nobody can"}
     assert rest.missing() == ()
 
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -10,7 +12,14 @@ import pytest
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.metrics.tally import tally
-from device_runtime.simulation.report.write import refused, write
+from device_runtime.simulation.report.canvas import read_comparison
+from device_runtime.simulation.report.write import (
+    refused,
+    sitting_out,
+    with_notes,
+    without_stragglers,
+    write,
+)
 
 PLOTS = {
     "accuracy-time", "accuracy-costs", "participation", "one-round", "busy-times", "accuracy-by-class",
@@ -229,3 +238,38 @@ def test_refused_updates_are_told_in_one_line_with_the_most_frequent_reason(poli
         f"{3 * len(policies)} updates were refused ({', '.join(policies)}), most often: not finite"
     ]
     assert refused([]) == []
+
+
+def with_asks(compared, asks_of):
+    """The compared runs with other asks; `asks_of` gives those of a policy."""
+    runs = tuple(replace(run, tally=tally(asks_of(run.name.policy))) for run in compared.runs)
+    return replace(compared, runs=runs)
+
+
+def test_a_comparison_without_stragglers_says_that_equal_policies_cannot_differ(comparison, ask):
+    compared = read_comparison(comparison())
+    assert without_stragglers(with_asks(compared, lambda _: [ask(straggler=True)])) == []
+    calm = with_asks(compared, lambda _: [ask(straggler=False)])
+    line = "no device was a straggler here: all had the memory and time for a full update"
+    assert without_stragglers(calm) == [line]
+    same = replace(calm, runs=tuple(replace(run, rounds=calm.runs[0].rounds) for run in calm.runs))
+    assert without_stragglers(same) == [f"{line}: choose and drop cannot differ"]
+
+
+def test_a_group_that_sat_out_all_asks_is_named_with_the_reason(comparison, ask):
+    compared = read_comparison(comparison(seeds=1))
+    out = ask(group="slow", fate="sat out", why="full needs 61 s and has 10 s")
+    told = sitting_out(with_asks(compared, lambda _: [ask(group="fast"), out, out]))
+    assert told == ["choose: group slow sat out 2 of 2 asks, at first because: full needs 61 s and has 10 s"]
+    assert sitting_out(with_asks(compared, lambda _: [out, ask(group="slow")])) == []
+
+
+def test_a_policy_that_failed_stays_in_the_tables_with_its_reason(comparison):
+    plan = comparison(policies=("choose", "drop"), seeds=1)
+    shutil.rmtree(plan.of(RunName("drop", 0)))
+    report = write(plan.finished({"drop": "nobody can"}))
+    head = report.text().splitlines()[1]
+    assert head.split() == ["choose", "drop"]
+    assert "drop failed: nobody can" in report.text()
+    assert "drop (failed)" in report.page.read_text("utf-8")
+    assert "nobody can" in with_notes(report.compared)
