@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 
 from device_runtime.cli.options import DATA_HELP, add_data, add_format, as_json, memory_bytes, place, positive
+from device_runtime.client.connection.connecting import folder_of
+from device_runtime.client.errors import NoDevice
+from device_runtime.client.personal.kept import NothingKept, PersonalModel, PersonalModelStore
 from device_runtime.client.training.engine_guard import limit_bytes
+from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
+from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.data import LocalSamples, Selection
+from device_runtime.models.data.local_data import LocalData
+from device_runtime.models.data.model_check import MOST, ModelCheck, check_model, check_unlabelled
+from device_runtime.models.data.reading import unlabelled
 from device_runtime.models.data.report import lines, report
+from device_runtime.models.engines.available import open_model
+from device_runtime.models.errors import DataError, ModelError
+
+from .policy_options import add_device_choice
+
+log = logging.getLogger(__name__)
+
+USUAL = "digits-wrn-10-1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,8 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="Read everything, train nothing, and report.")
     check.add_argument("data", metavar="PATH", help=DATA_HELP)
     check.add_argument(
-        "--bundle", default="digits-wrn-10-1", help="Check for the task of this bundle (default: the digits)."
+        "--bundle", help="Check for the task of this bundle (default: of the kept model, else the digits)."
     )
+    check.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FILE",
+        help="Say what the model with these weights (.safetensors) makes of the samples.",
+    )
+    add_device_choice(check)
     add_format(check)
     check.add_argument(
         "--memory",
@@ -29,14 +57,81 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 1 if no sample fits the task. Raises DataError, BundleError."""
-    bundle = Bundle.open(find_bundle(options.bundle))
+    """Exit code 1 if no sample fits the task. Raises DataError, BundleError, NoDevice, NothingKept."""
+    bundle, weights = _model(options)
     keep = Selection(options.held_out, room_bytes=limit_bytes(None, memory_bytes(options)) // 2)
     samples = LocalSamples(place(options.data, options), bundle.manifest, keep, bundle.texts)
     samples.refresh()
-    told = report(samples)
+    told = replace(report(samples), model=_checked(samples, bundle, weights))
     if options.format == "json":
         print(as_json(told))
     else:
         print("\n".join(lines(told)))
     return 0 if told.samples else 1
+
+
+def _model(options: argparse.Namespace) -> tuple[Bundle, Tensors | None]:
+    """The bundle, and the weights of a trained model: given, or kept by a device of this machine; else None.
+
+    Raises BundleError, DataError, and NoDevice and NothingKept for a device that was asked for.
+    """
+    bundle = None if options.bundle is None else Bundle.open(find_bundle(options.bundle))
+    if options.weights:
+        bundle = bundle or Bundle.open(find_bundle(USUAL))
+        return bundle, _read_weights(options.weights, bundle)
+    kept = _kept(options)
+    if kept is not None and (bundle is None or bundle.sha256 == kept.bundle.sha256):
+        return kept.bundle, kept.weights
+    if kept is not None and (options.state or options.name):
+        raise DataError(f"the device keeps a model of {kept.bundle.manifest.name}: leave out --bundle")
+    return bundle or Bundle.open(find_bundle(USUAL)), None
+
+
+def _kept(options: argparse.Namespace) -> PersonalModel | None:
+    """The model that a device keeps: the one that was asked for, or the only one of this machine."""
+    try:
+        return PersonalModelStore(folder_of(options)).read()
+    except (NoDevice, NothingKept):
+        if options.state or options.name:
+            raise
+        return None
+
+
+def _read_weights(file: Path, bundle: Bundle) -> Tensors:
+    try:
+        weights = tensors.decode(file.read_bytes())
+        tensors.check(weights, bundle.manifest.stored())
+    except (OSError, ModelError) as error:
+        raise DataError(f"{file} has no weights of {bundle.manifest.name}: {error}") from None
+    return weights
+
+
+def _checked(samples: LocalSamples, bundle: Bundle, weights: Tensors | None) -> ModelCheck | None:
+    """What the model makes of the samples; None where it cannot say anything, as without training."""
+    try:
+        model = open_model(bundle)
+        if weights is not None:
+            model.load(weights)
+        if len(samples.training) + len(samples.held):
+            found = check_model(_shown(samples), bundle.manifest, model.logits)
+        elif weights is None:
+            return None
+        else:
+            raw = unlabelled(samples.source, bundle.manifest, bundle.texts)
+            found = check_unlabelled(raw, bundle.manifest, model.logits)
+    except (ModelError, MemoryError) as error:
+        log.info("the model was not asked: %s", error)
+        return None
+    if weights is None and found is not None and not found.trained:
+        return None  # a task may begin with weights that were never trained
+    return found
+
+
+def _shown(samples: LocalSamples) -> LocalData:
+    """Evenly spaced samples of both sides."""
+    sides = [side for side in (samples.training, samples.held) if len(side)]
+    picks = [np.unique(np.linspace(0, len(side) - 1, min(MOST, len(side))).astype(int)) for side in sides]
+    return LocalData(
+        np.concatenate([side.x[pick] for side, pick in zip(sides, picks, strict=True)]),
+        np.concatenate([side.y[pick] for side, pick in zip(sides, picks, strict=True)]),
+    )

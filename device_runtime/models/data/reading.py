@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
-from device_runtime.models.errors import DataError, NoSamples
+from device_runtime.models.errors import DataError, ModelError, NoSamples
 from device_runtime.models.text.texts import Texts
 
 from . import arrays, single, table
@@ -22,6 +23,7 @@ from .labels import LabelMap
 from .listing import listing
 from .local_data import LocalData
 from .local_samples import LocalSamples, Selection, for_task
+from .model_check import MOST
 from .recording import WindowCutter
 from .sample_source import SampleSource
 from .units import EMPTY, RawSamples, Refused, Skip, SkippedTally, WantedSamples, read_file
@@ -94,6 +96,23 @@ def inputs(
         return np.concatenate(parts)
     except Refused as error:
         raise DataError(f"{source}: {error}") from None
+
+
+def unlabelled(source: SampleSource, manifest: Manifest, texts: Texts | None = None) -> NDArray[Any]:
+    """The readable samples of a source, with labels or not, prepared (n, *input); at most MOST."""
+    source = replace(for_task(source, frozenset(), manifest.target), unlabelled=True)
+    wanted = WantedSamples(manifest.input, source, texts=texts)
+    found: list[NDArray[Any]] = []
+    for unit in listing(source).units.values():
+        try:
+            parts = unit.sample_format.read(unit, wanted)
+            found += [manifest.input.prepare(part.x) for part in parts if not isinstance(part, Skip)]
+        except (Refused, ModelError) as error:
+            log.debug("not read: %s: %s", unit.name, error)
+        if sum(map(len, found)) >= MOST:
+            break
+    empty = np.empty((0, *manifest.input.shape), manifest.input.dtype)
+    return np.concatenate([empty, *found])[:MOST]
 
 
 def target_values(

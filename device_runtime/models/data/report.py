@@ -10,6 +10,7 @@ import numpy as np
 from device_runtime.models.bundles.inputs import InputSpec, TextInput, WindowInput
 
 from .local_samples import LocalSamples
+from .model_check import ModelCheck
 from .picture import is_picture, white
 from .sound import is_sound
 from .units import SkippedSamples
@@ -47,6 +48,7 @@ class SamplesReport:
     values: the least and the largest raw value.
     doubt: a warning if the values seem wrongly scaled; empty if not.
     targets: in place of `classes`, where the task's targets have columns.
+    model: what a trained model makes of the samples; None if there is none, or it cannot say.
     """
 
     place: str
@@ -62,6 +64,7 @@ class SamplesReport:
     values: tuple[float, float] | None = None
     doubt: str = ""
     targets: tuple[TargetColumn, ...] = ()
+    model: ModelCheck | None = None
 
 
 def report(samples: LocalSamples) -> SamplesReport:
@@ -144,6 +147,8 @@ def lines(told: SamplesReport) -> list[str]:
     elif told.values and told.filled is None:
         low, high = told.values
         text[1] += f"; values are {low:.3g} to {high:.3g}"
+    if told.model is not None:
+        text.insert(2, f"WARNING: {told.model.said}" if told.model.hint else told.model.said)
     text += [f"{c.name}: {c.least:.4g} to {c.largest:.4g}, mean {c.mean:.4g}" for c in told.targets]
     wide = max((len(one.label) for one in told.classes), default=0)
     most = max((one.samples for one in told.classes), default=0) or 1

@@ -1,0 +1,289 @@
+"""Says what a model makes of samples: how often it is right, and which mistake would explain the rest.
+
+Each mistake is tried: the samples are changed as if it were undone, and the model predicts again. A mistake
+is named only if the model is then far better by balanced accuracy (a model that always says the same has 1 /
+classes, whatever the samples) and sure of what it says, as a model that was never trained is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Manifest
+
+from .cells import first_of
+from .local_data import LocalData
+from .picture import BYTE, is_picture
+
+Floats = NDArray[np.float32]
+Outputs = Callable[[NDArray[Any]], NDArray[np.float32]]
+"""Prepared samples (n, *input) -> the network's outputs (n, outputs)."""
+
+MOST = 300
+"""Samples that are looked at, evenly spaced."""
+LEAST = 20
+"""With fewer samples, nothing but the share of right answers is said."""
+GAIN = 0.25
+"""How much better a model must be, in balanced accuracy, for a mistake to be named."""
+ABOVE_CHANCE = 0.3
+SURE = 0.5
+"""The least mean probability of the predicted class, as a share of the way from chance to 1."""
+BETTER = 0.5
+"""The most that is left of the error of numbers, for a mistake to be named."""
+ONE_SIDED = 0.95
+"""The share of samples that are given one class, above which that is said of samples without labels."""
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """What a model makes of samples.
+
+    samples: the number that it was asked about.
+    right: the share that it classifies as labelled; None without labels and for numbers.
+    error: the mean distance of predicted numbers as a share of that of their mean; None for classes.
+    answers: of samples without labels, what it says of them.
+    hint: a mistake that would explain wrong answers, as a sentence; empty for none.
+    guessing: whether the model is no better than one that looks at nothing.
+    trained: whether the model has certainly learnt something, as these samples show.
+    """
+
+    samples: int
+    right: float | None = None
+    error: float | None = None
+    answers: str = ""
+    hint: str = ""
+    guessing: bool = False
+    trained: bool = False
+
+    @property
+    def said(self) -> str:
+        """In one sentence for people."""
+        if self.right is not None:
+            text = f"the model is right in {self.right:.0%} of {self.samples}"
+            text += ", no better than guessing" if self.guessing else ""
+        elif self.error is not None:
+            text = f"of {self.samples}, the model is {self.error:.2g} times as far off as their mean"
+        else:
+            text = f"of {self.samples} without labels, {self.answers}"
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A common mistake. undone: makes raw samples (n, *input) as they would be without it."""
+
+    condition: str
+    asks: str
+    undone: Callable[[Floats], Floats]
+
+
+def check_model(data: LocalData, manifest: Manifest, outputs: Outputs) -> ModelCheck | None:
+    """What the model makes of labelled samples; None where there are none, or its loss is of neither kind."""
+    if not len(data):
+        return None
+    chosen = np.unique(np.linspace(0, len(data) - 1, min(MOST, len(data))).astype(np.int64))
+    x, y = data.x[chosen], data.y[chosen]
+    compared = manifest.target.compared
+    if compared == "classes":
+        return _of_classes(x, y, manifest, outputs)
+    return _of_values(x, y, manifest.input, outputs) if compared == "values" else None
+
+
+def check_unlabelled(x: NDArray[Any], manifest: Manifest, outputs: Outputs) -> ModelCheck | None:
+    """What the model makes of prepared samples without labels: their classes, and how sure it is."""
+    if not len(x) or manifest.target.compared != "classes":
+        return None
+    x = x[np.unique(np.linspace(0, len(x) - 1, min(MOST, len(x))).astype(np.int64))]
+    probabilities = _probabilities(outputs(x))
+    sure = float(probabilities.max(axis=1).mean())
+    counts = np.bincount(probabilities.argmax(axis=1), minlength=len(manifest.labels))
+    order = [number for number in np.argsort(-counts, kind="stable").tolist() if counts[number]]
+    says = first_of([f"{manifest.labels[number]} {counts[number] / len(x):.0%}" for number in order], 4)
+    answers = f"the model says {says}, and is {sure:.0%} sure on average"
+    hint, trained = "", len(x) >= LEAST and _is_sure(sure, 1 / len(manifest.labels))
+    if len(x) >= LEAST:
+        chance = 1 / len(manifest.labels)
+        tried = [
+            (_sureness(mistake, x, manifest.input, outputs), mistake) for mistake in _views(x, manifest.input)
+        ]
+        best, mistake = max(tried, key=lambda one: one[0], default=(0.0, None))
+        if mistake is not None and best >= sure + GAIN and _is_sure(best, chance):
+            hint = f"{mistake.condition} it would be {best:.0%} sure: {mistake.asks}"
+        elif trained and counts.max() >= ONE_SIDED * len(x) and len(manifest.labels) > 1:
+            answers += ": are they all alike?"
+    return ModelCheck(len(x), answers=answers, hint=hint, trained=trained or bool(hint))
+
+
+def _of_classes(x: NDArray[Any], y: NDArray[Any], manifest: Manifest, outputs: Outputs) -> ModelCheck:
+    probabilities = _probabilities(outputs(x))
+    predicted = probabilities.argmax(axis=1)
+    right = float((predicted == y).mean())
+    classes = np.unique(y)
+    if len(x) < LEAST or len(classes) < 2:
+        return ModelCheck(len(x), right)
+    chance = 1 / len(classes)
+    before = _balanced(predicted, y)
+    enough = max(before + GAIN, chance + ABOVE_CHANCE)
+    guessing = before < chance + 3 * (chance * (1 - chance) / len(x)) ** 0.5
+    found: list[tuple[float, str]] = []
+    for mistake in _mistakes(x, manifest.input):
+        after = _probabilities(outputs(_undone(mistake, x, manifest.input)))
+        score = _balanced(after.argmax(axis=1), y)
+        if score >= enough and _is_sure(float(after.max(axis=1).mean()), chance):
+            share = float((after.argmax(axis=1) == y).mean())
+            found.append((score, f"{mistake.condition} it would be right in {share:.0%}: {mistake.asks}"))
+    if not found and _is_sure(float(probabilities.max(axis=1).mean()), chance):
+        found += [one for one in _relabelled(predicted, y, manifest.labels) if one[0] >= enough]
+    hint = max(found, key=lambda one: one[0])[1] if found else ""
+    trained = bool(hint) or before >= chance + ABOVE_CHANCE
+    return ModelCheck(len(x), right, hint=hint, guessing=guessing, trained=trained)
+
+
+def _of_values(x: NDArray[Any], y: NDArray[Any], given: InputSpec, outputs: Outputs) -> ModelCheck | None:
+    usual = float(np.abs(y - y.mean(axis=0)).mean())
+    if not usual:
+        return None
+
+    def error(of: NDArray[Any]) -> float:
+        made = outputs(of).reshape(y.shape)
+        return float(np.abs(made - y).mean()) / usual if np.isfinite(made).all() else np.inf
+
+    before = error(x)
+    if len(x) < LEAST:
+        return ModelCheck(len(x), error=before)
+    tried = [(error(_undone(mistake, x, given)), mistake) for mistake in _mistakes(x, given)]
+    best, mistake = min(tried, key=lambda one: one[0], default=(np.inf, None))
+    hint = ""
+    if mistake is not None and best <= BETTER * min(before, 1.0):
+        hint = f"{mistake.condition} they would be {best:.2g} times as far off: {mistake.asks}"
+    trained = bool(hint) or before <= BETTER
+    return ModelCheck(len(x), error=before, hint=hint, guessing=before >= 1, trained=trained)
+
+
+def _mistakes(x: NDArray[Any], given: InputSpec) -> Iterator[Mistake]:
+    """The mistakes that samples of this input may have."""
+    if given.vocabulary is not None:
+        return
+    raw = _raw(x, given)
+    yield from _scales(float(raw.min()), float(raw.max()), given)
+    yield from _views(x, given)
+
+
+def _views(x: NDArray[Any], given: InputSpec) -> Iterator[Mistake]:
+    """Mistakes in how pictures lie, and in their colours."""
+    if not is_picture(given):
+        return
+    raw = _raw(x, given)
+    low, high = float(raw.min()), float(raw.max())
+    top, bottom = (given.usual_range or (low, high))[1], (given.usual_range or (low, high))[0]
+    if given.white is None:
+        top, bottom = high, low
+    yield Mistake("with dark and light exchanged", "are they inverted?", lambda one: top + bottom - one)
+    if given.shape[0] == 3:
+        yield Mistake(
+            "with red and blue exchanged", "are the channels in the order BGR?", lambda one: one[:, ::-1]
+        )
+    if given.shape[1] == given.shape[2]:
+        yield Mistake(
+            "with rows and columns exchanged", "are they transposed?", lambda one: one.swapaxes(2, 3)
+        )
+    yield Mistake("turned upside down", "are they upside down?", lambda one: one[:, :, ::-1, ::-1])
+    yield Mistake("mirrored", "are they mirrored?", lambda one: one[:, :, :, ::-1])
+
+
+def _scales(low: float, high: float, given: InputSpec) -> Iterator[Mistake]:
+    """Other scales that the values may be in, where they are not in the usual one."""
+    span = high - low
+    if span <= 0:
+        return
+    if usual := given.usual_range:
+        least, most = usual
+        wide = most - least
+        if 0.7 * wide < span < 1.4 * wide and abs(low - least) < 0.3 * wide:
+            return
+        asks = f"are they scaled? they are {low:.3g} to {high:.3g}"
+        yield Mistake(
+            f"scaled to {least:g} to {most:g}", asks, lambda one: least + (one - low) * (wide / span)
+        )
+        return
+    for factor, ask in ((1 / BYTE, "0 to 255 in place of 0 to 1"), (BYTE, "0 to 1 in place of 0 to 255")):
+        yield Mistake(
+            f"multiplied by {factor:.3g}",
+            f"are they {ask}? they are {low:.3g} to {high:.3g}",
+            lambda one, factor=factor: one * np.float32(factor),  # type: ignore[misc]
+        )
+
+
+def _relabelled(
+    predicted: NDArray[np.int64], y: NDArray[Any], labels: Sequence[str]
+) -> Iterator[tuple[float, str]]:
+    """Balanced accuracies with other labels, and what to ask for them: shifted by one, or permuted."""
+    for step, way in ((1, "low"), (-1, "high")):
+        there = (y + step >= 0) & (y + step < len(labels))
+        share = float((predicted == y + step).mean())
+        if share >= float((predicted == y).mean()) + GAIN and there.any():
+            score = _balanced(predicted[there] - step, y[there])
+            yield (
+                score * float(there.mean()),
+                f"with labels one higher it would be right in {share:.0%}: are they one too low?"
+                if way == "low"
+                else f"with labels one lower it would be right in {share:.0%}: are they one too high?",
+            )
+    first, second = np.arange(len(y)) % 2 == 0, np.arange(len(y)) % 2 == 1
+    classes = np.unique(y[first]).tolist()
+    meant = {one: int(np.bincount(predicted[first][y[first] == one]).argmax()) for one in classes}
+    if len(set(meant.values())) < len(meant) or not set(np.unique(y[second]).tolist()) <= set(meant):
+        return
+    other = np.array([meant[one] for one in y[second].tolist()])
+    score = float(
+        np.mean([(predicted[second] == other)[y[second] == one].mean() for one in np.unique(y[second])])
+    )
+    pairs = [f"{labels[one]!r} look like {labels[to]!r}" for one, to in meant.items() if one != to]
+    share = float((predicted[second] == other).mean())
+    # a shift by one is the simpler answer where both are as good
+    yield score - 0.02, f"samples labelled {first_of(pairs, 3)} ({share:.0%}): are labels exchanged?"
+
+
+def _undone(mistake: Mistake, x: NDArray[Any], given: InputSpec) -> NDArray[Any]:
+    """Prepared samples as they would be without the mistake."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return given.prepare(np.ascontiguousarray(mistake.undone(_raw(x, given))))
+
+
+def _raw(x: NDArray[Any], given: InputSpec) -> Floats:
+    """Prepared samples (n, *input) before their preparation."""
+    channels = (-1, *(1 for _ in given.shape[1:]))
+    mean, std = (np.asarray(values, np.float32).reshape(channels) for values in (given.mean, given.std))
+    made: Floats = (x * std + mean) / np.float32(given.scale)
+    return made
+
+
+def _sureness(mistake: Mistake, x: NDArray[Any], given: InputSpec, outputs: Outputs) -> float:
+    """How sure the model is of samples without the mistake; 0 if it then says the same of most of them."""
+    probabilities = _probabilities(outputs(_undone(mistake, x, given)))
+    largest = np.bincount(probabilities.argmax(axis=1)).max() / len(x)
+    if largest > max(0.5, 1.5 / probabilities.shape[1]):
+        return 0.0
+    return float(probabilities.max(axis=1).mean())
+
+
+def _is_sure(mean: float, chance: float) -> bool:
+    return mean >= chance + SURE * (1 - chance)
+
+
+def _balanced(predicted: NDArray[np.int64], y: NDArray[Any]) -> float:
+    """The mean over the classes of y of the share of their samples that are predicted right."""
+    return float(np.mean([(predicted[y == one] == one).mean() for one in np.unique(y)]))
+
+
+def _probabilities(logits: NDArray[np.float32]) -> Floats:
+    logits = np.nan_to_num(logits.astype(np.float64), nan=0.0, posinf=1e9, neginf=-1e9)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    made: Floats = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+    return made

@@ -1,0 +1,175 @@
+"""What a model says of samples with a common mistake, and that it says nothing of samples without one.
+
+The models here know the means of their classes: the nearer a sample is to one, the surer they are of it.
+"""
+
+import re
+
+import msgspec
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.targets import targets_of
+from device_runtime.models.data.local_data import LocalData
+from device_runtime.models.data.model_check import check_model, check_unlabelled
+
+DIGITS = load_digits()
+RAW, Y = DIGITS.images[:, None].astype(np.float32), DIGITS.target.astype(np.int64)
+
+
+def knows(x, y, sharpness=1.0):
+    """The outputs of a model that was trained on these prepared samples."""
+    classes = int(y.max()) + 1
+    flat = x.reshape(len(x), -1)
+    means = np.stack([flat[y == number].mean(axis=0) for number in range(classes)])
+
+    def outputs(of):
+        away = ((of.reshape(len(of), 1, -1) - means) ** 2).sum(axis=2)
+        return (-sharpness * away).astype(np.float32)
+
+    return outputs
+
+
+def dull(outputs):
+    """The same model, which is the less sure the farther a sample is from all that it knows."""
+
+    def duller(x):
+        made = outputs(x)
+        nearest = made.max(axis=1, keepdims=True)
+        return np.where(nearest < -60, (made - nearest) * 0.02, made)
+
+    return duller
+
+
+@pytest.fixture
+def digits(bundle):
+    """The manifest, and a model that was trained on the first 1,000 digits."""
+    manifest = bundle.manifest
+    return manifest, knows(manifest.input.prepare(RAW[:1000]), Y[:1000])
+
+
+def asked(manifest, outputs, raw, y):
+    return check_model(LocalData(manifest.input.prepare(raw), y), manifest, outputs)
+
+
+OTHER, MINE = RAW[1000:], Y[1000:]
+
+
+def test_samples_like_those_that_it_knows_are_said_to_be_right_and_nothing_else(digits):
+    found = asked(*digits, OTHER, MINE)
+    assert found.right > 0.8
+    assert (found.hint, found.guessing, found.trained) == ("", False, True)
+    assert found.said == f"the model is right in {found.right:.0%} of 300"
+
+
+@pytest.mark.parametrize(
+    "change, hint",
+    [
+        (lambda raw: 16 - raw, "with dark and light exchanged it would be right in"),
+        (lambda raw: raw.swapaxes(2, 3), "with rows and columns exchanged"),
+        (lambda raw: raw[:, :, ::-1, ::-1], "turned upside down"),
+        (lambda raw: raw[:, :, :, ::-1], "mirrored it would be"),
+        (lambda raw: raw / 16, "scaled to 0 to 16 .* are they scaled\\? they are 0 to 1$"),
+        (lambda raw: raw / 8 - 1, "scaled to 0 to 16 .* they are -1 to 1$"),
+    ],
+)
+def test_a_mistake_that_would_explain_wrong_answers_is_named(digits, change, hint):
+    found = asked(*digits, change(OTHER), MINE)
+    assert re.search(hint, found.hint), found
+    assert found.trained
+
+
+@pytest.mark.parametrize(
+    "labels, hint",
+    [
+        (np.minimum(MINE + 1, 9), "with labels one lower .*: are they one too high"),
+        (np.maximum(MINE - 1, 0), "with labels one higher .*: are they one too low"),
+        ((3 * MINE + 1) % 10, "samples labelled '0' look like '3', .* are labels exchanged"),
+        (np.where(MINE == 4, 9, np.where(MINE == 9, 4, MINE)), None),  # too few to be sure of
+    ],
+)
+def test_labels_that_are_shifted_or_exchanged_are_named(digits, labels, hint):
+    found = asked(*digits, OTHER, labels)
+    assert re.search(hint, found.hint) if hint else not found.hint, found
+
+
+def test_colours_in_another_order_are_named(bundle):
+    given = InputSpec((3, 4, 4), 1 / 255)
+    manifest = msgspec.structs.replace(bundle.manifest, input=given, labels=("red", "green", "blue"))
+    rng = np.random.default_rng(0)
+    y = np.arange(90) % 3
+    raw = rng.integers(0, 60, (90, 3, 4, 4)).astype(np.float32)
+    raw[np.arange(90), y] += 150
+    outputs = knows(given.prepare(raw), y)
+    found = check_model(LocalData(given.prepare(raw[:, ::-1].copy()), y), manifest, outputs)
+    assert (
+        found.hint
+        == "with red and blue exchanged it would be right in 100%: are the channels in the order BGR?"
+    )
+
+
+def test_an_untrained_model_names_no_mistake_whatever_the_samples(bundle):
+    """Networks of random weights, some of which tell classes apart in their own way."""
+    manifest = bundle.manifest
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        weights = rng.normal(size=(64, 10)).astype(np.float32) * 0.1
+
+        def outputs(x, weights=weights):
+            return np.maximum(x.reshape(len(x), -1), 0) @ weights
+
+        classes = np.isin(MINE, range(2 if seed % 2 else 10))
+        for raw in (OTHER[classes], 16 - OTHER[classes], OTHER[classes] * 16):
+            found = asked(manifest, outputs, raw, MINE[classes])
+            assert not found.hint, (seed, found)
+            assert not check_unlabelled(manifest.input.prepare(raw / 16), manifest, outputs).hint
+
+
+def test_a_model_that_always_says_the_same_is_said_to_guess(bundle):
+    found = asked(bundle.manifest, lambda x: np.eye(10, dtype=np.float32)[[3] * len(x)] * 99, OTHER, MINE)
+    assert found.guessing
+    assert not found.hint
+    assert found.said.endswith("of 300, no better than guessing")
+
+
+def test_of_few_samples_and_of_one_class_only_the_share_is_said(digits):
+    found = asked(*digits, 16 - OTHER[:10], MINE[:10])
+    assert not found.hint
+    of_one = MINE == 3
+    assert not asked(*digits, 16 - OTHER[of_one], MINE[of_one]).hint
+
+
+def test_without_labels_it_says_what_it_sees_and_how_sure_it_is(digits):
+    manifest, outputs = digits
+    found = check_unlabelled(manifest.input.prepare(OTHER), manifest, outputs)
+    assert found.right is None
+    assert found.said.startswith("of 300 without labels, the model says ")
+    assert not found.hint
+    inverted = check_unlabelled(manifest.input.prepare(16 - OTHER), manifest, dull(outputs))
+    assert "with dark and light exchanged it would be" in inverted.hint
+    alike = check_unlabelled(manifest.input.prepare(OTHER[MINE == 0]), manifest, outputs)
+    assert "0 100%" in alike.answers or "0 9" in alike.answers
+
+
+def test_numbers_in_another_scale_are_named(bundle):
+    given = InputSpec((2,), 1.0, (50.0, 0.5), (20.0, 0.2))
+    target = targets_of("mse", ("price",), columns=("price",), mean=(0.0,), std=(1.0,))
+    manifest = msgspec.structs.replace(bundle.manifest, input=given, labels=("price",), loss=target)
+    raw = np.random.default_rng(0).normal((50, 0.5), (20, 0.2), (100, 2))
+    y = given.prepare(raw).sum(axis=1, keepdims=True).astype(np.float32)
+
+    def outputs(x):
+        return x.sum(axis=1, keepdims=True) * 0.9
+
+    found = check_model(LocalData(given.prepare(raw), y), manifest, outputs)
+    assert found.error < 0.2
+    assert not found.hint
+    assert found.said.startswith("of 100, the model is 0.1")
+
+
+def test_nothing_is_said_without_samples_and_of_losses_that_it_cannot_judge(bundle, digits):
+    manifest, outputs = digits
+    assert check_model(LocalData(manifest.input.prepare(RAW[:0]), Y[:0]), manifest, outputs) is None
+    assert check_unlabelled(manifest.input.prepare(RAW[:0]), manifest, outputs) is None
