@@ -8,7 +8,15 @@ class MaskHelperError(Exception):
 
 
 class SumRefused(MaskHelperError):
-    """A sum that is not told; the text goes to the aggregator."""
+    """A sum that is not told; the text goes to the aggregator.
+
+    invalid: the devices whose masks cannot be opened. used: those whose masks are in another set. Without all
+    of them the sum might be told.
+    """
+
+    def __init__(self, text: str, invalid: tuple[str, ...] = (), used: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.invalid, self.used = invalid, used
 
 
 class LedgerError(MaskHelperError):

@@ -1,8 +1,9 @@
 """The mask helper at the broker: takes requests, fetches lists of seeds, answers with sums.
 
 Requests wait in a line, and one sum is made at a time, a device's mask after the other: between two of them
-messages are handled, so that blocks of earlier answers are sent on. Nothing of a request is kept over a
-restart but its set in the ledger: the aggregator asks again until it has an answer.
+messages are handled, so that blocks of earlier answers are sent on. Before it asks for a sum, an aggregator
+asks whether it could be told (`SumCheck`): the answer names devices that it has to leave out. Nothing of a
+request is kept over a restart but its set in the ledger: the aggregator asks again until it has an answer.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import MAX_BYTES, Blobs
 from device_runtime.broker.wire.link_events import WAKE, Connected, Disconnected, Event, Received, Will
 from device_runtime.broker.wire.messages import INLINE_LIMIT, Get, MessageError, State, decode, encode
-from device_runtime.broker.wire.sum_messages import SumAnswer, SumRequest
+from device_runtime.broker.wire.sum_messages import SumAnswer, SumCheck, SumRequest, sum_question_in
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.broker.wire.transfer import Pull, SendingLink, send_blocks
 
 from .errors import SumRefused
 from .ledger import Ledger
-from .summing import MaskSum, SumLimits, check_request, opened_set
+from .summing import MaskSet, MaskSum, SumLimits, check_request, opened_set
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,8 @@ class MaskHelper:
         self._blobs = Blobs(settings.folder / BLOBS, most_bytes)
         self._link: SendingLink
         self._waiting: OrderedDict[bytes, SumRequest] = OrderedDict()
+        self._checks: set[bytes] = set()
+        self._checked: OrderedDict[bytes, MaskSet] = OrderedDict()  # by request
         self._answers: OrderedDict[bytes, tuple[SumRequest, SumAnswer]] = OrderedDict()
         self._pull: Pull | None = None
         self._adding: MaskSum | None = None
@@ -168,14 +171,18 @@ class MaskHelper:
     def _receive(self, message: Received) -> None:
         address = topics.parse(message.topic)
         if address.leaf == "sum":
-            self._take(decode(message.payload, SumRequest))
+            question = sum_question_in(message.payload)
+            if isinstance(question, SumCheck):
+                self._take(question.request, check=True)
+            else:
+                self._take(question)
         elif address.leaf == "get":
             send_blocks(self._link, self._settings.name, self._blobs, decode(message.payload, Get))
         elif address.leaf == "block" and self._pull and self._pull.blob.sha == address.sha:
             self._pull.received(address.index, message.payload, self._clocks.steady())
 
-    def _take(self, request: SumRequest) -> None:
-        """Queues a request, or answers one that was answered before."""
+    def _take(self, request: SumRequest, check: bool = False) -> None:
+        """Queues a request, or answers one that was answered before; `check`: it is only to be checked."""
         asked, answer = self._answers.get(request.id, (None, None))
         if answer and asked == request and (answer.blob is None or self._blobs.has(answer.blob)):
             self._publish("sum", answer)
@@ -183,6 +190,7 @@ class MaskHelper:
             log.warning("request dropped: %d wait already", MOST_WAITING)
         else:
             self._waiting.setdefault(request.id, request)
+            (self._checks.add if check else self._checks.discard)(request.id)
         self.figures.waiting = len(self._waiting)
 
     def _work(self) -> None:
@@ -198,19 +206,39 @@ class MaskHelper:
         except SumRefused as error:
             log.warning("sum for %s refused: %s", _named(request), error)
             self.figures.refusals += 1
-            self._publish("sum", SumAnswer(id=request.id, refusal=str(error)))
+            answer = SumAnswer(
+                id=request.id,
+                refusal=str(error),
+                invalid=error.invalid,
+                used=error.used,
+                checked=request.id in self._checks,
+            )
+            self._publish("sum", answer)
             self._forget(request)
         except BlobError as error:
             self._give_up(request, str(error))
 
     def _prepare(self, request: SumRequest) -> None:
-        """Begins the sum of a request when its seeds are here. Raises SumRefused, BlobError, LedgerError."""
+        """Begins the sum of a request when its seeds are here, or only checks it.
+
+        Raises SumRefused, BlobError, LedgerError.
+        """
         limits = self._settings.limits
         check_request(request, limits)
         content = self._seeds(request)
         if content is not None:
             self._began_s = self._clocks.steady()
-            one = opened_set(self._ledger.secret, request, content, limits)
+            known = self._checked.pop(request.id, None)
+            same = known is not None and known.request == request
+            one = known if known and same else opened_set(self._ledger.secret, request, content, limits)
+            if request.id in self._checks:
+                self._ledger.check(one)
+                self._checked[request.id] = one
+                while len(self._checked) > MOST_ANSWERS:
+                    self._checked.popitem(last=False)
+                self._publish("sum", SumAnswer(id=request.id, checked=True))
+                self._forget(request)
+                return
             noise = self._ledger.record(one, int(self._clocks.date()))
             self._adding = MaskSum(one, noise)
 
@@ -257,6 +285,7 @@ class MaskHelper:
 
     def _forget(self, request: SumRequest) -> None:
         del self._waiting[request.id]
+        self._checks.discard(request.id)
         self._pull = self._adding = None
         self.figures.waiting = len(self._waiting)
         self._prune()
@@ -276,7 +305,8 @@ class MaskHelper:
             log.warning("%s", error)
 
     def _presence(self, online: bool, leaving: bool = False) -> Will:
-        return Will(self._topic("state"), encode(State(boot=self._boot, online=online, leaving=leaving)))
+        state = State(boot=self._boot, online=online, leaving=leaving, checks=True)
+        return Will(self._topic("state"), encode(state))
 
     def _publish(self, leaf: str, message: Get | SumAnswer) -> None:
         self._link.publish(self._topic(leaf), encode(message))

@@ -16,10 +16,11 @@ from pathlib import Path
 from nacl.bindings import crypto_scalarmult_base
 
 from device_runtime.broker.wire.durable_files import sync_folder
+from device_runtime.broker.wire.sum_messages import MOST_NAMED
 from device_runtime.strategies.masking.seeds import KEY_BYTES
 
 from .errors import LedgerError, SumRefused
-from .summing import MaskSet
+from .summing import MaskSet, named
 
 FILE = "masks.sqlite"
 VERSION = 1
@@ -102,15 +103,25 @@ class Ledger:
         self._db.executemany("INSERT INTO used VALUES (?, ?, ?)", rows)
         return noise
 
+    def check(self, one: MaskSet) -> None:
+        """Raises SumRefused where `record` would do so; notes nothing."""
+        with self._errors():
+            if self._db.execute("SELECT 1 FROM sets WHERE content = ?", (one.content,)).fetchone():
+                return
+            of = (one.request.task, one.request.run, one.request.round)
+            query = "SELECT number FROM rounds WHERE task = ? AND run = ? AND round = ?"
+            for [number] in self._db.execute(query, of).fetchall():
+                self._check_unused(number, one)
+
     def _check_unused(self, number: int, one: MaskSet) -> None:
         asked = "SELECT 1 FROM used WHERE round = ? AND device = ?"
         used = [name for name in one.devices if self._db.execute(asked, (number, name)).fetchone()]
         if used:
             request = one.request
-            first = ", ".join(used[:3]) + (f" and {len(used) - 3} more" if len(used) > 3 else "")
             raise SumRefused(
-                f"{first} of {len(one.devices)} devices: in another set of round {request.round} of task "
-                f"{request.task!r} before, and a mask is in one set only"
+                f"{named(used)} of {len(one.devices)} devices: in another set of round {request.round} of "
+                f"task {request.task!r} before, and a mask is in one set only",
+                used=tuple(used[:MOST_NAMED]),
             )
 
     def _prepare(self) -> None:

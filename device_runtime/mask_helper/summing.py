@@ -7,6 +7,7 @@ What is asked for must be what the devices were promised: their seeds open for t
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,7 +15,7 @@ from math import sqrt
 
 import msgspec
 
-from device_runtime.broker.wire.sum_messages import SumRequest, SumSeed
+from device_runtime.broker.wire.sum_messages import MOST_NAMED, SumRequest, SumSeed
 from device_runtime.broker.wire.topics import TopicError, check_device, check_task
 from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.masking.layout import CHECKS
@@ -106,7 +107,8 @@ def opened_set(secret: bytes, request: SumRequest, content: bytes, limits: SumLi
     """The set of a request that passed `check_request`, from its encoded list of seeds.
 
     secret: of the helper (X25519, 32 bytes). Raises SumRefused for a set that is too small or too large, or
-    has a device twice, or a mask that was made for another purpose, round, device or helper.
+    has a device twice, or masks that were made for another purpose, round, device or helper: it names their
+    devices.
     """
     try:
         listed = _seeds.decode(content)
@@ -117,16 +119,26 @@ def opened_set(secret: bytes, request: SumRequest, content: bytes, limits: SumLi
     for one, following in pairwise(sealed):
         if one.device == following.device:
             raise SumRefused(f"{one.device} is in the set twice: a device counts once in a sum")
-    helpers = len(sealed[0].mask.tags)
-    found = MaskSet(
-        request,
-        _content(request, sealed),
-        tuple(one.device for one in sealed),
-        helpers,
-        tuple(_opened(secret, request, one, helpers) for one in sealed),
-    )
-    _check_scaled_noise(found)
-    return found
+    [(helpers, _)] = Counter(len(one.mask.tags) for one in sealed).most_common(1)
+    seeds, invalid, why = [], [], ""
+    for one in sealed:
+        try:
+            seeds.append(_opened(secret, request, one, helpers))
+        except SumRefused as error:
+            why = why or str(error)
+            invalid.append(one.device)
+    if invalid:
+        others = f"; nor can those of {named(invalid[1:])} be opened" if len(invalid) > 1 else ""
+        raise SumRefused(why + others, invalid=tuple(invalid[:MOST_NAMED]))
+    devices = tuple(one.device for one in sealed)
+    opened = MaskSet(request, _content(request, sealed), devices, helpers, tuple(seeds))
+    _check_scaled_noise(opened)
+    return opened
+
+
+def named(devices: Sequence[str]) -> str:
+    """The names of the first three devices, and the number of the others."""
+    return ", ".join(devices[:3]) + (f" and {len(devices) - 3} more" if len(devices) > 3 else "")
 
 
 def _check_size(request: SumRequest, devices: int, limits: SumLimits) -> None:

@@ -11,3 +11,7 @@ class OwnCodeError(KindError):
 
 class MaskError(ValueError):
     """Raised for a mask or a masked update that is not valid, and for a sum that cannot be opened."""
+
+
+class SpoiltSum(MaskError):
+    """Raised for a sum that cannot be one of its devices' updates: a device or a mask helper has lied."""

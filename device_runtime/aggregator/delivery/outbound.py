@@ -14,7 +14,7 @@ from device_runtime.broker.wire.blobs import BLOCK, Blobs, block_count
 from device_runtime.broker.wire.link import packet_bytes
 from device_runtime.broker.wire.messages import Blob, Get, Offer, Receipt
 from device_runtime.broker.wire.session_mac import SessionKey
-from device_runtime.broker.wire.sum_messages import SumRequest
+from device_runtime.broker.wire.sum_messages import SumCheck, SumRequest
 from device_runtime.broker.wire.transfer import MAX_WINDOW, answer_get
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class Outbound:
             payload += self._session_keys[device].mac(topic, "", payload)
         self._send((device,), topic, payload)
 
-    def sum_request(self, helper: str, request: SumRequest) -> None:
-        """Ask a mask helper for the sum of the masks of some devices."""
+    def sum_request(self, helper: str, request: SumRequest | SumCheck) -> None:
+        """Ask a mask helper for the sum of the masks of some devices, or whether it would tell it."""
         self._send((helper,), topics.down(helper, "sum"), messages.encode(request))
 
     def blocks(self, device: str, get: Get, blobs: Blobs) -> None:

@@ -113,6 +113,7 @@ class Reception:
             check.check_samples(message, self._statements.samples.get(update.device, 0), self._offered(0))
             if refusal is None:
                 check.check_message(message, self._offered(0))
+                self._check_suspension(update, message, number)
                 if self._rounds.given_rounds and not self._rounds.store.rounds.opened(update.round):
                     refusal = f"round {update.round} was not offered by this site"  # which may skip rounds
         except UpdateRefused as error:
@@ -124,6 +125,12 @@ class Reception:
             self._intake.want(update, message, message.blob)
             return None
         return self._check_arrived(FetchedContribution(update, message), number)
+
+    def _check_suspension(self, update: Update, message: Contribution, number: int) -> None:
+        """Raise UpdateRefused for a masked update of a device whose masks or numbers were wrong too often."""
+        faults = self._rounds.store.sums.faults
+        if message.mask is not None and (why := faults.suspension(update.device, number)):
+            raise UpdateRefused(why)
 
     def block(self, device: str, sha: bytes, block: tuple[int, bytes]) -> bool:
         """Take a block (number, bytes) of an upload. Returns whether it was expected."""

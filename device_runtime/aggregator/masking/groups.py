@@ -31,6 +31,8 @@ from device_runtime.strategies.masking.noise import deviation_of
 from device_runtime.strategies.masking.sums import SummedGroup, weight_share
 from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
 
+from .suspects import spread
+
 TOO_FEW = "too few devices"
 """Begins the reason that a group is too small."""
 BASES_HELD = 4
@@ -123,8 +125,10 @@ class SumGroups:
     def of_round(self, number: int) -> tuple[SumGroup, ...]:
         """The groups of the updates that count in a round, by kind and round made for.
 
-        A group with more devices than its sum has room for is divided. Raises RunFolderError, BlobError.
+        A group with more devices than its sum has room for is divided, and so is one with suspects (see
+        `suspects`). Raises RunFolderError, BlobError.
         """
+        suspicions = self._store.sums.faults.suspicions(number)
         forms, found = (
             _Forms(self._store, self._task, self._manifests),
             dict[object, list[MaskedContribution]](),
@@ -136,7 +140,7 @@ class SumGroups:
         return tuple(
             self._group(part, forms.of(part[0].round, part[0].kind, part[0].form))
             for updates in found.values()
-            for part in _divided(updates, forms.masks(updates[0].round).capacity)
+            for part in _divided(updates, forms.masks(updates[0].round), suspicions)
         )
 
     def _group(self, updates: tuple[MaskedContribution, ...], form: _Form) -> SumGroup:
@@ -188,10 +192,14 @@ def _blank(update: MaskedContribution) -> TrainedUpdate:
 
 
 def _divided(
-    updates: Sequence[MaskedContribution], capacity: int
+    updates: Sequence[MaskedContribution], masks: Masks, suspicions: Mapping[str, int]
 ) -> Iterator[tuple[MaskedContribution, ...]]:
-    """Parts of at most `capacity` updates, as equal as possible."""
-    parts = -(-len(updates) // capacity)
+    """Parts of at most `capacity` updates, as equal as possible; as many as there can be with suspects."""
+    parts = -(-len(updates) // masks.capacity)
+    if any(update.device in suspicions for update in updates):
+        parts = max(parts, len(updates) // masks.min_group)
+        yield from spread(updates, parts, suspicions)
+        return
     ends = [len(updates) * part // parts for part in range(parts + 1)]
     for start, end in pairwise(ends):
         yield tuple(updates[start:end])

@@ -26,15 +26,17 @@ def open_sum(group: SumGroup, store: Store, answers: Answers) -> OpenedSum:
     """
     if group.too_small:
         raise MaskError(group.too_small)
+    said = {helper.name: answers.get((group.id, helper.name)) for helper in group.masks.helpers}
+    for name, answer in said.items():
+        if answer is not None and answer.refusal:
+            raise MaskError(f"mask helper {name} refused it: {answer.refusal}")
     size = group.layout.values, group.layout.numbers
     total = MaskedVector.zeros(*size)
     for update in group.updates:
         total.add(MaskedVector.from_bytes(store.contributions.masked_content(update), *size))
-    for helper in group.masks.helpers:
-        answer = answers.get((group.id, helper.name))
-        if answer is None or answer.refusal:
-            why = f"refused it: {answer.refusal}" if answer else "has not answered"
-            raise MaskError(f"mask helper {helper.name} {why}")
+    for name, answer in said.items():
+        if answer is None:
+            raise MaskError(f"mask helper {name} has not answered")
         total.subtract(MaskedVector.from_bytes(store.sums.content(answer), *size))
     return sums.read(total, group.layout, group.summed, group.strategy)
 

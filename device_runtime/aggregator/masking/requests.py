@@ -1,21 +1,28 @@
-"""Asks mask helpers for sums of masks until they have answered, and stores their answers."""
+"""Asks mask helpers for sums of masks until they have answered, and stores their answers.
+
+A helper tells a sum of each mask once, so a device that sent a wrong mask would spoil the sum of all others.
+Before any helper is asked for a sum of a round, all are therefore asked whether they would tell it. Devices
+that one of them names are left out, the others are divided anew, and checked again. Helpers of before there
+were such checks, whose presence does not speak of them, are asked for sums at once.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
 import msgspec
 
 from device_runtime.aggregator.delivery.outbound import Outbound
+from device_runtime.aggregator.storage.mask_faults import MaskFault
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.storage.sums import StoredAnswer
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Blob, Get
-from device_runtime.broker.wire.sum_messages import SumAnswer, SumRequest
+from device_runtime.broker.wire.sum_messages import MOST_NAMED, SumAnswer, SumCheck, SumRequest
 from device_runtime.broker.wire.transfer import Pull
 
 from .groups import SumGroup, SumGroups
@@ -32,11 +39,15 @@ BLOCKS_ASKED = 16
 
 @dataclass
 class _Asked:
-    """A request that is not answered yet. `size`: bytes of the answer. `pull`: the answer on its way."""
+    """A request that is not answered yet, or only the question whether it would be (`check`).
+
+    `size`: bytes of the answer. `pull`: the answer on its way.
+    """
 
     helper: str
     request: SumRequest
     size: int
+    check: bool
     sent_s: float = -inf
     pull: Pull | None = None
 
@@ -48,6 +59,9 @@ class SumRequests:
         self._groups, self._store, self._out, self._clock = groups, store, out, clock
         self._open: dict[tuple[bytes, str], _Asked] = {}  # by sum and helper
         self._round = 0
+        self._checking = set[str]()  # helpers that answer checks, by name
+        self._checked = set[tuple[bytes, str]]()  # sums that helpers would tell
+        self._objections: dict[tuple[bytes, str], SumAnswer] = {}
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -60,18 +74,48 @@ class SumRequests:
         return len({asked.request.id for asked in self._open.values()})
 
     def begin(self, number: int) -> None:
-        """Asks for all sums of round `number` that have enough devices and are not answered yet."""
+        """Asks for all sums of round `number` that have enough devices and are not answered yet.
+
+        Where helpers check sums, it first asks them all whether they would tell these.
+        """
         self._round, self._open = number, {}
-        answers = self._store.sums.answers(number)
+        self._checked.clear()
+        faults, groups = self._store.sums.faults, self._groups.of_round(number)
+        plan = faults.checks(number)
+        if plan is None:
+            names = {helper.name for group in groups for helper in group.masks.helpers}
+            if helpers := sorted(names & self._checking):
+                faults.begin_checks(number, helpers)
+                plan = faults.checks(number)
+        if plan is None or plan[1]:
+            self._ask(groups, None)
+        else:
+            self._check(groups, plan[0])
+        self.tick()
+
+    def _check(self, groups: Sequence[SumGroup], helpers: Collection[str]) -> None:
+        """Asks these helpers for all that they have not checked yet, then for the sums themselves."""
+        self._objections = {}
+        self._ask(groups, helpers)
+        if not self._open:
+            self._store.sums.faults.end_checks(self._round)
+            self._ask(groups, None)
+
+    def _ask(self, groups: Sequence[SumGroup], checking: Collection[str] | None) -> None:
+        """Opens the requests of these groups; with `checking` only asks these helpers to check them."""
+        answers = self._store.sums.answers(self._round)
         refused = {answer.id for answer in answers.values() if answer.refusal}
-        for group in self._groups.of_round(number):
+        for group in groups:
             if group.too_small or group.id in refused:
                 continue
             for at, helper in enumerate(group.masks.helpers):
-                if (group.id, helper.name) not in answers:
-                    request, size = self._complete(group, at), group.layout.content_bytes
-                    self._open[group.id, helper.name] = _Asked(helper.name, request, size)
-        self.tick()
+                key, size = (group.id, helper.name), group.layout.content_bytes
+                if key in answers:
+                    continue
+                if checking is not None and (helper.name not in checking or key in self._checked):
+                    continue
+                check = checking is not None
+                self._open[key] = _Asked(helper.name, self._complete(group, at), size, check)
 
     def _complete(self, group: SumGroup, at: int) -> SumRequest:
         request = group.request(at)
@@ -87,11 +131,13 @@ class SumRequests:
                 self._fetch(asked, asked.pull, now)
             elif now - asked.sent_s >= RESEND_S:
                 asked.sent_s = now
-                self._out.sum_request(asked.helper, asked.request)
+                question = SumCheck(request=asked.request) if asked.check else asked.request
+                self._out.sum_request(asked.helper, question)
         return len(self._open) < before
 
-    def came(self, helper: str) -> None:
-        """A helper is online: asks it at once."""
+    def came(self, helper: str, checks: bool = False) -> None:
+        """A helper is online: asks it at once. `checks`: it answers checks, from the next round on."""
+        (self._checking.add if checks else self._checking.discard)(helper)
         for asked in self._open.values():
             if asked.helper == helper:
                 asked.sent_s, asked.pull = -inf, None
@@ -106,8 +152,11 @@ class SumRequests:
     def answered(self, helper: str, answer: SumAnswer) -> bool:
         """Takes a helper's answer. Returns whether it is complete; one that was not asked for is ignored."""
         asked = self._open.get((answer.id, helper))
-        if asked is None:
+        if asked is None or asked.check != answer.checked:
             return False
+        if asked.check:
+            self._heard(asked, answer)
+            return True
         if answer.refusal:
             return self._keep(StoredAnswer(answer.id, helper, refusal=printable(answer.refusal)))
         size = answer.blob.size if answer.blob else len(answer.body)
@@ -121,6 +170,48 @@ class SumRequests:
         if asked.pull is None or asked.pull.blob != answer.blob:
             self._pull(asked, answer.blob)
         return False
+
+    def _heard(self, asked: _Asked, answer: SumAnswer) -> None:
+        """Takes the answer to a check. After the last one, leaves devices out, or goes on to the sums."""
+        key = asked.request.id, asked.helper
+        del self._open[key]
+        self._checked.add(key)
+        if answer.invalid or answer.used:
+            self._objections[key] = answer
+        if self._open:
+            return
+        number, faults = self._round, self._store.sums.faults
+        for group in self._groups.of_round(number):
+            named = {name: said for (sum_id, name), said in self._objections.items() if sum_id == group.id}
+            if named:
+                self._leave_out(group, named)
+        plan = faults.checks(number)
+        self._check(self._groups.of_round(number), plan[0] if plan else ())
+        self.tick()
+
+    def _leave_out(self, group: SumGroup, named: Mapping[str, SumAnswer]) -> None:
+        """Leaves the devices that helpers name out of a group.
+
+        Where a helper can open no mask at all, or MOST_NAMED cannot be opened, the fault is its own: the sum
+        is not opened.
+        """
+        devices = {update.device for update in group.updates}
+        found: dict[str, MaskFault] = {}
+        for helper, answer in named.items():
+            if devices <= set(answer.invalid) or len(answer.invalid) >= MOST_NAMED:
+                why = (
+                    f"it cannot open {len(answer.invalid)} of {len(devices)} masks, as if its key had changed"
+                )
+                self._store.sums.keep(StoredAnswer(group.id, helper, refusal=why), self._round)
+                log.warning("mask helper %s refuses a sum of %s: %s", helper, group.kind, why)
+                return
+            used = f"mask helper {helper} has summed its mask in another set"
+            found |= {name: MaskFault(name, "used", used) for name in answer.used if name in devices}
+            invalid = f"mask helper {helper} cannot open its mask"
+            found |= {name: MaskFault(name, "mask", invalid) for name in answer.invalid if name in devices}
+        for fault in found.values():
+            log.warning("%s is left out of a sum of %s: %s", fault.device, group.kind, fault.why)
+        self._store.sums.faults.leave_out(self._round, tuple(found.values()))
 
     def block(self, helper: str, sha: bytes, block: tuple[int, bytes]) -> bool:
         """Takes a block (number, bytes) of an answer. Returns whether it was expected."""

@@ -20,7 +20,9 @@ from device_runtime.aggregator.intake.check import codec_of
 from device_runtime.aggregator.intake.contributions import StoredContribution
 from device_runtime.aggregator.masking.groups import SumGroup, SumGroups
 from device_runtime.aggregator.masking.opening import note_of, open_sum, record_of
+from device_runtime.aggregator.masking.suspects import faults_of
 from device_runtime.aggregator.storage.bases import StepLine, base_weights, checkpoint, next_base
+from device_runtime.aggregator.storage.mask_faults import MaskFault
 from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, RoundModels, Store
 from device_runtime.aggregator.storage.sums import SumRecord
 from device_runtime.aggregator.tasks.task import Task
@@ -35,7 +37,7 @@ from device_runtime.models.data import open_samples
 from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError, TensorError
-from device_runtime.strategies.errors import MaskError, OwnCodeError
+from device_runtime.strategies.errors import MaskError, OwnCodeError, SpoiltSum
 from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
@@ -67,9 +69,12 @@ def merge_round(
     before = _carried(store, number, tools)
     folding = Folding(kinds, model, before, task.server)
     earlier, sums = _Earlier(store, task, model, seed), tuple[SumRecord, ...]()
+    faults = tuple[MaskFault, ...]()
     if task.masks and groups:
-        sums = _fold_sums(groups.of_round(number), earlier, folding)
+        sums, faults = _fold_sums(groups.of_round(number), earlier, folding)
         lost = [note for one in sums if (note := note_of(one, number))]
+        lost += [f"{device} is left out: {why}" for device, why in store.sums.faults.left_out(number)]
+        lost += [f"{one.device} is suspended: {one.why}" for one in faults if one.fault == "named"]
         merged, odd = folding.merged()
     else:
         with Screen(folding, task.screening, store.folder) as screen:
@@ -79,7 +84,7 @@ def merge_round(
     served = store.models.put(tensors.encode(merged.served))
     base = next_base(store, number, merged, StepLine(manifest, task.seed))
     carried = store_carried(merged.carried, store, tools)
-    return MergeResult(RoundModels(base, carried, served), merged.steps, note, sums)
+    return MergeResult(RoundModels(base, carried, served), merged.steps, note, sums, faults)
 
 
 def store_carried(carried: CarriedState, store: Store, tools: MergeTools) -> CarriedBlobs:
@@ -130,9 +135,15 @@ def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
     return lost
 
 
-def _fold_sums(groups: Sequence[SumGroup], earlier: _Earlier, folding: Folding) -> tuple[SumRecord, ...]:
-    """Folds all sums that can be opened, in place of contributions; returns a record of each group."""
-    store = earlier.store
+def _fold_sums(
+    groups: Sequence[SumGroup], earlier: _Earlier, folding: Folding
+) -> tuple[tuple[SumRecord, ...], tuple[MaskFault, ...]]:
+    """Folds all sums that can be opened, in place of contributions.
+
+    Returns a record of each group, and what spoilt sums say against their devices.
+    """
+    store, faults = earlier.store, list[MaskFault]()
+    suspicions = store.sums.faults.suspicions(earlier.model.round)
     answers = store.sums.answers(earlier.model.round)
     records = []
     for group in groups:
@@ -141,6 +152,8 @@ def _fold_sums(groups: Sequence[SumGroup], earlier: _Earlier, folding: Folding) 
             update = earlier.rebased(opened.update, group.round, 1.0)
         except (MaskError, BlobError) as error:
             records.append(record_of(group, why=str(error)))
+            if isinstance(error, SpoiltSum):
+                faults += faults_of(group.updates, group.id, str(error), suspicions)
             continue
         kind = earlier.kinds[group.kind]
         try:
@@ -151,7 +164,7 @@ def _fold_sums(groups: Sequence[SumGroup], earlier: _Earlier, folding: Folding) 
             records.append(record_of(group, why=str(error)))
             continue
         records.append(record_of(group, opened.update.train_loss))
-    return tuple(records)
+    return tuple(records), tuple(faults)
 
 
 class _Earlier:

@@ -221,8 +221,8 @@ class DeviceMessageHandler:
         helper, sums = address.device, self._runner.commands.sums
         match address.leaf:
             case "state":
-                if payload and wire.decode(payload, wire.State).online:
-                    sums.came(helper)
+                if payload and (state := wire.decode(payload, wire.State)).online:
+                    sums.came(helper, state.checks)
             case "sum":
                 self._runner.sums_changed(sums.answered(helper, wire.decode(payload, SumAnswer)))
             case "get":

@@ -36,6 +36,7 @@ from device_runtime.models.bundles.tensors import Tensors
 
 from .database import Commit, Database
 from .history import ServingHistory, StepHistory
+from .mask_faults import MaskFault
 from .sums import StoredSums, SumRecord
 
 log = logging.getLogger(__name__)
@@ -124,13 +125,14 @@ class RoundModels(RoundStart):
 class MergeResult:
     """The result of a merge: the models, the steps taken, and with masks the sums.
 
-    `note` says what was unusual, if anything.
+    `note` says what was unusual, if anything. `faults`: of devices, in sums that cannot be.
     """
 
     made: RoundModels
     steps: tuple[Step, ...] = ()
     note: str = ""
     sums: tuple[SumRecord, ...] = ()
+    faults: tuple[MaskFault, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -350,6 +352,7 @@ class StoredRounds:
             values = (_packed(made.base), _packed(made.carried), _packed(made.served), note, number)
             db.execute(_MERGED, values)
             self._sums.add_records(db, number, result.sums)
+            self._sums.faults.add(db, number, result.faults)
 
     def evaluated(self, number: int, figures: ModelEvaluation, served: Blob | None = None) -> None:
         """Stores a round's evaluation. `served`: the model that is served instead of the merged one."""

@@ -14,6 +14,7 @@ from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Blob, Masks
 
 from .database import Commit, Database, DatabaseRow
+from .mask_faults import MaskFaults
 
 _MASKS = "SELECT masks FROM round_masks WHERE round = ?"
 _ADD_MASKS = "INSERT INTO round_masks VALUES (?, ?) ON CONFLICT DO NOTHING"
@@ -58,6 +59,7 @@ class StoredSums:
     def __init__(self, db: Database, folder: Path) -> None:
         """`folder`: for large requests and answers; it is made when it is needed."""
         self._db, self._folder = db, folder
+        self.faults = MaskFaults(db)
 
     @cached_property
     def blobs(self) -> Blobs:
@@ -132,6 +134,7 @@ class StoredSums:
     def forget(self, db: Commit, number: int) -> None:
         """Deletes the masks and answers of a closed round: its contents are deleted too."""
         db.execute("DELETE FROM sum_answers WHERE into_round <= ?", (number,))
+        db.execute("DELETE FROM sum_checks WHERE into_round <= ?", (number,))
         db.execute(_FORGET_MASKS, (number,))
 
     def prune(self) -> None:

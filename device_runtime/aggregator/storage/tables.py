@@ -77,6 +77,13 @@ CREATE TABLE IF NOT EXISTS sums (
     devices INTEGER NOT NULL, num_examples INTEGER NOT NULL, train_loss REAL, why TEXT NOT NULL,
     PRIMARY KEY (into_round, id)
 );
+CREATE TABLE IF NOT EXISTS sum_checks (
+    into_round INTEGER PRIMARY KEY, helpers TEXT NOT NULL, done INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS mask_faults (
+    into_round INTEGER NOT NULL, device TEXT NOT NULL, fault TEXT NOT NULL, sum BLOB NOT NULL,
+    why TEXT NOT NULL, PRIMARY KEY (into_round, device, fault)
+);
 CREATE TABLE IF NOT EXISTS steps (
     round INTEGER NOT NULL, position INTEGER NOT NULL, step BLOB NOT NULL, PRIMARY KEY (round, position)
 );

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .messages import Blob, Mask, Message
+from .messages import Blob, Mask, Message, decode
 
 
 class SumSeed(msgspec.Struct, frozen=True, array_like=True):
@@ -47,13 +47,38 @@ class SumRequest(Message, frozen=True, array_like=True, kw_only=True):
     blob: Blob | None = None
 
 
+MOST_NAMED = 1000
+"""The most devices that an answer names; a message has at most MESSAGE_LIMIT bytes."""
+_Names = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MOST_NAMED)]
+
+
+class SumCheck(Message, frozen=True, array_like=True, kw_only=True):
+    """`dn/sum`: asks a mask helper whether it would answer a request; it notes nothing.
+
+    Only helpers whose presence says so (`State.checks`) are asked; others cannot read it.
+    """
+
+    request: SumRequest
+
+
 class SumAnswer(Message, frozen=True, array_like=True, kw_only=True):
     """A helper's answer to a SumRequest (`up/sum`): the sum of masks (`MaskedVector`), or why there is none.
 
-    Exactly one of `body`, `blob` and `refusal` is given.
+    Exactly one of `body`, `blob` and `refusal` is given. A refusal names devices without which the sum might
+    be told: `invalid` are those whose masks cannot be opened, `used` those whose masks are in another set.
+    `checked`: it answers a SumCheck; without a refusal the request would be answered.
     """
 
     id: Annotated[bytes, Meta(min_length=32, max_length=32)]
     body: bytes = b""
     blob: Blob | None = None
     refusal: str = ""
+    invalid: _Names = ()
+    used: _Names = ()
+    checked: bool = False
+
+
+def sum_question_in(payload: bytes) -> SumRequest | SumCheck:
+    """The question on `dn/sum` in a payload, told apart by the length of its array. Raises MessageError."""
+    is_check = payload[:1] == bytes([0x90 + len(SumCheck.__struct_fields__)])
+    return decode(payload, SumCheck) if is_check else decode(payload, SumRequest)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.strategies.errors import MaskError
+from device_runtime.strategies.errors import MaskError, SpoiltSum
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import Statistics
@@ -206,12 +206,12 @@ class OpenedSum:
 def read(total: MaskedVector, layout: SumLayout, group: SummedGroup, strategy: AnyStrategy) -> OpenedSum:
     """One update that stands for all devices of a sum, after its masks were subtracted.
 
-    Raises MaskError where the sum cannot be one of so many updates: a helper's answer was wrong.
+    Raises SpoiltSum where the sum cannot be one of so many updates: a helper or a device has lied.
     """
     values, sums = total.values.view(np.int32), total.sums.view(np.int64)
     checks = values[len(values) - CHECKS :]
     if not (checks == group.devices).all():
-        raise MaskError(f"the sum is of {checks.tolist()} devices, expected {group.devices} four times")
+        raise SpoiltSum(f"the sum is of {checks.tolist()} devices, expected {group.devices} four times")
     tensors = dict(_means(values, layout, group))
     numbers = dict(_read_sums(sums, layout, group))
     most = group.most_weight
@@ -252,7 +252,7 @@ def _check_possible(name: str, total: NDArray[np.float64], bound: float, group: 
     most = group.devices * bound * (1 + 1e-6) + NOISE_REACH * group.deviation
     if (np.abs(total) > most).any():
         worst = float(np.abs(total).max())
-        raise MaskError(
+        raise SpoiltSum(
             f"the sum of {name} holds {worst:.4g}, {group.devices} devices make {most:.4g} at most"
         )
 

@@ -17,8 +17,9 @@ from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import INLINE_LIMIT, Get, State
-from device_runtime.broker.wire.sum_messages import SumAnswer, SumRequest, SumSeed
+from device_runtime.broker.wire.sum_messages import SumAnswer, SumCheck, SumRequest, SumSeed, sum_question_in
 from device_runtime.broker.wire.transfer import answer_get, opening_blocks
+from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.masking.masks import MaskedVector
@@ -33,6 +34,7 @@ class Helper:
     """A mask helper.
 
     refusal: what it answers instead of a sum. wrong: its sums are of another seed. noise: its random bytes.
+    used: the devices of the sums that it has told, by round; it tells no second one of any of them.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Helper:
     wrong: bool = False
     noise: Callable[[int], bytes] = os.urandom
     answered: dict = field(default_factory=dict)
+    used: dict = field(default_factory=dict)
 
     @property
     def written(self):
@@ -49,8 +52,36 @@ class Helper:
 
     def requests(self, b):
         """All requests that the bench has sent to it, in order."""
+        return [question for question in self._questions(b) if isinstance(question, SumRequest)]
+
+    def checks(self, b):
+        """All requests that the bench has asked it to check, in order."""
+        return [question.request for question in self._questions(b) if isinstance(question, SumCheck)]
+
+    def _questions(self, b):
         topic = topics.down(self.name, "sum")
-        return [messages.decode(payload, SumRequest) for where, payload in b.link.sent if where == topic]
+        return [sum_question_in(payload) for where, payload in b.link.sent if where == topic]
+
+    def check(self, b):
+        """Answers every check that it has not answered yet. Returns whether there was one."""
+        new = [request for request in self.checks(b) if ("check", request.id) not in self.answered]
+        for request in new:
+            refusal, invalid, used = "", [], []
+            for one in self._seeds(b, request):
+                try:
+                    unseal(self.secret, one.mask, request.at, MaskPurpose.asked(request, one))
+                except MaskError as error:
+                    refusal = str(error)
+                    invalid.append(one.device)
+                if one.device in self.used.get(request.round, {}):
+                    used.append(one.device)
+            refusal = refusal or ("used before" if used else "")
+            answer = SumAnswer(
+                id=request.id, refusal=refusal, invalid=tuple(invalid), used=tuple(used), checked=True
+            )
+            self.answered["check", request.id] = answer
+            self.say(b, answer)
+        return bool(new)
 
     def answer(self, b):
         """Answers every request that it has not answered yet, and gives every block that is asked for."""
@@ -69,8 +100,8 @@ class Helper:
                 for index, data in answer_get(self._blobs, get):
                     b.raw(topics.up(self.name, topics.block(get.blob.sha, index)), data)
 
-    def come(self, b):
-        b.say(self.name, "state", State(boot=1, online=True))
+    def come(self, b, checks=False):
+        b.say(self.name, "state", State(boot=1, online=True, checks=checks))
 
     @property
     def _blobs(self):
@@ -97,6 +128,7 @@ class Helper:
         for one in self._seeds(b, request):
             purpose = MaskPurpose.asked(request, one)
             total.add_masks([unseal(self.secret, one.mask, request.at, purpose)])
+            assert self.used.setdefault(request.round, {}).setdefault(one.device, request.id) == request.id
         if request.noise_milli:
             deviation = request.noise_milli * request.clip_milli / 1e6 / len(one.mask.tags) ** 0.5
             add_noise(total, request.exponents, deviation, self.noise)
