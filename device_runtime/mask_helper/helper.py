@@ -20,8 +20,14 @@ from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import MAX_BYTES, Blobs
 from device_runtime.broker.wire.link_events import WAKE, Connected, Disconnected, Event, Received, Will
-from device_runtime.broker.wire.messages import INLINE_LIMIT, Get, MessageError, State, decode, encode
-from device_runtime.broker.wire.sum_messages import SumAnswer, SumCheck, SumRequest, sum_question_in
+from device_runtime.broker.wire.messages import INLINE_LIMIT, Get, MessageError, decode, encode
+from device_runtime.broker.wire.sum_messages import (
+    HelperState,
+    SumAnswer,
+    SumCheck,
+    SumRequest,
+    sum_question_in,
+)
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.broker.wire.transfer import Pull, SendingLink, send_blocks
 
@@ -305,7 +311,7 @@ class MaskHelper:
             log.warning("%s", error)
 
     def _presence(self, online: bool, leaving: bool = False) -> Will:
-        state = State(boot=self._boot, online=online, leaving=leaving, checks=True)
+        state = HelperState(boot=self._boot, online=online, leaving=leaving, checks=True)
         return Will(self._topic("state"), encode(state))
 
     def _publish(self, leaf: str, message: Get | SumAnswer) -> None:

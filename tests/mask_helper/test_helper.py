@@ -7,8 +7,8 @@ import pytest
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import Blobs, blob_of
 from device_runtime.broker.wire.link import Connected, Disconnected, Received
-from device_runtime.broker.wire.messages import Get, State, decode, encode
-from device_runtime.broker.wire.sum_messages import SumAnswer
+from device_runtime.broker.wire.messages import Get, Mask, State, decode, encode
+from device_runtime.broker.wire.sum_messages import HelperState, SumAnswer, SumCheck, SumSeed
 from device_runtime.broker.wire.transfer import answer_get
 from device_runtime.mask_helper import helper as helpers
 from device_runtime.mask_helper.helper import HelperClocks, HelperSettings, MaskHelper
@@ -331,3 +331,51 @@ def test_memory_does_not_grow_with_the_devices(bench, masking):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.1 * peaks[0] < 14e6
+
+
+def checked(bench, request):
+    bench.hear("sum", SumCheck(request=request))
+    bench.work()
+    [answer] = bench.wire.take("sum", SumAnswer)
+    assert (answer.id, answer.checked, answer.body, answer.blob) == (request.id, True, b"", None)
+    return answer
+
+
+def test_a_check_names_the_devices_whose_masks_are_wrong_and_uses_no_mask(bench, masking):
+    asked = masking()
+    wrong = asked.sealed("pi-0", round=3), asked.sealed("pi-9", min_group=2)
+    answer = checked(bench, asked.request(*THREE, *wrong)[0])
+    assert answer.invalid == ("pi-0", "pi-9")
+    assert answer.refusal.startswith("the mask of pi-0 is not for this helper, or not for full in round 4")
+    assert answer.refusal.endswith("; nor can those of pi-9 be opened")
+    request, _ = asked.request(*THREE)
+    assert checked(bench, request).invalid == ()
+    [answer] = bench.answers(request)
+    assert is_sum(read(answer, asked), asked.expected(*THREE))
+
+
+def test_a_check_names_devices_that_are_in_another_set_but_not_of_the_same_one(bench, restarted, masking):
+    asked = masking()
+    request, _ = asked.request(*THREE)
+    bench.answers(request)
+    again = restarted()
+    assert checked(again, request).used == ()
+    assert checked(again, asked.request(*THREE, "pi-4")[0]).used == THREE
+
+
+def test_a_set_that_is_too_small_is_refused_by_a_check_too(bench, masking):
+    asked = masking()
+    answer = checked(bench, asked.request("pi-1", "pi-2")[0])
+    assert answer.refusal == "the set has 2 devices, the round promises 3 or more"
+    assert answer.invalid == answer.used == ()
+
+
+def test_one_device_with_masks_for_more_helpers_makes_no_liars_of_the_others(bench, masking):
+    asked = masking()
+    mine = asked.sealed("pi-0")
+    more = SumSeed("pi-0", "", Mask(key=mine.mask.key, tags=(*mine.mask.tags, bytes(16))))
+    assert checked(bench, asked.request(more, *THREE)[0]).invalid == ("pi-0",)
+
+
+def test_presence_says_that_a_helper_checks(bench):
+    assert decode(bench.helper.greeting().payload, HelperState).checks

@@ -80,6 +80,7 @@ class SumGroup:
             num_examples=sum(update.num_examples for update in self.updates),
             most_weight=self.masks.most_weight,
             deviation=deviation_of(self.masks.noise_milli, self.masks.clip_milli),
+            most_norm=self.masks.clip_milli / 1000,
         )
 
     @cached_property

@@ -3,7 +3,7 @@
 A helper tells a sum of each mask once, so a device that sent a wrong mask would spoil the sum of all others.
 Before any helper is asked for a sum of a round, all are therefore asked whether they would tell it. Devices
 that one of them names are left out, the others are divided anew, and checked again. Helpers of before there
-were such checks, whose presence does not speak of them, are asked for sums at once.
+were such checks, whose presence (`HelperState`) does not say so, are asked for sums at once.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import NotTrusted
 from device_runtime.broker.wire import compact_round, link, topics
 from device_runtime.broker.wire import messages as wire
-from device_runtime.broker.wire.sum_messages import SumAnswer
+from device_runtime.broker.wire.sum_messages import HelperState, SumAnswer
 
 from .events import DevicePresent, Forgotten, Planned, Reply, Update
 from .ports import Ports
@@ -221,7 +221,7 @@ class DeviceMessageHandler:
         helper, sums = address.device, self._runner.commands.sums
         match address.leaf:
             case "state":
-                if payload and (state := wire.decode(payload, wire.State)).online:
+                if payload and (state := wire.decode(payload, HelperState)).online:
                     sums.came(helper, state.checks)
             case "sum":
                 self._runner.sums_changed(sums.answered(helper, wire.decode(payload, SumAnswer)))

@@ -64,15 +64,13 @@ class State(Message, frozen=True, array_like=True, kw_only=True):
 
     With `online=False` it is the last will or, with `leaving`, the device's own goodbye. `boot` is drawn anew
     whenever the device's process starts, so that the will of an earlier process is told apart. `paused`: the
-    device is online, but its owner's rules allow no work; the next hello ends that. `checks`: it is a mask
-    helper that answers `SumCheck`.
+    device is online, but its owner's rules allow no work; the next hello ends that.
     """
 
     boot: Boot
     online: bool
     leaving: bool = False
     paused: bool = False
-    checks: bool = False
 
 
 class Hello(Message, frozen=True, array_like=True, kw_only=True):

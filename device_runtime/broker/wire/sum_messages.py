@@ -7,7 +7,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .messages import Blob, Mask, Message, decode
+from .messages import Blob, Mask, Message, State, decode
+
+
+class HelperState(State, frozen=True, array_like=True, kw_only=True):
+    """`up/state` of a mask helper. `checks`: it answers `SumCheck`; helpers of before could not."""
+
+    checks: bool = False
 
 
 class SumSeed(msgspec.Struct, frozen=True, array_like=True):
@@ -55,7 +61,7 @@ _Names = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_len
 class SumCheck(Message, frozen=True, array_like=True, kw_only=True):
     """`dn/sum`: asks a mask helper whether it would answer a request; it notes nothing.
 
-    Only helpers whose presence says so (`State.checks`) are asked; others cannot read it.
+    Only helpers whose presence says so (`HelperState.checks`) are asked; others cannot read it.
     """
 
     request: SumRequest

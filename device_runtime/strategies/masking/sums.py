@@ -35,6 +35,7 @@ from .masks import MaskedVector
 
 CHUNK = 1 << 14
 """Values that are converted at a time."""
+_NEVER_NEGATIVE = (LOSS_KNOWN, COUNTS, RIGHT, MOMENT_COUNTS)
 NOISE_REACH = 8.0
 """Noise beyond so many deviations does not happen: in one of 10^15 values."""
 
@@ -186,6 +187,7 @@ class SummedGroup:
 
     devices: their number. share: the sum of their weights, in parts of `most_weight`. num_examples: the sum
     of their samples. deviation: that of central noise in their sum, as in `noise.add_noise`; 0: none.
+    most_norm: the bound on the norm of a device's changes, as in `write`; 0: none.
     """
 
     devices: int
@@ -193,6 +195,7 @@ class SummedGroup:
     num_examples: int
     most_weight: int
     deviation: float = 0.0
+    most_norm: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -227,13 +230,21 @@ def read(total: MaskedVector, layout: SumLayout, group: SummedGroup, strategy: A
 def _means(
     values: NDArray[np.int32], layout: SumLayout, group: SummedGroup
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    at = 0
+    at, square, rounding = 0, 0.0, 0.0
     for part in layout.tensors:
         total = values[at : at + part.size].astype(np.float64).reshape(part.shape) * 2.0**-part.exponent
-        _check_possible(part.name, total, part.bound, group)
+        step = group.devices * 2.0**-part.exponent
+        _check_possible(part.name, total, group.share * part.bound + step, group)
+        square, rounding = square + float(np.square(total).sum()), rounding + part.size * step**2
         mean = total / group.share
         yield part.name, (mean if part.base is None else part.base + mean).astype(np.float32)
         at += part.size
+    most = group.share * group.most_norm * (1 + 1e-6) + rounding**0.5
+    most += group.deviation * (at**0.5 + NOISE_REACH)
+    if group.most_norm and square**0.5 > most:
+        raise SpoiltSum(
+            f"the sum has norm {square**0.5:.4g}, {group.devices} devices make {most:.4g} at most"
+        )
 
 
 def _read_sums(
@@ -242,14 +253,17 @@ def _read_sums(
     at = 0
     for part in layout.sums:
         found = sums[at : at + part.size].astype(np.float64).reshape(part.shape) * 2.0**-part.exponent
-        _check_possible(part.name, found, 2.0**part.bound_bits, group)
+        _check_possible(part.name, found, group.devices * 2.0**part.bound_bits, group)
+        step = group.devices * 2.0**-part.exponent
+        if part.name in _NEVER_NEGATIVE and (found < -step).any():
+            raise SpoiltSum(f"the sum of {part.name} holds {found.min():.4g}, expected 0 or more")
         yield part.name, found
         at += part.size
 
 
-def _check_possible(name: str, total: NDArray[np.float64], bound: float, group: SummedGroup) -> None:
-    """Raises MaskError where a sum is larger than so many devices can make; under a wrong mask it is."""
-    most = group.devices * bound * (1 + 1e-6) + NOISE_REACH * group.deviation
+def _check_possible(name: str, total: NDArray[np.float64], largest: float, group: SummedGroup) -> None:
+    """Raises SpoiltSum where a sum is larger than so many devices can make; under a wrong mask it is."""
+    most = largest * (1 + 1e-6) + NOISE_REACH * group.deviation
     if (np.abs(total) > most).any():
         worst = float(np.abs(total).max())
         raise SpoiltSum(

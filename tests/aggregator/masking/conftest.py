@@ -16,8 +16,15 @@ from nacl.bindings import crypto_scalarmult_base
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.blobs import Blobs
-from device_runtime.broker.wire.messages import INLINE_LIMIT, Get, State
-from device_runtime.broker.wire.sum_messages import SumAnswer, SumCheck, SumRequest, SumSeed, sum_question_in
+from device_runtime.broker.wire.messages import INLINE_LIMIT, Get
+from device_runtime.broker.wire.sum_messages import (
+    HelperState,
+    SumAnswer,
+    SumCheck,
+    SumRequest,
+    SumSeed,
+    sum_question_in,
+)
 from device_runtime.broker.wire.transfer import answer_get, opening_blocks
 from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.masking import sums
@@ -73,7 +80,7 @@ class Helper:
                 except MaskError as error:
                     refusal = str(error)
                     invalid.append(one.device)
-                if one.device in self.used.get(request.round, {}):
+                if one.device in self.used.get((request.run, request.round), {}):
                     used.append(one.device)
             refusal = refusal or ("used before" if used else "")
             answer = SumAnswer(
@@ -101,7 +108,7 @@ class Helper:
                     b.raw(topics.up(self.name, topics.block(get.blob.sha, index)), data)
 
     def come(self, b, checks=False):
-        b.say(self.name, "state", State(boot=1, online=True, checks=checks))
+        b.say(self.name, "state", HelperState(boot=1, online=True, checks=checks))
 
     @property
     def _blobs(self):
@@ -128,7 +135,10 @@ class Helper:
         for one in self._seeds(b, request):
             purpose = MaskPurpose.asked(request, one)
             total.add_masks([unseal(self.secret, one.mask, request.at, purpose)])
-            assert self.used.setdefault(request.round, {}).setdefault(one.device, request.id) == request.id
+            assert (
+                self.used.setdefault((request.run, request.round), {}).setdefault(one.device, request.id)
+                == request.id
+            )
         if request.noise_milli:
             deviation = request.noise_milli * request.clip_milli / 1e6 / len(one.mask.tags) ** 0.5
             add_noise(total, request.exponents, deviation, self.noise)

@@ -133,7 +133,7 @@ def test_a_device_with_a_wrong_mask_is_left_out_and_the_others_count(played, nam
     assert rounds.note().startswith("pi-0 is left out: mask helper helper-")
     assert rounds.b.service.state.round == 2
     for helper in rounds.helpers:
-        assert sorted(helper.used[1]) == ["pi-1", "pi-2", "pi-3"]
+        assert sorted(helper.used[rounds.b.service.run_id, 1]) == ["pi-1", "pi-2", "pi-3"]
     assert [one.device for one in rounds.b.store.contributions.records(1)] == ["pi-1", "pi-2", "pi-3"]
 
 
@@ -228,7 +228,7 @@ def test_a_helper_that_can_open_no_mask_is_at_fault_itself(played):
 
 def test_devices_that_a_helper_has_summed_before_are_left_out_without_a_fault(played):
     rounds = played()
-    rounds.helpers[0].used[1] = {"pi-0": b"other"}
+    rounds.helpers[0].used[rounds.b.service.run_id, 1] = {"pi-0": b"other"}
     rounds.send({})
     rounds.open()
     assert rounds.record() == [(3, "")]

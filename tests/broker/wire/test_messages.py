@@ -32,7 +32,13 @@ from device_runtime.broker.wire.messages import (
     encode,
     encode_settings,
 )
-from device_runtime.broker.wire.sum_messages import SumAnswer, SumRequest
+from device_runtime.broker.wire.sum_messages import (
+    HelperState,
+    SumAnswer,
+    SumCheck,
+    SumRequest,
+    sum_question_in,
+)
 
 BLOB = Blob(bytes(range(32)), 310_000)
 STEP = Step(round=3, generator="philox-1", seed=7, tunable="all", lr=1e-3, share=0.5, scalars=(0.5, -1.25))
@@ -91,6 +97,21 @@ EXAMPLES: tuple[Message, ...] = (
         exponents=((600, 24), (400, -3)),
         blob=Blob(bytes(32), 88_003),
     ),
+    SumCheck(
+        request=SumRequest(
+            id=bytes(32),
+            task="digits",
+            run="r1",
+            round=3,
+            kind="full",
+            at=0,
+            min_group=5,
+            values=1004,
+            sums=0,
+            body=b"seeds",
+        )
+    ),
+    HelperState(boot=1, online=True, checks=True),
     SumAnswer(id=bytes(32), refusal="the set has 2 devices, the round promises 5 or more"),
 )
 TYPES = [type(message) for message in EXAMPLES]
@@ -99,6 +120,18 @@ TYPES = [type(message) for message in EXAMPLES]
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
 def test_what_is_encoded_is_decoded(message: Message) -> None:
     assert decode(encode(message), type(message)) == message
+
+
+def test_a_question_to_a_mask_helper_says_whether_it_is_only_a_check() -> None:
+    questions = [message for message in EXAMPLES if isinstance(message, SumRequest | SumCheck)]
+    assert [sum_question_in(encode(message)) for message in questions] == questions
+    with pytest.raises(MessageError):  # a helper of before checks were there ignores one
+        decode(encode(questions[1]), SumRequest)
+
+
+def test_a_helper_that_says_nothing_of_checks_answers_none() -> None:
+    assert not decode(encode(State(boot=1, online=True)), HelperState).checks
+    assert decode(encode(HelperState(boot=1, online=True, checks=True)), State).online
 
 
 def test_a_signed_message_of_a_device_cannot_be_taken_for_one_that_is_unsigned() -> None:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from device_runtime.broker.wire.messages import HelperKey, Masks
 from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.errors import MaskError
+from device_runtime.strategies.errors import MaskError, SpoiltSum
 from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.masking import sums
@@ -250,6 +250,42 @@ def test_a_sum_that_is_wrong_in_some_values_is_refused(round_model):
     wrong.add_masks([b"\x77" * 32])
     total.values[:-CHECKS] += wrong.values[:-CHECKS]
     with pytest.raises(MaskError, match=r"holds .*, 3 devices make"):
+        sums.read(total, layout, group_of(updates), strategy)
+
+
+def test_a_liar_moves_a_sum_by_no_more_than_the_weights_of_all_its_devices_together(round_model):
+    """Three devices weigh as one of the largest weight together: no value can exceed its bound."""
+    strategy, updates = FedAvg(), full_updates(round_model)
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    total, part = summed(strategy, updates, layout), layout.tensors[0]
+    total.values.view(np.int32)[0] = int(0.99 * part.bound * 2.0**part.exponent)
+    sums.read(total, layout, group_of(updates), strategy)
+    total.values.view(np.int32)[0] = int(1.01 * part.bound * 2.0**part.exponent)
+    with pytest.raises(SpoiltSum, match=f"the sum of {part.name} holds .*, 3 devices make"):
+        sums.read(total, layout, group_of(updates), strategy)
+
+
+def test_a_sum_that_is_longer_than_clipped_changes_can_be_is_refused(round_model):
+    strategy, updates = FedAvg(), full_updates(round_model)
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, NOISY)
+    total = MaskedVector.zeros(layout.values, layout.numbers)
+    for update in updates:
+        total.add(sums.write(Weighed(update, strategy, 100), layout, most_norm=0.5)[0])
+    clipped = replace(group_of(updates), most_norm=0.5)
+    sums.read(total, layout, clipped, strategy)
+    total.values.view(np.int32)[0] += int(0.6 * 2.0 ** layout.tensors[0].exponent)
+    with pytest.raises(SpoiltSum, match=r"the sum has norm 0\.\d+, 3 devices make 0\.500\d at most"):
+        sums.read(total, layout, clipped, strategy)
+    noise = replace(clipped, deviation=0.01)
+    sums.read(total, layout, noise, strategy)
+
+
+def test_a_sum_with_negative_numbers_of_samples_is_refused(round_model):
+    strategy, updates = FedAvg(), full_updates(round_model)
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    total = summed(strategy, updates, layout)
+    total.sums.view(np.int64)[1] -= 2 * total.sums.view(np.int64)[1]
+    with pytest.raises(SpoiltSum, match="the sum of loss-known holds -1, expected 0 or more"):
         sums.read(total, layout, group_of(updates), strategy)
 
 
