@@ -126,7 +126,11 @@ function checkOperator(node) {
   const domain = domainOf(node);
   const operator = node.op_type[0];
   if (!OPERATORS.get(domain)?.has(operator)) {
-    throw new BundleError(`operator ${shown(domain ? `${domain}.${operator}` : operator)} is not allowed`);
+    const whole = domain ? `${domain}.${operator}` : operator;
+    if (ALLOWED.random.includes(operator)) {
+      throw new BundleError(`operator ${whole} draws random numbers, which is not allowed`);
+    }
+    throw new BundleError(`operator ${shown(whole)} is not allowed`);
   }
   if (ALLOWED.all_inputs.includes(operator) && node.input.includes("")) {
     throw new BundleError(`operator ${operator} has an input without a name`);

@@ -273,6 +273,8 @@ def _check_operator(node: Message) -> None:
     domain, operator = _domain(node), node["op_type"][0]
     if operator not in _TABLE.operators.get(domain, ()):
         whole = f"{domain}.{operator}" if domain else operator
+        if operator in _TABLE.content["random"]:
+            raise BundleError(f"operator {whole} draws random numbers, which is not allowed")
         raise BundleError(f"operator {_shown(whole)} is not allowed")
     if operator in _TABLE.content["all_inputs"] and "" in node["input"]:  # ONNX Runtime would read address 0
         raise BundleError(f"operator {operator} has an input without a name")

@@ -36,6 +36,8 @@ _ADVICE = {
     "modified by an inplace operation": "the module changes in place a value that its gradient needs; "
     "write x = x * 2 for x *= 2, and relu(x) for x.relu_()",
     "data-dependent": "the module's Python code branches on values of its input; use torch.where instead",
+    "Expected more than 1 value per channel": "a batch norm without running statistics cannot take one "
+    "sample alone; give it track_running_stats=True, or use GroupNorm",
 }
 """Part of a torch error's message -> what the user can do about it."""
 
@@ -145,9 +147,13 @@ def export_errors(graph: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = one_line(_first_cause(error))
-        advice = next((say for part, say in _ADVICE.items() if part in text), text)
-        raise ExportError(f"graph {graph} cannot be exported: {advice}") from error
+        raise ExportError(f"graph {graph} cannot be exported: {advice(error)}") from error
+
+
+def advice(error: BaseException, otherwise: str = "") -> str:
+    """What the user can do about an error of torch; else its text, and `otherwise`."""
+    text = one_line(_first_cause(error))
+    return next((say for part, say in _ADVICE.items() if part in text), text + otherwise)
 
 
 # Training graphs of onnxruntime-training

@@ -5,6 +5,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Literal, cast
@@ -15,6 +16,7 @@ from torch import nn
 
 from device_runtime.models import networks
 from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles.graph_check import check_graph
 from device_runtime.models.bundles.inputs import File, InputSpec, Shape
 from device_runtime.models.bundles.manifest import (
     OF_ANY_LOSS,
@@ -29,16 +31,18 @@ from device_runtime.models.bundles.manifest import (
 from device_runtime.models.bundles.names import LEVELS, PRECISIONS
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.errors import ExportError, ParityError, one_line
+from device_runtime.models.errors import BundleError, ExportError, ParityError, one_line
 from device_runtime.models.export.graph_cost import graph_cost
 from device_runtime.models.torch_engine.losses import OwnLoss, loss_of
 from device_runtime.models.torch_engine.objectives import OutputSizes, sizes_of
 
 from .candidates import WantedGraphs, candidates
 from .described import undescribed
-from .functional_module import FunctionalModule, HeadUnused, run, stored_tensors
+from .determinism import Samples, check_function
+from .evaluation_mode import frozen_norms, left_out
+from .functional_module import FunctionalModule, HeadUnused, batch_norms, run, stored_tensors
 from .levels import assign_levels, find_head, level_outputs
-from .parity import GraphCandidate, check_blocked, check_parity
+from .parity import RELATIVE, GraphCandidate, check_blocked, check_parity, random_inputs, random_targets
 from .trace import TRACED_BATCH
 from .tunable_sets import Sets, change_warning, inject, parameter_table, scale_features
 
@@ -124,7 +128,11 @@ def export(
     outputs = level_outputs(module, spec.outputs)
     loss = loss_of(spec.loss, spec.own_loss)
     subject = FunctionalModule(module, find_head(module, spec.head), _example(spec.input), outputs, loss)
+    uncalled = replace(subject, module=copy.deepcopy(module))
     sizes = _checked_sizes(subject, spec)
+    trained_norms = batch_norms(module) if spec.batchnorm == "training" else ()
+    check_function(uncalled, trained_norms, partial(_samples, subject, sizes))
+    _say_left_out(uncalled, spec)
     parameters = parameter_table(module, assign_levels(module, subject.head, spec.levels), injected)
     sets = {str(s): tuple(p.name for p in parameters if s in p.sets) for s in injected.settings}
     wanted = WantedGraphs(
@@ -132,7 +140,15 @@ def export(
     )
     passed = PassedGraphs(report)
     for candidate in candidates(subject, wanted):
+        _check_allowed(candidate)
         worst = check_parity(subject, candidate)
+        if worst > RELATIVE:
+            logger.warning(
+                "graph %s: the largest difference is %.1g, at a value that rounding moves across the kink "
+                "of a ReLU or the like; torch's own result changes by as much",
+                candidate.name,
+                worst,
+            )
         right = _described_if_right(subject, candidate)
         passed.add(right.name, _manifest_graph(right, passed.graphs), right.onnx, worst)
     if spec.batchnorm == "training" and not any(graph.statistics for graph in passed.graphs.values()):
@@ -158,6 +174,22 @@ def export(
     return bundles.write(folder, manifest, weights, passed.files, spec.tokenizer)
 
 
+def _say_left_out(subject: FunctionalModule, spec: ExportSpec) -> None:
+    if there := left_out(subject):
+        logger.warning("exported as in eval mode, so that devices train without: %s", there)
+    if spec.batchnorm == "frozen" and (frozen := frozen_norms(subject.module)):
+        logger.warning("%s", frozen)
+
+
+def _samples(subject: FunctionalModule, sizes: OutputSizes, count: int) -> Samples:
+    generator = torch.Generator().manual_seed(count)
+    target = subject.loss.target
+    return Samples(
+        random_inputs(subject.example, count, generator),
+        random_targets(target, sizes.classes, count, generator),
+    )
+
+
 def _has_running_statistics(module: nn.Module) -> bool:
     """Whether a batch norm has seen data: a new one has means of 0."""
     return any(
@@ -173,6 +205,14 @@ def _described_if_right(subject: FunctionalModule, candidate: GraphCandidate) ->
         logger.warning("its convolutions will be slower than they could be: %s", error)
         return replace(candidate, onnx=undescribed(candidate.onnx))
     return candidate
+
+
+def _check_allowed(candidate: GraphCandidate) -> None:
+    """Raises ExportError for a graph that devices would refuse."""
+    try:
+        check_graph(candidate.onnx)
+    except BundleError as error:
+        raise ExportError(f"graph {candidate.name} cannot run on a device: {error}") from error
 
 
 def _check_spec(spec: ExportSpec) -> None:

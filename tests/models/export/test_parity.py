@@ -12,7 +12,7 @@ onnx = pytest.importorskip("onnx")
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.engines.blocked import layers
 from device_runtime.models.engines.blocked.session import block_size
-from device_runtime.models.errors import ParityError
+from device_runtime.models.errors import ExportError, ParityError
 from device_runtime.models.export import candidates as torch_candidates
 from device_runtime.models.export import graph as torch_graph
 from device_runtime.models.export import parity as torch_parity
@@ -163,6 +163,7 @@ def turned_by(monkeypatch, turns: Callable[[int], bool]) -> None:
     right = torch_parity._torch_outputs
 
     def shaken(*given):
+        yield right(*given)
         for number in range(1, MOST_NUDGES + 1):
             outputs = right(*given)
             yield {**outputs, "grad.head.bias": outputs["grad.head.bias"] * (1 + turns(number))}
@@ -171,9 +172,28 @@ def turned_by(monkeypatch, turns: Callable[[int], bool]) -> None:
 
 
 def test_what_a_rounding_turns_in_torch_too_is_accepted(doubled, monkeypatch):
-    """Six nudges show nothing, then each does: after two of eight, four times the mean is the difference."""
+    """Six nudges show nothing, then each does: after two of eight, four times the mean is the difference.
+
+    What is given back is the difference itself, nearly the whole gradient, and no share of what is accepted.
+    """
     turned_by(monkeypatch, lambda number: number > 6)
-    assert check_parity(doubled, gradients(doubled)) == pytest.approx(1e-4, rel=1e-2)
+    assert 0.9 < check_parity(doubled, gradients(doubled)) <= 1
+
+
+def test_what_torch_gives_another_time_widens_no_tolerance(doubled, monkeypatch):
+    """Torch's second run on equal inputs is as far off as the graph: noise, and not the kink of a ReLU."""
+    right, runs = torch_parity._torch_outputs, []
+
+    def noisy(*given):
+        runs.append(given)
+        outputs = right(*given)
+        return {**outputs, "grad.head.bias": outputs["grad.head.bias"] * (1 + (len(runs) > 1))}
+
+    monkeypatch.setattr(torch_parity, "_torch_outputs", noisy)
+    with pytest.raises(
+        ParityError, match=r"torch gives grad\.head\.bias that differ between two runs on equal"
+    ):
+        check_parity(doubled, gradients(doubled))
 
 
 def test_what_a_rounding_turns_once_in_many_times_is_refused(doubled, monkeypatch):
@@ -204,11 +224,16 @@ class Reshaping(Twins):
         return self.head(self.two(self.one(x)).reshape(TRACED_BATCH, 8))
 
 
-@pytest.mark.parametrize("frozen", [Counting, Reshaping])
-def test_a_batch_frozen_to_the_traced_size_is_caught_and_explained(frozen, tmp_path):
-    message = refusal(frozen(), tmp_path)
+def test_a_batch_frozen_to_the_traced_size_is_caught_and_explained(tmp_path):
+    message = refusal(Counting(), tmp_path)
     assert message.startswith("graph forward, batch 1, seed 0: ")
     assert "Python code of the module that depends on the batch size" in message
+
+
+def test_a_network_that_takes_one_batch_size_alone_is_refused_before_it_is_traced(tmp_path):
+    with pytest.raises(ExportError, match=r"fails on 3 samples: shape '\[4, 8\]' is invalid .* batch size"):
+        export(Reshaping(), SPEC, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 class Branching(Twins):

@@ -278,6 +278,13 @@ REFUSED = {
         model((1, message((1, "x"), (1, ""), (2, "y"), (4, "Max")))),
         "operator Max has an input without a name",
     ),
+    **{
+        f"an operator that draws: {name}": (
+            model(node(name)),
+            f"operator {name} draws random numbers, which is not allowed",
+        )
+        for name in ("Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniform")
+    },
     "an operator that is not known": (model(node("Print")), "operator Print is not allowed"),
     "an operator of another domain": (
         model(node("Relu", "x", "y", (7, "com.example"))),
