@@ -17,8 +17,10 @@ from device_runtime.aggregator.storage import rollback_request
 from device_runtime.aggregator.storage.model_versions import SERVED
 from device_runtime.aggregator.storage.model_versions import Version as Made
 from device_runtime.aggregator.storage.stored_versions import check_rollback, versions_in
+from device_runtime.broker.servers.places import Stage
 from device_runtime.broker.wire.messages import Status
 
+from .connections import place_of
 from .devices import DeviceFilter
 from .journal import Filter
 from .metrics import ProcessMetrics
@@ -49,11 +51,13 @@ class TokenGuard:
     def __init__(self, token: Token) -> None:
         self._token = token
 
-    def __call__(self, credentials: Credentials) -> None:
-        """Raises HTTPException 401."""
+    def __call__(self, request: Request, credentials: Credentials) -> None:
+        """Raises HTTPException 401. A connection that shows the token keeps its place from then on."""
         if not self.knows(credentials):
             text = "a token is needed: Authorization: Bearer TOKEN, as in http.token_file"
             raise HTTPException(401, text, {"WWW-Authenticate": 'Bearer realm="device-runtime"'})
+        if not self.open and (place := place_of(request.scope["state"])):
+            place.enter(Stage.PROVEN)
 
     @property
     def open(self) -> bool:

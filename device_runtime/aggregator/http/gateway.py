@@ -15,8 +15,10 @@ from urllib.parse import urlsplit
 from starlette.websockets import WebSocket
 
 from device_runtime.aggregator.serving.join_address import BrowserAccess
+from device_runtime.broker.servers.places import Places, Shares, Stage
 from device_runtime.broker.wire.url import is_loopback
 
+from .connections import place_of
 from .security import by_local_name, caller_address, from_this_machine
 
 log = logging.getLogger(__name__)
@@ -25,9 +27,11 @@ PATH = "mqtt"
 """The path of the gateway, below /join/."""
 PROTOCOL = "mqtt"
 MOST_PAGES = 200
-"""The most pages at one time; a larger fleet uses the broker's own WebSockets."""
+"""The most pages that have sent a CONNECT; a larger fleet uses the broker's own WebSockets."""
 MOST_PAGES_OF_ADDRESS = 100
-"""The most pages of one remote address, which many devices may share; none can take all places."""
+"""The most such pages of one remote address, which many devices may share; none can take all places."""
+WAITING = Shares(most=128, of_address=128, silent=16)
+"""Limits on pages that have not sent a CONNECT yet; where they are too many, the oldest one goes."""
 CONNECT_S = 10.0
 """Seconds to reach the broker, and for a page to send all of its CONNECT; a silent page loses its place."""
 CONNECT_BYTES = 16 * 1024
@@ -49,9 +53,10 @@ class Gateway:
     def __init__(self, browser_access: BrowserAccess) -> None:
         self._browser_access = browser_access
         self._open: Counter[str] = Counter()
+        self._waiting = Places(WAITING, "the gateway to the broker")
 
     async def pass_on(self, page: WebSocket) -> None:
-        """Relay until either side ends.
+        """Relay until either side ends. The broker is not reached before a page has sent a CONNECT.
 
         A page of another site is refused. Where the broker is open, so is a page on another machine, and one
         that does not name this machine by a local name (DNS rebinding).
@@ -60,17 +65,39 @@ class Gateway:
             await page.close(NOT_HERE)
             return
         caller = caller_address(page)
-        if self._open.total() >= MOST_PAGES or (
-            self._open[caller] >= MOST_PAGES_OF_ADDRESS and not is_loopback(caller)
-        ):
+        if self._is_full(caller):
             await page.close(TRY_LATER)
+            return
+        connect = await self._connect_of(page, caller)
+        if connect is None or self._is_full(caller):
+            await page.close(TRY_LATER if connect else NOT_HERE)
             return
         self._open[caller] += 1
         try:
-            await self._pass_on(page)
+            await self._pass_on(page, connect)
         finally:
             self._open[caller] -= 1
             self._open += Counter()  # drops counts of 0
+
+    def _is_full(self, caller: str) -> bool:
+        own = self._open[caller] >= MOST_PAGES_OF_ADDRESS and not is_loopback(caller)
+        return own or self._open.total() >= MOST_PAGES
+
+    async def _connect_of(self, page: WebSocket, caller: str) -> bytes | None:
+        """What a page sends until its CONNECT is complete; None if it is too slow, or its place is taken."""
+        await page.accept(PROTOCOL)
+        reading = asyncio.ensure_future(_connect(page))
+        place = self._waiting.admit(caller, reading.cancel)
+        if place is None:
+            reading.cancel()
+        try:
+            done, _ = await asyncio.wait([reading], timeout=CONNECT_S)
+        finally:
+            reading.cancel()
+            if place:
+                place.release()
+        failed = not done or reading.cancelled() or reading.exception() is not None
+        return None if failed else reading.result()
 
     def _may_connect(self, page: WebSocket) -> bool:
         origin, address = page.headers.get("origin"), urlsplit(self._browser_access.address).netloc
@@ -78,7 +105,7 @@ class Gateway:
             return False
         return self._browser_access.site is not None or (from_this_machine(page) and by_local_name(page))
 
-    async def _pass_on(self, page: WebSocket) -> None:
+    async def _pass_on(self, page: WebSocket, connect: bytes) -> None:
         url = self._browser_access.reached
         tls = url.tls.context() if url.secure else None
         try:
@@ -88,8 +115,10 @@ class Gateway:
             log.warning("a page cannot reach the broker at %s: %s", url, error or "timed out")
             await page.close(TRY_LATER)
             return
-        await page.accept(PROTOCOL)
-        directions = [asyncio.create_task(_up(page, writer)), asyncio.create_task(_down(reader, page))]
+        directions = [
+            asyncio.create_task(_up(page, writer, connect)),
+            asyncio.create_task(_down(reader, page)),
+        ]
         try:
             await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -101,8 +130,8 @@ class Gateway:
             await page.close()
 
 
-async def _up(page: WebSocket, writer: asyncio.StreamWriter) -> None:
-    data: bytes | None = await asyncio.wait_for(_connect(page), CONNECT_S)
+async def _up(page: WebSocket, writer: asyncio.StreamWriter, connect: bytes) -> None:
+    data: bytes | None = connect
     while data:
         writer.write(data)
         await writer.drain()
@@ -110,8 +139,12 @@ async def _up(page: WebSocket, writer: asyncio.StreamWriter) -> None:
 
 
 async def _down(reader: asyncio.StreamReader, page: WebSocket) -> None:
-    while data := await reader.read(READ_BYTES):
+    data = await asyncio.wait_for(reader.read(READ_BYTES), CONNECT_S)
+    if (place := place_of(page.scope["state"])) and data:
+        place.enter(Stage.PROVEN if is_welcome(data) else Stage.BUSY)
+    while data:
         await page.send_bytes(data)
+        data = await reader.read(READ_BYTES)
 
 
 async def _connect(page: WebSocket) -> bytes:
@@ -142,3 +175,9 @@ def is_connect(said: bytes) -> bool:
     if len(said) >= 5:
         raise NoConnect("its length has no end")
     return False
+
+
+def is_welcome(said: bytes) -> bool:
+    """Whether the broker's first bytes are a CONNACK that accepts (MQTT 3.1.1 and 5, section 3.2)."""
+    lengths = 2 if said[1:2] >= b"\x80" else 1
+    return said[:1] == b"\x20" and said[lengths + 2 : lengths + 3] == b"\0"

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
+import logging
 import os
 import secrets
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from fastapi import Response
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from device_runtime.aggregator.errors import ConfigError
 from device_runtime.aggregator.serving.config import HttpSection
+from device_runtime.broker.servers.places import address_share
 from device_runtime.broker.wire.url import is_loopback
+
+log = logging.getLogger(__name__)
 
 HEADERS = {
     "content-security-policy": (
@@ -56,7 +60,10 @@ class SecureHeaders:
             )
             await refusal(scope, receive, send_with_headers)
             return
-        await self._app(scope, receive, send_with_headers)
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except (ClientDisconnect, WebSocketDisconnect):  # nobody is left to answer
+            log.debug("a request ended before it was read whole")
 
 
 def _local(host: bytes) -> bool:
@@ -82,14 +89,7 @@ def caller_address(request: HTTPConnection) -> str:
 
     It is that of the proxy, where the proxy is not trusted.
     """
-    try:
-        address = ipaddress.ip_address(request.client.host if request.client else "")
-    except ValueError:
-        return ""
-    if isinstance(address, ipaddress.IPv6Address):
-        address = address.ipv4_mapped or address
-    whole = address.version == 4 or address.is_loopback
-    return str(address if whole else ipaddress.ip_network((address, 64), strict=False))
+    return address_share(request.client.host if request.client else "")
 
 
 TOKEN_FILE = "http-token"  # noqa: S105

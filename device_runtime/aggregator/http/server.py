@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import ssl
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-from weakref import WeakSet
 
-import h11
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
 
 from device_runtime.aggregator.errors import AddressError, ConfigError
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.serving.join_address import BrowserAccess
 from device_runtime.aggregator.views.run_events import Observer
 from device_runtime.broker.servers.mosquitto import MESSAGE_BYTES
+from device_runtime.broker.servers.places import BACKLOG, Places, SharedListener, Shares
 from device_runtime.broker.wire.url import bracketed
 
+from .acceptor import FairServer, within_files
 from .api import Credentials, TaskRoutes, TokenGuard
+from .connections import BoundedConnection, BoundedWebSocket
 from .invitations import InvitationRoutes
 from .join import JoinFiles, JoinRoutes
 from .metrics import ProcessMetrics
@@ -52,9 +48,13 @@ class HttpServer:
     """
 
     def __init__(
-        self, settings: HttpSection, hosted: list[ServedTask], browser_access: BrowserAccess | None = None
+        self,
+        settings: HttpSection,
+        hosted: list[ServedTask],
+        browser_access: BrowserAccess | None = None,
+        shares: Shares | None = None,
     ) -> None:
-        """`browser_access`: how browsers join; None if they may not.
+        """`browser_access`: how browsers join; None if they may not. `shares`: limits on connections.
 
         Raises MissingExtra if browsers may join and the join page is not installed.
         """
@@ -68,11 +68,13 @@ class HttpServer:
         routers = [self._api.router, InvitationRoutes(browser_access, guard, lambda: self.url).router]
         if browser_access:
             routers.append(JoinRoutes(browser_access, JoinFiles.of(browser_access.broker), hosted).router)
-        self._socket = _listen(settings)
+        shares = within_files(replace(shares or Shares(), trusted=settings.proxies))
+        places = Places(shares, "http")
+        self._socket = SharedListener.of(_listen(settings), places)
         app = _app(routers, guard, lambda: health_of(hosted, settings))
         config = uvicorn.Config(
             SecureHeaders(app, anyone=not token.needed),
-            http=partial(BoundedConnection, WeakSet()),  # type: ignore[arg-type]
+            http=partial(BoundedConnection, places),  # type: ignore[arg-type]
             ws=BoundedWebSocket,
             ws_max_size=MESSAGE_BYTES,
             ws_ping_interval=None,
@@ -83,9 +85,10 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=IDLE_S,
+            timeout_keep_alive=shares.idle_s,  # type: ignore[arg-type]
             timeout_graceful_shutdown=STOP_S,
             timeout_notify=LOOK_S,
+            loop="asyncio",  # whose transports close our own sockets, which have a place
             ssl_certfile=settings.cert,
             ssl_keyfile=settings.key,
         )
@@ -97,7 +100,7 @@ class HttpServer:
             raise ConfigError(f"http.cert, http.key: cannot use {files}: {error}") from None
         if settings.cert and settings.key and config.ssl:
             config.callback_notify = ServerCertificate(settings.cert, settings.key, config.ssl).look
-        self._server = uvicorn.Server(config)
+        self._server = FairServer(config, self._socket)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     @property
@@ -135,7 +138,7 @@ class HttpServer:
 def _listen(settings: HttpSection) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=128)
+        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise AddressError(
             f"http.port: cannot listen on {settings.host} port {settings.port} "
@@ -214,130 +217,3 @@ class ServerCertificate:
         except OSError:
             return ()
         return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
-
-
-# Limits on connections and WebSockets: one that requests nothing, or does not read, is closed.
-
-CONNECTIONS = 256
-"""The most open connections, so that the loop can always open files; one more closes an idle one."""
-MOST_CLOSING = 64
-"""The most connections that may be closing; beyond that, a new one is closed at once."""
-IDLE_S = 10
-"""Seconds after which a connection that requests nothing is closed."""
-HANDSHAKE_S = 60
-"""Seconds after which the event loop closes a connection whose TLS handshake is not done."""
-SLOW_S = 120.0
-"""Seconds after which a connection that reads nothing is cut: with 64 KiB unread, or 400 KiB over TLS."""
-CLOSE_S = 20.0
-"""Seconds for a WebSocket to close, and to send what was written before."""
-MOST_FRAMES = 1024
-"""The most frames of one message: the size limit does not bound empty ones."""
-
-
-class CutsSlowReaders(asyncio.Protocol):
-    """A mixin for protocols of uvicorn: cuts a connection whose other end does not read for SLOW_S."""
-
-    transport: asyncio.Transport
-    loop: asyncio.AbstractEventLoop
-    _stuck: asyncio.TimerHandle | None = None
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stuck = self.loop.call_later(SLOW_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._taken()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._taken()
-
-    def _taken(self) -> None:
-        if self._stuck:
-            self._stuck.cancel()
-
-
-class BoundedConnection(CutsSlowReaders, H11Protocol):
-    """An HTTP/1.1 connection that is closed if there are too many, or if it requests nothing.
-
-    Connections that are still in the TLS handshake count too. Only connections whose requests are all
-    answered are closed to make room: a browser holds six, and opens such a one again, but a page that loses a
-    request lacks a script.
-    """
-
-    def __init__(self, beginning: WeakSet[BoundedConnection], *args: Any, **settings: Any) -> None:
-        """`beginning`: the connections of this server that are still in the handshake.
-
-        Raises ConnectionAbortedError if too many are; the loop then closes this one.
-        """
-        super().__init__(*args, **settings)
-        if len(beginning) >= CONNECTIONS:
-            raise ConnectionAbortedError(f"{CONNECTIONS} connections have requested nothing yet")
-        beginning.add(self)
-        self._beginning = beginning
-        self._begun = self.loop.call_later(HANDSHAKE_S, beginning.discard, self)
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._begun.cancel()
-        self._beginning.discard(self)
-        super().connection_made(transport)
-        self._answered: object = None
-        if len(self.connections) > CONNECTIONS and not self._close_idle():
-            transport.abort()
-            return
-        self._look = self.loop.call_later(IDLE_S, self._idle)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if look := getattr(self, "_look", None):
-            look.cancel()
-
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """A WebSocket is not closed as idle; it still counts in `connections`."""
-        self._look.cancel()
-        super().handle_websocket_upgrade(event)
-
-    def _close_idle(self) -> bool:
-        """Close a connection whose requests are all answered. Returns False if there is none."""
-        if len(self.connections) > CONNECTIONS + MOST_CLOSING:
-            return False
-        for one in self.connections:
-            if isinstance(one, BoundedConnection) and one._is_answered():
-                one.transport.close()
-                return True
-        return False
-
-    def _is_answered(self) -> bool:
-        answered = self.cycle is not None and self.cycle.response_complete
-        return answered and not self.transport.is_closing()
-
-    def _idle(self) -> None:
-        """Close the connection if it has requested nothing new since the last look."""
-        busy = self.cycle is not None and not self.cycle.response_complete
-        if not busy and self.cycle is self._answered:
-            self.transport.close()
-            return
-        self._answered = self.cycle
-        self._look = self.loop.call_later(IDLE_S, self._idle)
-
-
-class BoundedWebSocket(CutsSlowReaders, WebSocketsSansIOProtocol):
-    """A WebSocket. A message has at most `ws_max_size` bytes, and is handled before the next one is read."""
-
-    def handle_cont(self, event: Frame) -> None:
-        super().handle_cont(event)
-        if len(self.frames) > MOST_FRAMES:
-            self.transport.abort()
-
-    def handle_ping(self) -> None:
-        """Cut a connection that pings but does not read, so that no answers pile up."""
-        if self.writable.is_set():
-            super().handle_ping()
-        else:
-            self.transport.abort()
-
-    async def send(self, message: ASGISendEvent) -> None:
-        if message["type"] == "websocket.close":
-            self.loop.call_later(CLOSE_S, self.transport.abort)
-        await super().send(message)

@@ -13,8 +13,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from device_runtime.aggregator.http import gateway, server
+from device_runtime.aggregator.http import gateway
 from device_runtime.aggregator.serving.join_address import BrowserAccess
+from device_runtime.broker.servers.places import Shares
 from device_runtime.broker.wire.link import Connected, Link, LinkOptions, Received
 from device_runtime.broker.wire.url import BrokerUrl
 
@@ -171,8 +172,10 @@ def test_what_does_not_speak_mqtt_is_not_let_in(running, echo):  # noqa: F811
 def test_a_broker_that_is_not_there_is_no_open_page(running, caplog):  # noqa: F811
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with pytest.raises(InvalidStatus):
-        page(running(open_to(port)))
+    with page(running(open_to(port))) as one:
+        one.send(CONNECT)
+        with pytest.raises(ConnectionClosed, match="1013"):
+            one.recv(timeout=120)
     assert "a page cannot reach the broker at mqtt://127.0.0.1" in caplog.text
 
 
@@ -188,10 +191,9 @@ def test_when_one_side_ends_so_does_the_other(running, echo, eventually):  # noq
 
 
 def test_a_page_that_says_nothing_for_long_stays(running, echo, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(server, "IDLE_S", 1.0)
-    monkeypatch.setattr(gateway, "CONNECT_S", 1.0)
-    with device(running(open_to(echo.port))) as one:
-        time.sleep(2.5)
+    monkeypatch.setattr(gateway, "CONNECT_S", 0.5)
+    with device(running(open_to(echo.port), Shares(idle_s=0.5, first_s=0.5, look_s=0.1))) as one:
+        time.sleep(1.2)
         one.send(b"still here")
         assert received(one, 10) == b"still here"
 
@@ -258,7 +260,9 @@ def test_one_address_has_a_share_of_the_places(running, opened, echo, monkeypatc
     url = running(replace(open_to(echo.port), site=opened), **proxied)
     with ExitStack() as pages:
         for address in ("192.0.2.1", "192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2"):
-            pages.enter_context(from_elsewhere(url, address))
+            one = pages.enter_context(from_elsewhere(url, address))
+            one.send(CONNECT)
+            assert received(one, len(CONNECT)) == CONNECT
         for address in ("192.0.2.1", "2001:db8::ff"):
             with pytest.raises(InvalidStatus):
                 from_elsewhere(url, address)
@@ -331,10 +335,9 @@ def unread(url):
 def test_who_does_not_read_is_cut_off_and_what_waits_for_it_is_bounded(
     running,  # noqa: F811
     flooding,
-    monkeypatch,
 ):
-    monkeypatch.setattr(server, "SLOW_S", 1.0)
-    with unread(running(open_to(flooding.port))) as one:
+    patient = Shares(stall_s=0.5, look_s=0.1)
+    with unread(running(open_to(flooding.port), shares=patient)) as one:
         one.send(CONNECT)
         assert flooding.ended.wait(600)
         assert flooding.sent < 32 * 2**20  # of which most is what the system holds on the way
@@ -395,6 +398,8 @@ def test_without_a_credential_nobody_else_reaches_a_broker_of_this_machine():
 def test_a_broker_with_tls_is_reached_as_the_service_reaches_it(running, opened, echo):  # noqa: F811
     """The echo speaks none, so that nobody is let in; what it has heard is the beginning of TLS."""
     reached = replace(of(opened).reached, port=echo.port)
-    with pytest.raises(InvalidStatus):
-        page(running(BrowserAccess(reached)))
+    with page(running(BrowserAccess(reached))) as one:
+        one.send(CONNECT)
+        with pytest.raises(ConnectionClosed, match="1013"):
+            one.recv(timeout=120)
     assert echo.heard[:1] == b"\x16"

@@ -62,12 +62,12 @@ def running(tmp_path, clock, monkeypatch):
     (tmp_path / "token").write_text(TOKEN)
     started = []
 
-    def start(browser_access, **settings):
+    def start(browser_access, shares=None, **settings):
         (tmp_path / "run").mkdir(exist_ok=True)
         hosted = ServedTask(TASK, tmp_path / "run", Broker(), lambda: 0.0, clock)
         start.hosted = hosted
         given = {"port": 0, "min_free_mb": 0, **(settings or {"token_file": tmp_path / "token"})}
-        started.append(HttpServer(HttpSection(**given), [hosted], browser_access))
+        started.append(HttpServer(HttpSection(**given), [hosted], browser_access, shares))
         started[-1].start()
         return started[-1].url
 

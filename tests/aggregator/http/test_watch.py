@@ -1,22 +1,13 @@
 """What HTTP reads, as the loop tells it; without a loop."""
 
-import http.client
 import os
-import socket
-import ssl
 import threading
-import urllib.request
-from contextlib import ExitStack, closing
 from dataclasses import replace
-from datetime import datetime, timezone
 from math import nan
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
-from device_runtime.aggregator.http import devices, server
-from device_runtime.aggregator.http import server as sites
+from device_runtime.aggregator.http import devices
 from device_runtime.aggregator.http.devices import DeviceFilter
 from device_runtime.aggregator.http.journal import COMMIT_EVERY_S, FILE, Filter, Journal
 from device_runtime.aggregator.http.metrics import ProcessMetrics
@@ -39,7 +30,6 @@ from device_runtime.aggregator.views.run_events import (
     Started,
     SumsAwaited,
 )
-from device_runtime.broker.security.authority import issue, make_authority
 
 TASK = Task(bundle="b", name="digits", rounds=9, kinds=kinds_named(["full"]))
 
@@ -260,52 +250,3 @@ def test_a_metric_counts_the_mask_helpers_that_a_round_waits_for(tmp_path, clock
     assert f"{name} 2.0" in metrics.text().decode()
     observe(closed(1))
     assert f"{name} 0.0" in metrics.text().decode()
-
-
-def test_connections_that_never_begin_tls_do_not_take_all_files(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(server, "CONNECTIONS", 4)
-    now = datetime.now(timezone.utc)
-    authority = make_authority("test", now, 2)
-    pair = issue(authority, ["127.0.0.1"], now, 1)
-    for name, text in (("c.pem", pair.certificate), ("k.pem", pair.key)):
-        (tmp_path / name).write_text(text)
-    settings = HttpSection(port=0, cert=tmp_path / "c.pem", key=tmp_path / "k.pem", min_free_mb=0)
-    site = sites.HttpServer(settings, [hosted(tmp_path, clock)])
-    trust = ssl.create_default_context(cadata=authority.certificate)
-    site.start()
-    try:
-        for _ in range(6):  # who begins at once is not counted
-            with urllib.request.urlopen(f"{site.url}/", context=trust, timeout=120) as answer:  # noqa: S310
-                assert answer.status == 200
-        address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
-        silent = [socket.create_connection(address, timeout=120) for _ in range(5)]
-        assert silent[-1].recv(1) == b""  # the others are kept waiting
-        silent[0].settimeout(0.0)
-        with pytest.raises(BlockingIOError):
-            silent[0].recv(1)
-        for one in silent:
-            one.close()
-    finally:
-        site.stop()
-
-
-def test_a_connection_that_was_answered_makes_room_for_a_new_one_and_others_do_not(
-    tmp_path, clock, monkeypatch
-):
-    """A browser holds six; where its request is lost, the page has no program."""
-    monkeypatch.setattr(server, "CONNECTIONS", 4)
-    site = sites.HttpServer(HttpSection(port=0, min_free_mb=0), [hosted(tmp_path, clock)])
-    site.start()
-    address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
-    try:
-        with ExitStack() as stack:
-            for _ in range(9):
-                one = stack.enter_context(closing(http.client.HTTPConnection(*address, timeout=120)))
-                one.request("GET", "/")
-                assert one.getresponse().read()
-            for _ in range(4):  # each takes the place of one of those
-                stack.enter_context(socket.create_connection(address, timeout=120)).send(b"GET ")
-            last = stack.enter_context(socket.create_connection(address, timeout=server.IDLE_S / 2))
-            assert last.recv(1) == b""
-    finally:
-        site.stop()
