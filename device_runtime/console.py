@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 from datetime import datetime, timezone
-from math import isfinite
+from math import inf, isfinite
 from typing import Literal
 
 LogFormat = Literal["text", "json"]
 """How a service writes its log."""
 
-WARNINGS, WITHIN_S = 20, 60.0
-"""Warnings that one line of code may log in WITHIN_S seconds; devices could cause any number of them."""
+WARNINGS, OTHERS, WITHIN_S = 20, 6000, 60.0
+"""Warnings and errors, and lines of lower levels, that one line of code may log in WITHIN_S seconds.
 
+Devices and strangers could cause any number of them.
+"""
+PEER_ERRORS = (OSError, EOFError)
+"""Errors of a connection, of TLS, or of the system: where a library logs one, no traceback follows."""
+
+DETAIL = 200
+"""The most characters of what a stranger caused."""
 SMALL = 1e-3
 """Numbers below this are written with three significant digits."""
 
@@ -25,43 +34,74 @@ def log_to_stderr() -> None:
 
 
 def log_as_service(form: LogFormat | None, level: str = "info") -> None:
-    """Sets the format of the log (None: plain lines), limits its warnings, and sets our packages' level."""
+    """Sets the format of the log (None: plain lines), limits its lines, and sets our packages' level."""
     logging.getLogger("device_runtime").setLevel(level.upper())
-    limit_warnings()
+    limit_lines()
     if form:
         for handler in logging.root.handlers:
             handler.setFormatter(LogFormatter(form))
 
 
-def limit_warnings() -> None:
-    """Adds a filter to every handler that drops warnings which come too often."""
+def limit_lines() -> None:
+    """Adds a filter to every handler that drops lines which come too often."""
     for handler in logging.root.handlers:
-        if not any(isinstance(one, WarningLimit) for one in handler.filters):
-            handler.addFilter(WarningLimit())
+        if not any(isinstance(one, LogLimit) for one in handler.filters):
+            handler.addFilter(LogLimit())
 
 
-class WarningLimit(logging.Filter):
-    """Lets each line of code log WARNINGS warnings in WITHIN_S seconds.
+class LogLimit(logging.Filter):
+    """Lets each line of code log so many lines in WITHIN_S seconds, and one traceback of each type of error.
 
-    The first warning after that says how many were suppressed.
+    The first line after that says how many were suppressed. An error without its traceback is a line.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: dict[tuple[str, int], tuple[float, int]] = {}
+        self._seen: dict[tuple[str, int, type | None], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether it is logged."""
-        if record.levelno != logging.WARNING:
-            return True
-        place = (record.pathname, record.lineno)
+        error = record.exc_info[1] if record.exc_info else None
+        place = (record.pathname, record.lineno, type(error) if error else None)
+        most = WARNINGS if record.levelno >= logging.WARNING else OTHERS
         since, count = self._seen.get(place, (record.created, 0))
         over = not 0 <= record.created - since < WITHIN_S  # below 0 where the clock was set back
-        if over and count > WARNINGS:
-            record.msg = f"{record.getMessage()} ({count - WARNINGS} such lines before it were suppressed)"
-            record.args = ()
+        if error and (_is_of_peer(record, error) or (count and not over)):
+            _change(record, f"{record.getMessage().strip()}: {type(error).__name__}: {error}")
+            record.exc_info = record.exc_text = None
+        if over and count > most:
+            _change(record, f"{record.getMessage()} ({count - most} such lines before it were suppressed)")
         self._seen[place] = (record.created, 1) if over else (since, count + 1)
-        return over or count < WARNINGS
+        return over or count < most
+
+
+def _is_of_peer(record: logging.LogRecord, error: BaseException) -> bool:
+    ours = record.name.partition(".")[0] == __name__.partition(".")[0]
+    return not ours and isinstance(error, PEER_ERRORS)
+
+
+def _change(record: logging.LogRecord, text: str) -> None:
+    record.msg, record.args = " ".join(text.split()), ()
+
+
+class CountedLines:
+    """Logs what strangers cause: a line of each kind in WITHIN_S seconds, with how many there were since."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._clock = log, clock
+        self._seen: dict[str, tuple[float, int]] = {}
+
+    def say(self, kind: str, detail: object = "") -> None:
+        """Log it, or count it. `kind`: one of few fixed texts; `detail`: of the latest one."""
+        now = self._clock()
+        since, count = self._seen.get(kind, (-inf, 0))
+        if now - since < WITHIN_S:
+            self._seen[kind] = (since, count + 1)
+            return
+        self._seen[kind] = (now, 0)
+        latest = " ".join(str(detail).split())[:DETAIL]
+        more = f" ({count + 1} since the last such line)" if count else ""
+        self._log.warning("%s%s%s", kind, f": {latest}" if latest else "", more)
 
 
 class LogFormatter(logging.Formatter):

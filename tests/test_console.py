@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from device_runtime.console import WARNINGS, WITHIN_S, LogFormatter, WarningLimit, log_as_service
+from device_runtime.console import OTHERS, WARNINGS, WITHIN_S, LogFormatter, LogLimit, log_as_service
 
 
 def line(form, **fields):
@@ -44,7 +44,7 @@ def warning(text, at, number=1, level=logging.WARNING):
 
 
 def test_warnings_of_one_place_are_limited_and_what_was_left_out_is_counted():
-    limited = WarningLimit()
+    limited = LogLimit()
     let = [one for one in range(100) if limited.filter(warning(f"message {one}", one / 10))]
     assert let == list(range(WARNINGS))
     assert limited.filter(warning("another", 5.0, number=2))
@@ -57,16 +57,48 @@ def test_warnings_of_one_place_are_limited_and_what_was_left_out_is_counted():
 
 
 def test_where_the_clock_was_set_back_warnings_are_not_left_out_until_it_is_there_again():
-    limited = WarningLimit()
+    limited = LogLimit()
     assert [limited.filter(warning("it", 1e9)) for _ in range(WARNINGS + 1)] == [True] * WARNINGS + [False]
     assert limited.filter(warning("it", 10.0))
     assert [limited.filter(warning("it", 11.0)) for _ in range(WARNINGS)] == [True] * (WARNINGS - 1) + [False]
 
 
-def test_errors_and_what_is_no_warning_are_never_left_out():
-    limited = WarningLimit()
-    for level in (logging.ERROR, logging.INFO):
-        assert all(limited.filter(warning("it", 0.0, level=level)) for _ in range(100))
+@pytest.mark.parametrize(
+    ("level", "most"),
+    [
+        (logging.CRITICAL, WARNINGS),
+        (logging.ERROR, WARNINGS),
+        (logging.INFO, OTHERS),
+        (logging.DEBUG, OTHERS),
+    ],
+)
+def test_lines_of_every_level_are_limited(level, most):
+    limited = LogLimit()
+    assert sum(limited.filter(warning("it", 0.0, level=level)) for _ in range(most + 50)) == most
+
+
+def failure(error, name="aggregator.x"):
+    record = logging.LogRecord(name, logging.ERROR, "x.py", 1, "it failed", None, None)
+    record.created, record.exc_info = 0.0, (type(error), error, None)
+    return record
+
+
+def test_of_errors_of_one_type_the_first_has_a_traceback_and_the_others_are_lines():
+    limited = LogLimit()
+    records = [failure(ValueError("two\nlines")) for _ in range(3)] + [failure(KeyError("other"))]
+    assert all(map(limited.filter, records))
+    assert [bool(record.exc_info) for record in records] == [True, False, False, True]
+    assert records[1].getMessage() == "it failed: ValueError: two lines"
+
+
+def test_an_error_that_another_machine_causes_in_a_library_is_a_line():
+    limited = LogLimit()
+    theirs, ours = (
+        failure(ConnectionResetError(104, "reset"), name) for name in ("asyncio", "device_runtime.broker.x")
+    )
+    assert limited.filter(theirs) and theirs.exc_info is None
+    assert theirs.getMessage() == "it failed: ConnectionResetError: [Errno 104] reset"
+    assert LogLimit().filter(ours) and ours.exc_info
 
 
 def test_the_service_limits_what_it_logs(monkeypatch, capsys):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 import uvicorn
 
-from device_runtime.broker.servers.places import PlacedSocket, SharedListener, Shares
+from device_runtime.broker.servers.places import PlacedSocket, SharedListener
 
 log = logging.getLogger(__name__)
 
@@ -23,16 +21,6 @@ BEGUN_AT_ONCE = 4
 """The most that begin in a turn: a TLS handshake takes a millisecond or two."""
 AGAIN_S = 0.5
 """Seconds until the next attempt where the system gives no more files."""
-OTHER_FILES = 64
-"""Files that this process needs for all else, at least."""
-
-
-def within_files(shares: Shares) -> Shares:
-    """The shares, with no more connections than half of the files that this process may open."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY:
-        return shares
-    return replace(shares, most=min(shares.most, max(8, (most - OTHER_FILES) // 2)))
 
 
 class FairAcceptor:

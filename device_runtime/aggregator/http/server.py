@@ -21,10 +21,10 @@ from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.serving.join_address import BrowserAccess
 from device_runtime.aggregator.views.run_events import Observer
 from device_runtime.broker.servers.mosquitto import MESSAGE_BYTES
-from device_runtime.broker.servers.places import BACKLOG, Places, SharedListener, Shares
+from device_runtime.broker.servers.places import BACKLOG, Places, SharedListener, Shares, within_files
 from device_runtime.broker.wire.url import bracketed
 
-from .acceptor import FairServer, within_files
+from .acceptor import FairServer
 from .api import Credentials, TaskRoutes, TokenGuard
 from .connections import BoundedConnection, BoundedWebSocket
 from .invitations import InvitationRoutes

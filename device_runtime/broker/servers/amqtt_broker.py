@@ -1,8 +1,7 @@
 """Runs the broker amqtt in a thread of this process, for demonstrations on one machine.
 
-Nothing but the Python package needs to be installed. amqtt never enforces keep-alive, so a frozen device has
-no last will; it has no access list for retained messages; it drops messages in flight when a client
-disconnects. It therefore serves this machine only.
+Nothing but the Python package needs to be installed. amqtt has no access list for retained messages, and it
+drops messages in flight when a client disconnects. It therefore serves this machine only.
 """
 
 from __future__ import annotations
@@ -11,24 +10,28 @@ import asyncio
 import logging
 import tempfile
 import threading
-from collections.abc import Iterator
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-
-from amqtt.broker import Broker
-from websockets.asyncio.server import ServerConnection  # comes with amqtt
 
 from device_runtime.broker.errors import BrokerStartError
 from device_runtime.broker.wire.url import is_loopback
 
+from .bounded_amqtt import BoundedBroker, lines
+from .places import Shares, within_files
 from .server import BrokerOptions, find_ports, url_of, web_url_of
 
 START_S = 60.0
 """Seconds in which it must accept connections."""
 STOP_S = 5.0
 """Seconds it gets to end by itself; then its connections are cut."""
+
+
+EXPIRY_S = 3600
+"""Seconds after which the session of a client that is away is forgotten."""
+SHARES = Shares(most=20_000, of_address=20_000, silent=1000, burst=inf, rate=inf)
+"""Limits on connections: all are of this machine, and a fleet may connect at one instant."""
 
 
 class AmqttBroker:
@@ -74,6 +77,7 @@ class AmqttBroker:
         for name in ("amqtt", "transitions"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(_say_in_a_line)
         try:
             self._loop.run_until_complete(self._serve())
         except Exception as error:  # the constructor, which waits, raises whatever amqtt raised
@@ -88,9 +92,8 @@ class AmqttBroker:
     async def _serve(self) -> None:
         with tempfile.TemporaryDirectory(prefix="amqtt-") as folder:
             ports = self.port, self._web_port
-            broker = _Broker(_configure(self.options, ports, Path(folder)), loop=self._loop)
-        broker._subscriptions = _SnapshotDict(broker._subscriptions)
-        broker._retained_messages = _SnapshotDict(broker._retained_messages)
+            configuration = _configure(self.options, ports, Path(folder))
+            broker = BoundedBroker(configuration, within_files(SHARES), self._loop)
         await broker.start()
         self._settled.set()
         await self._over.wait()
@@ -103,35 +106,19 @@ class AmqttBroker:
                 getattr(server.instance, "server", server.instance).close()
 
 
-class _Broker(Broker):  # type: ignore[misc]  # amqtt is not read by mypy
-    """Refuses web pages of other sites, which a browser on this machine would let connect."""
-
-    async def ws_connected(self, websocket: ServerConnection, listener_name: str) -> None:
-        origin = websocket.request.headers.get("Origin") if websocket.request else None
-        if origin is not None and not is_loopback(urlsplit(origin).hostname or ""):
-            await websocket.close(1008, "this broker is open to pages of this machine only")
-            return
-        await super().ws_connected(websocket, listener_name)
-
-
-class _SnapshotDict(dict[str, Any]):
-    """A dict that iterates over a snapshot of itself.
-
-    amqtt iterates over its tables while it waits for clients, and other tasks change them meanwhile: it then
-    dropped a client that was connecting ("dictionary changed size during iteration", amqtt 0.12.1).
-    """
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(super().__iter__()))
-
-    def items(self) -> Any:
-        return list(super().items())
+def _say_in_a_line(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error that no task of amqtt handles; asyncio would log a traceback of each."""
+    error = context.get("exception")
+    lines.say(
+        "the embedded broker had an error of its own and goes on",
+        repr(error) if error else context["message"],
+    )
 
 
 def _check(options: BrokerOptions) -> None:
     if not is_loopback(options.host):
         raise BrokerStartError(
-            f"amqtt on {options.host} is refused: it enforces no keep-alive and no access list for retained "
+            f"amqtt on {options.host} is refused: it has no access list for retained "
             f"messages, so it serves this machine only (127.0.0.1): use mosquitto"
         )
     if options.tls or options.persistence:
@@ -151,4 +138,4 @@ def _configure(options: BrokerOptions, ports: tuple[int, int], folder: Path) -> 
     listeners = {"default": {"type": "tcp", "bind": f"{options.host}:{ports[0]}"}}
     if options.web:
         listeners["web"] = {"type": "ws", "bind": f"{options.host}:{ports[1]}"}
-    return {"listeners": listeners, "plugins": plugins}
+    return {"listeners": listeners, "plugins": plugins, "session_expiry_interval": EXPIRY_S}

@@ -11,6 +11,7 @@ import fcntl
 import ipaddress
 import itertools
 import logging
+import resource
 import socket
 import struct
 import sys
@@ -19,18 +20,24 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import inf
 
+from device_runtime.console import CountedLines
+
 log = logging.getLogger(__name__)
 
+_WHY = "silent, too slow, or too many of one address"
 ADDRESSES = 4096
 """Addresses whose rate is remembered."""
 ACCEPTED_AT_ONCE = 64
 """The most connections that are accepted before those that are open get a turn."""
 BACKLOG = 512
 """Connections that wait in the kernel to be accepted; a short flood must not use them all up."""
+
+OTHER_FILES = 64
+"""Files that this process needs for all else, at least."""
 
 
 class Stage(IntEnum):
@@ -74,6 +81,14 @@ class Shares:
     least_rate: float = 100.0
     look_s: float = 1.0
     trusted: tuple[str, ...] = ()
+
+
+def within_files(shares: Shares) -> Shares:
+    """The shares, with no more connections than half of the files that this process may open."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return shares
+    return replace(shares, most=min(shares.most, max(8, (most - OTHER_FILES) // 2)))
 
 
 class Place:
@@ -126,14 +141,14 @@ class Places:
         self, shares: Shares | None = None, name: str = "", clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.shares, self.clock = shares or Shares(), clock
-        self._name = name
+        self._name = name or "a listening socket"
         self._trusted = [ipaddress.ip_network(one) for one in self.shares.trusted]
         self._open: dict[Place, None] = {}  # the oldest first
         self._held: Counter[str] = Counter()
         self._by_socket: dict[int, Place] = {}
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._looking = False
-        self._ended, self._say_at = 0, -inf
+        self._lines = CountedLines(log, clock)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -142,7 +157,7 @@ class Places:
         """A place for a connection of this address, where need be of another one; None: it is refused."""
         address = address_share(host)
         if not (self._is_in_time(address) and self._has_room(address)):
-            self._count()
+            self._lines.say(f"{self._name}: connections are refused or ended", _WHY)
             return None
         place = Place(self, address, end)
         self._open[place] = None
@@ -237,7 +252,7 @@ class Places:
 
     def _end(self, place: Place) -> None:
         self.release(place)
-        self._count()
+        self._lines.say(f"{self._name}: connections are refused or ended", _WHY)
         with suppress(OSError):
             place.end()
 
@@ -246,17 +261,6 @@ class Places:
             return False
         known = ipaddress.ip_address(address)
         return any(known in network for network in self._trusted)
-
-    def _count(self) -> None:
-        """Log at most a line a minute, with the number of connections that were ended since."""
-        self._ended += 1
-        if self.clock() - self._say_at >= 60:
-            log.warning(
-                "%s: %d connections were ended or refused: silent, too slow, or too many of one address",
-                self._name or "a listening socket",
-                self._ended,
-            )
-            self._ended, self._say_at = 0, self.clock()
 
 
 def address_share(host: str) -> str:

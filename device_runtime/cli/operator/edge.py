@@ -24,7 +24,7 @@ from device_runtime.cli.options import add_connection, add_plugins, count, load_
 from device_runtime.client.connection.connecting import Connection, claim, connect, first_connection
 from device_runtime.client.service.instance_lock import folder_lock
 from device_runtime.client.settings import Settings
-from device_runtime.console import limit_warnings
+from device_runtime.console import limit_lines
 from device_runtime.service_process import Exit, stopped_by_signals
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _work(
     from device_runtime.aggregator.rounds.ports import Ports
     from device_runtime.aggregator.serving.process import QUEUE_BYTES, QUEUE_LIMIT
 
-    limit_warnings()
+    limit_lines()
     link_options = LinkOptions(
         subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES
     )

@@ -18,7 +18,7 @@ from websockets.typing import Origin
 
 from device_runtime.broker.errors import BrokerRefused, BrokerUnreachable
 from device_runtime.broker.servers import brokers, mosquitto
-from device_runtime.broker.servers.amqtt_broker import _SnapshotDict
+from device_runtime.broker.servers.bounded_amqtt import SnapshotDict
 from device_runtime.broker.servers.server import BrokerOptions, WebSockets, find_port
 from device_runtime.broker.wire.link import Connected, LinkOptions, Received
 from device_runtime.broker.wire.url import TLS
@@ -184,7 +184,7 @@ def test_the_web_sockets_of_amqtt_will_do(mosquitto_house: Any) -> None:
         listeners = {"default": {"type": "ws", "bind": f"127.0.0.1:{port}"}}
         plugins = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
         broker = Broker({"listeners": listeners, "plugins": plugins}, loop=loop)
-        broker._subscriptions = _SnapshotDict(broker._subscriptions)
+        broker._subscriptions = SnapshotDict(broker._subscriptions)
         await broker.start()
         started.set()
         await over.wait()
