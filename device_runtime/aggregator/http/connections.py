@@ -8,6 +8,7 @@ from typing import Any
 import h11
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
@@ -111,6 +112,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.abort()
 
     async def send(self, message: ASGISendEvent) -> None:
+        if self.close_sent:  # by uvicorn, after a frame that was none
+            raise ClientDisconnected
         if message["type"] == "websocket.close":
             self.loop.call_later(CLOSE_S, self.transport.abort)
         await super().send(message)

@@ -331,7 +331,7 @@ class PlacedSocket(socket.socket):
 
 
 _ACKED = 120
-"""Where `tcpi_bytes_acked` (64 bits) begins in Linux's struct tcp_info."""
+"""Where the acknowledged bytes (64 bits) begin in Linux's struct tcp_info."""
 
 
 def sent_by(transport: asyncio.Transport) -> Callable[[], int | None]:

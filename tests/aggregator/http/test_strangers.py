@@ -57,6 +57,8 @@ SENT = {
     "a page that says nothing": UPGRADE,
     "half a CONNECT": UPGRADE + b"\x82\x81\0\0\0\0\x10",
     "a text that is no UTF-8": UPGRADE + b"\x81\x82\0\0\0\0\xff\xfe",
+    "a frame of a reserved sort": UPGRADE + b"\x83\x80\0\0\0\0",
+    "a frame that closes, and another": UPGRADE + b"\x88\x80\0\0\0\0\x82\x80\0\0\0\0",
     "a frame of 2^62 bytes": UPGRADE + b"\x82\xff\x40\0\0\0\0\0\0\0\0\0\0\0",
     "frames without end": UPGRADE + b"\x02\x80\0\0\0\0" + b"\0\x80\0\0\0\0" * 3000,
     "an upgrade elsewhere": UPGRADE.replace(b"/join/mqtt", b"/nowhere"),
