@@ -10,6 +10,8 @@ costs nothing on a device.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .extras import extra_needed
+
 if TYPE_CHECKING:
     from .aggregator.tasks.kind_settings import KindSettings
     from .aggregator.tasks.task import Task
@@ -84,8 +86,7 @@ def __getattr__(name: str) -> Any:
         if (error.name or __name__).partition(".")[0] == __name__:
             raise
         extra = "aggregator" if name in ("Aggregator", "KindSettings", "Task") else "simulation"
-        why = f"{name} needs {error.name}: pip install 'device-runtime[{extra}]'"
-        raise ModuleNotFoundError(why, name=error.name) from error
+        raise ModuleNotFoundError(extra_needed(name, extra, error.name), name=error.name) from error
     found = home if colon and not other else getattr(home, other or name)
     globals()[name] = found
     return found

@@ -14,5 +14,13 @@ def python_command(program: str, *arguments: str) -> list[str]:
 
     It imports the same modules, whatever lies in the folder where it runs.
     """
-    paths = list(map(os.path.abspath, sys.path))
+    paths = [path for path in map(_whole, sys.path) if path]
     return [sys.executable, "-c", f"{_PATHS}\n{program}", json.dumps(paths), *arguments]
+
+
+def _whole(path: str) -> str:
+    """A path that holds in any folder; empty for a relative one where the current folder is gone."""
+    try:
+        return os.path.abspath(path)  # noqa: PTH100 - paths of `sys.path` are texts
+    except FileNotFoundError:
+        return ""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timezone
+from io import TextIOWrapper
 from math import inf, isfinite
-from typing import Literal
+from typing import Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 """How a service writes its log."""
@@ -27,9 +30,58 @@ SMALL = 1e-3
 """Numbers below this are written with three significant digits."""
 
 
+def make_streams_usable() -> None:
+    """Opens standard streams that are closed on /dev/null, and escapes what their encoding lacks."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        while (handle := os.open(os.devnull, os.O_RDWR)) < 3:  # else a file of ours would get the number
+            pass
+        os.close(handle)
+        sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - for as long as the process
+        sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def flush_output() -> OSError | None:
+    """Writes what was printed; returns the error if that fails. What is printed from then on is dropped."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        with suppress(OSError, ValueError):  # what is in the buffer can then be dropped at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error
+    except ValueError:  # closed
+        return None
+    return None
+
+
+def output_failed(error: BaseException) -> bool:
+    """Whether an error is of standard output: its reader has gone, or its disk is full."""
+    if not isinstance(error, OSError) or error.filename is not None:
+        return False
+    try:
+        sys.stdout.flush()
+    except OSError as again:
+        return again.errno == error.errno
+    except ValueError:
+        return False
+    return False
+
+
+class _StandardErrorHandler(logging.StreamHandler[TextIO]):
+    """Drops lines that cannot be written: a full disk ends no work, and fills no log with tracebacks."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def log_to_stderr() -> None:
     """Log this package's messages from INFO on, and the warnings of others."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    handler = _StandardErrorHandler(sys.stderr)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler])
     logging.getLogger("device_runtime").setLevel(logging.INFO)
 
 

@@ -12,6 +12,15 @@ class InstallExtra(NamedTuple):
     purpose: str
 
 
+def extra_needed(what: str, extra: str, module: str | None) -> str:
+    """Says that something needs an extra of this installation: a module that it lacks is not imported.
+
+    extra: its name, or several with commas between.
+    """
+    where = f" ({module} is not installed)" if module else ""
+    return f"{what} needs the extra {extra}: pip install 'device-runtime[{extra}]'{where}"
+
+
 EXTRAS = {
     "aggregator": InstallExtra(
         ("rpds", "cryptography", "amqtt", "rich", "segno"),

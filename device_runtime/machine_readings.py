@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import cache
@@ -133,6 +134,23 @@ def hottest_celsius() -> float | None:
     return max(
         (float(one.current) for group in groups.values() for one in group if one.current), default=None
     )
+
+
+def fit_thread_pools() -> None:
+    """Has numpy's library start no threads where none can be started: it would send SIGINT at its import."""
+    held = threading.Lock()
+    with held:
+        try:
+            for _ in range((os.cpu_count() or 1) - 1):
+                threading.Thread(target=_wait_for, args=(held,), daemon=True).start()
+        except RuntimeError:
+            for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+                os.environ[name] = "1"
+
+
+def _wait_for(lock: threading.Lock) -> None:
+    with lock:
+        pass
 
 
 def use_idle_disk() -> None:

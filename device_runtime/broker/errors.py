@@ -15,6 +15,10 @@ class NoRoom(BlobError):
     """A blob is not fetched, because the disk or the share of it for blobs is full."""
 
 
+class DiskError(BlobError):
+    """The disk of a blob is full, read-only or fails. Trying again later may help."""
+
+
 class BlockError(BlobError):
     """One block that does not fit its blob: wrong length, or a number out of range. Asking again may help."""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 
-from device_runtime.console import log_to_stderr
+from device_runtime.console import flush_output, log_to_stderr, make_streams_usable, output_failed
+from device_runtime.extras import extra_needed
+from device_runtime.machine_readings import fit_thread_pools
+from device_runtime.system_errors import disk_reason, shortage
 
 from .table import COMMANDS, LISTED_WITHOUT, Command, extra_for, missing_extra, overview
 
@@ -21,23 +24,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A command's module may give other codes to its errors, by `exit_code(error)`.
     """
+    make_streams_usable()
+    fit_thread_pools()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    name = given[0] if given else "--help"
     try:
-        if name in COMMANDS:
-            return _run(name, given[1:])
-        if name in ("-h", "--help"):
-            print(overview(shutil.get_terminal_size().columns))
-            return 0
-        if name == "--version":
-            print(_version())
-            return 0
-        return _fail(_unknown(name), 2)
+        code = _command(given[0] if given else "--help", given[1:])
     except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 130
+    except OSError as error:
+        if output_failed(error):
+            code = 2
+        elif lack := shortage(error):
+            code = _fail(lack, 2)
+        else:
+            raise
+    return _written(code)
+
+
+def _command(name: str, words: Sequence[str]) -> int:
+    if name in COMMANDS:
+        return _run(name, words)
+    if name in ("-h", "--help"):
+        print(overview(shutil.get_terminal_size().columns))
         return 0
+    if name == "--version":
+        print(_version())
+        return 0
+    return _fail(_unknown(name), 2)
+
+
+def _written(code: int) -> int:
+    """The exit code, once the output is written: 2 where it cannot be, as to a full disk."""
+    failure = flush_output()
+    if failure is None or isinstance(failure, BrokenPipeError):  # a reader such as `head` has ended
+        return 0 if failure else code
+    return _fail(f"the output cannot be written: {disk_reason(failure)}", code or 2)
 
 
 def _run(name: str, words: Sequence[str]) -> int:
@@ -60,12 +81,14 @@ def _run(name: str, words: Sequence[str]) -> int:
         extra = extra_for(command, error.name or "")
         if extra is None:
             raise
-        return _fail(f"{name} needs {error.name}: pip install 'device-runtime[{extra}]'", code(error))
+        return _fail(extra_needed(name, extra, error.name), code(error))
     except Exception as error:
+        if output_failed(error):
+            raise
         if isinstance(error, (*_expected(), *errors)):
             return _fail(str(error), code(error))
-        if isinstance(error, OSError) and error.filename is not None:  # a file or folder that was named
-            return _fail(f"{error.filename}: {(error.strerror or str(error)).lower()}", 2)
+        if lack := shortage(error):  # of memory, threads, room on the disk; or a file that was named
+            return _fail(lack, code(error))
         from device_runtime.strategies.plugins import place_of
 
         if place := place_of(error):
@@ -80,8 +103,9 @@ def _expected() -> tuple[type[Exception], ...]:
     from device_runtime.models.errors import ModelError
     from device_runtime.profiles import ProfileError
     from device_runtime.strategies.errors import KindError
+    from device_runtime.user_account import NoHome
 
-    return (BrokerError, ModelError, ProfileError, KindError, DeviceError)
+    return (BrokerError, ModelError, ProfileError, KindError, DeviceError, NoHome)
 
 
 def _parser(name: str, command: Command) -> argparse.ArgumentParser:
@@ -132,5 +156,6 @@ def _refused(_error: Exception) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"{PROGRAM}: {' '.join(text.split())}", file=sys.stderr)
+    with suppress(OSError):  # standard error may be a file on a full disk
+        print(f"{PROGRAM}: {' '.join(text.split())}", file=sys.stderr)
     return code

@@ -63,5 +63,5 @@ def test_signatures_have_types():
 def test_a_name_that_needs_an_extra_says_which(name, extra):
     code = f"import sys; sys.modules['rpds'] = None\nimport device_runtime as dr\ndr.{name}"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    why = f"ModuleNotFoundError: {name} needs rpds: pip install 'device-runtime[{extra}]'"
-    assert said.stderr.splitlines()[-1] == why
+    why = f"ModuleNotFoundError: {name} needs the extra {extra}: pip install 'device-runtime[{extra}]'"
+    assert said.stderr.splitlines()[-1] == f"{why} (rpds is not installed)"

@@ -5,6 +5,7 @@ import os
 import pwd
 import re
 import subprocess
+import time
 from socket import AF_INET
 
 import numpy as np
@@ -67,11 +68,14 @@ class House:
         return self._launched(self.folder / "serve.log", "serve", *options)
 
     def link(self):
-        """That the terminal was told."""
+        """A new one, for the page that the log names; the log itself holds none."""
+        log = self.folder / "serve.log"
         found = self._eventually(
-            lambda: re.search(r"by (https://\S+#link=\S+)", (self.folder / "serve.log").read_text()), 60
+            lambda: re.search(r"browsers join at (https://\S+/join/)", log.read_text()), 60
         )
-        return found[1]
+        assert "#link=" not in log.read_text()
+        _, secret = link_book.make(self.opened, time.time(), 900)
+        return link_book.address(found[1], secret)
 
     def sent(self):
         path = self.folder / "run" / "contributions.jsonl"

@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-import platformdirs
 from fastapi import APIRouter, HTTPException, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -35,6 +34,7 @@ from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.messages import VERSION
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.content import content
+from device_runtime.user_account import data_folder
 
 from . import gateway
 from .gateway import Gateway
@@ -222,7 +222,7 @@ def page_folder() -> Path:
 def fetched_library_folder(web: Path) -> Path:
     """Where `device-runtime web fetch` puts the libraries, by a hash of the versions that this page needs."""
     needed = hashlib.sha256((web / LOCK).read_bytes()).hexdigest()[:12]
-    return Path(platformdirs.user_data_dir("device-runtime", appauthor=False)) / f"web-{needed}" / VENDOR
+    return data_folder() / f"web-{needed}" / VENDOR
 
 
 def library_folder(web: Path) -> Path:

@@ -16,6 +16,7 @@ from device_runtime.aggregator.errors import (
 )
 from device_runtime.broker.errors import BlobError, BrokerRefused, BrokerStartError, BrokerUnreachable
 from device_runtime.service_process import Exit
+from device_runtime.system_errors import is_of_disk, shortage
 
 _OF: tuple[tuple[type[Exception], Exit], ...] = (
     (BrokerUnreachable, Exit.BROKER),
@@ -36,4 +37,9 @@ def exit_code(error: Exception) -> int:
         return error.code
     if isinstance(error, ModuleNotFoundError):
         return Exit.MISSING
-    return next((code for kind, code in _OF if isinstance(error, kind)), Exit.SETTINGS)
+    if found := next((code for kind, code in _OF if isinstance(error, kind)), None):
+        return found
+    if is_of_disk(error):
+        return Exit.FOLDER
+    lacks = isinstance(error, (MemoryError, RuntimeError)) and shortage(error)
+    return Exit.MISTAKE if lacks else Exit.SETTINGS

@@ -78,14 +78,14 @@ def _direct(page: str, given: str, insecure: bool) -> str:
     try:
         url = BrokerUrl.parse(given, insecure=insecure)
     except UrlError as error:
-        raise ConfigError(f"web.broker = {given}: {error}") from None
+        raise ConfigError(f"web.broker: {error}") from None
     if not url.path:
-        raise ConfigError(f"web.broker = {given}: expected ws:// or wss://")
+        raise ConfigError(f"web.broker = {url}: expected ws:// or wss://")
     parts = urlsplit(page)
     if url.loopback and not is_loopback(parts.hostname or ""):
-        raise ConfigError(f"web.broker = {given} is this machine only, and the page is offered at {page}")
+        raise ConfigError(f"web.broker = {url} is this machine only, and the page is offered at {page}")
     if parts.scheme == "https" and not (url.secure or url.loopback):
-        raise ConfigError(f"web.broker = {given}: a page at {page} may speak to wss:// only")
+        raise ConfigError(f"web.broker = {url}: a page at {page} may speak to wss:// only")
     return str(url)
 
 
@@ -141,7 +141,7 @@ def join_text(browser_access: BrowserAccess, listens: str, reader: Reader | None
     else:
         links.store_addresses(browser_access.site, page, browser_access.broker)
         if reader is None:
-            lines[0] += ", by one-time links that the dashboard makes"
+            lines[0] += ", by one-time links of the dashboard or of `device-runtime device link`"
         else:
             _, secret = links.make(browser_access.site, reader.now, browser_access.link_s)
             address = links.address(page, secret)

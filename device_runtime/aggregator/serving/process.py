@@ -34,7 +34,9 @@ from device_runtime.broker.servers.server import RunningBroker
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.extras import extra_needed
 from device_runtime.service_process import SystemdWatchdog, sleep_until, stopped_by_signals
+from device_runtime.user_account import provide_temporary_folder
 
 from . import enrolled, join_address
 from .config import ServerConfig, broker_for, database_for, keep_port
@@ -104,6 +106,7 @@ class Process:
         other tasks are done.
         """
         inbox = task_thread.inbox_of(self._tasks)
+        provide_temporary_folder(self.folders[0])
         with ExitStack() as stack:
             stack.enter_context(stopped_by_signals(self._stop.set, inbox.wake))
             broker, url = broker_for(self._server.broker, self.folders[0])
@@ -150,9 +153,9 @@ class Process:
             raise NoContributions("; ".join(f"{self._label(name)}{error}" for name, error in vain))
 
     def _welcome(self, http: HttpServer, access: BrowserAccess) -> None:
-        """Prints how browsers join; a log, which many may read, gets no one-time link."""
-        shown = not (self._structured or self._quiet)
-        reader = Reader(time.time(), sys.stdout.isatty()) if shown else None
+        """Prints how browsers join; only a terminal gets a one-time link, as many may read a log."""
+        shown = sys.stdout.isatty() and not (self._structured or self._quiet)
+        reader = Reader(time.time(), terminal=True) if shown else None
         self._say(join_address.join_text(access, http.url, reader))
 
     def _open(
@@ -221,7 +224,7 @@ class Process:
             from device_runtime.aggregator.http.watch import ServedTask
         except ModuleNotFoundError as error:
             raise MissingExtra(
-                f"http needs {error.name}: pip install 'device-runtime[service]', or leave [http] out"
+                f"{extra_needed('http', 'service', error.name)}; or leave [http] out"
             ) from None
         database = database_for(self._server.database)
         hosted = [

@@ -12,6 +12,7 @@ from device_runtime.broker.errors import BrokerError
 from device_runtime.cli.options import add_connection, add_format, as_json
 from device_runtime.client.connection.connecting import connect, is_enrolled
 from device_runtime.models.errors import BundleError
+from device_runtime.user_account import NoHome, provide_temporary_folder, state_folder
 
 if TYPE_CHECKING:
     from device_runtime.client.doctor.installation import Finding
@@ -30,11 +31,9 @@ def run(options: argparse.Namespace) -> int:
 
     The broker is examined if one is given, or this device is enrolled.
     """
-    import platformdirs
     from tabulate import tabulate
 
-    folder = options.state or Path(platformdirs.user_state_dir("device-runtime"))
-    found = list(examine(options.bundle, folder))
+    found = list(examine(options.bundle, options.state))
     if options.broker or is_enrolled(options):
         found += list(broker_findings(options))
     problems = [finding for finding in found if finding.state == "problem"]
@@ -46,8 +45,11 @@ def run(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def examine(bundle: str, folder: Path) -> Iterator[Finding]:
-    """All findings about this installation; without a valid bundle, those that need none."""
+def examine(bundle: str, folder: Path | None) -> Iterator[Finding]:
+    """All findings about this installation; without a valid bundle, those that need none.
+
+    folder: of a device, or of all of them; None for that of this user.
+    """
     from device_runtime.client.doctor.installation import (
         Finding,
         broker,
@@ -64,6 +66,11 @@ def examine(bundle: str, folder: Path) -> Iterator[Finding]:
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
 
     yield from machine()
+    provide_temporary_folder(folder)
+    try:
+        folder = folder or state_folder()
+    except NoHome as error:
+        yield Finding("storage", "problem", str(error))
     try:
         opened = Bundle.open(find_bundle(bundle))
     except BundleError as error:
@@ -78,9 +85,11 @@ def examine(bundle: str, folder: Path) -> Iterator[Finding]:
         if all(finding.state != "problem" for finding in found_engines):
             yield from work(opened)
         yield memory(opened)
-        yield storage(folder, opened)
-    yield from rules(folder)
-    yield from privacy(folder)
+        if folder is not None:
+            yield storage(folder, opened)
+    if folder is not None:
+        yield from rules(folder)
+        yield from privacy(folder)
     yield from energy()
     yield from extras()
     yield broker()

@@ -21,6 +21,7 @@ from device_runtime.cli.options import (
     positive,
 )
 from device_runtime.models.errors import DataError
+from device_runtime.user_account import NoHome, state_folder
 
 from .policy_options import helpers
 
@@ -98,7 +99,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    import platformdirs
     from tabulate import tabulate
 
     if options.data and options.samples:
@@ -154,7 +154,11 @@ def run(options: argparse.Namespace) -> int:
     print(_verdict(plan))
     print(_revealed(rows))
     if not (options.emulated or options.board):
-        for found in rules(options.state or Path(platformdirs.user_state_dir("device-runtime"))):
+        try:
+            shown = list(rules(options.state or state_folder()))
+        except NoHome:  # nor has any device a folder there
+            shown = []
+        for found in shown:
             print(f"{found.what}: {found.found}")
     return 0
 

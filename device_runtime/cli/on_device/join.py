@@ -39,6 +39,7 @@ from device_runtime.models.errors import DataError
 from device_runtime.service_process import stopped_by_signals
 from device_runtime.strategies.names import check_kinds
 from device_runtime.strategies.terms.accountant import PrivacyBudget
+from device_runtime.user_account import provide_temporary_folder
 
 from . import policy_options
 
@@ -128,11 +129,11 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
     if options.service:
         from .service import install
 
-        code = install(options, add_arguments, connection)
-        joined()
-        return code
+        return install(options, add_arguments, connection, joined)
     if SampleSource.of(options.data).is_empty:
         log.info("no samples in %s yet: this device sits out until there are", options.data)
+    if options.in_process:
+        provide_temporary_folder(connection.folder)
     rules = WorkRules(
         backend_for(meter_name(options), options.in_process),
         policy_options.policy(options),

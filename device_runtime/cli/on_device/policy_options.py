@@ -121,7 +121,7 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--service",
         action="store_true",
-        help="Install and start it as a service of this user, with these options.",
+        help="Install and start it as a service of this user (as root: of this machine), with these options.",
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from device_runtime.cli.options import add_engine, add_format, as_json, count, engine_settings
 from device_runtime.client.connection.connecting import folder_of
 from device_runtime.models.errors import DataError
+from device_runtime.user_account import provide_temporary_folder
 
 from .policy_options import add_device_choice
 
@@ -45,7 +46,9 @@ def run(options: argparse.Namespace) -> int:
 
     from device_runtime.client.personal.predictions import Personal
 
-    model = Personal.open(folder_of(options), engine_settings(options))
+    folder = folder_of(options)
+    provide_temporary_folder(folder)
+    model = Personal.open(folder, engine_settings(options))
     if options.export_onnx:
         model.export_onnx(options.export_onnx)
         print(f"{options.export_onnx}: {_summary(model)}", file=sys.stderr)

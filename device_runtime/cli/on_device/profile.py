@@ -18,6 +18,7 @@ from device_runtime.cli.options import (
     memory_bytes,
     meter,
 )
+from device_runtime.user_account import provide_temporary_folder
 
 if TYPE_CHECKING:
     from device_runtime.models.bundles.bundle import Bundle
@@ -62,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
     """The profile of this device (or of the one that it emulates) for this bundle, measured now."""
+    provide_temporary_folder()
     from device_runtime.client.selection.profiling import clocks
     from device_runtime.client.selection.profiling import measured as measured_speed
     from device_runtime.client.selection.profiling import profile as make_profile

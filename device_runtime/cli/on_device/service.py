@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,15 +20,22 @@ from device_runtime.client.service.uninstall import SETTINGS
 
 from .policy_options import RULES
 
+log = logging.getLogger(__name__)
+
 
 def install(
     options: argparse.Namespace,
     add_arguments: Callable[[argparse.ArgumentParser], None],
     connection: Connection,
+    written: Callable[[], None],
 ) -> int:
-    """Write the options of `join` to a file, and start a service with them. Raises InstallError."""
+    """Write the options of `join` to a file, and start a service with them. Raises InstallError.
+
+    `written` is called once the file is there: it stays, whatever fails after that.
+    """
     options.name, options.state = connection.name, connection.folder
     file = write_settings(options, add_arguments, RULES)
+    written()
     limits = (options.nice, options.idle_io, options.cpu_percent, memory_bytes(options))
     return start(ServiceCommand(connection.name, command("join", file), Path.cwd(), *limits), file)
 
@@ -56,12 +65,27 @@ def command(name: str, file: Path) -> tuple[str, ...]:
 
 
 def start(job: ServiceCommand, file: Path) -> int:
-    """Install and start a service whose settings are in `file`. Raises InstallError."""
-    service = service_install.device_service(job, os.environ)
+    """Install and start a service whose settings are in `file`. Raises InstallError.
+
+    One that another manager has of this device, as an earlier version made it, is removed.
+    """
+    manager = service_install.service_manager(os.environ)
+    if not manager:
+        raise InstallError(
+            f"{file} is written, but neither systemd nor Termux is here to run it. Have this system do that "
+            f"at each start, by its own means (OpenRC, launchd, @reboot in a crontab): "
+            f"{shlex.join(job.command)}"
+        )
+    service = service_install.device_service(job, os.environ, manager)
+    for other in service_install.installed_services(job.name):
+        if other.files[0].path != service.files[0].path:
+            for wrong in service_install.remove(other):
+                log.warning("%s", wrong)
+            print(f"removed {other.files[0].path}")
     service_install.put(service)
-    print(f"wrote {file} and {service.files[0].path}")
+    print(f"wrote {file} and {service.files[0].path}", flush=True)
     service_install.start(service)
     print(f"started {service_install.title(job.name)}; `device-runtime leave` takes it away")
-    if advice := service_install.lingers():
+    if advice := service_install.lingers(manager):
         print(advice)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import os
 import platform
 import shlex
@@ -23,6 +22,7 @@ from device_runtime.broker.servers.broker_folder import (
     rotate_key,
 )
 from device_runtime.broker.servers.mosquitto import find
+from device_runtime.user_account import user_name
 
 INIT_EXAMPLE = "device-runtime broker init enrolment --name broker.example.org --name 192.0.2.7"
 
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         port=args.tls_port,
         websockets=args.websockets,
         listen=args.listen,
-        run_as=args.run_as or (getpass.getuser() if os.geteuid() == 0 else ""),
+        run_as=args.run_as or (user_name() if os.geteuid() == 0 else ""),
     )
     opened = init_broker(args.folder, site, now, args.days)
     print(_next_steps(opened, args.days))

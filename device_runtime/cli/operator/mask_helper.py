@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--service",
         action="store_true",
-        help="Install and start it as a service of this user, with these options.",
+        help="Install and start it as a service of this user (as root: of this machine), with these options.",
     )
 
 

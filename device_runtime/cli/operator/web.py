@@ -10,6 +10,7 @@ from pathlib import Path
 
 from device_runtime.aggregator.errors import AggregatorError, MissingExtra
 from device_runtime.content import IN_CHECKOUT
+from device_runtime.extras import extra_needed
 
 ERRORS = (AggregatorError,)
 
@@ -39,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from device_runtime.aggregator.http import join
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"the server of the page needs {error.name}: pip install 'device-runtime[aggregator,service]'"
-        ) from None
+        raise MissingExtra(extra_needed("the server of the page", "aggregator,service", error.name)) from None
     web = join.page_folder()
     target = args.into or (web / join.VENDOR if IN_CHECKOUT else join.fetched_library_folder(web))
     fetch(web, target)

@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from device_runtime.broker.errors import BlobError
+from device_runtime.broker.errors import BlobError, DiskError
 from device_runtime.broker.wire.messages import Offer, Plan
 from device_runtime.client.energy import Meter, MeterError, find_meter, resting
 from device_runtime.client.errors import DeviceError, RoundOver
@@ -18,6 +18,8 @@ from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.console import log_to_stderr
 from device_runtime.models.errors import ModelError
+from device_runtime.system_errors import is_of_disk, shortage
+from device_runtime.user_account import provide_temporary_folder
 
 from .base import BackendListener, RoundPreview, WorkResult
 from .in_process import InProcess
@@ -66,6 +68,7 @@ def main(number: int) -> None:
     except MeterError as error:  # it was there when the device joined
         log.warning("energy is modelled: %s", error)
         meter = None
+    provide_temporary_folder(terms.folder)
     _go_where_nothing_is(terms.folder)
     worker = DeviceWorker(terms, meter, rpc, inbox)
     while True:
@@ -128,6 +131,10 @@ class DeviceWorker:
                 preview = self._do(request)
         except (DeviceError, ModelError, BlobError) as raised:
             error = (type(raised).__name__, str(raised))
+        except OSError as raised:
+            if not is_of_disk(raised):
+                raise
+            error = (DiskError.__name__, shortage(raised) or str(raised))
         if self._unanswered:
             self._take_reply(self._inbox.get())
         bundles = self._backend.bundles

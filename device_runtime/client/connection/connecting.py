@@ -15,8 +15,6 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Protocol
 
-import platformdirs
-
 from device_runtime.broker.errors import BrokerUnreachable, UrlError
 from device_runtime.broker.security.enrolment import FILE, Enrolment, EnrolmentError
 from device_runtime.broker.wire.link import LinkOptions
@@ -25,6 +23,7 @@ from device_runtime.broker.wire.topics import check_device
 from device_runtime.broker.wire.url import TLS, BrokerUrl
 from device_runtime.client.errors import NoDevice
 from device_runtime.service_process import sleep_until
+from device_runtime.user_account import NoHome, state_folder
 
 from .trust import ISSUED
 
@@ -249,12 +248,15 @@ def _kept(options: DeviceChoice, url: BrokerUrl | None) -> tuple[Path | None, En
 
 
 def _enrolled() -> list[str]:
-    """Names of the folders here that have an enrolment."""
-    return sorted(path.parent.name for path in _root().glob(f"*/{FILE}"))
+    """Names of the folders here that have an enrolment; none for a user without a home."""
+    try:
+        return sorted(path.parent.name for path in _root().glob(f"*/{FILE}"))
+    except NoHome:
+        return []
 
 
 def _root() -> Path:
-    return Path(platformdirs.user_state_dir("device-runtime"))
+    return state_folder()
 
 
 def _host() -> str:

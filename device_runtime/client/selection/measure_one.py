@@ -173,13 +173,15 @@ def peak_bytes(status: str) -> int:
 
 
 def main() -> None:
-    """Reads an order from standard input and writes its figures to the file named by the last argument.
+    """Reads an order from standard input and writes its figures to the open file of the last argument.
 
     Both are in MessagePack, which has nan. Ends when the process ends that reads its standard output.
     """
     end_when_alone(1)
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=MeasureOrder)
-    Path(sys.argv[1]).write_bytes(msgspec.msgpack.encode(measured(order)))
+    figures = msgspec.msgpack.encode(measured(order))
+    with open(int(sys.argv[1]), "wb") as answer:  # noqa: PTH123 - a number
+        answer.write(figures)
 
 
 def _as_after_measuring(model: DeviceModel, data: LocalData) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import hypot, isfinite, nan
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -150,19 +149,25 @@ def interleaved(
 def in_a_child(order: MeasureOrder) -> MeasuredFigures:
     """Run an order in a fresh process; if that dies, the reason is returned.
 
-    Figures come in a file, as libraries and meters may print to standard output.
+    Figures come through a pipe, which holds them all, as libraries and meters may print to standard output.
     """
-    with TemporaryDirectory() as folder:
-        answer = Path(folder) / "figures"
-        child = python_command(_PROGRAM, str(answer))
+    reading, writing = os.pipe()
+    with open(reading, "rb") as answer:  # noqa: PTH123 - a number
+        child = python_command(_PROGRAM, str(writing))
         try:
             ended = subprocess.run(
-                child, input=msgspec.msgpack.encode(order), capture_output=True, timeout=LONGEST_S
+                child,
+                input=msgspec.msgpack.encode(order),
+                capture_output=True,
+                timeout=LONGEST_S,
+                pass_fds=(writing,),
             )
         except subprocess.TimeoutExpired:
             return MeasuredFigures(order.kind, why=f"not done in {LONGEST_S:.0f} s")
+        finally:
+            os.close(writing)
         if ended.returncode == 0:
-            return msgspec.msgpack.decode(answer.read_bytes(), type=MeasuredFigures)
+            return msgspec.msgpack.decode(answer.read(), type=MeasuredFigures)
     if ended.returncode < 0:
         return MeasuredFigures(
             order.kind, why=f"ended by signal {-ended.returncode}: for want of memory, if it is 9"

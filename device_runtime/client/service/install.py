@@ -1,4 +1,4 @@
-"""Installs and removes a device as a service of its user: a systemd unit, or runit's in Termux."""
+"""Installs and removes a device as a service: a systemd unit of the user or of root, or runit's in Termux."""
 
 from __future__ import annotations
 
@@ -10,15 +10,36 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from getpass import getuser
 from pathlib import Path
+from typing import Literal
 
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.client.errors import InstallError
 from device_runtime.client.external_programs import run_program
+from device_runtime.system_errors import disk_reason
+from device_runtime.user_account import NoHome, config_folder, user_name
 
 COMMAND = "device-runtime"
 COMMAND_S = 60.0
 """Seconds that a service may take to start or stop."""
+
+
+Manager = Literal["termux", "user", "system", ""]
+"""What starts services here: runit in Termux, systemd for a user or for the machine; "": nothing known."""
+MANAGERS: tuple[Manager, ...] = ("termux", "user", "system")
+SYSTEM_UNITS = Path("/etc/systemd/system")
+
+
+def service_manager(env: Mapping[str, str], running: Path = Path("/run/systemd/system")) -> Manager:
+    """The manager for this user: root's services are the machine's, so that they need no login.
+
+    running: the folder that systemd makes at its start (sd_booted(3)).
+    """
+    if in_termux(env):
+        return "termux"
+    if not running.is_dir():
+        return ""
+    return "system" if os.geteuid() == 0 else "user"
 
 
 # The service as text, without I/O.
@@ -73,16 +94,22 @@ def in_termux(env: Mapping[str, str]) -> bool:
     return "TERMUX_VERSION" in env or "com.termux" in env.get("PREFIX", "")
 
 
-def device_service(job: ServiceCommand, env: Mapping[str, str]) -> DeviceService:
-    """The service for the system with this environment."""
-    return _termux(job, env) if in_termux(env) else _systemd(job, env)
+def device_service(job: ServiceCommand, env: Mapping[str, str], manager: Manager = "user") -> DeviceService:
+    """The service for a manager. Raises NoHome."""
+    if manager == "termux":
+        return _termux(job, env)
+    return _systemd(job, env, manager == "system")
 
 
-def unit(job: ServiceCommand) -> str:
-    """A systemd user unit. Its limits are the kernel's; the process keeps to tighter ones itself."""
+def unit(job: ServiceCommand, system: bool = False) -> str:
+    """A systemd unit of a user or (`system`) of the machine. Its limits are the kernel's.
+
+    The process keeps to tighter ones itself.
+    """
     lines = [
         "[Unit]",
         f"Description=Federated learning as {job.name}",
+        *(["Wants=network-online.target", "After=network-online.target"] if system else []),
         "StartLimitIntervalSec=0",
         "",
         "[Service]",
@@ -95,6 +122,7 @@ def unit(job: ServiceCommand) -> str:
         "OOMScoreAdjust=500",
         "OOMPolicy=continue",
         "NoNewPrivileges=yes",
+        "UMask=0077",
     ]
     if job.nice:
         lines.append(f"Nice={job.nice}")
@@ -104,25 +132,35 @@ def unit(job: ServiceCommand) -> str:
         lines.append(f"CPUQuota={job.cpu_percent:g}%")
     if job.memory_bytes is not None:
         lines.append(f"MemoryMax={int(HEADROOM * job.memory_bytes)}")
-    return "\n".join([*lines, "", "[Install]", "WantedBy=default.target", ""])
+    target = "multi-user.target" if system else "default.target"
+    return "\n".join([*lines, "", "[Install]", f"WantedBy={target}", ""])
 
 
-def _systemd(job: ServiceCommand, env: Mapping[str, str]) -> DeviceService:
-    home = Path(env.get("XDG_CONFIG_HOME") or Path(env["HOME"]) / ".config")
+def _systemd(job: ServiceCommand, env: Mapping[str, str], system: bool) -> DeviceService:
     name = f"{title(job.name)}.service"
-    systemctl = ("systemctl", "--user")
+    folder = SYSTEM_UNITS if system else config_folder() / "systemd" / "user"
+    systemctl = ("systemctl",) if system else (*_bus(env), "systemctl", "--user")
     reload = (*systemctl, "daemon-reload")
     return DeviceService(
-        (ServiceFile(home / "systemd" / "user" / name, unit(job)),),
+        (ServiceFile(folder / name, unit(job, system)),),
         (reload, (*systemctl, "enable", name), (*systemctl, "restart", name)),
         ((*systemctl, "disable", "--now", name),),
         (reload,),
     )
 
 
+def _bus(env: Mapping[str, str], runtime: Path = Path("/run/user")) -> tuple[str, ...]:
+    """Words before `systemctl --user` that tell it of the user's bus, where only the login did not."""
+    folder = runtime / str(os.geteuid())
+    if env.get("XDG_RUNTIME_DIR") or not (folder / "systemd").is_dir():
+        return ()
+    return ("env", f"XDG_RUNTIME_DIR={folder}")
+
+
 def _termux(job: ServiceCommand, env: Mapping[str, str]) -> DeviceService:
     """A service of termux-services (runit), which Termux:Boot starts by a boot script."""
-    prefix, home, name = Path(env["PREFIX"]), Path(env["HOME"]), title(job.name)
+    prefix, name = Path(env.get("PREFIX") or "/data/data/com.termux/files/usr"), title(job.name)
+    home = Path(env.get("HOME") or prefix.parent / "home")
     folder, shell = prefix / "var" / "service" / name, prefix / "bin" / "sh"
     run = f"#!{shell}\ncd {_worded([str(job.folder)])} || exit 1\nexec {_worded(_polite(job))} 2>&1\n"
     boot = f"#!{shell}\ntermux-wake-lock\n. {prefix}/etc/profile\n"
@@ -171,20 +209,29 @@ def put(service: DeviceService) -> None:
                 file.path.unlink(missing_ok=True)
                 file.path.symlink_to(file.link)
             else:
-                file.path.write_text(file.text)
-                file.path.chmod(0o755 if file.program else 0o644)
+                replace_file(file.path, file.text.encode(), mode=0o755 if file.program else 0o644)
         except OSError as error:
-            raise InstallError(f"cannot write {file.path}: {error.strerror}") from None
+            raise InstallError(f"cannot write {file.path}: {disk_reason(error)}") from None
 
 
 def start(service: DeviceService) -> None:
     """Start the service. Raises InstallError with what the system says; the files stay."""
-    for command in service.start:
+    for number, command in enumerate(service.start):
         if wrong := run_command(command):
+            left = " && ".join(shlex.join(one) for one in service.start[number:])
             raise InstallError(
-                f"{service.files[0].path} is written, but `{' '.join(command)}` failed: {wrong}. "
-                "Log in as the user whom it is for, and do that by hand"
+                f"{service.files[0].path} is written, but `{shlex.join(command)}` failed: {wrong}. "
+                f"{_advice(command)}: {left}"
             )
+
+
+def _advice(command: Sequence[str]) -> str:
+    if "--user" not in command:
+        return "Mend that, and do the rest by hand"
+    return (
+        f"Log in as {user_name()} itself (not by su or sudo), or have root run `loginctl enable-linger "
+        f"{user_name()}`, and then do the rest by hand"
+    )
 
 
 def remove(service: DeviceService) -> Iterator[str]:
@@ -201,17 +248,24 @@ def remove(service: DeviceService) -> Iterator[str]:
         run_command(command)
 
 
-def installed_service(name: str) -> DeviceService | None:
-    """The service of a device, if one is installed."""
-    service = device_service(ServiceCommand(name, (), Path()), os.environ)
-    return service if service.files[0].path.exists() else None
+def installed_services(name: str) -> list[DeviceService]:
+    """The services of a device that are installed: of any manager, as an earlier version had another."""
+    found = []
+    for manager in MANAGERS:
+        with suppress(NoHome):
+            service = device_service(ServiceCommand(name, (), Path()), os.environ, manager)
+            if os.path.lexists(service.files[0].path):
+                found.append(service)
+    return found
 
 
-def lingers() -> str:
+def lingers(manager: Manager) -> str:
     """How to keep services running after logout; empty if nothing is to be done, or it is not known."""
-    if in_termux(os.environ):
+    if manager == "termux":
         return "Open the app Termux:Boot once, so that it starts with the phone."
-    user = getuser()
+    if manager == "system":
+        return ""
+    user = user_name()
     try:
         told = run_program(("loginctl", "show-user", user, "-p", "Linger"), COMMAND_S).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -36,6 +36,7 @@ KEPT = {
     "stand": "how far it has replayed the step log",
     "left": "what codecs left out of updates",
     "empty": "the empty folder in which it works",
+    "tmp": "temporary files, where the system has no folder for them",
     "memory": "state of kinds of update",
     "personal": "the personal model",
     "speed.json": "measurements",
@@ -105,8 +106,8 @@ def stop(name: str, folder: Path) -> Iterator[str]:
     Without service settings in this folder, a service of the same name is another device's. Raises
     InstallError if the process does not end.
     """
-    service = install.installed_service(name) if (folder / SETTINGS).exists() else None
-    if service is not None:
+    services = install.installed_services(name) if (folder / SETTINGS).exists() else []
+    for service in services:
         yield from install.remove(service)
         yield f"removed {service.files[0].path}"
     pid = instance_lock.process(folder)

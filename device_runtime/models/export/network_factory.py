@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from device_runtime.extras import extra_needed
 from device_runtime.models import networks
 from device_runtime.models.errors import ExportError, one_line
 
@@ -51,8 +52,7 @@ def check_torch() -> None:
         import onnxscript
         import torch
     except ImportError as error:
-        hint = "pip install 'device-runtime[torch]'"
-        raise ExportError(f"export needs {error.name}, which is not installed: {hint}") from error
+        raise ExportError(extra_needed("export", "torch", error.name)) from error
     del onnx, onnxscript, torch
 
 

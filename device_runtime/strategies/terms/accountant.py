@@ -15,6 +15,8 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
+from device_runtime.extras import extra_needed
+
 ORDERS = (*(1.5 + i / 4 for i in range(10)), *range(4, 64), 80, 128, 256, 512, 1024, 2048, 4096)
 """Orders of Rényi divergence: quarters around the best one at epsilon 5, high ones for a small epsilon."""
 
@@ -132,8 +134,6 @@ def _accounting() -> Any:
     try:
         import dp_accounting  # takes seconds and 80 MB of memory: only private training imports it
     except ImportError as error:
-        raise PrivacyUnavailable(
-            f"private training needs an accountant ({error}): pip install 'device-runtime[privacy]'"
-        ) from None
+        raise PrivacyUnavailable(extra_needed("private training", "privacy", error.name)) from None
     logging.getLogger("absl").setLevel(logging.ERROR)  # otherwise it warns of each order that it leaves out
     return dp_accounting

@@ -168,7 +168,8 @@ def test_at_the_start_a_terminal_is_told_a_link_and_a_log_is_not(enrolment):
     access = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
     listens = "https://192.0.2.7:8443"
     logged = join_address.join_text(access, listens, None)
-    assert logged == f"browsers join at {listens}/join/, by one-time links that the dashboard makes"
+    by = "by one-time links of the dashboard or of `device-runtime device link`"
+    assert logged == f"browsers join at {listens}/join/, {by}"
     assert link_book.read_links(access.site).links == ()
     assert link_book.read_links(access.site).page == f"{listens}/join/"
     lines = join_address.join_text(access, listens, Reader(NOW.timestamp(), terminal=True)).splitlines()

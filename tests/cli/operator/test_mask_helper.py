@@ -71,7 +71,7 @@ def test_each_failure_leaves_with_its_own_number(state, tmp_path, capsys, monkey
         patch.delitem(sys.modules, "device_runtime.mask_helper.metrics", raising=False)
         patch.setitem(sys.modules, "prometheus_client", None)
         said = ends(capsys, *ours, "--metrics", "0", code=Exit.MISSING)
-        assert said.endswith("mask-helper needs prometheus_client: pip install 'device-runtime[service]'")
+        assert "mask-helper needs the extra service: pip install 'device-runtime[service]'" in said
     (state / FILE).write_bytes(b"damaged" * 1000)
     assert "file is not a database" in ends(capsys, *ours, code=Exit.FOLDER)
 
@@ -123,6 +123,8 @@ def test_a_service_runs_it_with_its_options_and_leave_takes_it_away(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(install, "run_command", lambda words: ran.append(words) or "")
+    monkeypatch.setattr(install, "service_manager", lambda _env: "user")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     words = [URL, "--name", "club", "--state", str(state), "--min-group", "7", "--metrics", "127.0.0.1:9000"]
     assert main(["mask-helper", *words, "--service"]) == 0
     unit = (tmp_path / "config/systemd/user/device-runtime-club.service").read_text()

@@ -138,7 +138,7 @@ def test_without_matplotlib_nothing_is_run(small, monkeypatch, capsys):
     monkeypatch.chdir(small)
     monkeypatch.setattr(simulate.importlib.util, "find_spec", lambda name: None)
     assert main(["simulate", "small.toml"]) == 2
-    assert "simulate needs matplotlib: pip install 'device-runtime[simulation]'" in capsys.readouterr().err
+    assert "simulate needs the extra simulation: pip install" in capsys.readouterr().err
     assert not (small / "runs").exists()
 
 
