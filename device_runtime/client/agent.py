@@ -15,6 +15,7 @@ from device_runtime.broker.wire.link_events import WAKE, Connected, Disconnected
 from device_runtime.broker.wire.messages import Get, MessageError, decode
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.broker.wire.transfer import SendingLink
+from device_runtime.system_errors import disk_reason, is_of_disk
 
 from .backend.base import MakeBackend
 from .connection.offers import OfferStream, opened
@@ -139,6 +140,8 @@ class Agent:
                 self.runner.tick()
         except BlobError as error:
             self.runner.warn(str(error))
+        except OSError as error:
+            self._warn_of_disk(error)
         return heard
 
     def warm_up(self) -> None:
@@ -162,7 +165,15 @@ class Agent:
             log.warning("ignored: %s", error)
         except (BlobError, WorkDied) as error:
             self.runner.warn(str(error))
+        except OSError as error:
+            self._warn_of_disk(error)
         return event is not None
+
+    def _warn_of_disk(self, error: OSError) -> None:
+        """Log that a disk is full or fails: what was to be written is written later. Raises other errors."""
+        if not is_of_disk(error):
+            raise error
+        self.runner.warn(f"{error.filename or 'the disk'}: {disk_reason(error)}")
 
     def _handle(self, event: Event, came: float) -> None:
         match event:

@@ -10,13 +10,15 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 import msgspec
 
-from device_runtime.broker.errors import BlobError
+from device_runtime.broker.errors import BlobError, DiskError
 from device_runtime.broker.wire.messages import Blob, Get, Offer, Plan, Receipt
 from device_runtime.client.energy import resting
 from device_runtime.models.engines.freed_memory import collect_and_trim
+from device_runtime.system_errors import is_of_disk, shortage
 
 from . import events as ev
 from .backend.base import BackendListener, MakeBackend, WorkBackend, WorkResult
@@ -26,7 +28,7 @@ from .delivery import reports
 from .delivery.downloads import Downloads, prune, store
 from .delivery.outbox import Outbox
 from .delivery.sending import ContributionSender, counts
-from .errors import RoundLeftOut, RoundOver, StaleBase, WorkDied, WorkStopped
+from .errors import DeviceError, RoundLeftOut, RoundOver, StaleBase, WorkDied, WorkStopped
 from .machine import step
 from .machine_inputs import entry_of, first_state, names, offered_of, why_of
 from .policy.work_gate import LOOK_S, WorkGate
@@ -34,6 +36,9 @@ from .selection.link_speed import LinkSpeed
 from .settings import Settings
 
 log = logging.getLogger(__name__)
+
+DISK_WAIT_S, DISK_MOST_WAIT_S = 1.0, 30.0
+"""Seconds until a full or failing disk is tried again, doubled each time."""
 
 
 def in_this_process(settings: Settings, gate: WorkGate, link: LinkSpeed) -> WorkBackend:
@@ -74,6 +79,7 @@ class Runner:
         self._receipt: Receipt | None = None
         self._share = 0.0
         self._warned = ""
+        self._disk_at, self._disk_wait_s = -inf, DISK_WAIT_S
 
     def feed(self, event: ev.DeviceEvent) -> None:
         """Tell the machine of an event, and do what it commands.
@@ -91,7 +97,10 @@ class Runner:
 
     def tick(self) -> None:
         """Time has passed. Raises as `feed`."""
-        self.feed(ev.Tick(self._clock(), self._in_flight()))
+        now = self._clock()
+        if now >= self._disk_at:
+            self.outbox.save()
+            self.feed(ev.Tick(now, self._in_flight()))
         self.backend.end_if_idle()
 
     def look_at_gate(self) -> None:
@@ -253,13 +262,28 @@ class Runner:
         evaluating = self.state.evaluating == command.number
         try:
             event = self._worked(command, current)
-        except (BlobError, StaleBase, WorkDied, RoundLeftOut, WorkStopped) as error:
+            if not isinstance(command, ev.Preview):  # which writes nothing
+                self._disk_wait_s = DISK_WAIT_S
+        except (BlobError, StaleBase, WorkDied, RoundLeftOut, WorkStopped, OSError) as raised:
+            error = self._device_error(raised)
+            if isinstance(error, DiskError):
+                self._disk_at = self._clock() + self._disk_wait_s
+                self._disk_wait_s = min(2 * self._disk_wait_s, DISK_MOST_WAIT_S)
             self._log_failure(error, command.number, current.offer, evaluating)
             event = ev.WorkFailed(self._clock(), command.number, why_of(error), current.base.whole)
         bundles = names(self.backend.bundles)
         if bundles != self.state.bundles:
             self.feed(ev.TaskKnown(self._clock(), bundles))
         return event
+
+    @staticmethod
+    def _device_error(raised: BlobError | DeviceError | OSError) -> BlobError | DeviceError:
+        """The error; one of a full or failing disk as DiskError. Raises other OSErrors."""
+        if not isinstance(raised, OSError):
+            return raised
+        if not is_of_disk(raised):
+            raise raised
+        return DiskError(shortage(raised) or str(raised))
 
     def _worked(self, command: ev.OfferCommand, current: OpenRound) -> ev.DeviceEvent | None:
         """Do some work on an offer; returns the event that answers the command, if it is known."""

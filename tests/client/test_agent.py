@@ -82,7 +82,7 @@ def slow_at_first(stage, monkeypatch):
     """A device that is found to be a million times too slow, and then as it is; the load stays as it was."""
     found = [Speed(1e3, source="set"), Speed(1e9, source="set")]
     monkeypatch.setattr("device_runtime.client.training.local_task.measured", lambda *_: found.pop(0))
-    monkeypatch.setattr("device_runtime.client.training.local_task.load_average", lambda: 1.0)
+    monkeypatch.setattr("device_runtime.client.training.local_task.load_per_core", lambda: 1.0)
     return stage
 
 
@@ -129,7 +129,7 @@ def test_a_device_that_sits_out_measures_anew_at_once_when_the_load_has_changed_
     slow_at_first, monkeypatch
 ):
     stage, loads = slow_at_first, [4.0, 0.0]
-    monkeypatch.setattr("device_runtime.client.training.local_task.load_average", lambda: loads.pop(0))
+    monkeypatch.setattr("device_runtime.client.training.local_task.load_per_core", lambda: loads.pop(0))
     loads.append(0.0)  # when it has measured again
     stage.link.announce(stage.offer(1))
     stage.go()

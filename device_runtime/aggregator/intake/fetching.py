@@ -70,9 +70,15 @@ class _Waiting:
 class ContributionFetcher:
     """The fetches of one run. Raises nothing: what fails is dropped, and the device sends again."""
 
-    def __init__(self, updates: Blobs, ask: Callable[[str, Get], None]) -> None:
+    def __init__(
+        self,
+        updates: Blobs,
+        ask: Callable[[str, Get], None],
+        refused: Callable[[BlobError], None] = lambda _: None,
+    ) -> None:
+        """`refused` hears why a contribution was dropped that the disk did not take."""
         self._updates = updates
-        self._ask = ask
+        self._ask, self._refused = ask, refused
         self._waiting: dict[Key, _Waiting] = {}
         self._of: dict[str, set[Key]] = {}
         self._given_up: OrderedDict[tuple[str, Blob], None] = OrderedDict()
@@ -154,7 +160,7 @@ class ContributionFetcher:
                     if not (waiting.pull.done or waiting.pull.refused):
                         self._go_on(key, waiting.pull, now)
                 except BlobError as error:
-                    self._drop(key, str(error))
+                    self._refuse(key, error)
         return expected
 
     def restart(self) -> None:
@@ -181,7 +187,7 @@ class ContributionFetcher:
             if pull.done:
                 return self._finish(key, waiting, pull)
         except BlobError as error:
-            self._drop(key, str(error))
+            self._refuse(key, error)
             return None
         if pull.refused:
             self._drop(key, "the device no longer has it", stays=False)
@@ -205,7 +211,7 @@ class ContributionFetcher:
             pull.finish()
         except BlobError as error:
             if pull.done:  # the content is right, but our disk failed
-                self._drop(key, str(error))
+                self._refuse(key, error)
                 return None
             damages = waiting.damages + 1
             if damages < MAX_DAMAGES:
@@ -215,6 +221,11 @@ class ContributionFetcher:
             return FetchedContribution(waiting.update, waiting.message, str(error))
         self._release(self._forget(key).blob)
         return FetchedContribution(waiting.update, waiting.message, verified=True)
+
+    def _refuse(self, key: Key, error: BlobError) -> None:
+        """Stop a fetch that the disk does not take."""
+        self._drop(key, str(error))
+        self._refused(error)
 
     def _drop(self, key: Key, why: str, stays: bool = True) -> None:
         """Stop a fetch until its device announces it again; `stays` keeps its blocks for a while."""

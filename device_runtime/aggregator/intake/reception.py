@@ -11,6 +11,7 @@ from device_runtime.aggregator.errors import DatabaseError, RunFolderError, Upda
 from device_runtime.aggregator.rounds.events import Announced, Rejected, Update, Validated
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.run import OpenRun
+from device_runtime.aggregator.storage.disk_refusal import DiskRefusal
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import compact_round
 from device_runtime.broker.wire.messages import Contribution
@@ -71,7 +72,8 @@ class Reception:
 
     def __init__(self, rounds: OpenRun, statements: DeviceStatements, out: Outbound, ports: Ports) -> None:
         self._rounds, self._statements, self._clock = rounds, statements, ports.clock
-        self._intake = ContributionFetcher(rounds.store.updates, out.ask)
+        self.disk = DiskRefusal(rounds.store.folder)
+        self._intake = ContributionFetcher(rounds.store.updates, out.ask, self.disk.refused)
         self._in_hand: dict[Update, HeldMessage] = {}
         self._offered = ExpectedContributions(
             rounds.task, rounds.run, rounds.tools.manifests, rounds.weights
@@ -172,6 +174,7 @@ class Reception:
                 refusal = str(error)
             except BlobError as error:
                 log.warning("update from %s dropped: %s", update.device, error)
+                self.disk.refused(error)
                 self.release(update)
                 return None
             except (RunFolderError, DatabaseError):

@@ -24,7 +24,9 @@ from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.link_events import Disconnected, Received
+from device_runtime.console import log_to_stderr
 from device_runtime.models.errors import ModelError
+from device_runtime.system_errors import shortage
 
 from .check_process import ContributionChecker, check_received
 from .limits import RATE, BoundedInbox, RateLimit, message_cost
@@ -44,7 +46,7 @@ def main() -> None:
     """Work until the aggregator closes stdin or ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the aggregator handles them, and ends its workers
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    log_to_stderr()
     order = read_message(sys.stdin.buffer, WorkerOrder)
     if order is None:
         return
@@ -57,6 +59,10 @@ def main() -> None:
         _say(out, WorkerFailed(str(error), exit_code(error)))
     except BrokenPipeError:
         os._exit(0)  # the aggregator has ended
+    except Exception as error:
+        if (lack := shortage(error)) is None:
+            raise
+        _say(out, WorkerFailed(lack, exit_code(error)))
 
 
 def _serve(order: WorkerOrder, out: IO[bytes]) -> None:

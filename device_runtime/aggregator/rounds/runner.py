@@ -34,6 +34,7 @@ from device_runtime.aggregator.views.run_events import (
 from device_runtime.aggregator.views.text import abandoned_text, printable, unopened_text
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Masks
+from device_runtime.system_errors import is_of_disk, shortage
 
 from . import events, machine
 from .ports import Ports
@@ -105,6 +106,7 @@ class ContributionCommands:
         if not self._waiting:
             return
         self._stored.settle()
+        self.reception.disk.took()
         said, self._waiting, self._said = self._said, [], []
         for say in said:
             try:
@@ -119,6 +121,7 @@ class ContributionCommands:
         """
         lost, self._waiting, self._said = tuple(self._waiting), [], []
         self._stored.drop()
+        self.reception.disk.refused(error)
         for update in dict.fromkeys((*lost, uncounted) if uncounted else lost):
             self.release(update, error)
         return tuple(update for update in lost if update != uncounted)
@@ -185,6 +188,8 @@ class RoundCommands:
     def _extend(self, command: events.Extend, state: RoundsState) -> None:
         """Extends a round. Fruitless deadlines are stored: else a run that keeps crashing would never end."""
         number = command.round
+        if state.fruitless:
+            self._contributions.reception.disk.check()
         self._rounds.store.session.fruitless(number, state.fruitless)
         self._ports.tell(
             RoundExtended(
@@ -201,6 +206,7 @@ class RoundCommands:
 
     def _give_up(self, command: events.GiveUp) -> None:
         """Abandons the run. Stores 0 fruitless deadlines, so that a restart counts them from 0."""
+        self._contributions.reception.disk.check()
         self._rounds.store.session.fruitless(command.round, 0)
         plans = self._contributions.statements.plans
         self.gave_up = abandoned_text(command, {device: why for device, (_, why) in plans.items()})
@@ -424,5 +430,8 @@ def _stuck(command: events.Command, error: Exception) -> AggregatorError:
     """The error to raise where a command failed and the run cannot go on."""
     if isinstance(error, RunFolderError | DatabaseError):
         return error
+    if is_of_disk(error):
+        why = str(error) if isinstance(error, BlobError) else shortage(error)
+        return RunFolderError(f"the run cannot go on: {why}. The same command goes on with it")
     text = f"{type(error).__name__}: {printable(str(error))}"
     return RunFolderError(f"the run cannot go on at {command}: {text}; start again to retry")

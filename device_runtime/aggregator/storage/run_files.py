@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -38,6 +40,7 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._unwritten: dict[Path, bytes] = {}
 
     def __call__(self, event: RunEvent) -> None:
         match event:
@@ -67,8 +70,22 @@ class Records:
         }
         for ending, content in lines.items():
             path = self._folder / f"{stem}.{ending}"
-            with names_file(path), path.open("ab") as file:
-                file.write(content)
+            self._unwritten[path] = self._unwritten.get(path, b"") + content
+        for path in list(self._unwritten):
+            self._write(path)
+
+    def _write(self, path: Path) -> None:
+        """Appends what waits for a file; of what a full disk takes in part nothing stays. Raises OSError."""
+        with names_file(path), path.open("ab") as file:
+            size = file.tell()
+            try:
+                file.write(self._unwritten[path])
+                file.flush()
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(file.fileno(), size)
+                raise
+        del self._unwritten[path]
 
 
 def _cell(value: object) -> object:

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 
-from device_runtime.broker.errors import BlobError, BlockError
+from device_runtime.broker.errors import BlobError, BlockError, DiskError
+from device_runtime.system_errors import disk_reason, is_of_disk
 
 from .durable_files import move_into_place, private_opener, sync
 from .messages import Blob
@@ -185,8 +186,8 @@ def write_at(file: FileIO, offset: int, data: bytes) -> None:
 
 def blob_error(verb: str, path: Path, error: OSError) -> BlobError:
     """An error of the disk as a BlobError, in one line."""
-    advice = ": free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-    return BlobError(f"cannot {verb} {path}: {(error.strerror or str(error)).lower()}{advice}")
+    kind = DiskError if is_of_disk(error) else BlobError
+    return kind(f"cannot {verb} {path}: {disk_reason(error)}")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from device_runtime.client.delivery import reports
 from device_runtime.client.delivery.error_feedback import ErrorFeedback, FeedbackKey
 from device_runtime.client.errors import RoundLeftOut, RoundOver, UnusableBase, WorkerDeath
 from device_runtime.client.one_task import MakeTask, OneTask, RoundInputs
-from device_runtime.client.policy.work_gate import WorkGate
+from device_runtime.client.policy.work_gate import LOOK_S, WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.engine_guard import limit_bytes
@@ -29,6 +30,7 @@ from device_runtime.models.errors import BundleError, NoSamples, TensorError
 from device_runtime.strategies.directions.directions import UnknownGenerator
 from device_runtime.strategies.errors import KindError, MaskError
 from device_runtime.strategies.training.workload import ENVELOPE_BYTES
+from device_runtime.system_errors import is_of_disk
 
 from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkResult, bundles_of
 
@@ -36,6 +38,8 @@ log = logging.getLogger(__name__)
 
 SHORTENED = "its changes were shortened to fit a masked sum"
 """A reason in the plan of a masked update."""
+DISK_WAITS_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Seconds after which a full disk is tried again for a contribution; then the round is left out."""
 ROUND_ERRORS = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator, NoSamples)
 """Errors of one round or its bundle, which do not concern the next."""
 
@@ -165,19 +169,23 @@ class InProcess:
         if made is None:
             listener.made(WorkResult(offer.run, offer.round, reasons=outcome.reasons))
             return
-        try:
-            body, mask = self._content(task, given, outcome, listener)
-            blob = self.cache.blobs.put(body) if len(body) > INLINE_LIMIT else None
-            sent = bytes(body) if blob is None else blob
-            message = reports.contribution_message(offer, outcome, sent, mask)
-            task.keep(offer, made)
-        except (BlobError, OSError) as error:
-            trouble = f"its contribution cannot be kept: {error}"
-            listener.made(WorkResult(offer.run, offer.round, trouble=trouble))
-        except (TensorError, MaskError) as error:
-            listener.made(WorkResult(offer.run, offer.round, trouble=str(error)))
-        else:
-            listener.made(WorkResult(offer.run, offer.round, message, len(body) + ENVELOPE_BYTES))
+        for wait_s in (*DISK_WAITS_S, None):
+            try:
+                body, mask = self._content(task, given, outcome, listener)
+                blob = self.cache.blobs.put(body) if len(body) > INLINE_LIMIT else None
+                sent = bytes(body) if blob is None else blob
+                message = reports.contribution_message(offer, outcome, sent, mask)
+                task.keep(offer, made)
+            except (BlobError, OSError) as error:
+                if wait_s is not None and is_of_disk(error) and _waited(wait_s, error, offer, listener):
+                    continue
+                trouble = f"its contribution cannot be kept: {error}"
+                listener.made(WorkResult(offer.run, offer.round, trouble=trouble))
+            except (TensorError, MaskError) as error:
+                listener.made(WorkResult(offer.run, offer.round, trouble=str(error)))
+            else:
+                listener.made(WorkResult(offer.run, offer.round, message, len(body) + ENVELOPE_BYTES))
+            return
 
     def _content(
         self, task: OneTask, given: RoundInputs, outcome: WorkOutcome, listener: BackendListener
@@ -198,6 +206,19 @@ class InProcess:
         if encoded.left is not None:
             self._error_feedback.put(key, offer.round, waiting, encoded.left)
         return encoded.body, None
+
+
+def _waited(seconds: float, error: Exception, offer: Offer, listener: BackendListener) -> bool:
+    """Wait for room on the disk; returns whether the round is still open."""
+    log.warning("round %d: %s; trying again in %g s", offer.round, error, seconds)
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            listener.pause_point()
+            time.sleep(min(LOOK_S, seconds))
+    except RoundOver:
+        return False
+    return True
 
 
 def _tell_shortened(why: str, given: RoundInputs, outcome: WorkOutcome, listener: BackendListener) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from device_runtime.broker.errors import BlobError, NoRoom
+from device_runtime.broker.errors import BlobError, DiskError, NoRoom
 from device_runtime.broker.wire.messages import Contribution, Hello, Offer
 from device_runtime.client import energy as meters
 from device_runtime.client import errors
@@ -59,7 +59,14 @@ ends.
 
 ERRORS: dict[str, Callable[[str], Exception]] = {
     one.__name__: one
-    for one in (*vars(errors).values(), *vars(model_errors).values(), meters.MeterError, BlobError, NoRoom)
+    for one in (
+        *vars(errors).values(),
+        *vars(model_errors).values(),
+        meters.MeterError,
+        BlobError,
+        DiskError,
+        NoRoom,
+    )
     if isinstance(one, type) and issubclass(one, (DeviceError, ModelError, BlobError))
 }
 """Errors that the process reports, by class name."""

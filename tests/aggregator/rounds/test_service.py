@@ -16,6 +16,7 @@ from device_runtime.aggregator.intake.fetching import MAX_PULLS
 from device_runtime.aggregator.rounds.device_messages import FETCHED_S, MOST_REASONS
 from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.rounds.service import LINGER_S, MOST_LINGER_S
+from device_runtime.aggregator.serving.exit_codes import exit_code
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.views.run_events import (
     Contributed,
@@ -35,6 +36,7 @@ from device_runtime.broker.wire.link import Connected, Disconnected, Received, p
 from device_runtime.broker.wire.messages import Blob, Get, Hello, Offer, Plan, State
 from device_runtime.broker.wire.transfer import answer_get
 from device_runtime.models.bundles import tensors
+from device_runtime.service_process import Exit
 from device_runtime.strategies.directions.replaying import replay
 
 DATABASES = ("sqlite", "postgres")
@@ -600,6 +602,75 @@ def test_uploads_are_put_off_where_the_disk_would_lack_room_to_merge(
         assert b.contribute("pi-01", message) == []
     assert b.store.updates.taken() == 0
     assert b.contribute("pi-01", message)[0].status == "accepted"
+
+
+def test_a_nearly_full_disk_is_said_and_no_device_is_blamed(bench, make_task, update_of, monkeypatch, caplog):
+    b = bench(make_task("full", round_deadline_s=10.0, max_extensions=2))
+    b.join("pi-01", "pi-02")
+    message, usage = b.contribution("full", update_of("full")), shutil.disk_usage("/")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10 * 1024**2))
+        for _ in range(3):
+            assert b.contribute("pi-01", message) == []
+        with pytest.raises(RunFolderError, match="takes no contributions: no room for blob") as raised:
+            for _ in range(30):
+                b.wait(1.0)
+    assert exit_code(raised.value) == Exit.FOLDER
+    assert "free some space" in str(raised.value).lower()
+    assert b.service._run.commands.gave_up == ""
+    said = [one.getMessage() for one in caplog.records if "takes no contributions" in one.getMessage()]
+    assert len(said) == 1  # for the whole time
+    b = b.restart()
+    b.join("pi-01", "pi-02")
+    assert b.contribute("pi-01", message)[0].status == "accepted"
+
+
+def test_a_disk_that_takes_contributions_again_before_the_deadline_stops_nothing(
+    bench, make_task, update_of, monkeypatch
+):
+    b = bench(make_task("full", round_deadline_s=10.0, max_extensions=2, min_contributions=1))
+    b.join("pi-01", "pi-02")
+    message, usage = b.contribution("full", update_of("full")), shutil.disk_usage("/")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10 * 1024**2))
+        assert b.contribute("pi-01", message) == []
+    assert b.contribute("pi-01", message)[0].status == "accepted"
+    for _ in range(12):
+        b.wait(1.0)
+    assert len(b.heard(RoundClosed)) == 1
+
+
+@pytest.mark.parametrize("text", ["database or disk is full", "disk I/O error"])
+def test_a_commit_that_the_disk_refuses_does_not_abandon_the_run(
+    bench, make_task, update_of, monkeypatch, text
+):
+    from device_runtime.aggregator.intake.contributions import Contributions
+
+    def full(_self):
+        raise RunFolderError(f"run folder /run: {text}")
+
+    b = bench(make_task("few-shot", round_deadline_s=10.0, max_extensions=2))
+    b.join("pi-01", "pi-02")
+    with monkeypatch.context() as patch:
+        patch.setattr(Contributions, "settle", full)
+        with pytest.raises(RunFolderError, match=f"takes no contributions: run folder /run: {text}"):
+            for _ in range(30):
+                b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
+                b.wait(1.0)
+
+
+def test_a_phase_that_the_disk_refuses_says_which_file_and_what_to_do(
+    bench, make_task, update_of, monkeypatch
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    b = bench(make_task("full", min_contributions=1, round_deadline_s=10.0))
+    b.join("pi-01", "pi-02")
+    assert b.contribute("pi-01", b.contribution("full", update_of("full")))[0].status == "accepted"
+    monkeypatch.setattr("device_runtime.broker.wire.durable_files.os.fsync", full)
+    with pytest.raises(RunFolderError, match=r"the run cannot go on: cannot write .*: free some space"):
+        b.wait(11.0)
 
 
 def test_a_restart_removes_contents_that_nobody_has_sent_for_long_and_keeps_what_counts(

@@ -1,3 +1,7 @@
+import errno
+import os
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -98,3 +102,54 @@ def test_what_nobody_waits_for_any_more_is_dropped_for_good(tmp_path):
     outbox.drop(1)
     assert list(outbox) == [contribution(2)]
     assert list(Outbox(tmp_path)) == [contribution(2)]
+
+
+def test_what_a_full_disk_does_not_take_is_sent_all_the_same_and_written_later(tmp_path, monkeypatch, caplog):
+    outbox = Outbox(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        outbox.add(contribution(1))
+        outbox.add(contribution(2))
+        outbox.save()
+        assert [message.seq for message in outbox] == [1, 2]
+        assert list(tmp_path.iterdir()) == []
+        assert settle(outbox, Receipt(boot=7, seq=2, round=2, status="accepted")) == contribution(2)
+    outbox.save()
+    assert [path.name for path in tmp_path.iterdir()] == ["00000001.msg"]
+    assert list(Outbox(tmp_path)) == [contribution(1)]
+    assert f"{tmp_path / '00000001.msg'}: no space left: free some space" in caplog.text
+
+
+def test_a_receipt_on_a_disk_that_became_read_only_ends_the_wait_of_this_process(
+    tmp_path, monkeypatch, caplog
+):
+    outbox = Outbox(tmp_path)
+    outbox.add(contribution(1))
+    outbox.add(contribution(2))
+
+    def read_only(self, *_):
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr("pathlib.Path.replace", read_only)
+    monkeypatch.setattr("pathlib.Path.unlink", lambda self, missing_ok=False: read_only(self))
+    settle(outbox, Receipt(boot=7, seq=1, round=1, status="accepted"))
+    outbox.drop(2)
+    assert len(outbox) == 0
+    assert caplog.text.count("cannot be removed: read-only file system") == 2
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_file_that_cannot_be_read_costs_one_contribution(tmp_path, monkeypatch, caplog, number):
+    outbox = Outbox(tmp_path)
+    outbox.add(contribution(1))
+    outbox.add(contribution(2))
+    read = Path.read_bytes
+
+    def failing(self):
+        if self.name == "00000001.msg":
+            raise OSError(number, os.strerror(number), str(self))
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    assert list(Outbox(tmp_path)) == [contribution(2)]
+    assert "00000001.msg cannot be read, and is not sent" in caplog.text
