@@ -18,7 +18,6 @@ from device_runtime.client.selection.choose import MAIN, policy_named
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
-from device_runtime.models.bundles.targets import TargetSpec
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.training.device_half import LocalData
 
@@ -30,7 +29,6 @@ from .clock.devices import FleetState
 from .clock.sampling import DeviceSampler, FleetInputs
 from .clock.simulation_loop import SimulationLoop, SimulationParts
 from .data import DataSet
-from .data.spec import DataSpec
 from .errors import ScenarioError
 from .executors.job import Executor, ExecutorInputs, PlainExecutor
 from .learning import LearningTools, ModelState, RoundEvaluator
@@ -77,7 +75,7 @@ def prepare(scenario: Scenario, seed: int) -> PreparedRun:
         scenario = _with_members(scenario, tuple(family))
     except TaskError as error:
         raise ScenarioError(str(error)) from None
-    data = data_sets.load(_with_columns(scenario.data, bundle.manifest.target), seed, bundle)
+    data = data_sets.load(scenario.data, seed, bundle)
     parts = data_sets.divide_fleet(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
     y = prepared_targets(data, bundle.manifest, data.train_y)
     if bundle.manifest.target.compared == "input":  # anomalies are evaluated, not trained on
@@ -105,13 +103,6 @@ def _with_members(scenario: Scenario, names: tuple[str, ...]) -> Scenario:
     }
     fleet = msgspec.structs.replace(scenario.fleet, groups=groups)
     return msgspec.structs.replace(scenario, task=with_members(task, names), fleet=fleet)
-
-
-def _with_columns(spec: DataSpec, target: TargetSpec) -> DataSpec:
-    """The data with the bundle's columns of targets, where a table's are not named."""
-    if spec.source != "table" or spec.label_column or not target.has_columns:
-        return spec
-    return msgspec.structs.replace(spec, label_column=",".join(target.columns))
 
 
 def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | None:

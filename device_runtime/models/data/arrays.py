@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import io
-import tokenize
+import logging
+import math
 import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from .cells import first_of
+from .cells import first_of, folded
 from .sample_source import SampleSource
-from .units import RawSamples, Refused, SampleFormat, Unit, WantedSamples
+from .units import RawSamples, Refused, SampleFormat, TemporarilyRefused, Unit, WantedSamples
 
-DAMAGED = (
-    OSError, ValueError, EOFError, TypeError, AttributeError, KeyError, ArithmeticError, MemoryError,
-    SyntaxError, RecursionError, tokenize.TokenError,
-)  # fmt: skip
-"""What numpy may raise for a damaged or foreign file, whose header it reads as Python."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,13 +47,8 @@ class StoredArray:
 
 def decode(data: bytes) -> StoredArray:
     """Reads a .npy file. Raises Refused if it is none, ends too early or holds objects."""
-    try:
-        values = np.load(io.BytesIO(data), allow_pickle=False)
-    except DAMAGED as error:
-        raise Refused("not a .npy file", str(error)[:200]) from None
-    if not isinstance(values, np.ndarray):
-        raise Refused("not a .npy file", "an archive of several")
-    return StoredArray(values)
+    with refusing_damage("not a .npy file"):
+        return StoredArray(_read_array(lambda: io.BytesIO(data), len(data)))
 
 
 # .npz files hold x (n, *input) and y (n,), class numbers or names; class_names, if any, names the numbers.
@@ -65,47 +57,170 @@ def decode(data: bytes) -> StoredArray:
 
 LARGEST_BYTES = 4 << 30
 """Most bytes of the unpacked arrays of a file that are read."""
-NAMES = "class_names"
+OF_X = ("x", "data", "features", "inputs", "images", "samples")
+OF_Y = ("y", "label", "labels", "target", "targets", "class", "classes")
+OF_NAMES = ("class_names", "labels", "label_names", "target_names")
+OF_CLIENTS = ("groups", "client", "clients")
+TRAINING, TESTING = "_train", "_test"
+
+
+@dataclass(frozen=True)
+class ArrayNames:
+    """The names of a file's arrays, by what they hold; empty for what it does not have.
+
+    part: what stands behind x and y, such as _train, if the file has several parts.
+    """
+
+    x: str
+    y: str
+    names: str
+    clients: str
+    part: str = ""
+
+    @property
+    def said(self) -> str:
+        """What was chosen, for people."""
+        return f"samples: {self.x}, labels: {self.y or 'none'}"
+
+
+def array_names(there: Collection[str], part: str = "", *, labelled: bool = True) -> ArrayNames:
+    """Finds the arrays of samples and labels by their usual names, in upper or lower case.
+
+    part: prefers those whose names end with it. labelled: whether labels are needed. Raises Refused if they
+    are missing, or if several are possible.
+    """
+    called: dict[str, list[str]] = {}
+    for name in there:
+        called.setdefault(folded(name).replace("-", "_"), []).append(name)
+
+    def find(usual: Sequence[str], wanted: str) -> str:
+        """The only array with such a name; the first name precedes the others."""
+        for names in ([usual[0]], usual[1:]):
+            found = [name for one in names for name in _spelt(called, one, wanted)]
+            if len(found) > 1 and usual[0] in found:
+                return usual[0]
+            if len(found) > 1:
+                raise Refused(f"which array holds {usual[0]}?", f"it has {first_of(sorted(found), 5)}")
+            if found:
+                return found[0]
+        return ""
+
+    x = find(OF_X, part)
+    if not x:
+        there_are = first_of(sorted(there), 5) or "none"
+        raise Refused(f"has no array '{OF_X[0]}{part}'", f"it has {there_are}")
+    y = find(OF_Y, part)
+    if labelled and not y:
+        raise Refused(f"has no array '{OF_Y[0]}{part}'", f"it has {first_of(sorted(there), 5)}")
+    names = next((name for one in OF_NAMES for name in called.get(one, ()) if name != y), "")
+    clients = find(OF_CLIENTS, part) or find(OF_CLIENTS, "")
+    return ArrayNames(x, y, names, clients, part)
+
+
+def _spelt(called: Mapping[str, list[str]], name: str, part: str) -> list[str]:
+    if not part:
+        return called.get(name, [])
+    word = part.strip("_")
+    spelt = (f"{name}_{word}", f"{word}_{name}", f"{name}{word}")
+    return [found for one in spelt for found in called.get(one, ())]
+
+
+def parts_of(there: Collection[str], *, labelled: bool = True) -> tuple[ArrayNames, ArrayNames | None]:
+    """The arrays to train on, and those to evaluate on if the file has both. Raises Refused."""
+    try:
+        return array_names(there, labelled=labelled), None
+    except Refused as error:
+        try:
+            train = array_names(there, TRAINING, labelled=labelled)
+        except Refused as other:
+            raise (other if "which" in other.reason else error) from None
+    try:
+        return train, array_names(there, TESTING, labelled=labelled)
+    except Refused as error:
+        if "which" in error.reason:
+            raise
+        return train, None
+
+
+def labels_of(y: NDArray[Any], count: int, classes: int = 0, names: NDArray[Any] | None = None) -> Any:
+    """Class numbers int64 (n,), or names (n,), from y in any usual form; names: those of the numbers.
+
+    y: numbers, also as 1.0, bool or (n, 1); names; or one-hot (n, classes). Raises Refused.
+    """
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    known = len(names) if names is not None and names.ndim == 1 else classes
+    if y.ndim == 2 and y.dtype.kind in "buif" and len(y) and _is_one_hot(y):
+        if known and y.shape[1] != known:
+            raise Refused(f"y is one-hot of {y.shape[1]} classes, and there are {known}")
+        y = y.argmax(axis=1)
+    if y.dtype.kind == "S" and y.ndim == 1:
+        y = np.array([as_text(one) for one in y.tolist()], np.str_)
+    if y.dtype.kind == "f" and y.ndim == 1 and np.isfinite(y).all() and (y == np.floor(y)).all():
+        y = y.astype(np.int64)
+    if y.dtype.kind == "b":
+        y = y.astype(np.int64)
+    if y.shape != (count,) or y.dtype.kind not in "iuU":
+        raise Refused(
+            f"y is {y.dtype} {y.shape}, expected one integer for each of the {count} samples, or a name",
+            "one-hot (n, classes), (n, 1), bool and whole numbers as float are taken too",
+        )
+    if y.dtype.kind == "U":
+        return y.tolist()
+    if y.dtype.kind == "u" and len(y) and int(y.max()) > LARGEST_NUMBER:
+        raise Refused("a class number that is too large", f"{int(y.max())}")
+    return y.astype(np.int64) if names is None else _named(y, names)
+
+
+LARGEST_NUMBER = (1 << 63) - 1
+
+
+def _is_one_hot(y: NDArray[Any]) -> bool:
+    return bool(((y == 0) | (y == 1)).all() and ((y != 0).sum(axis=1) == 1).all())
 
 
 def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples]:
     room = LARGEST_BYTES if wanted.room_bytes is None else min(LARGEST_BYTES, wanted.room_bytes)
     source = wanted.source
-    arrays = _arrays(unit.path, ("x", "y", NAMES), room, needed=("x",) if source.unlabelled else ("x", "y"))
-    x = arrays["x"]
-    y = arrays.get("y")
+    with open_archive(unit.path) as archive:
+        found, test = parts_of(archive.names, labelled=not source.unlabelled)
+        arrays = archive.read(found.x, found.y, found.names, room_bytes=room)
+    x, y, names = arrays[found.x], arrays.get(found.y), arrays.get(found.names)
+    notes = _notes(found, test)
+    for note in notes:
+        log.info("%s: %s", unit.name, note)
+    shaped = StoredArray(x).raw(wanted.input)
+    form = f"{x.dtype} {x.shape[1:]}"
     if source.target_columns or y is None:
-        shaped = StoredArray(x).raw(wanted.input)
         if y is not None and y.shape[:1] != (len(shaped),):
             raise Refused(f"y is {y.dtype} {y.shape}, expected targets of each of the {len(shaped)} samples")
-        yield RawSamples(shaped, y, f"{x.dtype} {x.shape[1:]}")
+        yield RawSamples(shaped, y, form, notes=notes)
         return
-    if x.ndim == 0 or y.shape != x.shape[:1] or y.dtype.kind not in "iuU":
-        raise Refused(
-            f"y is {y.dtype} {y.shape}, expected one integer for each of the {x.shape[:1]} samples, or a name"
-        )
-    labels: Any = y
-    if y.dtype.kind == "U":
-        labels = y.tolist()
-    elif NAMES in arrays:
-        labels = _named(y, arrays[NAMES])
-    form = f"{x.dtype} {x.shape[1:]}"
-    shaped = StoredArray(x).raw(wanted.input)
-    if len(shaped) != len(y):
+    if x.ndim == 0 or len(shaped) != len(x):
         raise Refused(
             "another shape than the task's input",
             f"{x.shape}, expected {('n', *wanted.input.shape)}".replace("'", ""),
         )
-    yield RawSamples(shaped, labels, form)
+    yield RawSamples(shaped, labels_of(y, len(x), source.classes, names), form, notes=notes)
+
+
+def _notes(found: ArrayNames, test: ArrayNames | None) -> tuple[str, ...]:
+    """What is said of arrays that are not called x and y."""
+    said = [] if (found.x, found.y) in (("x", "y"), ("x", "")) else [found.said]
+    return (*said, f"{test.x} is left out: it is to evaluate on") if test else tuple(said)
 
 
 def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:
-    yield _arrays(unit.path, ("x",))["x"]
+    with open_archive(unit.path) as archive:
+        found, _ = parts_of(archive.names, labelled=False)
+        yield archive.read(found.x)[found.x]
 
 
 def inputs(path: Path, given: InputSpec) -> NDArray[Any]:
-    """x of a .npz file without its labels, (n, *shape), raw. Raises Refused."""
-    return StoredArray(_arrays(path, ("x",))["x"]).raw(given)
+    """The samples of a .npz file without their labels, (n, *shape), raw. Raises Refused."""
+    with open_archive(path) as archive:
+        found, _ = parts_of(archive.names, labelled=False)
+        return StoredArray(archive.read(found.x)[found.x]).raw(given)
 
 
 def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
@@ -113,33 +228,91 @@ def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
         raise Refused(f"{NAMES} is no list of names", f"{names.dtype} {names.shape}")
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(names):
         raise Refused("a class number without a name", f"{int(y.min())} to {int(y.max())} of {len(names)}")
-    listed = [str(name) for name in names.tolist()]
+    listed = [as_text(one) for one in names.tolist()]
     return [listed[number] for number in y.tolist()]
 
 
-def _arrays(
-    path: Path,
-    wanted: tuple[str, ...],
-    most_bytes: int = LARGEST_BYTES,
-    needed: tuple[str, ...] = ("x",),
-) -> Mapping[str, NDArray[Any]]:
-    """The wanted arrays that the file has; those that are needed must be there. Raises Refused."""
+def as_text(name: object) -> str:
+    """A name that may be stored as bytes."""
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
+NAMES = OF_NAMES[0]
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""How numpy packs arrays; of other methods, a small block may unpack to any size at once."""
+
+
+class ArrayArchive:
+    """The arrays of a .npz file: each name is one member, whose own size counts."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        """Raises Refused if two members have the same name."""
+        self._archive = archive
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in self._members:
+                raise Refused("two arrays of one name", f"{name[:40]!r}")
+            self._members[name] = info
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all arrays."""
+        return tuple(self._members)
+
+    def read(self, *names: str, room_bytes: int = LARGEST_BYTES) -> dict[str, NDArray[Any]]:
+        """These arrays, without empty names. Raises Refused if they unpack to more than `room_bytes`."""
+        members = {name: self._members[name] for name in names if name}
+        size = sum(info.file_size for info in members.values())
+        if size > room_bytes:
+            raise Refused("unpacks to too much", f"{size / 1e6:.1f} MB, at most {room_bytes / 1e6:.1f} here")
+        return {name: self._array(name, info) for name, info in members.items()}
+
+    def _array(self, name: str, info: zipfile.ZipInfo) -> NDArray[Any]:
+        if info.compress_type not in METHODS:
+            raise Refused("packed by another method than numpy's", f"{name!r}, {info.compress_type}")
+        try:
+            return _read_array(lambda: self._archive.open(info), info.file_size)
+        except Refused as error:
+            raise Refused(error.reason, f"{name!r}: {error.detail}") from None
+
+
+def _read_array(opened: Callable[[], IO[bytes]], size: int) -> NDArray[Any]:
+    """The array of a stream of `size` bytes. Raises Refused if its header asks for more, or for objects."""
+    with opened() as stream:
+        major, _ = version = np.lib.format.read_magic(stream)
+        if major > 2:
+            raise Refused("an array of another version of numpy's format", f"{version}")
+        form = np.lib.format
+        shape, _, dtype = (form.read_array_header_1_0 if major == 1 else form.read_array_header_2_0)(stream)
+    if dtype.hasobject:
+        raise Refused("an array of Python objects, which are not read", f"{dtype}: save numbers or names")
+    if dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize > size or any(side < 0 for side in shape):
+        raise Refused("ends too early", f"{dtype} {shape} in {size} bytes")
+    with opened() as stream:
+        return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[ArrayArchive]:
+    """Opens a .npz file. Inside, whatever is raised for its content becomes Refused."""
+    with refusing_damage("not a .npz file"), zipfile.ZipFile(path) as archive:
+        yield ArrayArchive(archive)
+
+
+@contextmanager
+def refusing_damage(reason: str) -> Iterator[None]:
+    """Turns anything that is raised for a damaged or foreign file into Refused."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            there = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
-        if missing := set(needed) - there.keys():
-            raise Refused(f"has no array {sorted(missing)[0]!r}", f"it has {first_of(sorted(there), 5)}")
-        size = sum(there[name] for name in wanted if name in there)
-        if size > most_bytes:
-            raise Refused("unpacks to too much", f"{size / 1e6:.1f} MB, at most {most_bytes / 1e6:.1f} here")
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in wanted if name in there}
+        yield
     except Refused:
         raise
     except MemoryError as error:
         raise Refused("unpacks to more than there is memory", error) from None
-    except (*DAMAGED, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-        raise Refused("not a .npz file", str(error)[:200]) from None
+    except OSError as error:
+        raise TemporarilyRefused("cannot be read", error.strerror or error) from None
+    except Exception as error:
+        raise Refused(reason, str(error)[:200] or type(error).__name__) from None
 
 
 NPZ = SampleFormat(_read, _stored)

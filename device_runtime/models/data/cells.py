@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.text.texts import Texts
 
+from .number_cells import is_number
 from .sample_source import SampleSource
-from .units import Refused
+from .units import Refused, TokenIds
 
-LABEL_COLUMNS = ("label", "labels", "class", "category", "target", "sentiment", "y")
+LABEL_COLUMNS = ("label", "labels", "class", "classes", "category", "target", "targets", "sentiment", "y")
+"""Common names of a column of labels; the first two precede the others."""
 FILE_COLUMNS = ("file", "filename", "file_name", "path", "image", "audio", "wav")
 NO_LABEL_COLUMN = "\0"
 """The label column of a table without labels; no option and no column name can be this."""
@@ -43,39 +44,79 @@ def folded(name: str) -> str:
 def label_column(
     names: Sequence[str] | None,
     rows: Sequence[Sequence[str]],
-    wanted: str,
-    labels: frozenset[str] = frozenset(),
-) -> LabelColumn:
-    """Finds the column of labels: the wanted one, else by a common name, else by its cells, else the last.
+    source: SampleSource,
+    aside: Collection[int] = (),
+) -> LabelColumn | None:
+    """Finds the column of labels: the wanted one, else by a common name, else by the task's labels in it.
 
-    names: of the columns, None without a header.
-    rows: the first rows of the table.
-    labels: of the task, folded; empty if no task is known; a column whose cells are labels of the task is
-    taken.
-    Raises Refused for an unknown column, or if several columns are possible.
+    names: of the columns, None without a header. rows: the first rows of the table. aside: columns that hold
+    no labels. None if it is none of these: then see `usual_label_column`. Raises Refused for an unknown
+    column, or if several columns are possible.
     """
     width = len(names) if names is not None else len(rows[0])
-    called = [folded(name) for name in names or ()]
+    wanted, labels = source.label_column, source.task_labels
     if wanted == NO_LABEL_COLUMN:
         return LabelColumn(-1, "it has none")
     if wanted:
-        return LabelColumn(_asked(names, called, width, wanted), "asked for")
-    usual = next((called.index(name) for name in LABEL_COLUMNS if name in called), None)
-    if usual is not None:
+        return LabelColumn(column_number(names, width, wanted, "the labels or targets"), "asked for")
+    columns = list(zip(*(map(folded, row) for row in rows if len(row) == width), strict=True))
+    free = [number for number in range(width) if number not in aside]
+    if (usual := _by_name(names or (), columns, free, source)) is not None:
         return LabelColumn(usual, "by its name")
-    columns = list(zip(*[map(folded, row) for row in rows if len(row) == width], strict=True))
-    words = [number for number, cells in enumerate(columns) if _has_word_label(labels, cells)]
-    fits = words or [number for number, cells in enumerate(columns) if labels.issuperset(cells)]
+    words = [i for i in free if columns and _has_word_label(labels, columns[i])]
+    fits = words or [i for i in free if columns and labels.issuperset(columns[i])]
     if names and len(fits) > 1:  # features are numbered, as in pixel_12
         fits = [number for number in fits if not any(map(str.isdigit, names[number]))] or fits
-    if len(fits) == 1:
+    if len(fits) == 1 and labels and (words or fits[0] in (free[0], free[-1])):
         return LabelColumn(fits[0], "it holds labels of the task")
-    if names and len(fits) > 1:
-        could = first_of([names[number] for number in fits])
-        raise Refused(
-            "which column has the labels? say it by --label-column", f"these hold labels of the task: {could}"
-        )
-    return LabelColumn(width - 1, "it is the last")
+    if names and fits and labels:
+        could = first_of([names[i] for i in (fits if len(fits) > 1 else (*fits, free[-1]))])
+        raise Refused(f"{WHICH} by --label-column", f"these may hold labels of the task: {could}")
+    return None
+
+
+WHICH = "which column has the labels? say it"
+
+
+def _by_name(
+    names: Sequence[str], columns: Sequence[Sequence[str]], free: Sequence[int], source: SampleSource
+) -> int | None:
+    """The column with a common name of labels, if any. Raises Refused if several may be meant."""
+    labels = source.task_labels
+    usual = [i for i in free if names and folded(names[i]) in LABEL_COLUMNS]
+    surest = [i for i in usual if folded(names[i]) in LABEL_COLUMNS[:2]]
+    if [folded(names[i]) for i in usual] == ["y"] and columns and not source.texts:  # may be a coordinate
+        words = [i for i in free if i not in usual and not any(map(is_number, columns[i]))]
+        if words and all(map(is_number, columns[usual[0]])):
+            usual += words
+    fitting = [i for i in usual if labels and columns and labels.intersection(columns[i])]
+    for possible in (surest, fitting, usual):
+        if len(possible) == 1:
+            return possible[0]
+    if usual:
+        called = first_of([names[i] or str(i) for i in usual])
+        raise Refused(f"{WHICH} by --label-column", f"several may be: {called}")
+    return None
+
+
+def usual_label_column(
+    names: Sequence[str] | None, rows: Sequence[Sequence[str]], source: SampleSource, aside: Collection[int]
+) -> LabelColumn:
+    """The only column of words among numbers, or of few texts among many; else the last. Raises Refused."""
+    width = len(names) if names is not None else len(rows[0])
+    columns = list(zip(*(map(folded, row) for row in rows if len(row) == width), strict=True))
+    free = [number for number in range(width) if number not in aside]
+    last = free[-1] if free else width - 1
+    words = [i for i in free if columns and not any(map(is_number, columns[i]))]
+    if len(words) == 1 and len(free) > 1 and not source.texts:
+        return LabelColumn(words[0], "it alone holds words" if words[0] != last else "it is the last")
+    repeated = [i for i in words if len(set(columns[i])) * 2 <= len(columns[i])]
+    if len(repeated) == 1 and last in words and last not in repeated:
+        return LabelColumn(repeated[0], "its few words recur")
+    if words and last not in words and len(free) > 2 and not source.texts:
+        could = first_of([names[i] if names else str(i) for i in words])
+        raise Refused(f"{WHICH} by --label-column", f"these hold words: {could}")
+    return LabelColumn(last, "it is the last")
 
 
 def target_columns(names: Sequence[str] | None, width: int, source: SampleSource) -> tuple[int, ...]:
@@ -88,14 +129,13 @@ def target_columns(names: Sequence[str] | None, width: int, source: SampleSource
     if names is None and not source.label_column:
         count = len(source.target_columns)
         return tuple(range(width - count, width)) if count < width else ()
-    called = [folded(name) for name in names or ()]
     asked = source.label_column.split(",") if source.label_column else source.target_columns
     if len(asked) != len(source.target_columns):
         raise Refused(
             "another number of columns of targets",
             f"{', '.join(asked)}; the task has {', '.join(source.target_columns)}",
         )
-    return tuple(_asked(names, called, width, name.strip()) for name in asked)
+    return tuple(column_number(names, width, name.strip(), "the labels or targets") for name in asked)
 
 
 def column_values(text: str, columns: Sequence[str]) -> list[float]:
@@ -109,13 +149,17 @@ def column_values(text: str, columns: Sequence[str]) -> list[float]:
         raise Refused("a target that is no number", str(error)[:80]) from None
 
 
-def _asked(names: Sequence[str] | None, called: Sequence[str], width: int, wanted: str) -> int:
+def column_number(names: Sequence[str] | None, width: int, wanted: str, purpose: str) -> int:
+    """The number of a column that is wanted by name or number, for labels or so. Raises Refused."""
+    called = [folded(name) for name in names or ()]
+    if (count := called.count(folded(wanted))) > 1:
+        raise Refused(f"{count} columns are called {wanted!r}", f"name {purpose} by number, 0 to {width - 1}")
+    if count:
+        return called.index(folded(wanted))
     if wanted.isdecimal() and int(wanted) < width:
         return int(wanted)
-    if folded(wanted) in called:
-        return called.index(folded(wanted))
     there = first_of(names) if names else f"0 to {width - 1}"
-    raise Refused(f"no column {wanted!r} for the labels or targets", f"there are {there}")
+    raise Refused(f"no column {wanted!r} for {purpose}", f"there are {there}")
 
 
 def _has_word_label(labels: frozenset[str], cells: Sequence[str]) -> bool:
@@ -154,11 +198,16 @@ class TextCell:
         kind = "token ids, and its bundle has no tokenizer" if given.vocabulary else f"{given.shape}"
         raise Refused("the task's input is no text", f"it is {kind}")
 
-    def ids(self, texts: Texts) -> NDArray[np.int64]:
-        """Token ids (1, length). Raises Refused for a text of only spaces."""
+    @property
+    def checked(self) -> str:
+        """The text. Raises Refused for one of only spaces."""
         if not self.text.strip():
             raise Refused("an empty text")
-        return texts.ids([self.text])
+        return self.text
+
+    def ids(self, texts: TokenIds) -> NDArray[np.int64]:
+        """Token ids (1, length). Raises Refused for a text of only spaces."""
+        return texts.ids([self.checked])
 
 
 def decode(data: bytes) -> TextCell:
@@ -174,23 +223,21 @@ def text_cell(cell: object) -> TextCell:
     return decode(cell) if isinstance(cell, bytes) else TextCell(str(cell))
 
 
-def text_column(names: Sequence[str] | None, width: int, targets: Sequence[int], wanted: str) -> int:
-    """Finds the column of texts: the wanted one, else by a common name, else the only one but the targets.
+def text_column(
+    names: Sequence[str] | None, rows: Sequence[Sequence[Any]], others: Sequence[int], wanted: str
+) -> int:
+    """Finds the column of texts: the wanted one, else by a common name, else the only one of words.
 
-    targets: the columns of labels or targets. wanted: a name or number, or empty. Raises Refused if several
-    columns are possible, or none.
+    rows: the first ones. others: the columns that are neither labels nor clients. wanted: a name or number,
+    or empty. Raises Refused if several columns are possible, or none.
     """
-    called = [folded(name) for name in names or ()]
-    others = [column for column in range(width) if column not in targets]
-    if wanted.isdecimal() and int(wanted) in others:
-        return int(wanted)
-    if wanted and folded(wanted) in called:
-        return called.index(folded(wanted))
-    if not wanted:
-        usual = [column for column in others if called and called[column] in TEXT_COLUMNS]
-        if len(usual) == 1 or len(others) == 1:
-            return (usual or others)[0]
-    there = first_of(names) if names else f"0 to {width - 1}"
-    raise Refused(
-        f"which column has the texts? no {wanted!r}" if wanted else "which column has the texts?", there
-    )
+    if wanted:
+        width = len(names) if names is not None else max(map(len, rows), default=0)
+        return column_number(names, width, wanted, "the texts")
+    usual = [column for column in others if names and folded(names[column]) in TEXT_COLUMNS]
+    words = [i for i in others if rows and not any(is_number(row[i]) for row in rows if len(row) > i)]
+    for possible in (usual, others, words):
+        if len(possible) == 1:
+            return possible[0]
+    there = first_of([names[i] for i in others]) if names else ", ".join(map(str, others))
+    raise Refused("which column has the texts? say it by --text-column", there)

@@ -20,11 +20,19 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from .cells import LABEL_COLUMNS, folded, label_column, target_columns, text_cell, text_column
+from .cells import (
+    LABEL_COLUMNS,
+    folded,
+    label_column,
+    target_columns,
+    text_cell,
+    text_column,
+    usual_label_column,
+)
 from .recording import TimeStep, WindowCutter
+from .row_reader import values_of
 from .sample_source import SampleSource
 from .single import decode_unnamed, raw
-from .table import values_of
 from .units import (
     ONE_SAMPLE_BYTES,
     TOO_LARGE,
@@ -112,7 +120,8 @@ def _text_column(names: Sequence[str], targets: Sequence[int], wanted: WantedSam
     """The number of the column of texts; None if the task's input is not text. Raises Refused."""
     if wanted.texts is None:
         return None
-    return text_column(names, len(names), targets, wanted.source.text_column)
+    others = [column for column in range(len(names)) if column not in targets]
+    return text_column(names, (), others, wanted.source.text_column)
 
 
 def _text_sample(cell: object, wanted: WantedSamples) -> tuple[NDArray[Any], str]:
@@ -141,7 +150,7 @@ def _targets(names: Sequence[str], source: SampleSource) -> tuple[int, ...]:
         return ()
     if len(names) < 2:
         raise Refused("the query gives no label", f"its only column is {names[0]}")
-    return (label_column(names, (), source.label_column).number,)
+    return ((label_column(names, (), source) or usual_label_column(names, (), source, ())).number,)
 
 
 def _label_name(label: object) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from .units import Refused
 
 FILE = "labels.toml"
 """A label map with this name in the folder of the samples is always used."""
+WHOLE = re.compile(r"(-?\d+)\.0*")
+FLAGS = {"false": "0", "true": "1"}
 OTHERS = "*"
 """In a label map, stands for every name that the map does not list."""
 
@@ -60,11 +64,16 @@ class LabelMap:
         """The map with the label map file that was given, or is in the samples' folder. Raises DataError."""
         file = source.labels
         try:
-            if file is None and source.path.is_dir() and (source.path / FILE).is_file():
-                file = source.path / FILE
+            folder = source.path if source.path.is_dir() else source.path.parent
+            if file is None and (folder / FILE).is_file():
+                file = folder / FILE
         except OSError as error:
             raise DataError(f"{source.path} cannot be read: {error.strerror}") from None
         return cls(labels, {} if file is None else _read(file))
+
+    def __len__(self) -> int:
+        """The number of the task's labels."""
+        return len(self._labels)
 
     @property
     def names(self) -> frozenset[str]:
@@ -73,13 +82,22 @@ class LabelMap:
         return frozenset({*self._folded, *numbers})
 
     def number(self, name: str) -> int:
-        """The class number of a name. Raises Refused for a name that is unknown, or is to be skipped."""
-        found = self._exact.get(name, -1)
-        if found == -1:
-            found = self._folded.get(folded(name), -1)
-        if found == -1 and self._numbered and name.strip().isdecimal():
-            number = int(name.strip()[:9])
-            found = number if number < len(self._labels) else -1
+        """The class number of a name.
+
+        Raises Refused for a name that is unknown, or is to be skipped, and MisnumberedClasses for a number
+        beyond the task's classes.
+        """
+        whole = whole_number(name)
+        found: int | None = -1
+        for text in (name, whole, FLAGS.get(folded(name), whole)):
+            for known, key in ((self._exact, text), (self._folded, folded(text))):
+                found = known.get(key, -1) if found == -1 else found
+        if found == -1 and self._numbered:
+            number = FLAGS.get(folded(name), whole)
+            place = int(number[:9]) if number.isdecimal() else -1
+            if place >= len(self._labels) and self._others == -1:
+                raise MisnumberedClasses(number, self._labels)
+            found = place if place < len(self._labels) else -1
         if found == -1:
             found = self._others
         if found is None:
@@ -87,6 +105,46 @@ class LabelMap:
         if found == -1:
             raise Refused(f"label {name[:40]!r} is not of the task")
         return found
+
+
+class MisnumberedClasses(Refused):
+    """Raised for a class number that a task whose labels are words does not have.
+
+    The numbers may begin at 1, or be those of other classes: none of the file's can be trusted.
+    """
+
+    def __init__(self, number: str, labels: Sequence[str]) -> None:
+        first, last = labels[0], len(labels) - 1
+        super().__init__(
+            f"class number {number[:12]}, where the task's are 0 to {last}",
+            f"which are {first_of(labels, 4)}; say which is which in {FILE}, as in [labels] 1 = {first!r}",
+        )
+
+
+class NewLabels:
+    """Numbers the names of classes as they come, where no task is known."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names so far, by number."""
+        return tuple(self._numbers)
+
+    def number(self, name: str) -> int:
+        """The number of a name. Raises Refused for an empty one."""
+        text = whole_number(name)
+        if not text:
+            raise Refused("label '' is not of the task")
+        return self._numbers.setdefault(text, len(self._numbers))
+
+
+def whole_number(name: str) -> str:
+    """The name without outer spaces, and a whole number without the zeros of 1.0."""
+    text = unicodedata.normalize("NFC", name.strip())
+    match = WHOLE.fullmatch(text)
+    return match[1] if match else text
 
 
 def _folded(exact: Mapping[str, int | None]) -> dict[str, int | None]:

@@ -13,7 +13,7 @@ from .database import DATABASE
 from .sample_source import DATABASES, SampleSource
 from .single import DECODERS, SINGLE, UNREAD
 from .table import TABLE
-from .units import Refused, SampleFormat, Skip, SkippedTally, Unit, file_stamp
+from .units import Refused, SampleFormat, Skip, SkippedTally, Unit, file_stamp, refusing
 
 WHOLE = {".npz": NPZ, **dict.fromkeys(table.ENDINGS, TABLE)}
 """Formats, by file ending, of files with many samples and their labels; a new format is one line here."""
@@ -98,12 +98,13 @@ def _file(path: Path, source: SampleSource, found: Listing) -> None:
 
 def _table(path: Path, source: SampleSource, found: Listing) -> None:
     try:
-        form = table.layout(path, source)
-        if form.file is None:
-            found.add(_unit(path, source, TABLE))
-            return
-        for one in table.listed(path, form):
-            found.add(one if isinstance(one, Skip) else _unit(one[0], source, SINGLE, one[1]))
+        with refusing():
+            form = table.layout(path, source)
+            if form.file is None:
+                found.add(_unit(path, source, TABLE))
+                return
+            for one in table.listed(path, form):
+                found.add(one if isinstance(one, Skip) else _unit(one[0], source, SINGLE, one[1]))
     except Refused as error:
         found.add(Skip.of(error, _name(path, source)))
 

@@ -71,10 +71,13 @@ class Rows:
         self._x[self._count : end], self._y[self._count : end] = x, y
         self._count = end
 
-    def reserve(self, count: int) -> None:
-        """Makes room for `count` rows in all; if the buffer must move, it gets room for twice as many."""
+    def reserve(self, count: int, exactly: bool = False) -> None:
+        """Makes room for `count` rows in all; if the buffer must move, it gets room for twice as many.
+
+        exactly: not twice, because more are not expected.
+        """
         if count > len(self._y):
-            self._grow(max(LEAST, 2 * count))
+            self._grow(max(LEAST, count if exactly else 2 * count))
 
     def cut(self, count: int) -> None:
         """Keeps only the first `count` rows."""

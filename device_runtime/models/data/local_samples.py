@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -18,11 +17,11 @@ from device_runtime.models.errors import TensorError
 from device_runtime.models.text.texts import Texts
 
 from .bounded import memory_limit
-from .cells import column_values
 from .labels import LabelMap
 from .listing import listing
 from .local_data import LEAST_HELD_OUT, SHARE, LocalData, Rows, is_held_out
 from .sample_source import SampleSource
+from .sample_targets import SampleTargets
 from .units import (
     EMPTY,
     RawSamples,
@@ -72,6 +71,7 @@ class _Known:
     forms: number of samples by format.
     full: nothing was kept, for lack of room.
     values: the least and the largest raw value.
+    notes: what the reader decided by default.
     """
 
     stamp: tuple[int, int]
@@ -81,6 +81,7 @@ class _Known:
     forms: Counter[str] = field(default_factory=Counter)
     full: bool = False
     values: tuple[float, float] = NO_VALUES
+    notes: tuple[str, ...] = ()
 
     def is_still(self, unit: Unit | None) -> bool:
         """Whether the unit is unchanged since it was read."""
@@ -99,8 +100,9 @@ class LocalSamples:
     ) -> None:
         """Reads nothing yet; `texts` are the bundle's. Raises DataError for a label map that does not fit."""
         self._labels, target = LabelMap.of(source, manifest.labels), manifest.target
-        self.source = source = for_task(source, self._labels.names, target)
+        self.source = source = for_task(source, self._labels, target, texts is not None)
         self.manifest, self._keep = manifest, keep or Selection()
+        self._targets = SampleTargets(self._labels, target, source.unlabelled)
         self._wanted = WantedSamples(manifest.input, source, self._keep.room_bytes, texts)
         given = manifest.input
         self._rows = tuple(Rows(given.shape, given.dtype, target) for _ in range(2))
@@ -142,6 +144,11 @@ class LocalSamples:
         for known in self._known.values():
             every.update(known.forms)
         return every
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the readers decided by default, each once."""
+        return tuple(dict.fromkeys(note for known in self._known.values() for note in known.notes))
 
     @property
     def values(self) -> tuple[float, float] | None:
@@ -206,7 +213,7 @@ class LocalSamples:
         try:
             if unit.label is not None and not self.manifest.target.has_columns:
                 self._labels.number(unit.label)  # refuses an unknown label before anything is read
-            for part in unit.sample_format.read(unit, self._wanted):
+            for part in unit.read(self._wanted):
                 if isinstance(part, Skip):
                     known.skipped.add(part)
                 else:
@@ -229,8 +236,9 @@ class LocalSamples:
 
     def _keep_batch(self, batch: RawSamples, unit: Unit, known: _Known) -> None:
         """Prepares and keeps the valid samples of the task's classes, block by block. Raises Refused."""
-        y, read = self._targets(batch, unit, known)
-        self._reserve(len(y))
+        y, read = self._targets.of(batch, unit.label, unit.name, known.skipped)
+        y = self.manifest.target.prepare(y) if self.manifest.target.has_columns and read.any() else y
+        self._reserve(len(y), batch.expected - known.forms.total())
         together = False
         for start in range(0, len(y), BLOCK):
             part = slice(start, start + BLOCK)
@@ -256,62 +264,7 @@ class LocalSamples:
                 elif chosen.any():
                     rows.append(prepared[chosen], targets[chosen])
             known.forms[batch.form] += len(targets)
-
-    def _targets(
-        self, batch: RawSamples, unit: Unit, known: _Known
-    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Targets as the graphs take them, and whether each sample has any; the others are skipped.
-
-        A sample without a label where none is needed is of the first class. Raises Refused.
-        """
-        target, one = self.manifest.target, self._target_of
-        if isinstance(batch.labels, np.ndarray):
-            if not self._has_columns:
-                return self._class_numbers(batch.labels, unit, known)
-            with suppress(Refused):  # then the samples are looked at one by one
-                return self._prepared_targets(batch.labels), np.ones(len(batch.labels), bool)
-        if batch.labels is None and unit.label is None and self.source.unlabelled:
-            return np.zeros(len(batch.x), np.int64), np.ones(len(batch.x), bool)
-        names = [unit.label or ""] * len(batch.x) if batch.labels is None else batch.labels
-        y, read = np.zeros((len(names), *target.shape), target.dtype), np.zeros(len(names), bool)
-        for i, name in enumerate(names):
-            try:
-                y[i], read[i] = one(name), True
-            except Refused as error:
-                known.skipped.add(Skip.of(error, unit.name))
-        return y, read
-
-    @property
-    def _has_columns(self) -> bool:
-        return self.manifest.target.has_columns
-
-    def _target_of(self, given: Any) -> NDArray[np.float32] | int:
-        """The class number of a name, or targets (columns,) from numbers, which a text joins by commas.
-
-        Raises Refused.
-        """
-        if not self._has_columns:
-            return self._labels.number(given)
-        values = column_values(given, self.manifest.target.columns) if isinstance(given, str) else given
-        one: NDArray[np.float32] = self._prepared_targets(np.array([values]))[0]
-        return one
-
-    def _prepared_targets(self, raw: NDArray[Any]) -> NDArray[np.float32]:
-        try:
-            return self.manifest.target.prepare(raw)
-        except TensorError as error:
-            raise Refused("not what the task's loss takes", error) from None
-
-    def _class_numbers(
-        self, y: NDArray[np.integer[Any]], unit: Unit, known: _Known
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Class numbers as int64, and whether each is of the task; samples of others are skipped."""
-        last = len(self.manifest.labels) - 1
-        read = (y >= 0) & (y <= last)
-        for value, count in zip(*np.unique(y[~read], return_counts=True), strict=True):
-            reason = f"label {value} is not of the task, whose labels are 0 to {last}"
-            known.skipped.add(SkippedSamples(reason, int(count), (unit.name,)))
-        return np.where(read, y, 0).astype(np.int64), read
+        known.notes = batch.notes
 
     def _prepared(
         self, raw: NDArray[Any], unit: Unit, known: _Known
@@ -336,10 +289,17 @@ class LocalSamples:
         """Numbers that differ if samples were added or the buffers moved."""
         return tuple(number for rows in self._rows for number in (len(rows), rows.room))
 
-    def _reserve(self, count: int) -> None:
-        """Reserves room for `count` more samples, or for as many as are allowed."""
+    def _reserve(self, count: int, expected: int = 0) -> None:
+        """Reserves room for `count` more samples, or for as many as are allowed.
+
+        expected: the most that come for training, which then get room without being moved.
+        """
         if (room := self._keep.room_bytes) is not None:
-            count = min(count, max(0, room - self.memory_bytes) // self._rows[0].row_bytes)
+            allowed = max(0, room - self.memory_bytes) // self._rows[0].row_bytes
+            count, expected = min(count, allowed), min(expected, allowed)
+        training = self._rows[0]
+        if len(training) + count > training.room and expected > count:
+            training.reserve(len(training) + expected, exactly=True)
         for rows in self._rows:
             rows.reserve(len(rows) + count)
 
@@ -356,13 +316,18 @@ class LocalSamples:
         self._known = {name: known for name, known in self._known.items() if name not in names}
 
 
-def for_task(source: SampleSource, names: frozenset[str], target: TargetSpec) -> SampleSource:
-    """The source as a task reads it; names: those that stand for a label of the task, folded."""
+def for_task(
+    source: SampleSource, labels: LabelMap | None, target: TargetSpec, texts: bool = False
+) -> SampleSource:
+    """The source as a task reads it. labels: of the task. texts: whether its samples are texts."""
+    of_classes = labels is not None and not target.has_columns
     return replace(
         source,
-        task_labels=frozenset() if target.has_columns else names,
+        task_labels=labels.names if of_classes and labels else frozenset(),
+        classes=len(labels) if of_classes and labels else 0,
         target_columns=target.columns,
         unlabelled=target.compared == "input",
+        texts=texts,
     )
 
 

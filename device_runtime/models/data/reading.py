@@ -26,7 +26,7 @@ from .local_samples import LocalSamples, Selection, for_task
 from .model_check import MOST
 from .recording import WindowCutter
 from .sample_source import SampleSource
-from .units import EMPTY, RawSamples, Refused, Skip, SkippedTally, WantedSamples, read_file
+from .units import EMPTY, RawSamples, Refused, Skip, SkippedTally, WantedSamples, read_file, refusing
 
 log = logging.getLogger(__name__)
 
@@ -83,13 +83,14 @@ def inputs(
     source = SampleSource.of(source)
     ending = "" if source.query else source.path.suffix.lower()
     try:
-        if ending == ".npz":
-            return arrays.inputs(source.path, given)
-        if ending in single.DECODERS:
-            return single.raw(single.decode_file(read_file(source.path), source.path.name), given, texts)
-        source = for_task(source, LabelMap(labels).names, target)
-        if ending in table.ENDINGS and WindowCutter.of(given) is None:
-            source = table.labelled(source, source.path, given, texts)
+        with refusing():
+            if ending == ".npz":
+                return arrays.inputs(source.path, given)
+            if ending in single.DECODERS:
+                return single.raw(single.decode_file(read_file(source.path), source.path.name), given, texts)
+            source = for_task(source, LabelMap(labels), target, texts is not None)
+            if ending in table.ENDINGS and WindowCutter.of(given) is None:
+                source = table.labelled(source, source.path, given, texts is not None)
         parts = [part.x for part in _parts(source, WantedSamples(given, source, texts=texts))]
         if not parts:
             raise Refused("no samples")
@@ -100,12 +101,12 @@ def inputs(
 
 def unlabelled(source: SampleSource, manifest: Manifest, texts: Texts | None = None) -> NDArray[Any]:
     """The readable samples of a source, with labels or not, prepared (n, *input); at most MOST."""
-    source = replace(for_task(source, frozenset(), manifest.target), unlabelled=True)
+    source = replace(for_task(source, None, manifest.target, texts is not None), unlabelled=True)
     wanted = WantedSamples(manifest.input, source, texts=texts)
     found: list[NDArray[Any]] = []
     for unit in listing(source).units.values():
         try:
-            parts = unit.sample_format.read(unit, wanted)
+            parts = unit.read(wanted)
             found += [manifest.input.prepare(part.x) for part in parts if not isinstance(part, Skip)]
         except (Refused, ModelError) as error:
             log.debug("not read: %s: %s", unit.name, error)
@@ -122,7 +123,7 @@ def target_values(
 
     Raises DataError for anything unreadable.
     """
-    source = for_task(SampleSource.of(source), frozenset(), target)
+    source = for_task(SampleSource.of(source), None, target)
     try:
         parts = [part.labels for part in _parts(source, WantedSamples(given, source))]
         rows = [one if isinstance(one, np.ndarray) else _numbers(one or (), target) for one in parts]
@@ -147,7 +148,7 @@ def _parts(source: SampleSource, wanted: WantedSamples) -> Iterator[RawSamples]:
         raise Refused(stray.reason, stray.named)
     for unit in found.units.values():
         skipped, windows = SkippedTally(), 0
-        for part in unit.sample_format.read(unit, wanted):
+        for part in unit.read(wanted):
             if not isinstance(part, Skip):
                 windows += len(part.x)
                 yield part
@@ -166,8 +167,8 @@ def raw(source: SampleSource | Path | str) -> Iterator[NDArray[Any]]:
     source = SampleSource.of(source)
     for unit in listing(source).units.values():
         try:
-            yield from unit.sample_format.stored(unit, source)
-        except Refused as error:
+            yield from unit.stored(source)
+        except (Refused, MemoryError) as error:
             log.debug("not read: %s: %s", unit.name, error)
 
 

@@ -21,9 +21,13 @@ class SampleSource:
     label_column: name or number (from 0) of a table's column of labels, or several, separated by commas,
     where targets have columns; empty: see `cells.label_column` and `cells.target_columns`.
     text_column: of texts; empty: see `cells.text_column`.
+    feature_columns: names or numbers, separated by commas; empty: all others; see `columns.columns_of`.
+    client_column: whose each row is; empty: by a common name, if any.
     task_labels: names that stand for a label of the task, folded; empty if no task is known.
     target_columns: the names of the task's targets, where they have columns.
+    classes: the number of the task's classes, 0 if no task is known or it has none.
     unlabelled: whether samples need no label.
+    texts: whether the task's samples are texts.
     """
 
     path: Path
@@ -31,9 +35,13 @@ class SampleSource:
     labels: Path | None = None
     label_column: str = ""
     text_column: str = ""
+    feature_columns: str = ""
+    client_column: str = ""
     task_labels: frozenset[str] = frozenset()
     target_columns: tuple[str, ...] = ()
+    classes: int = 0
     unlabelled: bool = False
+    texts: bool = False
 
     @classmethod
     def of(cls, given: SampleSource | Path | str) -> SampleSource:

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.text.texts import Texts
 
 from . import arrays, bitmap, cells, jpeg, picture, png, sound
 from .sample_source import SampleSource
-from .units import RawSamples, Refused, SampleFormat, Unit, WantedSamples, one_stored, read_file
+from .units import RawSamples, Refused, SampleFormat, TokenIds, Unit, WantedSamples, one_stored, read_file
 
 
 class Item(Protocol):
@@ -110,7 +109,7 @@ def _decoded(data: bytes, ending: str) -> Item:
         raise Refused("a damaged file", f"{type(error).__name__}: {error}"[:200]) from None
 
 
-def raw(held: Item, given: InputSpec, texts: Texts | None) -> NDArray[Any]:
+def raw(held: Item, given: InputSpec, texts: TokenIds | None) -> NDArray[Any]:
     """Samples (n, *shape), before `InputSpec.prepare`; a text is tokenized by `texts`. Raises Refused."""
     return held.ids(texts) if isinstance(held, cells.TextCell) and texts else held.raw(given)
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.text.texts import Texts
 
 from .sample_source import SampleSource
+
+log = logging.getLogger(__name__)
 
 # Files and samples that are skipped, and why.
 
@@ -105,12 +108,24 @@ class RawSamples(NamedTuple):
     columns: their numbers, joined by commas, or as an array (n, columns).
     form: how they were stored.
     together: all are for training, or all are held out, because they overlap or are of one recording.
+    clients: whose each sample is, (n,), if that is known.
+    notes: what the reader decided by default, for people.
+    expected: the most samples that its unit may have, so that they get room at once; 0 if that is not known.
     """
 
     x: NDArray[Any]
     labels: Sequence[str] | NDArray[Any] | None
     form: str
     together: bool = False
+    clients: Sequence[str] | None = None
+    notes: tuple[str, ...] = ()
+    expected: int = 0
+
+
+class TokenIds(Protocol):
+    """Makes token ids (n, length) of texts, as `Texts` does."""
+
+    def ids(self, texts: Sequence[str]) -> NDArray[np.int64]: ...
 
 
 @dataclass(frozen=True)
@@ -124,7 +139,7 @@ class WantedSamples:
     input: InputSpec
     source: SampleSource
     room_bytes: int | None = None
-    texts: Texts | None = None
+    texts: TokenIds | None = None
 
 
 @dataclass(frozen=True)
@@ -157,6 +172,34 @@ class Unit:
     stamp: tuple[int, int]
     sample_format: SampleFormat
     label: str | None = None
+
+    def read(self, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
+        """The samples, and what is skipped. Raises Refused, whatever the reader raises, and MemoryError."""
+        with refusing():
+            yield from self.sample_format.read(self, wanted)
+
+    def stored(self, source: SampleSource) -> Iterator[NDArray[Any]]:
+        """The samples as they are stored. Raises Refused and MemoryError, as `read`."""
+        with refusing():
+            yield from self.sample_format.stored(self, source)
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turns anything that a reader raises into Refused: a file may be damaged in ways that no reader expects.
+
+    Refused and MemoryError pass.
+    """
+    try:
+        yield
+    except (Refused, MemoryError):
+        raise
+    except Exception as error:
+        log.debug("a reader failed", exc_info=True)
+        why = " ".join(str(error).split())[:200]
+        raise Refused(
+            "cannot be read", f"{type(error).__name__}: {why}" if why else type(error).__name__
+        ) from None
 
 
 def file_stamp(path: Path) -> tuple[int, int]:

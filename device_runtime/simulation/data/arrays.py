@@ -2,86 +2,206 @@
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.data.arrays import ArrayNames, labels_of, open_archive, parts_of
+from device_runtime.models.data.labels import LabelMap, NewLabels
+from device_runtime.models.data.sample_source import SampleSource
+from device_runtime.models.data.sample_targets import SampleTargets
+from device_runtime.models.data.units import RawSamples, Refused, SkippedTally
+from device_runtime.models.errors import DataError
 from device_runtime.simulation.errors import DataSetError
 
-from .dataset import DataSet, Samples, check_finite, split
+from .dataset import DataSet, Samples, finite_samples, split
 from .files import existing
 from .spec import DataSpec
+from .tables import look_like_classes
 
 Arrays = Mapping[str, NDArray[Any]]
 
-WHOLE = ("x", "y")
-DIVIDED = ("x_train", "y_train", "x_test", "y_test")
-LABELS = ("labels", "class_names")
+
+@dataclass(frozen=True)
+class _Part:
+    """Samples that are trained or evaluated on, and whose they are. notes: what was left out."""
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    labels: tuple[str, ...]
+    groups: NDArray[np.int64] | None
+    notes: tuple[str, ...]
 
 
-def load(spec: DataSpec, seed: int) -> DataSet:
+def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     """Loads x and y, which are then split, or x_train, y_train, x_test, y_test.
 
-    y are class numbers, or targets in columns.
-
-    Optional arrays: groups, and labels or class_names.
-
-    Raises DataSetError.
+    y are class numbers or names in any form that a device reads, or targets in columns. Optional arrays:
+    groups, and labels or class_names. Raises DataSetError.
     """
     path = existing(spec)
-    arrays = read(path)
-    if all(name in arrays for name in DIVIDED):
-        x, y, test_x, test_y = (arrays[name] for name in DIVIDED)
-        train_y, evaluated = targets(y, path, "y_train"), targets(test_y, path, "y_test")
-        return DataSet(
-            x, train_y, test_x, evaluated, names(arrays, (train_y, evaluated)), _groups(arrays, path)
-        )
-    if not all(name in arrays for name in WHOLE):
-        raise DataSetError(
-            f"{path} has the arrays {', '.join(arrays) or 'none'}; expected x and y, or {', '.join(DIVIDED)}"
-        )
-    every = targets(arrays["y"], path, "y")
-    if arrays["x"].shape[:1] != every.shape[:1]:
-        raise DataSetError(
-            f"{path}: x is {arrays['x'].shape} and y {every.shape}, expected one label for each"
-        )
-    check_finite(arrays["x"], f"{path}: x")
-    groups = _groups(arrays, path)
-    if groups is not None and groups.shape != every.shape[:1]:
-        raise DataSetError(f"{path}: {groups.shape} groups for {every.shape} labels")
-    return split(Samples(arrays["x"], every, names(arrays, (every,)), groups), spec.test_share, seed)
+    reconstructed = bundle is not None and bundle.manifest.target.compared == "input"
+    arrays, found, test = _open(path, labelled=not reconstructed)
+    reader = _LabelReader(path, spec, bundle)
+    train = reader.part(arrays, found)
+    notes = (*([] if (found.x, found.y) in USUAL else [found.said]), *train.notes)
+    if test is None:
+        data = split(Samples(train.x, train.y, train.labels, train.groups), spec.test_share, seed)
+        return replace(data, notes=notes)
+    other = reader.part(arrays, replace(test, clients="", names=found.names))
+    if train.y.ndim != other.y.ndim:
+        raise DataSetError(f"{path}: {found.y} is {train.y.shape} and {test.y} {other.y.shape}")
+    labels = max(train.labels, other.labels, key=len)
+    return DataSet(train.x, train.y, other.x, other.y, labels, train.groups, notes=(*notes, *other.notes))
+
+
+USUAL = (("x", "y"), ("x_train", "y_train"), ("x", ""))
+"""Names of arrays that need not be said."""
+
+
+def _open(path: Path, *, labelled: bool) -> tuple[dict[str, NDArray[Any]], ArrayNames, ArrayNames | None]:
+    """The arrays that are needed, and what they hold; those of a folder are mapped. Raises DataSetError."""
+    try:
+        if path.is_dir():
+            files = {file.stem: file for file in sorted(path.glob("*.npy"))}
+            found, test = parts_of(files, labelled=labelled)
+            return {name: mapped(files[name]) for name in _needed(found, test)}, found, test
+        with open_archive(path) as archive:
+            found, test = parts_of(archive.names, labelled=labelled)
+            return archive.read(*_needed(found, test)), found, test
+    except Refused as error:
+        expected = "" if "one" in error.reason or "which" in error.reason else EXPECTED
+        raise DataSetError(f"{path}: {error}{expected}") from None
+
+
+EXPECTED = (
+    "; expected x and y, or x_train, y_train, x_test and y_test, in a .npz file or folder of .npy files"
+)
+
+
+def _needed(found: ArrayNames, test: ArrayNames | None) -> Collection[str]:
+    names = (found.x, found.y, found.names, found.clients, *((test.x, test.y) if test else ()))
+    return {name: None for name in names if name}
+
+
+def mapped(file: Path) -> NDArray[Any]:
+    """The array of a .npy file, mapped into memory. Raises Refused."""
+    try:
+        return np.asanyarray(np.load(file, mmap_mode="r", allow_pickle=False))
+    except Exception as error:
+        why = " ".join(str(error).split())[:200]
+        raise Refused(f"{file.name} is no .npy file of numbers", why or type(error).__name__) from None
 
 
 def read(path: Path) -> dict[str, NDArray[Any]]:
-    """Reads arrays by name; those of a folder are memory-mapped. Raises DataSetError."""
+    """Reads all arrays by name; those of a folder are memory-mapped. Raises DataSetError."""
     try:
         if path.is_dir():
-            return {
-                file.stem: np.load(file, mmap_mode="r", allow_pickle=False)
-                for file in sorted(path.glob("*.npy"))
-            }
-        if not zipfile.is_zipfile(path):
-            raise DataSetError(f"{path} is not a .npz file or a folder of .npy files")
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:
-        why = " ".join(str(error).split())
-        raise DataSetError(
-            f"{path} is not a .npz file or a folder of .npy files of numbers ({why})"
-        ) from None
+            return {file.stem: mapped(file) for file in sorted(path.glob("*.npy"))}
+        with open_archive(path) as archive:
+            return archive.read(*archive.names)
+    except Refused as error:
+        expected = "a .npz file or a folder of .npy files of numbers"
+        raise DataSetError(f"{path} is not {expected} ({error})") from None
 
 
-def targets(values: NDArray[Any], path: Path, name: str) -> NDArray[Any]:
-    """Class numbers as int64 (n,), or numbers in columns as float64 (n, columns). Raises DataSetError."""
-    if values.ndim == 2 and values.dtype.kind in "buif":
-        return values.astype(np.float64)
-    if values.ndim == 1 and values.dtype.kind == "f":
-        return values.astype(np.float64)[:, None]
-    return integers(values, path, name)
+@dataclass(frozen=True)
+class _LabelReader:
+    """Reads the labels or targets of arrays as a device of the bundle does, or without one."""
+
+    path: Path
+    spec: DataSpec
+    bundle: Bundle | None
+
+    def part(self, arrays: Arrays, found: ArrayNames) -> _Part:
+        """The samples whose values are finite and whose labels are known. Raises DataSetError."""
+        x, y = arrays[found.x], arrays.get(found.y)
+        if not x.ndim or (y is not None and x.shape[:1] != y.shape[:1]):
+            both = f"{found.x} is {x.shape} and {found.y or 'y'} {'missing' if y is None else y.shape}"
+            raise DataSetError(f"{self.path}: {both}, expected one label for each")
+        if x.dtype.kind not in "buif":
+            raise DataSetError(f"{self.path}: {found.x} is {x.dtype}, expected numbers")
+        skipped = SkippedTally()
+        try:
+            numbers, labels, there = self._labels(y, len(x), arrays.get(found.names), skipped)
+        except (Refused, DataError) as error:
+            raise DataSetError(f"{self.path}: {found.y}: {error}") from None
+        groups = _groups(arrays.get(found.clients), len(x), self.path)
+        there &= (finite := finite_samples(x))
+        notes = [f"left out: {one}" for one in skipped]
+        if count := int((~finite).sum()):
+            notes.append(f"left out: values are not finite: {count} of {len(x)} samples")
+        if len(x) and not there.any():
+            raise DataSetError(f"{self.path}: no readable samples; {'; '.join(notes)}")
+        if there.all():
+            return _Part(x, numbers, labels, groups, ())
+        groups = None if groups is None else groups[there]
+        return _Part(x[there], numbers[there], labels, groups, tuple(notes))
+
+    def _labels(
+        self, y: NDArray[Any] | None, count: int, names: NDArray[Any] | None, skipped: SkippedTally
+    ) -> tuple[NDArray[Any], tuple[str, ...], NDArray[np.bool_]]:
+        """The targets, the names of the classes or columns, and whether each sample has one."""
+        manifest = None if self.bundle is None else self.bundle.manifest
+        whole = np.ones(count, bool)
+        if manifest is not None and (manifest.target.has_columns or self.spec.classes is None):
+            labels = LabelMap.of(SampleSource(self.path), manifest.labels)
+            targets = SampleTargets(labels, manifest.target, manifest.target.compared == "input")
+            given: Any = y
+            if y is not None and not manifest.target.has_columns:
+                given = labels_of(y, count, len(labels), names)
+            batch = RawSamples(np.empty((count, 0)), given, "")
+            numbers, read = targets.of(batch, None, self.path.name, skipped)
+            return numbers, manifest.target.columns or manifest.labels, read
+        if y is None:
+            return np.zeros(count, np.int64), ("normal",), whole
+        if _is_columns(y, names):
+            columns = y.astype(np.float64).reshape(count, -1)
+            return columns, _column_names(names, columns.shape[1]), whole
+        given = labels_of(y, count, 0, names)
+        if not isinstance(given, list):
+            return given, tuple(str(n) for n in range(1 + int(given.max(initial=-1)))), whole
+        if names is not None:
+            listed = tuple(str(name) for name in names.tolist())
+            return labels_of(y, count), listed, whole
+        new = NewLabels()
+        numbers = np.array([new.number(name) for name in given], np.int64)
+        order = sorted(new.names)
+        return np.array([order.index(name) for name in new.names], np.int64)[numbers], tuple(order), whole
+
+
+def _is_columns(y: NDArray[Any], names: NDArray[Any] | None) -> bool:
+    """Whether y, of no known task, is of targets in columns: numbers that do not look like classes."""
+    if y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "buif":
+        return not (((y == 0) | (y == 1)).all() and ((y != 0).sum(axis=1) == 1).all())
+    if y.dtype.kind != "f" or y.ndim not in (1, 2):
+        return False
+    found = np.unique(y)
+    return not (np.isfinite(found).all() and look_like_classes(found, len(y)))
+
+
+def _column_names(names: NDArray[Any] | None, count: int) -> tuple[str, ...]:
+    if names is not None:
+        return tuple(str(name) for name in names.tolist())
+    return tuple(str(column) for column in range(count))
+
+
+def _groups(groups: NDArray[Any] | None, count: int, path: Path) -> NDArray[np.int64] | None:
+    """The number of each sample's client; names of clients are numbered in order. Raises DataSetError."""
+    if groups is None:
+        return None
+    if groups.shape != (count,):
+        raise DataSetError(f"{path}: {groups.shape} groups for {count} samples")
+    if groups.dtype.kind in "iu":
+        return groups.astype(np.int64)
+    if groups.dtype.kind in "US":
+        return np.unique(groups, return_inverse=True)[1].astype(np.int64)
+    raise DataSetError(f"{path}: groups are {groups.dtype}, expected integers or names (n,)")
 
 
 def integers(values: NDArray[Any], path: Path, name: str) -> NDArray[np.int64]:
@@ -92,15 +212,9 @@ def integers(values: NDArray[Any], path: Path, name: str) -> NDArray[np.int64]:
 
 
 def names(arrays: Arrays, labels: tuple[NDArray[Any], ...]) -> tuple[str, ...]:
-    """The names of the classes or columns: as stored, or else their numbers up to the largest."""
-    for key in LABELS:
+    """The names of the classes: as stored, or else their numbers up to the largest."""
+    for key in ("labels", "class_names"):
         if key in arrays:
             return tuple(str(name) for name in arrays[key].tolist())
-    if labels[0].ndim > 1:
-        return tuple(str(column) for column in range(labels[0].shape[1]))
     classes = 1 + max((int(y.max()) for y in labels if len(y)), default=-1)
     return tuple(str(label) for label in range(classes))
-
-
-def _groups(arrays: Arrays, path: Path) -> NDArray[np.int64] | None:
-    return integers(arrays["groups"], path, "groups") if "groups" in arrays else None

@@ -35,6 +35,7 @@ class DataSet:
     groups: int64 (n,), the natural client (writer, speaker) of each training sample, -1 for none.
     vocabulary: of a text, the word of each token id.
     generic: samples that are held out of training.
+    notes: how the files were read, as far as that was decided by default, and what was left out.
     """
 
     train_x: NDArray[Any]
@@ -45,6 +46,7 @@ class DataSet:
     groups: NDArray[np.int64] | None = None
     vocabulary: tuple[str, ...] = ()
     generic: Samples | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def has_columns(self) -> bool:
@@ -86,10 +88,11 @@ class Samples:
     groups: NDArray[np.int64] | None = None
 
 
-def split(samples: Samples, share: float, seed: int) -> DataSet:
+def split(samples: Samples, share: float, seed: int, in_place: bool = False) -> DataSet:
     """Splits off a random `share` of the samples, at least one, for evaluation.
 
-    Raises DataSetError for fewer than 2 samples.
+    in_place: the training samples stay in the memory of `samples.x`, which is lost. Raises DataSetError for
+    fewer than 2 samples.
     """
     if len(samples.y) < 2:
         raise DataSetError(f"{len(samples.y)} samples, expected 2 or more to split")
@@ -98,7 +101,17 @@ def split(samples: Samples, share: float, seed: int) -> DataSet:
     test, train = np.sort(order[:tests]), np.sort(order[tests:])
     groups = None if samples.groups is None else samples.groups[train]
     x, y = samples.x, samples.y
-    return DataSet(x[train], y[train], x[test], y[test], samples.labels, groups)
+    test_x = x[test]
+    train_x = _moved_up(x, train) if in_place else x[train]
+    return DataSet(train_x, y[train], test_x, y[test], samples.labels, groups)
+
+
+def _moved_up(x: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+    """The rows (sorted) of x, moved to its beginning, a block at a time."""
+    for first in range(0, len(rows), BLOCK):
+        block = rows[first : first + BLOCK]
+        x[first : first + len(block)] = x[block]
+    return x[: len(rows)]
 
 
 def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
@@ -221,17 +234,22 @@ BLOCK = 1024
 """Samples that are looked at together, so that memory-mapped ones are not all read into memory."""
 
 
-def check_finite(x: NDArray[Any], where: str) -> None:
-    """Raises DataSetError, naming `where`, if a sample has values that are not finite in float32."""
+def finite_samples(x: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether all values of each sample are finite in float32, (n,)."""
     if x.dtype.kind != "f":
-        return
-    wrong: list[int] = []
+        return np.ones(len(x), bool)
+    found = np.empty(len(x), bool)
     for first in range(0, len(x), BLOCK):
         with np.errstate(over="ignore"):
             block = np.asarray(x[first : first + BLOCK], np.float32)
-        finite = np.isfinite(block).reshape(len(block), -1).all(axis=1)
-        wrong += (first + np.flatnonzero(~finite)).tolist()
-    if wrong:
+        found[first : first + len(block)] = np.isfinite(block).reshape(len(block), -1).all(axis=1)
+    return found
+
+
+def check_finite(x: NDArray[Any], where: str) -> None:
+    """Raises DataSetError, naming `where`, if a sample has values that are not finite in float32."""
+    wrong = np.flatnonzero(~finite_samples(x))
+    if len(wrong):
         raise DataSetError(
             f"{where} has {len(wrong)} of {len(x)} samples that are not finite, the first is number "
             f"{wrong[0]} (from 0): expected finite values"

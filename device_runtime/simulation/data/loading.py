@@ -17,7 +17,7 @@ from device_runtime.simulation.errors import DataSetError
 from device_runtime.simulation.partition.methods import NOBODY, Ints, Parts, cap
 
 from .dataset import DataSet, check, held_out, limited, numbered_as, of_classes, validated
-from .spec import OF_TEXTS, OF_WINDOWS, SHARES_OFF, SOURCES, DataSpec
+from .spec import OF_BUNDLES, SHARES_OFF, SOURCES, DataSpec
 
 DIVISION, GROUPS = 13, 15  # purposes of draws from a run's seed
 
@@ -183,11 +183,7 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     text, and cuts recordings. Raises DataSetError, which says what is wrong, where, and what was expected.
     """
     module = import_module(f".{SOURCES[spec.source]}", __package__)
-    needed: tuple[object, ...] = ()
-    if spec.source in OF_TEXTS:
-        needed = (bundle and bundle.texts,)
-    elif spec.source in OF_WINDOWS:
-        needed = (bundle,)
+    needed = (bundle,) if spec.source in OF_BUNDLES else ()
     data: DataSet = module.load(spec, seed, *needed)
     where = spec.path or spec.source
     chosen = of_classes(check(data, where), spec, where)

@@ -39,9 +39,13 @@ SOURCES = {
 It is imported when it is needed. A new source is a module with `load`, its test, and one line here.
 """
 OF_TEXTS = ("text", "sst2")
-"""Sources of text: their `load` also takes the bundle's `Texts`, which makes token ids, or None."""
+"""Sources of text, whose token ids a bundle with a tokenizer makes."""
 OF_WINDOWS = ("recordings",)
-"""Sources that a bundle cuts into windows: their `load` also takes the bundle, or None."""
+"""Sources that a bundle cuts into windows."""
+OF_TABLES = ("table", "text")
+"""Sources whose files are tables, which are read as on a device of the bundle."""
+OF_BUNDLES = ("npz", "table", *OF_TEXTS, *OF_WINDOWS)
+"""Sources whose `load` also takes the bundle, or None: how they are read depends on the task."""
 
 
 class GroupData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -101,8 +105,10 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     vocabulary: Annotated[int, msgspec.Meta(ge=3)] = 10_000  # text: token ids
     length: Count = 32  # text: tokens of a sample
     vectors: str = ""  # text: a GloVe file; only its words enter the vocabulary
-    text_column: str = ""  # text: name or number of the column; "" is the first
-    label_column: str = ""  # text, table: "" is the last; recordings: "" is found as on a device
+    text_column: str = ""  # text: name or number of the column; "" is found as on a device
+    label_column: str = ""  # text, table, recordings: "" is found as on a device
+    feature_columns: str = ""  # table: names or numbers, separated by commas; "" is all others
+    client_column: str = ""  # table, text: whose each row is, for natural; "" is found by its name
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -111,6 +117,9 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError(f"path is {self.path}, and source digits has none: name another source")
         if self.test_path and self.source not in ("table", *OF_TEXTS):
             raise ValueError(f"test_path is {self.test_path}: it is for tables and texts, not {self.source}")
+        for name in ("feature_columns", "client_column"):
+            if getattr(self, name) and self.source not in (("table",) if name[0] == "f" else OF_TABLES):
+                raise ValueError(f"{name} is {getattr(self, name)}: it is for tables, not {self.source}")
         if self.classes is not None and (not self.classes or len(set(self.classes)) < len(self.classes)):
             raise ValueError(f"classes is {list(self.classes)}, expected one or more, each once")
         if self.generic_classes and not self.generic_samples:

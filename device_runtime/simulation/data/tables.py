@@ -1,100 +1,203 @@
-"""Tables of numbers: .csv or .tsv with a header, the features in columns, and labels or targets in others."""
+"""Tables of numbers, .csv, .tsv or .parquet: features, and labels or targets, as a device reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import nan
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
+from device_runtime.models.data.cells import folded
+from device_runtime.models.data.collected import CollectedSamples, collect
+from device_runtime.models.data.columns import Columns
+from device_runtime.models.data.labels import LabelMap, NewLabels
+from device_runtime.models.data.local_samples import for_task
+from device_runtime.models.data.sample_source import SampleSource
+from device_runtime.models.data.sample_targets import SampleTargets
+from device_runtime.models.data.table import layout
+from device_runtime.models.data.units import Refused, TokenIds, WantedSamples
+from device_runtime.models.errors import DataError
 from device_runtime.simulation.errors import DataSetError
 
-from .dataset import DataSet, Samples, split
+from .dataset import DataSet, Samples, in_order, split
 from .files import existing
 from .spec import DataSpec
-from .text import table_rows
+
+FEWEST = 2
+"""How often labels that are numbers recur at the mean, where no task says that they are classes."""
 
 
-def load(spec: DataSpec, seed: int) -> DataSet:
-    """Loads features float32 (n, columns), split by the seed unless `test_path` is given.
+@dataclass(frozen=True)
+class TableTask:
+    """How the tables of a data set are read: as on a device of the bundle, or without one.
 
-    `label_column` names the column of labels or of a target, or several columns of targets, separated by
-    commas; the default is the last. Numbers of several columns, and of one that has others than 0, 1, 2, ..,
-    are targets; anything else names classes. Raises DataSetError.
+    labels: those of the bundle, or new ones, by the names in the data.
+    """
+
+    spec: DataSpec
+    labels: LabelMap | NewLabels
+    target: TargetSpec
+    manifest: Manifest | None
+
+    @classmethod
+    def of(cls, spec: DataSpec, manifest: Manifest | None) -> TableTask:
+        """Raises DataSetError for a label map that does not fit."""
+        if manifest is not None:
+            by_name = manifest.target.has_columns or spec.classes is None  # classes number those of the data
+            try:
+                known = LabelMap.of(SampleSource(Path(spec.path).expanduser()), manifest.labels)
+            except DataError as error:
+                raise DataSetError(str(error)) from None
+            return cls(spec, known if by_name else NewLabels(), manifest.target, manifest)
+        names = [name.strip() for name in spec.label_column.split(",")]
+        target = TargetSpec("mse", "values", tuple(names)) if len(names) > 1 else CROSS_ENTROPY
+        return cls(spec, NewLabels(), target, None)
+
+    def source(self, path: Path) -> SampleSource:
+        """The file with the columns that are asked for, as the task reads it."""
+        spec, labels = self.spec, self.labels
+        given = SampleSource(
+            path,
+            label_column=spec.label_column,
+            text_column=spec.text_column,
+            feature_columns=spec.feature_columns,
+            client_column=spec.client_column,
+        )
+        known = labels if isinstance(labels, LabelMap) else None
+        if self.manifest is not None and known is None:
+            known = LabelMap(self.manifest.labels)
+        return for_task(given, known, self.target, spec.source != "table")
+
+    def read(self, path: Path, texts: TokenIds | None = None) -> tuple[CollectedSamples, Columns]:
+        """All samples of a file, and its columns. Raises DataSetError."""
+        if not path.is_file():
+            raise DataSetError(f"{path}: no such file, expected a .csv, .tsv or .parquet table")
+        source = self.source(path)
+        try:
+            columns = layout(path, source).columns
+            targets = SampleTargets(self.labels, self.target, source.unlabelled)
+            wanted = WantedSamples(self._input(columns, texts), source, texts=texts)
+            return collect(path, wanted, targets), columns
+        except Refused as error:
+            raise DataSetError(f"{path}: {error}") from None
+
+    def _input(self, columns: Columns, texts: TokenIds | None) -> InputSpec:
+        if texts is not None:
+            return InputSpec((1,), dtype="int64", vocabulary=1 << 31)
+        if self.manifest is not None:
+            return self.manifest.input
+        return InputSpec((max(1, len(columns.features)),))
+
+    def named(self, y: NDArray[Any], classes: bool = False) -> tuple[NDArray[Any], tuple[str, ...]]:
+        """The targets, and the names of the classes or columns; new classes are numbered in order.
+
+        Without a task, numbers that rarely recur, or are no whole numbers from 0 on, are targets without a
+        name, unless they are certainly `classes`.
+        """
+        if self.target.has_columns:
+            return y, self.target.columns
+        if isinstance(self.labels, LabelMap):
+            return y, () if self.manifest is None else self.manifest.labels
+        names = self.labels.names
+        values = None if classes or self.manifest is not None else _values(names, len(y))
+        if values is not None:
+            return values[y][:, None], ()
+        order = in_order(names)
+        place = np.array([order.index(name) for name in names], np.int64)
+        return place[y], order
+
+
+def _values(names: tuple[str, ...], samples: int) -> NDArray[np.float64] | None:
+    """The labels as numbers, if they look like values and not like classes; else None."""
+    try:
+        values = np.array([float(name) for name in names])
+    except ValueError:
+        return None
+    return None if look_like_classes(values, samples) else values
+
+
+def look_like_classes(values: NDArray[Any], samples: int) -> bool:
+    """Whether the different labels of so many samples, which are numbers, look like numbers of classes."""
+    if not ((values == np.floor(values)).all() and (values >= 0).all()):
+        return False
+    from_0 = np.array_equal(np.sort(values), np.arange(len(values)))
+    return (from_0 and len(values) < max(3, samples)) or FEWEST * len(values) <= samples
+
+
+def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
+    """Loads features float32 (n, *input), or (n, columns) without a bundle, as a device reads them.
+
+    They are split by the seed unless `test_path` is given. Raises DataSetError.
     """
     path = existing(spec)
-    names, columns, x, cells = _read(path, spec.label_column)
+    task = TableTask.of(spec, None if bundle is None else bundle.manifest)
+    train, columns = task.read(path)
     if not spec.test_path:
-        y, labels = _targets(names, cells)
-        return split(Samples(x, y, labels), spec.test_share, seed)
-    test = Path(spec.test_path).expanduser()
-    _, test_columns, test_x, test_cells = _read(test, ",".join(names))
-    if sorted(test_columns) != sorted(columns):
-        expected, there = ", ".join(columns[:12]), ", ".join(test_columns[:12])
-        raise DataSetError(f"{test} has the features {there}; {path} has {expected}")
-    test_x = test_x[:, [test_columns.index(column) for column in columns]]
-    every, labels = _targets(names, np.concatenate([cells, test_cells]))
-    return DataSet(x, every[: len(x)], test_x, every[len(x) :], labels)
+        y, labels = task.named(train.y)
+        samples = Samples(train.x, y, labels or (_label(columns),), train.clients)
+        data = split(samples, spec.test_share, seed, in_place=True)
+        return replace(data, notes=notes(train, columns, named=bool(labels)))
+    test_path = Path(spec.test_path).expanduser()
+    test_x, test_y = _alike(task, test_path, columns, path)
+    every, labels = task.named(np.concatenate([train.y, test_y]))
+    named = labels or (_label(columns),)
+    count = len(train.y)
+    return DataSet(
+        train.x,
+        every[:count],
+        test_x,
+        every[count:],
+        named,
+        train.clients,
+        notes=notes(train, columns, named=bool(labels)),
+    )
 
 
-def _read(file: Path, asked: str) -> tuple[tuple[str, ...], list[str], NDArray[np.float32], NDArray[np.str_]]:
-    """The names of targets and features, the features, and the cells of the targets, (n, columns)."""
-    if not file.is_file():
-        raise DataSetError(f"{file}: no such file, expected a .csv or .tsv table")
-    header, *rows = table_rows(file)
-    called = [name.strip() for name in header]
-    names = tuple(name.strip() for name in asked.split(",")) if asked else (called[-1],)
-    if unknown := [name for name in names if name not in called]:
-        raise DataSetError(f"{file} has no column {unknown[0]!r}; its header has {', '.join(called[:12])}")
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(header):
-            raise DataSetError(f"{file}, row {number} has {len(row)} columns, expected {len(header)}")
-    if not rows:
-        raise DataSetError(f"{file} has a header and no rows")
-    cells, targets = np.array(rows, np.str_), [called.index(name) for name in names]
-    features = [column for column in range(len(called)) if column not in targets]
-    feature_names = [called[column] for column in features]
-    x = _numbers(cells[:, features], feature_names, file)
-    answers = np.char.strip(cells[:, targets])
-    if len(names) > 1:
-        _numbers(answers, names, file)
-    return names, feature_names, x, answers
+def _label(columns: Columns) -> str:
+    number = columns.label.number
+    return columns.names[number] if columns.names else str(number)
 
 
-def _numbers(cells: NDArray[np.str_], columns: Sequence[str], file: Path) -> NDArray[np.float32]:
-    """The cells (rows, columns) as numbers. Raises DataSetError, naming the first that is none."""
-    try:
-        numbers = cells.astype(np.float64)
-    except ValueError:
-        numbers = np.array([[_number(cell) for cell in row] for row in cells.tolist()])
-    with np.errstate(over="ignore"):
-        values: NDArray[np.float32] = numbers.astype(np.float32)
-    if len(wrong := np.argwhere(~np.isfinite(values))):
-        row, column = wrong[0].tolist()
-        where = f"row {row + 2}, column {columns[column]}"
-        raise DataSetError(f"{file}, {where}: {str(cells[row, column])!r} is no finite number")
-    return values
+def _alike(task: TableTask, path: Path, columns: Columns, trained: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The samples of a second file, with the features in the order of the first. Raises DataSetError."""
+    spec = task.spec
+    if columns.names and not spec.label_column and not task.target.has_columns and columns.targets:
+        task = replace(task, spec=msgspec.structs.replace(spec, label_column=_label(columns)))
+    test, others = task.read(path)
+    there, known = (
+        [folded(one.names[i]) if one.names else "" for i in one.features] for one in (others, columns)
+    )
+    if sorted(there) != sorted(known):
+        raise DataSetError(f"{path} has the features {others.listed}; {trained} has {columns.listed}")
+    if there == known or len(set(known)) < len(known):
+        return test.x, test.y
+    order = [there.index(name) for name in known]
+    x = test.x.reshape(len(test.x), -1)[:, order].reshape(test.x.shape)
+    return x, test.y
 
 
-def _number(cell: str) -> float:
-    """The cell as a number; nan if it is none."""
-    try:
-        return float(cell)
-    except ValueError:
-        return nan
+def notes(samples: CollectedSamples, columns: Columns, *, named: bool) -> tuple[str, ...]:
+    """What is to be said of how a table was read: its label, what was decided by default, and left out.
 
-
-def _targets(names: tuple[str, ...], cells: NDArray[np.str_]) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """Targets in columns with their names, or class numbers with the names of the classes."""
-    try:
-        numbers = cells.astype(np.float64)
-    except ValueError:
-        labels, y = np.unique(cells[:, 0], return_inverse=True)
-        return y.astype(np.int64), tuple(labels.tolist())
-    found = np.unique(numbers)
-    if len(names) > 1 or not np.array_equal(found, np.arange(len(found))):
-        return numbers, names
-    return numbers[:, 0].astype(np.int64), tuple(str(number) for number in range(len(found)))
+    named: whether the labels are names of classes or of targets, and not numbers that are taken for targets.
+    """
+    said = []
+    if columns.targets:
+        kind = "" if named else ": numbers, as targets"
+        word = "label" if columns.targets == (columns.label.number,) else "targets"
+        said.append(f"{word}: {columns.labelled}{kind}")
+    else:
+        said.append("label: none")
+    if samples.clients is not None:
+        said.append(
+            f"clients: {len(samples.client_names)}, as {columns.name(columns.client or 0)} names them"
+        )
+    said += [note for note in samples.notes if not note.startswith("client:")]
+    return (*said, *(f"left out: {skipped}" for skipped in samples.skipped))

@@ -5,67 +5,101 @@ Word vectors are read from files such as GloVe's (Pennington et al. 2014): a wor
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.data.cells import first_of
+from device_runtime.models.data.table import ENDINGS
 from device_runtime.models.text.texts import Texts
 from device_runtime.simulation.errors import DataSetError
 
 from .dataset import DataSet, Samples, in_order, split
-from .files import existing, read
+from .files import existing
 from .spec import DataSpec
+from .tables import TableTask, notes
 
 PADDING, UNKNOWN = "<padding>", "<unknown>"
 SPECIAL = (PADDING, UNKNOWN)
 """Token ids 0 and 1."""
 
 TOKEN = re.compile(r"[\w']+|[^\w\s]")
-TITLES = {"label", "labels", "class", "category", "target", "sentiment"}
-DELIMITERS = {".tsv": "\t", ".tab": "\t", ".csv": ","}
-
-Row = list[str]
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Texts and the name of the label of each."""
+    """Texts, and the class number of each; clients: the number of each one's client, (n,), -1 for none."""
 
     texts: tuple[str, ...]
-    labels: tuple[str, ...]
+    y: NDArray[np.int64]
+    clients: NDArray[np.int64] | None
+    notes: tuple[str, ...]
 
 
-def load(spec: DataSpec, seed: int, texts: Texts | None = None) -> DataSet:
-    """Loads sentences as token ids int32 (n, length), padded with 0.
+class _Kept:
+    """Keeps texts in place of making their ids, which need a vocabulary: the id of each is its place."""
 
-    `texts`, of a bundle, makes the ids; without it they number the words of the training samples. `path` is a
-    file, to be split unless `test_path` is given; or a folder with one *train file and one *test file. Raises
-    DataSetError.
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def ids(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """The places of the texts, (n, 1)."""
+        first = len(self.texts)
+        self.texts += texts
+        return np.arange(first, len(self.texts))[:, None]
+
+
+def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
+    """Loads sentences as token ids int32 (n, length), padded with 0, with the labels of the bundle.
+
+    The bundle's tokenizer makes the ids; without one they number the words of the training samples. `path` is
+    a file, to be split unless `test_path` is given; or a folder with one *train file and one *test file.
+    Raises DataSetError.
     """
+    if bundle is None:
+        return read_texts(spec, seed, None, None)
+    return read_texts(spec, seed, bundle.texts, bundle.manifest)
+
+
+def read_texts(spec: DataSpec, seed: int, texts: Texts | None, manifest: Manifest | None) -> DataSet:
+    """As `load`, of these parts of a bundle."""
     train, test = _files(spec)
-    known = sentences(train, spec)
+    task = TableTask.of(spec, manifest)
+    known = sentences(train, task)
     if test is None:
         numbers = np.arange(len(known.texts))
-        labels = in_order(known.labels)
-        both = split(Samples(numbers, _numbered(known, labels, train), labels), spec.test_share, seed)
+        y, labels = _named(task, known.y, train)
+        both = split(Samples(numbers, y, labels, known.clients), spec.test_share, seed)
         trained = [known.texts[i] for i in both.train_x.tolist()]
         vocabulary = () if texts else _vocabulary(trained, spec)
         ids = _inputs(known.texts, vocabulary, spec, texts)
         x, test_x = ids[both.train_x], ids[both.test_x]
-        return DataSet(x, both.train_y, test_x, both.test_y, labels, vocabulary=vocabulary)
-    asked, labels = sentences(test, spec), in_order(known.labels)
+        return replace(both, train_x=x, test_x=test_x, vocabulary=vocabulary, notes=known.notes)
+    before = task.labels.names
+    asked = sentences(test, task)
+    if task.labels.names != before:
+        strange = [name for name in task.labels.names if name not in before]
+        there = first_of(in_order(before), 10)
+        raise DataSetError(f"{test} has the label {strange[0]!r}, training has {there}")
     vocabulary = () if texts else _vocabulary(known.texts, spec)
     x, test_x = (_inputs(some.texts, vocabulary, spec, texts) for some in (known, asked))
-    y, test_y = _numbered(known, labels, train), _numbered(asked, labels, test)
-    return DataSet(x, y, test_x, test_y, labels, vocabulary=vocabulary)
+    every, labels = _named(task, np.concatenate([known.y, asked.y]), train)
+    y, test_y = every[: len(x)], every[len(x) :]
+    return DataSet(x, y, test_x, test_y, labels, known.clients, vocabulary, notes=known.notes)
+
+
+def _named(task: TableTask, y: NDArray[np.int64], file: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """The class numbers, and the names of the classes. Raises DataSetError for numbers as targets."""
+    if task.target.has_columns:
+        raise DataSetError(f"{file}: a text has one label, and the task's targets are columns of numbers")
+    return task.named(y, classes=True)
 
 
 def tokens(text: str) -> list[str]:
@@ -87,82 +121,19 @@ def _files(spec: DataSpec) -> tuple[Path, Path | None]:
 
 def only(folder: Path, part: str) -> Path:
     """The only file *PART.tsv or *PART.csv in the folder. Raises DataSetError."""
-    files = [file for ending in DELIMITERS for file in sorted(folder.glob(f"*{part}{ending}"))]
+    files = [file for ending in ENDINGS for file in sorted(folder.glob(f"*{part}{ending}"))]
     if len(files) != 1:
         listed = ", ".join(file.name for file in files) or "none"
         raise DataSetError(f"{folder}: {listed} of *{part}.tsv or *{part}.csv, expected one")
     return files[0]
 
 
-def sentences(file: Path, spec: DataSpec) -> Sentences:
-    """The rows of one file, without the header. Raises DataSetError.
-
-    The first row is a header if the spec names columns, or if its label cell looks like a column title.
-    """
-    rows = table_rows(file)
-    named = [c for c in (spec.text_column, spec.label_column) if c and not c.isdecimal()]
-    try:
-        text = _column(spec.text_column, rows[0], 0)
-        label = _column(spec.label_column, rows[0], len(rows[0]) - 1)
-    except LookupError as error:
-        raise DataSetError(f"{file} has no column {error}; its first row is {rows[0]}") from None
-    wide = max(text, label) + 1
-    for number, row in enumerate(rows, 1):
-        if len(row) < wide:
-            raise DataSetError(f"{file}, row {number} has {len(row)} columns, expected {wide}")
-    if named or _is_name(rows[0][label], {row[label] for row in rows[1:]}):
-        rows = rows[1:]
-    if not rows:
-        raise DataSetError(f"{file} has a header and no rows")
-    return Sentences(tuple(row[text] for row in rows), tuple(row[label].strip() for row in rows))
-
-
-def table_rows(file: Path) -> list[Row]:
-    """The rows of a .csv or .tsv file that are not empty, at least one, of several cells.
-
-    Raises DataSetError.
-    """
-    try:
-        text = read(file).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataSetError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from None
-    delimiter = DELIMITERS.get(file.suffix.lower(), ",")
-    plain: dict[str, Any] = {"quoting": csv.QUOTE_NONE} if delimiter == "\t" else {}
-    try:
-        rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter, **plain) if row]
-    except csv.Error as error:
-        raise DataSetError(f"{file}: {error}") from None
-    if not rows:
-        raise DataSetError(f"{file} is empty")
-    if len(rows[0]) < 2:
-        raise DataSetError(f"{file} has one column, expected several, divided by {delimiter!r}")
-    return rows
-
-
-def _is_name(first: str, labels: set[str]) -> bool:
-    """Whether the first cell of the label column is a header: a common title, or the only non-number."""
-    numbers = bool(labels) and all(label.strip().lstrip("-").isdecimal() for label in labels)
-    return first.strip().lower() in TITLES or (numbers and not first.strip().lstrip("-").isdecimal())
-
-
-def _column(wanted: str, first: Row, otherwise: int) -> int:
-    """The number of the wanted column; `otherwise` if none is wanted. Raises LookupError."""
-    if not wanted:
-        return otherwise
-    if wanted.isdecimal():
-        if int(wanted) >= len(first):
-            raise LookupError(wanted)
-        return int(wanted)
-    if wanted not in first:
-        raise LookupError(wanted)
-    return first.index(wanted)
-
-
-def _numbered(some: Sentences, labels: tuple[str, ...], file: Path) -> NDArray[np.int64]:
-    numbers = {name: number for number, name in enumerate(labels)}
-    if strange := sorted(set(some.labels) - set(labels)):
-        raise DataSetError(f"{file} has the label {strange[0]!r}, training has {', '.join(labels[:10])}")
-    return np.array([numbers[label] for label in some.labels], np.int64)
+def sentences(file: Path, task: TableTask) -> Sentences:
+    """The texts of one file with their labels, as a device reads them. Raises DataSetError."""
+    kept = _Kept()
+    samples, columns = task.read(file, kept)
+    texts = tuple(kept.texts[i] for i in samples.x[:, 0].tolist())
+    return Sentences(texts, samples.y, samples.clients, notes(samples, columns, named=True))
 
 
 def _vocabulary(texts: Iterable[str], spec: DataSpec) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import pytest
 
 from device_runtime.models import data
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.data import SampleSource, open_samples, table
+from device_runtime.models.data import SampleSource, delimited, open_samples
 from device_runtime.models.errors import DataError
 
 ROW = ",".join(str(n) for n in range(64))
@@ -129,7 +129,10 @@ def test_files_that_a_table_names_have_its_labels_and_their_folder_is_no_class(t
         (b"", "a file without samples"),
         (b"\xff\xfe\x00", "not a table of UTF-8 text"),
         (b"a,b\nc,d\n", "another number of features"),
-        (b'"' + b"x" * 200_000, "not a table of UTF-8 text.*field larger"),
+        (
+            b'"' + b"x" * 200_000,
+            "or a quote that is not closed: .*131,072 characters are the most",
+        ),
     ],
 )
 def test_what_is_no_table_is_an_error_of_one_line(tmp_path, bundle, content, message):
@@ -161,7 +164,7 @@ def test_a_row_as_it_is_stored_does_not_depend_on_its_label(tmp_path):
 
 
 def test_a_table_without_ends_of_lines_is_not_read_as_one_line(tmp_path, bundle, monkeypatch):
-    monkeypatch.setattr(table, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(delimited, "LONGEST_LINE", 1000)
     (tmp_path / "a.csv").write_text("1,2," * 1000)
     (tmp_path / "b.csv").write_text(f"{ROW},7\n" + "1,2," * 1000)
     (tmp_path / "c.csv").write_text(f"{ROW},7\n")

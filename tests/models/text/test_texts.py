@@ -96,13 +96,13 @@ def test_what_is_no_text_is_left_out_and_said(tmp_path, text_bundle):
 
 def test_which_column_has_the_texts_is_asked_where_it_is_not_clear(tmp_path, text_bundle):
     (tmp_path / "a.csv").write_text("one,two,label\nx,y,1\n")
-    with pytest.raises(DataError, match=r"which column has the texts\?: .*one, two, label"):
+    with pytest.raises(DataError, match=r"which column has the texts\? say it by --text-column: .*one, two"):
         open_samples(tmp_path, text_bundle.manifest, texts=text_bundle.texts)
-    with pytest.raises(Refused, match="no 'three'"):
-        text_column(["one", "two", "label"], 3, (2,), "three")
-    with pytest.raises(Refused, match=r"0 to 2"):
-        text_column(None, 3, (2,), "")
-    assert text_column(None, 3, (2,), "1") == 1
+    with pytest.raises(Refused, match="no column 'three' for the texts"):
+        text_column(["one", "two", "label"], (), (0, 1), "three")
+    with pytest.raises(Refused, match=r"0, 1"):
+        text_column(None, [["a", "b", "c"]], (0, 1), "")
+    assert text_column(None, [["a", "b", "c"]], (0, 1), "1") == 1
 
 
 def test_a_text_is_no_picture_and_no_list_of_ids(tmp_path, bundle, text_bundle):

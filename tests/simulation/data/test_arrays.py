@@ -56,13 +56,16 @@ def test_max_keeps_a_random_part_in_its_order(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"a": X}, "has the arrays a; expected x and y, or x_train"),
-        ({"x": X, "y": Y.astype(complex)}, r"y is complex128 \(10,\), expected integers"),
+        ({"a": X}, "has no array 'x': it has a; expected x and y, or x_train"),
+        (
+            {"x": X, "y": Y.astype(complex)},
+            r"y is complex128 \(10,\), expected one integer for each",
+        ),
         ({"x": X, "y": Y[:5]}, r"x is \(10, 2, 2\) and y \(5,\), expected one label for each"),
-        ({"x": X, "y": Y, "labels": ["one", "two"]}, "label 2, expected 0 to 1"),
+        ({"x": X, "y": Y, "labels": ["one", "two"]}, "a class number without a name: 0 to 2 of 2"),
         ({"x": X, "y": Y - 1}, "label -1, expected 0"),
         ({"x": X.astype(str), "y": Y}, "x is <U3, expected numbers"),
-        ({"x": X, "y": Y, "groups": Y[:3]}, r"\(3,\) groups for \(10,\) labels"),
+        ({"x": X, "y": Y, "groups": Y[:3]}, r"\(3,\) groups for 10 samples"),
         ({"x": X[:1], "y": Y[:1]}, "1 samples, expected 2 or more"),
         ({"x_train": X, "y_train": Y, "x_test": X[:, 0], "y_test": Y}, r"\(2, 2\), test samples \(2,\)"),
         ({"x_train": X, "y_train": Y, "x_test": X[:0], "y_test": Y[:0]}, "no test samples"),
@@ -77,10 +80,10 @@ def test_what_does_not_fit_is_said_in_one_line(tmp_path, arrays, said):
 
 def test_what_is_no_npz_or_not_there_is_said(tmp_path):
     (tmp_path / "d.npz").write_bytes(b"PK\x03\x04 cut")
-    with pytest.raises(DataSetError, match=r"d\.npz is not a \.npz file"):
+    with pytest.raises(DataSetError, match=r"d\.npz: not a \.npz file: .*; expected x and y, or x_train"):
         load(spec(tmp_path / "d.npz"), 0)
     (tmp_path / "words.tsv").write_text("good\t1\n")
-    with pytest.raises(DataSetError, match=r"words\.tsv is not a \.npz file or a folder of \.npy files$"):
+    with pytest.raises(DataSetError, match=r"words\.tsv: not a \.npz file: .* in a \.npz file or folder"):
         load(spec(tmp_path / "words.tsv"), 0)
     with pytest.raises(DataSetError, match="no such file or folder"):
         load(spec(tmp_path / "other.npz"), 0)
@@ -89,15 +92,15 @@ def test_what_is_no_npz_or_not_there_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e39])
-def test_samples_that_are_not_finite_are_counted_and_refused(tmp_path, value):
+def test_samples_that_are_not_finite_are_left_out_and_counted_as_on_a_device(tmp_path, value):
     x = X.astype(np.float64)
     x[[3, 7], 1, 0] = value
     np.savez(tmp_path / "d.npz", x=x, y=Y)
-    said = (
-        r"d.npz: x has 2 of 10 samples that are not finite, the first is number 3 \(from 0\): expected finite"
-    )
-    with pytest.raises(DataSetError, match=said):
-        load(spec(tmp_path / "d.npz"), 0)
+    data = load(spec(tmp_path / "d.npz"), 0)
+    assert len(data.train_y) + len(data.test_y) == 8
+    assert data.notes == ("left out: values are not finite: 2 of 10 samples",)
     np.savez(tmp_path / "d.npz", x_train=X.astype(float), y_train=Y, x_test=x, y_test=Y)
-    with pytest.raises(DataSetError, match="d.npz: test x has 2 of 10 samples that are not finite"):
+    assert len(load(spec(tmp_path / "d.npz"), 0).test_y) == 8
+    np.savez(tmp_path / "d.npz", x=np.full_like(x, value), y=Y)
+    with pytest.raises(DataSetError, match="d.npz: no readable samples; .*not finite: 10 of 10 samples"):
         load(spec(tmp_path / "d.npz"), 0)

@@ -18,8 +18,8 @@ COLOURS = {"cat": 10, "dog": 20, "bird": 30}
 def labelled(bundle):
     """A bundle of images of 8 by 8 with these labels, as far as a source looks at it."""
 
-    def make(*labels):
-        given = msgspec.structs.replace(bundle.manifest.input, shape=(3, 8, 8))
+    def make(*labels, shape=(3, 8, 8)):
+        given = msgspec.structs.replace(bundle.manifest.input, shape=shape)
         return SimpleNamespace(
             manifest=msgspec.structs.replace(bundle.manifest, labels=labels, input=given), texts=None
         )
@@ -67,10 +67,11 @@ def test_tables_and_texts_have_the_numbers_of_the_bundle(tmp_path, labelled):
     rows = "".join(f"{COLOURS[name]},{name}\n" for name in ("cat", "dog", "bird") * 3)
     (tmp_path / "a.csv").write_text(f"colour,label\n{rows}")
     for source in ("table", "text"):
-        data = load(DataSpec(source=source, path=str(tmp_path / "a.csv")), 0, labelled("dog", "cat", "bird"))
+        bundle = labelled("dog", "cat", "bird", shape=(1,))
+        data = load(DataSpec(source=source, path=str(tmp_path / "a.csv")), 0, bundle)
         assert data.labels == ("dog", "cat", "bird"), source
         assert len(classes_of(data)) == 3, source
-    table = load(DataSpec(source="table", path=str(tmp_path / "a.csv")), 0, labelled("dog", "cat", "bird"))
+    table = load(DataSpec(source="table", path=str(tmp_path / "a.csv")), 0, bundle)
     assert classes_of(table) == {(20, "dog"), (10, "cat"), (30, "bird")}
 
 
@@ -98,5 +99,5 @@ def test_class_numbers_stay_with_a_bundle_that_has_names(tmp_path, labelled):
     x = np.arange(12, dtype=np.uint8)[:, None]
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(12) % 3)
     data = load(DataSpec(source="npz", path=str(tmp_path / "a.npz")), 0, labelled("cat", "dog", "bird"))
-    assert data.labels == ("0", "1", "2")
+    assert data.labels == ("cat", "dog", "bird")
     assert np.array_equal(data.train_y, data.train_x[:, 0] % 3)

@@ -1,0 +1,134 @@
+"""Turns the cells of a table's row into a sample and its label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.errors import TensorError
+
+from .cells import text_cell, text_column
+from .columns import Columns
+from .number_cells import SAID, NumberStyle, as_number, is_number, number_style, numbers
+from .units import Refused, TokenIds, WantedSamples
+
+NO_NUMBER = "a feature that is no number"
+NO_TARGET = "a target that is no number"
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Reads samples and labels from rows, as a task takes them.
+
+    style: how numbers are written. notes: what was decided, for people. has_targets: labels are numbers.
+    texts, text: what makes ids of texts, and their column.
+    """
+
+    columns: Columns
+    input: InputSpec
+    style: NumberStyle
+    notes: tuple[str, ...]
+    has_targets: bool
+    texts: TokenIds | None = None
+    text: int = -1
+
+    @classmethod
+    def of(cls, columns: Columns, first: Sequence[Sequence[Any]], wanted: WantedSamples) -> RowReader:
+        """The reader for a task; first: the first rows. Raises Refused if no row could fit the task."""
+        rows = [row for row in first if len(row) >= columns.width]
+        has_targets = bool(wanted.source.target_columns)
+        text, numbered = -1, columns.targets if has_targets else ()
+        if wanted.texts is not None:
+            text = text_column(columns.names, rows, columns.features, wanted.source.text_column)
+        else:
+            _check_features(columns, wanted.input, rows)
+            numbered = (*columns.features, *numbered)
+        style, example = number_style(str(row[i]) for row in rows for i in numbered)
+        notes = (SAID[style].format(repr(example)),) if example else ()
+        if text >= 0 and len(columns.features) > 1 and not wanted.source.text_column:
+            notes = (*notes, f"text: {columns.name(text)}")
+        return cls(columns, wanted.input, style, notes, has_targets, wanted.texts, text)
+
+    def values(self, cells: Sequence[Any]) -> NDArray[Any]:
+        """The sample, (*shape), or token ids. Raises Refused."""
+        if self.texts is not None:
+            ids: NDArray[np.int64] = text_cell(cells[self.text]).ids(self.texts)[0]
+            return ids
+        try:
+            return values_of([cells[column] for column in self.columns.features], self.input, self.style)
+        except Refused as error:
+            if error.reason != NO_NUMBER:
+                raise
+            raise Refused(NO_NUMBER, self._wrong(cells) or error.detail) from None
+
+    def label(self, cells: Sequence[Any]) -> str:
+        """The label, or the targets joined by commas. Raises Refused."""
+        answers = [cells[column] for column in self.columns.targets]
+        if not self.has_targets or self.style == "point":
+            return ",".join("" if cell is None else str(cell) for cell in answers)
+        try:
+            return ",".join(map(repr, numbers(answers, self.style).tolist()))
+        except (ValueError, TypeError) as error:
+            raise Refused(NO_TARGET, str(error)[:80]) from None
+
+    def _wrong(self, cells: Sequence[Any]) -> str:
+        """The first cell that is no number, and its column."""
+        for column in self.columns.features:
+            try:
+                _value(cells[column], self.input, self.style)
+            except (ValueError, TypeError, OverflowError):
+                return f"{self.columns.name(column)}: {str(cells[column])[:40]!r}"
+        return ""
+
+
+def _check_features(columns: Columns, given: InputSpec, rows: Sequence[Sequence[Any]]) -> None:
+    """Raises Refused for another number of features than the task's, or if one holds words."""
+    words = [c for c in columns.features if rows and not any(is_number(row[c]) for row in rows)]
+    of_words = (
+        f"{columns.name(words[0])} holds words, such as {str(rows[0][words[0]])[:40]!r}" if words else ""
+    )
+    if (count := len(columns.features)) != prod(given.shape):
+        columns_there = f"{count} ({columns.listed}), expected {given.shape}"
+        why = f"; {of_words}" if of_words else ""
+        raise Refused(
+            "another number of features than the task's input",
+            f"{columns_there}{why}; --feature-columns chooses them, and --label-column the labels",
+        )
+    if words:
+        left = columns.names[words[0]] if columns.names else words[0]
+        raise Refused(
+            "a column of words among the features",
+            f"{of_words}: leave it out by --feature-columns=-{left}, or write it as numbers",
+        )
+
+
+def _value(cell: Any, given: InputSpec, style: NumberStyle) -> float:
+    return int(cell) if given.vocabulary is not None else as_number(cell, style)
+
+
+def values_of(cells: Sequence[Any], given: InputSpec, style: NumberStyle = "point") -> NDArray[Any]:
+    """One row's features (*shape), float32 or token ids. Raises Refused."""
+    if len(cells) != prod(given.shape):
+        raise Refused(
+            "another number of features than the task's input", f"{len(cells)}, expected {given.shape}"
+        )
+    try:
+        if given.vocabulary is not None:
+            ids = np.array([int(cell) for cell in cells], np.int64).reshape(given.shape)
+            given.check_ids(ids)
+            return ids
+        with np.errstate(over="ignore"):
+            values = numbers(cells, style).astype(np.float32)
+    except TensorError as error:
+        raise Refused("not what the task's input takes", error) from None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Refused(NO_NUMBER, str(error)[:80]) from None
+    if not np.isfinite(values).all():
+        raise Refused("values are not finite")
+    return values.reshape(given.shape)
