@@ -31,6 +31,14 @@ class BrokerUnreachable(BrokerError):
     """Nothing answers at the address, or not as an MQTT broker. Trying again later may help."""
 
 
+class BrokerSilent(BrokerUnreachable):
+    """A step of connecting ran out of time. With more time it may succeed."""
+
+
+class BrokerBusy(BrokerUnreachable):
+    """The broker refuses for a reason that passes: it is busy, starting, or limits connections."""
+
+
 class BrokerRefused(BrokerError):
     """The broker refused: wrong password, or a topic that this client may not use."""
 

@@ -181,7 +181,7 @@ class Agent:
                 log.info("connected to %s%s", self._messages.link.url, "" if event.first else " again")
                 self.runner.link_up()
             case Disconnected():
-                log.warning("disconnected: %s", event.reason)  # the link itself connects again
+                pass  # the link itself says why, and connects again
             case Received():
                 self._receive(event, came)
 

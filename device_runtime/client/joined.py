@@ -43,7 +43,9 @@ class JoinedDevice:
     def __init__(self, connection: Connection, settings: Settings, rules: WorkRules) -> None:
         self.agent = Agent(settings, secrets.randbits(32), time.monotonic, rules.backend)
         agent = self.agent
-        options = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
+        options = LinkOptions(
+            agent.will(), agent.subscriptions(), greeting=agent.greeting(), renewed=connection.renewed
+        )
         self._link = Link(connection.url, connection.client_id, agent.inbox, options)
         self._connection, self._rules = connection, rules
         self._stop = threading.Event()

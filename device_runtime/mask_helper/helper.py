@@ -169,7 +169,6 @@ class MaskHelper:
             if self._pull:
                 self._pull.restart()
         elif isinstance(event, Disconnected):
-            log.warning("disconnected: %s", event.reason)
             self.figures.connected = False
         elif not event.retain:
             self._receive(event)

@@ -4,8 +4,6 @@ import os
 import queue
 import secrets
 import signal
-import socket
-import struct
 import threading
 import time
 from collections import Counter
@@ -32,6 +30,7 @@ from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.client.agent import Agent
 from device_runtime.client.training.local_task import Settings
 from device_runtime.profiles import Speed
+from tests.network import Proxy
 
 FAST_S = (0.05, 0.4)
 needs_mosquitto = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
@@ -39,160 +38,6 @@ KINDS = {
     "full": KindSettings(name="full", settings={"epochs": 1}),
     "few-shot": KindSettings(name="few-shot", settings={"epochs": 2}),
 }
-
-
-Rule = Callable[[bool, str, bytes], list[tuple[str, bytes]] | None]
-"""(up, topic, payload) of a message -> what goes on in its place: None for itself, [] for nothing."""
-
-
-class Proxy:
-    """Between clients and a broker. Understands MQTT 3.1.1 as far as its messages.
-
-    `rule` says what becomes of each message. One that is lost is acknowledged to its sender, as brokers do
-    that drop it; copies go with QoS 0. `bytes_per_s` bounds what goes up, `delay_s` is added each way.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.rule: Rule | None = None
-        self.bytes_per_s: float | None = None
-        self.delay_s = 0.0
-        self.closed = False
-        self.connections = 0
-        self._target = BrokerUrl.parse(url).port
-        self._pairs: list[tuple[socket.socket, socket.socket, threading.Event]] = []
-        self._server = socket.socket()
-        self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)  # a slow link holds little
-        self._server.bind(("127.0.0.1", 0))
-        self._server.listen(600)
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def url(self):
-        return f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
-
-    def freeze(self):
-        """From now on nothing passes through the connections that there are, and nobody is told."""
-        for _, _, frozen in self._pairs:
-            frozen.set()
-
-    def cut(self):
-        """End the connections that there are, as a reset does."""
-        pairs, self._pairs = self._pairs, []
-        for pair in pairs:
-            for one in pair[:2]:
-                with suppress(OSError):
-                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    one.shutdown(socket.SHUT_RDWR)
-                one.close()
-
-    def close(self):
-        self.closed = True
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # or its thread would wait for ever
-        self._server.close()
-        self.cut()
-
-    def _accept(self):
-        while not self.closed:
-            try:
-                client, _ = self._server.accept()
-            except OSError:
-                return
-            self.connections += 1
-            try:
-                broker = socket.create_connection(("127.0.0.1", self._target), timeout=120)
-            except OSError:
-                client.close()
-                continue
-            for one in (client, broker):
-                one.settimeout(None)
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            pair = (client, broker, threading.Event())
-            self._pairs.append(pair)
-            for up in (True, False):
-                threading.Thread(target=self._pump, args=(pair, up), daemon=True).start()
-
-    def _pump(self, pair, up):
-        here, there, frozen = pair if up else (pair[1], pair[0], pair[2])
-        have = b""
-        try:
-            while data := here.recv(8192 if self.bytes_per_s else 65536):
-                while frozen.is_set():
-                    if self.closed:
-                        return
-                    time.sleep(0.05)
-                packets, have = _split(have + data)
-                if self.delay_s:
-                    time.sleep(self.delay_s)
-                for first, body in packets:
-                    for packet in self._changed(up, first, body, here):
-                        self._send(there, packet, self.bytes_per_s if up else None)
-        except OSError:
-            pass
-        finally:
-            if not frozen.is_set():  # whoever is frozen hears nothing, not even of the end
-                for one in pair[:2]:
-                    with suppress(OSError):
-                        one.shutdown(socket.SHUT_RDWR)
-
-    @staticmethod
-    def _send(there, packet, bytes_per_s):
-        if bytes_per_s is None:
-            there.sendall(packet)
-            return
-        piece = max(1, int(bytes_per_s / 20))
-        for start in range(0, len(packet), piece):
-            there.sendall(packet[start : start + piece])
-            time.sleep(len(packet[start : start + piece]) / bytes_per_s)
-
-    def _changed(self, up, first, body, here):
-        if first & 0xF0 != 0x30 or self.rule is None:
-            return [_packet(first, body)]
-        size = int.from_bytes(body[:2], "big")
-        topic, rest = body[2 : 2 + size].decode(), body[2 + size :]
-        mid, payload = (rest[:2], rest[2:]) if first & 0x06 else (b"", rest)
-        instead = self.rule(up, topic, payload)
-        if instead is None:
-            return [_packet(first, body)]
-        if not instead and mid:
-            here.sendall(b"\x40\x02" + mid)
-        return [
-            _packet(first, _text(topic) + mid + payload)
-            if number == 0
-            else _packet(0x30, _text(topic) + payload)
-            for number, (topic, payload) in enumerate(instead)
-        ]
-
-
-def _text(value):
-    return len(value.encode()).to_bytes(2, "big") + value.encode()
-
-
-def _packet(first, body):
-    length, size = bytearray(), len(body)
-    while True:
-        size, digit = divmod(size, 128)
-        length.append(digit | (0x80 if size else 0))
-        if not size:
-            return bytes((first,)) + bytes(length) + body
-
-
-def _split(data):
-    """Whole packets as (first byte, body), and the bytes that are left."""
-    packets, start = [], 0
-    while True:
-        size, shift, at = 0, 0, start + 1
-        while at < len(data):
-            size |= (data[at] & 0x7F) << shift
-            shift, at = shift + 7, at + 1
-            if not data[at - 1] & 0x80:
-                break
-        else:
-            return packets, data[start:]
-        if len(data) - at < size:
-            return packets, data[start:]
-        packets.append((data[start], data[at : at + size]))
-        start = at + size
 
 
 class Aggregator:

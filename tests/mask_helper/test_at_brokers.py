@@ -248,7 +248,7 @@ def test_a_broker_that_was_away_is_reached_again(process, masking, tmp_path):
                     check(asker, asked, asked.request(*THREE)[0], THREE)
             finally:
                 running.stop()
-    assert "disconnected: " in process.log.read_text()
+    assert "the connection to the broker at" in process.log.read_text()
 
 
 @needs_mosquitto

@@ -12,6 +12,7 @@ import { DEFAULTS } from "./link_options.js";
 import { ReconnectDelay } from "./link_timing.js";
 import { MESSAGE_LIMIT } from "./messages.js";
 import { packetBytes, qosOf } from "./packets.js";
+import { PieceJoiner, isPiece } from "./pieces.js";
 import { matches } from "./topics.js";
 
 /** Seconds that `close` waits for its last messages to leave, and for the connection to end. */
@@ -31,6 +32,7 @@ export class Link {
   #transport;
   #delay;
   #connection = null;
+  #joiner = new PieceJoiner();
   /** Identifies the present attempt to connect; null while the link is closed. @type {object | null} */
   #attempt = null;
   #ready = false;
@@ -191,9 +193,13 @@ export class Link {
 
   #received(topic, payload, { retain, qos }) {
     this.bytesDown += packetBytes(topic, payload, qos, this.url.mqtt5);
-    if (this.#options.subscriptions.some((one) => matches(one, topic))) {
+    if (!this.#options.subscriptions.some((one) => matches(one, topic))) return;
+    if (!isPiece(topic)) {
       this.#tell({ kind: "received", topic, payload, retain });
+      return;
     }
+    const whole = retain ? null : this.#joiner.take(topic, payload);
+    if (whole) this.#tell({ kind: "received", ...whole, retain });
   }
 
   #refused(error) {

@@ -132,8 +132,12 @@ class ProcessMetrics:
         )
         gauge("loss", "Loss of the served model on the evaluation data.", lambda: live().loss)
         gauge("broker_connected", "1 while the broker is connected.", lambda: at_work(link.connected))
-        gauge("link_bytes_up", "PUBLISH packets sent since the start.", lambda: link.bytes_up)
-        gauge("link_bytes_down", "PUBLISH packets received since the start.", lambda: link.bytes_down)
+        gauge("link_bytes_up", "All bytes sent to the broker since the start.", lambda: link.bytes_up)
+        gauge(
+            "link_bytes_down",
+            "All bytes received from the broker since the start.",
+            lambda: link.bytes_down,
+        )
         gauge(
             "loop_silence_seconds",
             "Seconds since the loop was last active.",

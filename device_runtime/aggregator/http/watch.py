@@ -209,8 +209,13 @@ def by_kind(closed: RoundClosed) -> dict[str, KindFigures]:
 class LinkCounters(Protocol):
     """The part of `broker.wire.link.Link` that is used here; read from any thread."""
 
-    bytes_up: int
-    bytes_down: int
+    @property
+    def bytes_up(self) -> int:
+        """Bytes sent since the start, all of them."""
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes received since the start, all of them."""
 
     @property
     def connected(self) -> bool:

@@ -19,11 +19,12 @@ from typing import IO
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.serving import logs
+from device_runtime.aggregator.serving.config import renewal
 from device_runtime.aggregator.serving.exit_codes import exit_code
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
-from device_runtime.broker.wire.link_events import Disconnected, Received
+from device_runtime.broker.wire.link_events import Received
 from device_runtime.console import log_to_stderr
 from device_runtime.models.errors import ModelError
 from device_runtime.system_errors import shortage
@@ -72,7 +73,8 @@ def _serve(order: WorkerOrder, out: IO[bytes]) -> None:
         for checker in (ContributionChecker(f, order.database) for f in order.folders)
     }
     inbox = BoundedInbox()
-    name, options = f"aggregator-{secrets.token_hex(4)}", LinkOptions(subscriptions=(order.topic,))
+    name = f"aggregator-{secrets.token_hex(4)}"
+    options = LinkOptions(subscriptions=(order.topic,), renewed=renewal(order.section))
     link = Link(replace(order.broker, mqtt5=True), name, inbox, options)
     threading.Thread(target=_leave_at_the_end, args=(link,), daemon=True).start()
     link.connect()
@@ -80,8 +82,6 @@ def _serve(order: WorkerOrder, out: IO[bytes]) -> None:
     _say(out, WorkerReady())
     while True:
         event = inbox.get()
-        if isinstance(event, Disconnected):
-            log.warning("broker: %s; trying again", event.reason)
         if isinstance(event, Received) and _taken(event, flood):
             looked = check_received(event, checkers)
             write_message(out, CheckedContribution(looked.topic, looked.payload, looked.refusal))

@@ -15,7 +15,7 @@ from typing import IO, TypeVar
 import msgspec
 
 from device_runtime.aggregator.errors import WorkerError
-from device_runtime.aggregator.serving.config import LogSection
+from device_runtime.aggregator.serving.config import BrokerSection, LogSection
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.broker.wire.link_timing import ReconnectDelay
 from device_runtime.broker.wire.url import BrokerUrl
@@ -179,13 +179,17 @@ _LENGTH = 4
 
 
 class WorkerOrder(msgspec.Struct, frozen=True):
-    """Tells a worker to check contributions on `topic` for the runs in `folders`."""
+    """Tells a worker to check contributions on `topic` for the runs in `folders`.
+
+    `section` says where the credentials for the broker are read anew.
+    """
 
     broker: BrokerUrl
     topic: str
     folders: tuple[Path, ...]
     database: str
     log: LogSection
+    section: BrokerSection = BrokerSection()
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):

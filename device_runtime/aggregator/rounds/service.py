@@ -155,5 +155,4 @@ class Service:
                 self._run.commands.sums.restart()
                 self._run.commands.offering.everybody(self.state)
             case link.Disconnected():
-                self._messages.presence.wills.broker_lost()
-                log.warning("broker: %s; trying again", event.reason)
+                self._messages.presence.wills.broker_lost()  # the link itself says why

@@ -6,8 +6,9 @@ Tasks have settings of their own (`tasks.task`). Passwords are in files of their
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -299,6 +300,16 @@ def _address(section: BrokerSection) -> BrokerUrl:
         return url
     password = _secret("broker.password_file", section.password_file)
     return replace(url, user=section.user, password=password)
+
+
+def renewal(section: BrokerSection) -> Callable[[], BrokerUrl] | None:
+    """Gives the broker's URL with the credentials as they are on the disk now; None for a broker of our own.
+
+    What it returns raises ConfigError and SetupError, if they cannot be read.
+    """
+    if section.url == AUTO and not section.enrolment:
+        return None
+    return partial(_address, section)
 
 
 def database_for(section: DatabaseSection) -> str:

@@ -39,7 +39,7 @@ from device_runtime.service_process import SystemdWatchdog, sleep_until, stopped
 from device_runtime.user_account import provide_temporary_folder
 
 from . import enrolled, join_address
-from .config import ServerConfig, broker_for, database_for, keep_port
+from .config import ServerConfig, broker_for, database_for, keep_port, renewal
 from .join_address import BrowserAccess, Reader
 from .logs import EventLog
 
@@ -121,7 +121,12 @@ class Process:
 
     def _serve(self, url: BrokerUrl, broker: RunningBroker | None, inbox: BoundedInbox) -> None:
         wanted = topics.ALL_BUT_CONTRIBUTIONS if self._server.workers else (topics.FROM_DEVICES,)
-        options = LinkOptions(subscriptions=wanted, queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES)
+        options = LinkOptions(
+            subscriptions=wanted,
+            queue_limit=QUEUE_LIMIT,
+            queue_bytes=QUEUE_BYTES,
+            renewed=renewal(self._server.broker),
+        )
         link = Link(url, f"aggregator-{secrets.token_hex(4)}", inbox, options)
         with ExitStack() as stack:
             views = [stack.enter_context(closing(self._view(url, one.task.name))) for one in self._tasks]
@@ -135,7 +140,9 @@ class Process:
                 self._say(f"http: {http.start()}")
             if http and self._browser_access:
                 self._welcome(http, self._browser_access)
-            link.connect()
+            link.connect(stop=self._stop)
+            if self._stop.is_set() and not link.connected:
+                return
             self.url, self.http_url = broker.url if broker else str(url), http.url if http else ""
             self.ready.set()
             at_work = stack.enter_context(ExitStack())
@@ -189,7 +196,7 @@ class Process:
         """The order for worker processes. The name of their group is secret: any device might join it."""
         topic = topics.shared(secrets.token_hex(16), topics.CONTRIBUTIONS)
         database = database_for(self._server.database)
-        return WorkerOrder(url, topic, tuple(self.folders), database, self._server.log)
+        return WorkerOrder(url, topic, tuple(self.folders), database, self._server.log, self._server.broker)
 
     def _end(self) -> None:
         """Stops all task threads, also after an error."""

@@ -7,16 +7,19 @@ import threading
 from dataclasses import dataclass, replace
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from device_runtime.broker.errors import BrokerError, BrokerRefused, BrokerUnreachable
-from device_runtime.broker.wire.link import CLOSED_SILENTLY, refusal_reason, unreachable_reason
+from device_runtime.broker.errors import BrokerError, BrokerSilent, BrokerUnreachable
+from device_runtime.broker.sockets.counted_stream import ByteCount
+from device_runtime.broker.wire import link_reasons
 from device_runtime.broker.wire.link_events import Received
+from device_runtime.broker.wire.link_timing import StepTime, packet_bytes
+from device_runtime.broker.wire.mqtt_client import ANSWER, ConnectSteps, MqttClient
 from device_runtime.broker.wire.url import BrokerUrl
 
-ANSWER_S = 5.0
-"""Seconds to wait for an answer of the broker."""
+STEPS_S = (5.0, 40.0)
+"""Seconds for each step of connecting, and for an answer: at first, and in a second attempt."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +34,48 @@ class Answer:
 class AccessTrial:
     """A test connection: subscribes to `filters`, publishes on request, keeps the messages it receives.
 
-    Tries MQTT 5, and 3.1.1 if the broker does not speak it (`version`). Raises BrokerUnreachable,
+    Tries MQTT 5, and 3.1.1 if the broker does not speak it (`version`). `stated_limit`: the most bytes of a
+    packet, where the broker says so. Raises BrokerUnreachable,
     BrokerRefused.
     """
 
     def __init__(self, url: BrokerUrl, client_id: str, filters: tuple[str, ...]) -> None:
         self.heard: queue.SimpleQueue[Received] = queue.SimpleQueue()
-        self._id, self._filters = client_id, filters
+        self.stated_limit: int | None = None
+        self._given, self._id, self._filters = url, client_id, filters
         self._answers: dict[int, ReasonCode] = {}
         self._changed = threading.Condition()
+        self._answer_s = STEPS_S[0]
+        self.open()
+
+    def open(self) -> None:
+        """Connect, also again after the broker has closed the connection. Raises as the constructor."""
         try:
-            self._open(replace(url, mqtt5=True))
+            self._patiently(replace(self._given, mqtt5=True))
         except BrokerUnreachable:
-            self._open(replace(url, mqtt5=False))
+            self._patiently(replace(self._given, mqtt5=False))
+
+    def largest_packet(self, topic: str, sizes: tuple[int, ...]) -> int:
+        """The first of these sizes, the largest first, that the broker takes as a packet; 0: none of them.
+
+        It connects again after each that ends the connection. Raises as the constructor.
+        """
+        if self.stated_limit is not None and self.stated_limit < sizes[0]:
+            return self.stated_limit
+        for size in sizes:
+            if self._lost:
+                self.close()
+                self.open()
+            around = packet_bytes(topic, bytes(size), 1, self.version == 5) - size
+            if self.publish(topic, bytes(size - around)).taken:
+                return size
+        return 0
 
     def publish(self, topic: str, payload: bytes) -> Answer:
         """Publish with QoS 1, not retained, and wait for the broker's answer."""
         sent = self._client.publish(topic, payload, qos=1)
         with self._changed:
-            came = self._changed.wait_for(lambda: sent.mid in self._answers or self._lost, ANSWER_S)
+            came = self._changed.wait_for(lambda: sent.mid in self._answers or self._lost, self._answer_s)
         if not came or sent.mid not in self._answers:
             return Answer(False, "it closed the connection" if self._lost else "it does not answer")
         code = self._answers[sent.mid]
@@ -68,42 +94,38 @@ class AccessTrial:
         self._client.disconnect()
         self._client.loop_stop()
 
-    def _open(self, url: BrokerUrl) -> None:
+    def _patiently(self, url: BrokerUrl) -> None:
+        """Connect; once more, with more time, if the broker is slow."""
+        try:
+            self._open(url, STEPS_S[0])
+        except BrokerSilent:
+            self._open(url, STEPS_S[1])
+
+    def _open(self, url: BrokerUrl, step_s: float) -> None:
         self.version = 5 if url.mqtt5 else 3
         self._lost = False
+        self._answers.clear()
         self._failure: BrokerError | None = None
         self._ready = threading.Event()
-        self._url = url
-        self._client = client = self._build(url)
+        self._url, self._answer_s = url, step_s
+        steps = ConnectSteps(StepTime((step_s, step_s)), lambda: False)
+        self._client = client = self._build(url, steps)
         try:
-            client.connect(url.host, url.port)
+            client.prepare(url, 60)
+            client.reconnect()
+        except BrokerError:
+            raise
         except (OSError, ValueError) as error:
-            raise BrokerUnreachable(unreachable_reason(url, error)) from None
+            raise link_reasons.unreachable(url, error, steps.name) from None
         client.loop_start()
-        if not self._ready.wait(ANSWER_S):
-            self._failure = BrokerUnreachable(
-                unreachable_reason(url, TimeoutError("it does not answer as a broker"))
-            )
+        if not self._ready.wait(2 * step_s):  # for CONNACK and SUBACK
+            self._failure = link_reasons.silence(url, ANSWER)
         if self._failure:
             self.close()
             raise self._failure
 
-    def _build(self, url: BrokerUrl) -> paho.Client:
-        client = paho.Client(
-            CallbackAPIVersion.VERSION2,
-            client_id=self._id,
-            clean_session=None if url.mqtt5 else True,
-            protocol=paho.MQTTv5 if url.mqtt5 else paho.MQTTv311,
-            transport="websockets" if url.path else "tcp",
-            reconnect_on_failure=False,
-        )
-        if url.path:
-            client.ws_set_options(url.path)
-        if url.user is not None:
-            client.username_pw_set(url.user, url.password)
-        if url.secure:
-            client.tls_set_context(url.tls.context())
-        client.suppress_exceptions = True
+    def _build(self, url: BrokerUrl, steps: ConnectSteps) -> MqttClient:
+        client = MqttClient(url, self._id, ByteCount(), steps, reconnects=False)
         client.on_connect = self._on_connect
         client.on_subscribe = lambda *_: self._ready.set()
         client.on_publish = self._on_publish
@@ -111,15 +133,18 @@ class AccessTrial:
         client.on_disconnect = self._on_disconnect
         return client
 
-    def _on_connect(self, client: paho.Client, _d: object, _f: object, code: ReasonCode, _p: object) -> None:
-        if code.is_failure:
-            if "protocol version" in str(code).lower():
-                self._failure = BrokerUnreachable(f"{self._url}: {code}")
-            else:
-                self._failure = BrokerRefused(f"the broker at {self._url} {refusal_reason(self._url, code)}")
-            self._ready.set()
-        else:
+    def _on_connect(
+        self, client: paho.Client, _d: object, _f: object, code: ReasonCode, said: Properties | None
+    ) -> None:
+        if not code.is_failure:
+            self.stated_limit = getattr(said, "MaximumPacketSize", None)
             client.subscribe([(topic, 1) for topic in self._filters])
+            return
+        if code.value == link_reasons.UNSUPPORTED_VERSION:
+            self._failure = BrokerUnreachable(f"{self._url}: {code}")
+        else:
+            self._failure = link_reasons.refusal(self._url, code, self._id)
+        self._ready.set()
 
     def _on_publish(self, _c: object, _d: object, mid: int, code: ReasonCode, _p: object) -> None:
         with self._changed:
@@ -129,9 +154,15 @@ class AccessTrial:
     def _on_message(self, _c: object, _d: object, message: paho.MQTTMessage) -> None:
         self.heard.put(Received(message.topic, bytes(message.payload), message.retain))
 
+    def _closed(self) -> BrokerError:
+        """Why the connection ended before it was ready."""
+        failure = self._client.stream.failure if self._client.stream else None
+        closed = failure or ConnectionError(link_reasons.CLOSED_SILENTLY)
+        return BrokerUnreachable(link_reasons.unreachable_reason(self._url, closed))
+
     def _on_disconnect(self, _c: object, _d: object, _f: object, _code: object, _p: object) -> None:
         if not self._ready.is_set():
-            self._failure = BrokerUnreachable(unreachable_reason(self._url, ConnectionError(CLOSED_SILENTLY)))
+            self._failure = self._closed()
             self._ready.set()
         with self._changed:
             self._lost = True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 from dataclasses import dataclass
 
 from device_runtime.broker.errors import BrokerUnreachable
+from device_runtime.broker.sockets.addresses import look_up, open_socket
+from device_runtime.broker.sockets.waiting import StepLimit
 from device_runtime.broker.wire.url import BrokerUrl
 
 NOT_YET, EXPIRED, OTHER_NAME, OTHER_ADDRESS = 9, 10, 62, 64
@@ -35,10 +36,12 @@ class PeerCertificate:
     protocol: str
 
 
-def examine_certificate(url: BrokerUrl, timeout_s: float = 5.0) -> PeerCertificate:
+def examine_certificate(url: BrokerUrl, timeout_s: float = 20.0) -> PeerCertificate:
     """Do the TLS handshake as `Link` would. Raises CertificateRefused, OSError, UrlError."""
     context = url.tls.context()
-    with socket.create_connection((url.host, url.port), timeout=timeout_s) as plain:
+    found = look_up(url.host, url.port, StepLimit.of(timeout_s))
+    with open_socket(found, StepLimit.of(timeout_s))[0] as plain:
+        plain.settimeout(timeout_s)
         try:
             with context.wrap_socket(plain, server_hostname=url.host) as secure:
                 seen, protocol = secure.getpeercert() or {}, secure.version() or "TLS"

@@ -1,39 +1,49 @@
 """A client's MQTT connection, which reconnects by itself and puts its events on a queue in order.
 
-paho's network thread only puts events on the inbox; its callbacks decide nothing. Every session is clean: a
+The link's thread only puts events on the inbox; its callbacks decide nothing. Every session is clean: a
 device asks again for what it missed while away, so no broker needs to remember it. A PUBACK only says that
 the broker has a message.
+
+Each step of connecting has a time of its own, which grows with the attempts (`StepTime`). What is counted is
+what went through the socket. Credentials are read anew at each connection. Messages larger than the broker's
+packets go in pieces (`pieces`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import socket
-import ssl
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import MQTTErrorCode
+from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from device_runtime.broker.errors import BrokerError, BrokerRefused, BrokerUnreachable
+from device_runtime.broker.errors import (
+    BrokerBusy,
+    BrokerError,
+    BrokerRefused,
+    BrokerSilent,
+    BrokerUnreachable,
+)
+from device_runtime.broker.sockets.counted_stream import ByteCount
+from device_runtime.broker.sockets.waiting import Abandoned
 
+from . import link_reasons
+from .in_flight import InFlight, SentMessage
 from .link_events import Connected, Disconnected, Event, Received, Will
-from .link_timing import ReconnectDelay, packet_bytes, qos_of
+from .link_reasons import Ended
+from .link_timing import STEADY_S, Outage, ReconnectDelay, StepTime, duration, packet_bytes, qos_of
 from .messages import MESSAGE_LIMIT, MessageError
+from .mqtt_client import ANSWER, MOST_INFLIGHT, SUBSCRIPTION, ConnectSteps, MqttClient
+from .packet_limit import SMALLEST, PacketLimit
+from .pieces import PieceJoiner, TooLarge, cut
 from .topics import filter_of
 from .url import BrokerUrl
-
-if TYPE_CHECKING:
-    from paho.mqtt.client import SocketLike
-
 
 __all__ = [
     "Connected",
@@ -48,11 +58,11 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-UNSENT_BYTES = 16 * 1024
-"""Bytes that the system may hold unsent."""
 FAREWELL_S = 2.0
 """Seconds that `close` waits for its last message to leave."""
-CLOSED_SILENTLY = "it closed the connection without giving a reason; with TLS, look at the certificates"
+PATIENCE_S = 150.0
+"""Seconds that `connect` waits for a broker that is slow or busy, unless it is told otherwise."""
+LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,8 @@ class LinkOptions:
 
     `queue_limit` bounds the messages that wait to be sent, `queue_bytes` their bytes. `seed` is of the jitter
     of reconnections (None: the system's randomness). `greeting` is published at each connection before any
-    other message: it shows a busy device as present again.
+    other message: it shows a busy device as present again. `renewed` gives the URL with the credentials as
+    they are on the disk now; it is called before each connection, and may raise.
     """
 
     will: Will | None = None
@@ -73,13 +84,15 @@ class LinkOptions:
     queue_bytes: int = 64 * 1024**2
     seed: int | None = None
     greeting: Will | None = None
+    steps_s: tuple[float, float] = (5.0, 60.0)
+    """Seconds for each step of connecting, at first and at most: doubled after each that ran out of time."""
+    renewed: Callable[[], BrokerUrl] | None = None
 
 
 class Link:
-    """A connection that reconnects by itself. All methods may be called from any thread but paho's own.
+    """A connection that reconnects by itself. All methods may be called from any thread but the link's own.
 
-    `bytes_up` and `bytes_down` count PUBLISH packets as they are on the wire, each message once: messages
-    that paho repeats after a lost connection are not counted again.
+    `bytes_up` and `bytes_down` are what went through its sockets: handshakes, TLS, pings, repeats and all.
     """
 
     def __init__(
@@ -89,84 +102,100 @@ class Link:
         inbox: queue.SimpleQueue[Event],
         options: LinkOptions | None = None,
     ) -> None:
+        """Raises UrlError for TLS files that cannot be used."""
         self.url = url
-        self.bytes_up = 0
-        self.bytes_down = 0
         self._options = options or LinkOptions()
         self._filters = tuple(map(filter_of, self._options.subscriptions))
         self._inbox = inbox
-        self._delay = ReconnectDelay(self._options.reconnect_s, self._options.seed)
-        self._answer: queue.SimpleQueue[BrokerError | None] = queue.SimpleQueue()
-        self._count = threading.Lock()
-        self._in_flight = InFlight()
-        self._ready = threading.Event()
-        self._was_ready = False
-        self._closing = False
-        self._ready_since_s = 0.0
         self._client_id = client_id
-        self._client = self._build(client_id)
+        self._bytes = ByteCount()
+        self._delay = ReconnectDelay(self._options.reconnect_s, self._options.seed)
+        self._steps = ConnectSteps(StepTime(self._options.steps_s), lambda: self._closing)
+        self._outage = Outage()
+        self._limit = PacketLimit()
+        self._joiner = PieceJoiner()
+        self._in_flight = InFlight()
+        self._sending = threading.RLock()
+        self._most_qos, self._retains, self._mqtt5 = 1, True, url.mqtt5
+        self._said_once: set[str] = set()
+        self._thread: threading.Thread | None = None
+        self._answer: BrokerError | None = None
+        self._answered, self._leaving, self._ready = threading.Event(), threading.Event(), threading.Event()
+        self._was_ready = self._closing = self._at_once = self._accepted = False
+        self._patient_until = self._ready_since = 0.0
+        self._ended = Ended()
+        self._failure: BrokerError | None = None  # of the last attempt
+        self._failure_now: BrokerError | None = None  # of the attempt that is being made
+        self._client = self._build()
 
     @property
     def connected(self) -> bool:
         """Whether the link is connected and subscribed, as far as it knows."""
         return self._ready.is_set()
 
-    def connect(self, timeout_s: float = 10.0) -> None:
+    @property
+    def bytes_up(self) -> int:
+        """Bytes sent since the link was made."""
+        return self._bytes.up
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes received since the link was made."""
+        return self._bytes.down
+
+    @property
+    def packet_limit(self) -> int | None:
+        """The most bytes of a packet that the broker takes; None while no limit is known."""
+        return self._limit.most
+
+    def connect(self, timeout_s: float | None = None, stop: threading.Event | None = None) -> None:
         """Connect for the first time; from then on the link reconnects by itself.
 
-        Raises BrokerUnreachable when no broker answers in time, BrokerRefused when it refuses. After either,
-        `connect` may be called again.
+        Waits for a broker that is slow or refuses for now: `timeout_s` at most, by default until the time of
+        each step has grown to its most; returns early, unconnected, when `stop` is set. Raises
+        BrokerUnreachable when no broker answers, BrokerRefused when it refuses. After either, `connect` may
+        be called again.
         """
-        started = time.monotonic()
-        self._closing = False
-        self._answer = queue.SimpleQueue()
-        self._client.connect_timeout = timeout_s
-        try:
-            self._client.connect(
-                self.url.host, self.url.port, self._options.keepalive_s, clean_start=_clean_start(self.url)
-            )
-        except (OSError, ValueError) as error:
-            self._stop()  # otherwise the client would not connect again
-            raise BrokerUnreachable(unreachable_reason(self.url, error)) from None
-        self._client.loop_start()
-        try:
-            failure = self._answer.get(timeout=max(0.1, timeout_s - (time.monotonic() - started)))
-        except queue.Empty:
+        self._end_thread()
+        self._closing, self._answer = False, None
+        self._answered.clear()
+        self._leaving.clear()
+        began_at = time.monotonic()
+        self._patient_until = began_at + (PATIENCE_S if timeout_s is None else timeout_s)
+        self._thread = threading.Thread(target=self._run, name=f"link-{self._client_id}", daemon=True)
+        self._thread.start()
+        while not self._answered.wait(LOOK_S):
+            if stop is not None and stop.is_set():
+                self._stop()
+                return
+            if timeout_s is not None and time.monotonic() > began_at + timeout_s:
+                step = self._steps.name
+                self._stop()
+                raise self._failure or link_reasons.silence(self.url, step)
+        if self._answer is not None:
             self._stop()
-            silence = TimeoutError("something listens there, but does not answer as a broker")
-            raise BrokerUnreachable(unreachable_reason(self.url, silence)) from None
-        if failure:
-            self._stop()
-            raise failure
+            raise self._answer
 
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
         """Send, now or when the link is back; never waits. Returns False when the queue is full.
 
         True does not mean that a receiver has the message: only a receipt does. A compact message goes with
-        QoS 0 (`qos_of`), and is dropped while the link is down. Raises MessageError for more than
+        QoS 0 (`qos_of`), and is dropped while the link is down. One that the broker's packets cannot hold,
+        not even in pieces, is dropped, and the log names its size. Raises MessageError for more than
         MESSAGE_LIMIT bytes, which brokers drop silently, ValueError for a topic with wildcards.
         """
         if len(payload) > MESSAGE_LIMIT:
             raise MessageError(
                 f"{len(payload)} bytes on {topic}: at most {MESSAGE_LIMIT} go into one message, send a Blob"
             )
-        qos = qos_of(topic, payload)
-        if self.waiting_bytes() + len(payload) > self._options.queue_bytes:
-            return False
-        sent = self._client.publish(topic, payload, qos=qos, retain=retain)
-        if sent.rc == paho.MQTT_ERR_QUEUE_SIZE:
-            return False
-        if not qos and sent.rc != paho.MQTT_ERR_SUCCESS:
-            return True
-        with self._count:
-            self.bytes_up += packet_bytes(topic, payload, qos, self.url.mqtt5)
-            if qos:
-                self._in_flight.add(topic, len(payload), sent)
-        return True
+        with self._sending:
+            if self._in_flight.total() + len(payload) > self._options.queue_bytes:
+                return False
+            return self._send(topic, payload, retain)
 
     def waiting_bytes(self) -> int:
         """Bytes of the messages that the broker has not acknowledged; most of them wait to be sent."""
-        with self._count:
+        with self._sending:
             return self._in_flight.total()
 
     def unacknowledged(self, topic: str = "") -> int:
@@ -174,7 +203,7 @@ class Link:
 
         The next connection sends those that a lost one leaves.
         """
-        with self._count:
+        with self._sending:
             return self._in_flight.count(topic)
 
     def close(self, farewell: Will | None = None) -> None:
@@ -183,7 +212,8 @@ class Link:
         Waits FAREWELL_S at most.
         """
         if farewell and self.connected:
-            last = self._client.publish(farewell.topic, farewell.payload, qos=1, retain=farewell.retain)
+            retain = farewell.retain and self._retains
+            last = self._client.publish(farewell.topic, farewell.payload, qos=self._most_qos, retain=retain)
             try:
                 last.wait_for_publish(FAREWELL_S)
             except (RuntimeError, ValueError) as error:
@@ -193,71 +223,281 @@ class Link:
     def _stop(self) -> None:
         self._closing = True
         self._client.disconnect()
-        self._client.loop_stop()
+        self._leaving.set()
+        self._end_thread()
         self._ready.clear()
 
-    def _build(self, client_id: str) -> paho.Client:
-        mqtt5 = self.url.mqtt5
-        client = paho.Client(
-            CallbackAPIVersion.VERSION2,
-            client_id=client_id,
-            clean_session=None if mqtt5 else True,
-            protocol=paho.MQTTv5 if mqtt5 else paho.MQTTv311,
-            transport="websockets" if self.url.path else "tcp",
-        )
-        if self.url.path:
-            client.ws_set_options(self.url.path)
-        if self.url.user is not None:
-            client.username_pw_set(self.url.user, self.url.password)
-        if self.url.secure:
-            client.tls_set_context(self.url.tls.context())
-        if self._options.will:
-            will = self._options.will
-            client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
+    def _end_thread(self) -> None:
+        """Wait for the thread, if any, which ends soon after `_closing`."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(FAREWELL_S)
+        while thread.is_alive():
+            self._client.drop()
+            thread.join(FAREWELL_S)
+        self._thread = None
+
+    def _build(self) -> MqttClient:
+        client = MqttClient(self.url, self._client_id, self._bytes, self._steps)
         client.max_queued_messages_set(self._options.queue_limit)
-        client.suppress_exceptions = True  # an exception would end paho's thread while it looks connected
-        client.on_socket_open = _send_at_once
+        if self._options.will:
+            client.set_will(self._options.will, self._most_qos, self._options.will.retain)
         client.on_connect = self._on_connect
-        client.on_connect_fail = self._on_connect_fail
         client.on_subscribe = self._on_subscribe
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
-        self._client = client
-        self._wait_before_next()
+        client.on_publish = self._on_publish
         return client
 
-    def _wait_before_next(self) -> None:
-        """Set paho's next delay exactly, because its own back-off has no jitter."""
-        delay = self._delay.wait_s()
-        self._client.reconnect_delay_set(delay, delay)  # type: ignore[arg-type]  # fractions work
+    def _run(self) -> None:
+        """The link's thread: connects, again and again, until the link is closed."""
+        try:
+            while not self._closing:
+                failure = self._attempt()
+                if self._closing:
+                    return
+                if failure is not None:
+                    self._failure = failure
+                    if not self._was_ready and not self._waits_for(failure):
+                        self._answer = failure
+                        return
+                    self._say(str(failure))
+                if self._at_once:
+                    self._at_once = False
+                    continue
+                wait_s = self._delay.wait_s()
+                self._delay.failed()
+                self._leaving.wait(wait_s)
+        finally:
+            self._answered.set()
+
+    def _waits_for(self, failure: BrokerError) -> bool:
+        """Whether the first connection is tried again after this."""
+        passing = isinstance(failure, BrokerSilent | BrokerBusy) or self._at_once
+        return passing and time.monotonic() < self._patient_until
+
+    def _attempt(self) -> BrokerError | None:
+        """Connect and work until the connection ends. Returns why there was none; None: there was one."""
+        client = self._client
+        self._ended, self._failure_now, self._accepted = Ended(), None, False
+        try:
+            client.prepare(self._address(), self._options.keepalive_s)
+            client.reconnect()
+            self._steps.begin(ANSWER)
+            self._work()
+        except Abandoned:
+            return None
+        except TimeoutError:
+            self._failure_now = link_reasons.silence(self.url, self._steps.name)
+            self._steps.time.timed_out()
+            client.avoid_endpoint()
+        except BrokerError as error:
+            self._failure_now = BrokerUnreachable(f"{error}; reading it again at the next attempt")
+        except (OSError, ValueError) as error:
+            self._failure_now = link_reasons.unreachable(self.url, error, self._steps.name)
+        except Exception as error:
+            log.exception("the link to %s met an unexpected error", self.url)
+            self._failure_now = BrokerUnreachable(f"unexpected error in the link to {self.url}: {error!r}")
+        finally:
+            client.drop()
+        if self._closing:
+            return None
+        if self._accepted:
+            suspicious = self._learn()
+            if self._ready.is_set():
+                self._lost(suspicious)
+                return None
+        return self._failure_now or self._closed_early()
+
+    def _address(self) -> BrokerUrl:
+        """The URL with the credentials as they are now. Raises BrokerError if they cannot be read."""
+        if self._options.renewed is not None:
+            try:
+                renewed = self._options.renewed()
+            except BrokerError:
+                raise
+            except Exception as error:
+                raise BrokerUnreachable(f"cannot read the credentials for {self.url}: {error}") from None
+            self.url = replace(renewed, mqtt5=self.url.mqtt5, path=self.url.path, secure=self.url.secure)
+        return self.url
+
+    def _work(self) -> None:
+        """Send and receive until the connection ends. Raises TimeoutError in a step that takes too long."""
+        client = self._client
+        leave_at = float("inf")
+        while client.loop(1.0 if self._ready.is_set() else LOOK_S) == MQTTErrorCode.MQTT_ERR_SUCCESS:
+            if self._failure_now is not None:
+                return
+            if not self._ready.is_set():
+                self._steps.limit.slice_s()
+            elif self._closing:
+                leave_at = min(leave_at, time.monotonic() + FAREWELL_S)
+                if time.monotonic() >= leave_at:
+                    return
+
+    def _closed_early(self) -> BrokerError:
+        """The connection ended before it was ready."""
+        stream = self._client.stream
+        ended = replace(self._ended, failure=stream.failure if stream else None)
+        if not self._accepted:
+            self._client.avoid_endpoint()
+        if ended.failure is not None and not isinstance(
+            ended.failure, ConnectionResetError | BrokenPipeError
+        ):
+            return link_reasons.unreachable(self.url, ended.failure, self._steps.name)
+        if ended.by_broker:
+            return BrokerUnreachable(f"the broker at {self.url}: {link_reasons.disconnect_reason(ended)}")
+        closed = ConnectionError(link_reasons.CLOSED_SILENTLY)
+        return BrokerUnreachable(link_reasons.unreachable_reason(self.url, closed))
+
+    def _lost(self, suspicious: bool) -> None:
+        """A connection that was ready has ended; `suspicious`: its largest packet may be the reason."""
+        stream = self._client.stream
+        self._ready.clear()
+        ended = replace(self._ended, failure=stream.failure if stream else None)
+        lasted_s = time.monotonic() - self._ready_since
+        self._delay.lost(lasted_s, rivalry=not suspicious and not self.unacknowledged())
+        taken_over = ended.code is not None and ended.code.value == link_reasons.TAKEN_OVER
+        if taken_over or (self._delay.crowded and lasted_s < STEADY_S):
+            ended = replace(ended, shared_id=self._client_id)
+        reason = link_reasons.disconnect_reason(ended)
+        self._say(f"the connection to the broker at {self.url} ended ({reason})")
+        self._inbox.put(Disconnected(reason))
+
+    def _learn(self) -> bool:
+        """Try smaller packets if the connection ended in its largest; returns whether it may have."""
+        largest, code = self._client.largest_sent, self._ended.code
+        with self._sending:
+            self._limit.acknowledged(self._in_flight.note_acknowledged())
+        suspicious = self._limit.suspicious(largest)
+        too_large = self._ended.by_broker and code is not None and code.value == link_reasons.PACKET_TOO_LARGE
+        if self._limit.refused(largest) if too_large else self._limit.closed(largest):
+            log.warning(
+                "the broker at %s ends the connection at packets of %d bytes: larger messages go in pieces "
+                "of at most %d bytes from now on",
+                self.url,
+                largest,
+                self._limit.most,
+            )
+            self._cut_anew()
+        elif self._limit.hopeless and str(self._limit.hopeless) not in self._said_once:
+            self._said_once.add(str(self._limit.hopeless))
+            log.error(
+                "the broker at %s ends the connection at packets of %d bytes, and none smaller are of use: "
+                "it must take packets of %d bytes at least",
+                self.url,
+                self._limit.hopeless,
+                2 * SMALLEST,
+            )
+        return suspicious
+
+    def _send(self, topic: str, payload: bytes, retain: bool) -> bool:
+        """Give paho a message, in pieces where the broker's packets are smaller. Needs `_sending`."""
+        qos = min(qos_of(topic, payload), self._most_qos)
+        parts = [(topic, payload)]
+        if self._limit.most is not None:
+            try:
+                parts = cut(topic, payload, qos, self._limit.most, self._mqtt5, whole=retain)
+            except TooLarge as error:
+                if error.size >= (self._limit.too_large or 0):
+                    self._cannot_send(topic, str(error))
+                    return True
+        largest = max(packet_bytes(*part, qos, self._mqtt5) for part in parts)
+        message = SentMessage(topic, payload, retain, largest)
+        for part in parts:
+            sent = self._client.publish(*part, qos=qos, retain=retain and self._retains)
+            if sent.rc == paho.MQTT_ERR_QUEUE_SIZE:
+                return False
+            message.packets.append(sent)
+        if qos:
+            self._in_flight.add(message)
+        return True
+
+    def _cannot_send(self, topic: str, why: str) -> None:
+        """Say once for each topic that a message is too large for this broker."""
+        if topic not in self._said_once and len(self._said_once) < MOST_INFLIGHT:
+            self._said_once.add(topic)
+            log.error("not sent: %s; raise the packet limit of the broker at %s", why, self.url)
+
+    def _cut_anew(self) -> None:
+        """Give paho the waiting messages anew, as the broker takes them now."""
+        with self._sending:
+            self._client.forget_messages()
+            for message in self._in_flight.take_all():
+                self._send(message.topic, message.payload, message.retain)
 
     def _on_connect(
-        self, client: paho.Client, _data: object, _flags: object, code: ReasonCode, _properties: object
+        self, client: paho.Client, _data: object, _flags: object, code: ReasonCode, said: Properties | None
     ) -> None:
         if code.is_failure:
-            if self._was_ready:
-                log.warning("the broker at %s %s", self.url, refusal_reason(self.url, code))
-            else:
-                self._answer.put(BrokerRefused(f"the broker at {self.url} {refusal_reason(self.url, code)}"))
+            self._refused(code, said)
             return
+        if not self._take_terms(said):
+            return
+        self._accepted = True
         if self._options.subscriptions:
-            client.subscribe([(topic, 1) for topic in self._options.subscriptions])
+            self._steps.begin(SUBSCRIPTION)
+            client.subscribe([(topic, self._most_qos) for topic in self._options.subscriptions])
         if self._was_ready:  # before paho sends the messages that wait, not after subscribing
             self._greet()
+        with self._sending:
+            if (limit := self._limit.most) is not None and self._in_flight.largest() > limit:
+                self._cut_anew()
         if not self._options.subscriptions:
             self._now_ready()
+
+    def _refused(self, code: ReasonCode, said: Properties | None) -> None:
+        """The broker refuses the connection; what we can do without is left out of the next one."""
+        if code.value == link_reasons.UNSUPPORTED_VERSION and self._mqtt5:
+            log.warning("the broker at %s does not speak MQTT 5: going on with MQTT 3.1.1", self.url)
+            self._mqtt5, self._at_once = False, True
+            self._client.speak_mqtt3()
+        elif code.value == link_reasons.NO_RETAIN and self._retains:
+            self._retains, self._at_once = False, True
+        elif code.value == link_reasons.NO_QOS and self._most_qos:
+            self._most_qos, self._at_once = 0, True
+        if self._at_once and self._options.will:
+            will = self._options.will
+            self._client.set_will(will, self._most_qos, will.retain and self._retains)
+        server = getattr(said, "ServerReference", "")
+        details = (getattr(said, "ReasonString", ""), f"it names {server}" if server else "")
+        detail = ", ".join(filter(None, details))
+        self._failure_now = link_reasons.refusal(self.url, code, self._client_id, detail)
+
+    def _take_terms(self, said: Properties | None) -> bool:
+        """Take what the broker says of itself (MQTT 5). Returns whether we can work with it."""
+        limit = getattr(said, "MaximumPacketSize", None)
+        self._limit.stated(limit)
+        self._client.limit_inflight(getattr(said, "ReceiveMaximum", MOST_INFLIGHT))
+        self._most_qos = min(1, getattr(said, "MaximumQoS", self._most_qos))
+        if not getattr(said, "RetainAvailable", 1) and self._retains:
+            log.warning(
+                "the broker at %s retains no messages: who comes later learns of a task by saying hello",
+                self.url,
+            )
+            self._retains = False
+        why = ""
+        if limit is not None and limit < SMALLEST:
+            why = f"takes packets of at most {limit} bytes; at least {SMALLEST} are needed: raise its limit"
+        wild = [topic for topic in self._options.subscriptions if "+" in topic or "#" in topic]
+        if wild and not getattr(said, "WildcardSubscriptionAvailable", 1):
+            why = f"has no subscriptions with wildcards, as {', '.join(wild)}: use a broker that has them"
+        if why:
+            self._failure_now = BrokerRefused(f"the broker at {self.url} {why}")
+        return not why
 
     def _on_subscribe(
         self, _client: paho.Client, _data: object, _mid: int, codes: Sequence[ReasonCode], _properties: object
     ) -> None:
-        refused = [
-            topic for topic, code in zip(self._options.subscriptions, codes, strict=False) if code.is_failure
-        ]
+        answers = zip(self._options.subscriptions, codes, strict=False)
+        refused = [(topic, code) for topic, code in answers if code.is_failure]
         if refused:
-            user, topics = user_of(self.url), ", ".join(refused)
-            text = f"the broker at {self.url} does not let {user} read {topics}: check its access list"
+            code = refused[0][1]
+            topics = ", ".join(topic for topic, _ in refused)
+            text = link_reasons.subscription_refused(self.url, topics, code)
             if not self._was_ready:
-                self._answer.put(BrokerRefused(text))
+                self._failure_now = BrokerRefused(text)
                 return
             log.warning("%s", text)
         self._now_ready()
@@ -266,36 +506,38 @@ class Link:
         first, self._was_ready = not self._was_ready, True
         if first:
             self._greet()
-        self._ready_since_s = time.monotonic()
+        now = time.monotonic()
+        self._ready_since = now
+        self._steps.end(now)
+        self._steps.time.succeeded(self._steps.slowest_s)
+        self._client.avoided.clear()
         self._ready.set()
         self._inbox.put(Connected(first))
-        if first:
-            self._answer.put(None)
+        if (away_s := self._outage.over(now)) is not None:
+            log.warning("the broker at %s answers again, after %s", self.url, duration(away_s))
+        self._answered.set()
 
     def _greet(self) -> None:
         if greeting := self._options.greeting:
             self.publish(greeting.topic, greeting.payload, greeting.retain)
 
-    def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
-        self._delay.failed()
-        self._wait_before_next()
+    def _say(self, reason: str) -> None:
+        """Log why there is no connection, if it has not been said."""
+        if self._outage.worth_saying(reason, time.monotonic()):
+            log.warning("%s; trying again", reason)
 
     def _on_disconnect(
-        self, _client: paho.Client, _data: object, _flags: object, code: ReasonCode, _properties: object
+        self, _client: paho.Client, _data: object, flags: paho.DisconnectFlags, code: ReasonCode, said: object
     ) -> None:
-        was_ready = self._ready.is_set()
-        self._ready.clear()
-        if was_ready:
-            self._delay.lost(time.monotonic() - self._ready_since_s)
-        self._wait_before_next()
-        self._delay.failed()
-        if not self._was_ready:
-            self._answer.put(
-                BrokerUnreachable(unreachable_reason(self.url, ConnectionError(CLOSED_SILENTLY)))
-            )
-        elif was_ready and not self._closing:
-            shared_id = self._client_id if self._delay.crowded else ""
-            self._inbox.put(Disconnected(disconnect_reason(code, shared_id)))
+        detail = str(getattr(said, "ReasonString", ""))
+        self._ended = Ended(code, flags.is_disconnect_packet_from_server, detail=detail)
+
+    def _on_publish(self, _client: object, _data: object, mid: int, code: ReasonCode, _said: object) -> None:
+        """Say once for each reason that the broker passes no messages on (MQTT 5)."""
+        if not code.is_failure or (why := str(code).lower()) in self._said_once:
+            return
+        self._said_once.add(why)
+        log.warning("the broker at %s does not pass on %s: %s", self.url, self._client.topic_of(mid), why)
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         try:
@@ -304,94 +546,9 @@ class Link:
             log.warning("the broker at %s sent a topic that is not UTF-8: dropped", self.url)
             return
         payload = bytes(message.payload)
-        with self._count:
-            self.bytes_down += packet_bytes(topic, payload, message.qos, self.url.mqtt5)
-        if any(paho.topic_matches_sub(one, topic) for one in self._filters):
-            self._inbox.put(Received(topic, payload, message.retain))
-        else:
+        if not any(paho.topic_matches_sub(one, topic) for one in self._filters):
             log.debug("the broker at %s sent %s, which we did not ask for: dropped", self.url, topic)
-
-
-def _send_at_once(_client: object, _data: object, connection: SocketLike) -> None:
-    """Send small messages at once (no Nagle), and let the system hold few unsent bytes.
-
-    With Nagle's algorithm a small message waits for the acknowledgement of earlier ones, which costs 40 ms.
-    On a slow link, a ping behind many unsent bytes waits longer than the keep-alive. WebSockets keep the
-    system's limit of unsent bytes, as paho's WebSocket loses data on partial writes. For a WebSocket paho
-    passes a wrapper, which has the number of the socket.
-    """
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        lowat = getattr(socket, "TCP_NOTSENT_LOWAT", 0)
-        if lowat and isinstance(connection, socket.socket):
-            same.setsockopt(socket.IPPROTO_TCP, lowat, UNSENT_BYTES)
-
-
-def _clean_start(url: BrokerUrl) -> bool | Literal[3]:
-    return True if url.mqtt5 else paho.MQTT_CLEAN_START_FIRST_ONLY  # MQTT 3.1.1 sets it in `_build`
-
-
-class InFlight:
-    """Messages that paho has and the broker has not acknowledged (PUBACK), in the order of publishing.
-
-    They are on their way, or wait to be sent. Not thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._sent: deque[tuple[str, int, paho.MQTTMessageInfo]] = deque()
-        self._bytes = 0
-
-    def add(self, topic: str, size: int, sent: paho.MQTTMessageInfo) -> None:
-        """Note a message of `size` bytes that paho has taken, connected or not."""
-        sent.rc = paho.MQTT_ERR_SUCCESS  # a message published offline is sent later, but keeps its error code
-        self._forget()
-        self._sent.append((topic, size, sent))
-        self._bytes += size
-
-    def total(self) -> int:
-        """Bytes from the first unacknowledged message on; acknowledged ones behind it count too."""
-        self._forget()
-        return self._bytes
-
-    def count(self, topic: str = "") -> int:
-        """How many messages are not acknowledged: on this topic, or on any."""
-        self._forget()
-        return sum(topic in ("", one) and not sent.is_published() for one, _, sent in self._sent)
-
-    def _forget(self) -> None:
-        while self._sent and self._sent[0][2].is_published():
-            self._bytes -= self._sent.popleft()[1]
-
-
-def refusal_reason(url: BrokerUrl, code: ReasonCode) -> str:
-    """Why the broker refused a connection, to follow "the broker at ...": "refused user 'x': ..."."""
-    text = str(code).lower()
-    if text in ("bad user name or password", "not authorized"):
-        return f"refused {user_of(url)}: wrong user name or password"
-    return f"refused the connection: {text}"
-
-
-def disconnect_reason(code: ReasonCode, shared_id: str = "") -> str:
-    """Why a connection ended. `shared_id`: our client id, if another client seems to use it too."""
-    text = str(code).lower()
-    text = "connection lost" if text == "unspecified error" else text
-    return f"{text}, again after a short time: is another client called {shared_id!r}?" if shared_id else text
-
-
-def user_of(url: BrokerUrl) -> str:
-    """The user of a URL, for messages."""
-    return "a client without user name" if url.user is None else f"user {url.user!r}"
-
-
-def unreachable_reason(url: BrokerUrl, error: Exception) -> str:
-    """Why no MQTT broker answered, and what to check: one line."""
-    if isinstance(error, ssl.SSLError):
-        why = getattr(error, "verify_message", "") or error.reason or str(error)
-        return f"no TLS connection to {url} ({why}): check --ca, and the host in the broker's certificate"
-    if isinstance(error, socket.gaierror):
-        return f"no machine is called {url.host!r} ({error.strerror}): check the host in {url}"
-    why = getattr(error, "strerror", None) or str(error) or "timed out"
-    hint = "start one with `device-runtime broker`, or check host and port"
-    if url.path and isinstance(error, ValueError | ConnectionError):
-        hint = f"check that WebSockets are served at this port, with MQTT under {url.path}"
-    return f"no broker answers at {url} ({why.lower()}): {hint}"
+        elif not PieceJoiner.is_piece(topic):
+            self._inbox.put(Received(topic, payload, message.retain))
+        elif not message.retain and (whole := self._joiner.take(topic, payload)):
+            self._inbox.put(Received(*whole))

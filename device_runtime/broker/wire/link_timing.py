@@ -1,4 +1,7 @@
-"""Delays between reconnections, and the QoS and size of MQTT packets. No clock, no sockets."""
+"""Delays between reconnections, times of the steps of connecting, and the QoS and size of MQTT packets.
+
+No clock, no sockets.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +35,98 @@ class ReconnectDelay:
         """Note that an attempt failed."""
         self._failures += 1
 
-    def lost(self, lasted_s: float) -> None:
-        """Note that a connection that was ready ended after `lasted_s` seconds."""
+    def lost(self, lasted_s: float, rivalry: bool = True) -> None:
+        """Note that a connection that was ready ended after `lasted_s` seconds.
+
+        `rivalry`: whether another client of our name may have ended it.
+        """
         if lasted_s >= STEADY_S:
             self._failures = self._short = 0
         else:
-            self._short += 1
+            self._short = self._short + 1 if rivalry else 0
 
     @property
     def crowded(self) -> bool:
         """Whether connections end as they do when two clients of one name disconnect each other."""
         return self._short >= SUSPICIOUS
+
+
+class StepTime:
+    """How long a step of connecting may take: name lookup, TCP, TLS, upgrade, CONNACK, SUBACK each.
+
+    `bounds_s`: seconds in the first attempt, and at most. Each attempt that ran out of time doubles it; after
+    a connection it is at least SLOWEST times what the slowest step took.
+    """
+
+    SLOWEST = 3.0
+
+    def __init__(self, bounds_s: tuple[float, float]) -> None:
+        self._bounds_s = bounds_s
+        self._timeouts = 0
+        self._slowest_s = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds for each step of the next attempt."""
+        first_s, most_s = self._bounds_s
+        return min(most_s, max(first_s, self.SLOWEST * self._slowest_s) * 2.0 ** min(self._timeouts, 32))
+
+    @property
+    def at_most(self) -> bool:
+        """Whether the time does not grow any more."""
+        return self.limit_s >= self._bounds_s[1]
+
+    def timed_out(self) -> None:
+        """Note an attempt that ran out of time."""
+        self._timeouts += 1
+
+    def succeeded(self, slowest_s: float) -> None:
+        """Note a connection, and the seconds of its slowest step."""
+        self._timeouts, self._slowest_s = 0, slowest_s
+
+
+class Outage:
+    """One absence of the broker: which reasons are worth a line, and how long it has lasted.
+
+    Times are seconds of any clock. A reason is said when it differs from the one before; one that was said
+    less than AGAIN_S ago is not, so that two that alternate do not fill the log.
+    """
+
+    AGAIN_S = 600.0
+
+    def __init__(self) -> None:
+        self._began_at: float | None = None
+        self._reason = ""
+        self._said_at: dict[str, float] = {}
+
+    def worth_saying(self, reason: str, now: float) -> bool:
+        """Note why there is no connection now. Returns whether to say so."""
+        if self._began_at is None:
+            self._began_at = now
+        changed, self._reason = reason != self._reason, reason
+        if not changed or now - self._said_at.get(reason, float("-inf")) < self.AGAIN_S:
+            return False
+        self._said_at[reason] = now
+        return True
+
+    def over(self, now: float) -> float | None:
+        """Note a connection. Returns the seconds that the broker was away; None if it was not."""
+        began_at = self._began_at
+        self._began_at, self._reason = None, ""
+        self._said_at.clear()
+        return None if began_at is None else now - began_at
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: "0.4 s", "12 s", "3 min 5 s", "2 h 4 min"."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def qos_of(topic: str, payload: bytes) -> int:

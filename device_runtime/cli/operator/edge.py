@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.serving import enrolled
-from device_runtime.aggregator.serving.config import AUTO, BrokerSection, broker_for, keep_port
+from device_runtime.aggregator.serving.config import AUTO, BrokerSection, broker_for, keep_port, renewal
 from device_runtime.aggregator.serving.exit_codes import exit_code
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
@@ -99,13 +99,7 @@ def run(options: argparse.Namespace) -> int:
     if options.insecure and not above.url.secure:
         logging.warning("--insecure: passwords and updates cross the network in the clear")
     claim(above.folder)
-    section = BrokerSection(
-        url=options.site_broker,
-        port=options.port,
-        ca=options.broker_ca,
-        insecure=options.insecure,
-        enrolment=options.enrolment,
-    )
+    section = _section(options)
     stop, inbox = threading.Event(), BoundedInbox()
     with ExitStack() as stack:
         stack.enter_context(folder_lock(above.folder))
@@ -123,6 +117,17 @@ def run(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
+def _section(options: argparse.Namespace) -> BrokerSection:
+    """The settings of the site's own broker."""
+    return BrokerSection(
+        url=options.site_broker,
+        port=options.port,
+        ca=options.broker_ca,
+        insecure=options.insecure,
+        enrolment=options.enrolment,
+    )
+
+
 def _work(
     options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: threading.Event, inbox: BoundedInbox
 ) -> None:
@@ -136,7 +141,10 @@ def _work(
 
     limit_lines()
     link_options = LinkOptions(
-        subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES
+        subscriptions=(topics.FROM_DEVICES,),
+        queue_limit=QUEUE_LIMIT,
+        queue_bytes=QUEUE_BYTES,
+        renewed=renewal(_section(options)),
     )
     below = Link(url, f"edge-{secrets.token_hex(4)}", inbox, link_options)
     seal = enrolled.offer_seal(options.enrolment, above.folder)
@@ -164,11 +172,13 @@ def _work(
     )
     with closing(SiteProcess(settings, secrets.randbits(32), rules, ports)) as edge:
         agent = edge.agent
-        presence = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
+        presence = LinkOptions(
+            agent.will(), agent.subscriptions(), greeting=agent.greeting(), renewed=above.renewed
+        )
         link = Link(above.url, above.client_id, agent.inbox, presence)
         if options.until_done:
             agent.leave_when_done()
-        below.connect()
+        below.connect(stop=stop)
         try:
             if first_connection(link, stop):
                 edge.run(link, stop, until_done=options.until_done)

@@ -137,7 +137,9 @@ def _serve(options: argparse.Namespace, connection: Connection, ledger: Ledger) 
     settings = HelperSettings(connection.name, connection.folder, limits)
     clocks = HelperClocks(time.monotonic, time.time)
     helper, stop = MaskHelper(settings, secrets.randbits(32), ledger, clocks), threading.Event()
-    wanted = LinkOptions(helper.will(), helper.subscriptions, greeting=helper.greeting())
+    wanted = LinkOptions(
+        helper.will(), helper.subscriptions, greeting=helper.greeting(), renewed=connection.renewed
+    )
     link = Link(connection.url, connection.client_id, helper.inbox, wanted)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals(stop.set, helper.wake))

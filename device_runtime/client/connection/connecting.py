@@ -10,7 +10,7 @@ import platform
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Protocol
@@ -49,6 +49,21 @@ class Connection:
     def secret(self) -> bytes:
         """The device's own key; empty where it has none."""
         return self.enrolment.secret if self.enrolment else b""
+
+    def renewed(self) -> BrokerUrl:
+        """The URL with the credentials that are in the device's folder now. Raises EnrolmentError, UrlError.
+
+        A certificate, its key and `--ca` are read at each connection in any case.
+        """
+        before = self.enrolment
+        if before is None or self.url.user != before.name or self.url.password != before.password:
+            return self.url  # they came with the URL
+        now = Enrolment.load(self.folder)
+        if now is None:
+            raise EnrolmentError(f"{self.folder / FILE} is missing")
+        if self.url == before.address:
+            return now.address
+        return now.at(replace(self.url, tls=replace(self.url.tls, authority="")))
 
 
 class DeviceChoice(Protocol):
@@ -139,8 +154,8 @@ def connect(options: ConnectionOptions) -> Connection:
 class Connects(Protocol):
     """The part of `broker.wire.link.Link` that is used here."""
 
-    def connect(self) -> None:
-        """Raises BrokerUnreachable, BrokerRefused; may be called again."""
+    def connect(self, *, stop: threading.Event) -> None:
+        """Returns early when `stop` is set. Raises BrokerUnreachable, BrokerRefused; may be called again."""
 
 
 def first_connection(
@@ -158,7 +173,7 @@ def first_connection(
     said = ""
     while not stop.is_set():
         try:
-            link.connect()
+            link.connect(stop=stop)
         except BrokerUnreachable as error:
             if str(error) != said:
                 said = str(error)
@@ -167,7 +182,7 @@ def first_connection(
             delay.failed()
             sleep_until(stop, delay.wait_s())
         else:
-            return True
+            return not stop.is_set()
     return False
 
 

@@ -22,14 +22,19 @@ from device_runtime.broker.security.certificate import (
     PeerCertificate,
 )
 from device_runtime.broker.security.enrolment import FILE
+from device_runtime.broker.sockets.addresses import look_up, open_socket
+from device_runtime.broker.sockets.waiting import StepLimit
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError, Signed, decode
+from device_runtime.broker.wire.packet_limit import SMALLEST
 from device_runtime.client.connection.connecting import Connection
 from device_runtime.client.connection.trust import Trust
 
 from .installation import Finding, State
 
+REACH_S = 20.0
+"""Seconds for the name lookup, and for the TCP connection."""
 DAY_S = 86_400.0
 SOON_S = 30 * DAY_S
 """A certificate that ends in fewer seconds is reported."""
@@ -38,6 +43,10 @@ SKEW_S = 300.0
 LISTEN_S = 1.0
 """Seconds to listen for messages that must not come."""
 TO_ALL = f"{topics.ROOT}/all/"
+OFFER_BYTES = 8 * 1024
+"""A packet of this size holds any usual offer, which is retained and does not go in pieces."""
+_PACKETS = tuple(SMALLEST << power for power in range(7, -1, -1))
+"""Sizes of packets that are tried: 128 KiB, and halves down to the smallest of use."""
 NOBODY = "nobody-in-particular"
 """Name of another device, to test access. The aggregator ignores the topics that are used."""
 
@@ -107,9 +116,11 @@ def enrolled(connection: Connection) -> Finding:
 def _reached(connection: Connection) -> Finding:
     url = connection.url
     try:
+        found = look_up(url.host, url.port, StepLimit.of(REACH_S))
         began = time.perf_counter()
-        with socket.create_connection((url.host, url.port), timeout=5.0) as way:
-            took, address = time.perf_counter() - began, way.getpeername()[0]
+        way, endpoint = open_socket(found, StepLimit.of(REACH_S))
+        took, address = time.perf_counter() - began, endpoint.address[0]
+        way.close()
     except socket.gaierror as error:
         advice = "check the host in the URL, and this device's name server"
         return Finding("broker", "problem", f"no machine is called {url.host!r} ({error.strerror})", advice)
@@ -201,16 +212,26 @@ def _fence(trial: AccessTrial, connection: Connection) -> Finding:
 
 
 def _limit(trial: AccessTrial, name: str) -> Finding:
-    answer = trial.publish(topics.up(name, "trial"), bytes(MESSAGE_LIMIT))
+    """Whether the broker's packets are large enough. Smaller ones than our messages are no problem."""
+    topic = topics.up(name, "trial")
+    answer = trial.publish(topic, bytes(MESSAGE_LIMIT))
     size = f"{MESSAGE_LIMIT // 1024} KiB in one message"
-    if not answer.taken:
-        advice = (
-            f"Mosquitto: `message_size_limit {2 * MESSAGE_LIMIT}`; and the same of what stands in front of it"
-        )
-        return Finding("packet limit", "problem", f"{size} are refused ({answer.reason})", advice)
-    if not answer.known:
+    if answer.taken and not answer.known:
         return Finding("packet limit", "missing", f"{size} are taken, or dropped silently (MQTT 3.1.1)")
-    return Finding("packet limit", "ok", f"{size} are taken")
+    if answer.taken:
+        return Finding("packet limit", "ok", f"{size} are taken")
+    try:
+        most = trial.largest_packet(topic, _PACKETS)
+    except BrokerError as error:
+        return Finding("packet limit", "problem", f"{size} are refused, and then: {error}")
+    advice = f"raise it; Mosquitto: `message_size_limit {2 * MESSAGE_LIMIT}`, `max_packet_size` of none"
+    if most < SMALLEST:
+        found = f"packets of {SMALLEST} bytes are refused ({answer.reason})"
+        return Finding("packet limit", "problem", found, advice)
+    found = f"packets of {most} bytes are taken, larger messages go in pieces"
+    if most < OFFER_BYTES:
+        return Finding("packet limit", "missing", f"{found}; an offer of many kinds may not pass", advice)
+    return Finding("packet limit", "ok", found)
 
 
 def _all_offered(connection: Connection, offers: list[Received]) -> list[Finding]:

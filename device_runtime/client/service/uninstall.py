@@ -127,7 +127,12 @@ def say_goodbye(connection: Connection, clock: Callable[[], float] = time.monoto
     """Tell the aggregator that the device leaves, if no process can. Returns the result in words."""
     messages = DeviceMessages(connection.name, secrets.randbits(32))
     will = messages.presence(online=False)
-    link = Link(connection.url, connection.client_id, DeviceInbox(clock), LinkOptions(will))
+    link = Link(
+        connection.url,
+        connection.client_id,
+        DeviceInbox(clock),
+        LinkOptions(will, renewed=connection.renewed),
+    )
     try:
         link.connect()
     except BrokerError as error:

@@ -1,6 +1,8 @@
 """What a link makes of connections that end."""
 
-from device_runtime.broker.wire.link_timing import STEADY_S, ReconnectDelay
+import pytest
+
+from device_runtime.broker.wire.link_timing import STEADY_S, Outage, ReconnectDelay, StepTime, duration
 
 
 def test_the_wait_grows_until_a_connection_was_steady() -> None:
@@ -36,3 +38,49 @@ def test_attempts_that_nobody_answers_are_not_suspicious() -> None:
     for _ in range(10):
         patience.failed()
     assert not patience.crowded
+
+
+def test_the_time_of_a_step_doubles_with_each_attempt_that_ran_out_of_it() -> None:
+    time = StepTime((5.0, 60.0))
+    limits = []
+    for _ in range(6):
+        limits.append(time.limit_s)
+        time.timed_out()
+    assert limits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+
+
+def test_after_a_connection_each_step_has_three_times_what_the_slowest_took() -> None:
+    time = StepTime((5.0, 60.0))
+    time.timed_out()
+    time.succeeded(0.1)
+    assert time.limit_s == 5.0
+    time.succeeded(12.0)
+    assert time.limit_s == 36.0
+    time.timed_out()
+    assert time.limit_s == 60.0
+
+
+def test_a_reason_is_worth_a_line_once_in_an_outage_and_again_when_it_changes() -> None:
+    outage = Outage()
+    said = [
+        outage.worth_saying(reason, now)
+        for now, reason in enumerate(["refused", "refused", "no name", "no name"])
+    ]
+    assert said == [True, False, True, False]
+    assert outage.over(90.0) == 90.0
+    assert outage.over(91.0) is None
+    assert outage.worth_saying("refused", 100.0)
+
+
+def test_two_reasons_that_alternate_do_not_fill_the_log() -> None:
+    outage = Outage()
+    said = [outage.worth_saying(("a", "b")[now % 2], float(now)) for now in range(1200)]
+    assert sum(said) == 4  # each at first, and again after ten minutes
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.44, "0.4 s"), (12.4, "12 s"), (185, "3 min 5 s"), (7440, "2 h 4 min"), (59.6, "1 min 0 s")],
+)
+def test_durations_are_said_in_words(seconds: float, words: str) -> None:
+    assert duration(seconds) == words

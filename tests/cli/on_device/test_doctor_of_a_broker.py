@@ -23,6 +23,7 @@ from device_runtime.broker.wire.url import TLS, BrokerUrl
 from device_runtime.client.connection.connecting import Connection, connect
 from device_runtime.client.doctor import connection as examining_broker
 from device_runtime.client.doctor.connection import DAY_S, _all_offered, examine
+from tests.network import Proxy
 
 needs_mosquitto = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
 NOW = datetime.now(timezone.utc)
@@ -123,10 +124,36 @@ def test_what_amqtt_does_not_tell_is_not_claimed(running):
 
 
 @needs_mosquitto
-def test_a_smaller_limit_of_messages_is_a_problem(running, monkeypatch):
-    monkeypatch.setattr(mosquitto, "LIMITS", ("message_size_limit 1000",))
+@pytest.mark.parametrize(
+    ("line", "state", "said"),
+    [
+        ("message_size_limit 500", "problem", "packets of 1024 bytes are refused"),
+        ("max_packet_size 4096", "missing", "packets of 4096 bytes are taken"),
+        ("max_packet_size 16384", "ok", "packets of 16384 bytes are taken, larger messages go in pieces"),
+        ("max_packet_size 131072", "ok", "packets of 131072 bytes are taken"),
+        ("message_size_limit 131072", "ok", "packets of 131072 bytes are taken"),
+        ("message_size_limit 100000", "ok", "packets of 65536 bytes are taken"),
+        ("max_packet_size 1048576", "ok", "256 KiB in one message are taken"),
+    ],
+)
+def test_a_packet_limit_is_a_problem_only_where_nothing_can_pass(running, monkeypatch, line, state, said):
+    monkeypatch.setattr(mosquitto, "LIMITS", (line,))
     seen = found(plain(running().url))["packet limit"]
-    assert (seen.state, "message_size_limit 524288" in seen.advice) == ("problem", True)
+    assert (seen.state, said in seen.found) == (state, True), seen
+    assert ("message_size_limit 524288" in seen.advice) == (state != "ok")
+
+
+@needs_mosquitto
+@pytest.mark.parametrize("limit", [16_384, 131_072])
+def test_a_limit_that_a_broker_of_mqtt_3_does_not_state_is_found_by_trying(running, monkeypatch, limit):
+    """Behind a proxy that ends the connection at larger packets, and that does not know MQTT 5."""
+    proxy = Proxy(running().url)
+    try:
+        proxy.packet_limit = limit
+        seen = found(plain(proxy.url))["packet limit"]
+    finally:
+        proxy.close()
+    assert (seen.state, f"packets of {limit} bytes are taken" in seen.found) == ("ok", True), seen
 
 
 @needs_mosquitto

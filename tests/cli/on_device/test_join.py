@@ -92,7 +92,7 @@ class Refuses:
     def __init__(self, *_):
         pass
 
-    def connect(self):
+    def connect(self, *, stop):
         raise BrokerRefused("the broker at mqtt://127.0.0.1:1 refuses user 'a'")
 
     def close(self, farewell):

@@ -27,7 +27,7 @@ class Scripted:
     def __init__(self, *script):
         self.script = list(script)
 
-    def connect(self):
+    def connect(self, *, stop):
         if (error := self.script.pop(0)) is not None:
             raise error
 
@@ -61,7 +61,7 @@ def test_who_is_told_to_stop_does_not_wait():
     stop = threading.Event()
 
     class Stopping:
-        def connect(self):
+        def connect(self, *, stop):
             stop.set()
             raise BrokerUnreachable("no broker answers")
 
@@ -76,9 +76,9 @@ def test_a_broker_that_comes_later_is_reached(caplog):
     class Watched:
         """The broker comes after the first attempt."""
 
-        def connect(self):
+        def connect(self, *, stop):
             try:
-                link.connect()
+                link.connect(stop=stop)
             except BrokerUnreachable:
                 if not running:
                     running.append(brokers.start("auto", BrokerOptions(port=port)))

@@ -1,0 +1,69 @@
+"""Learns how large a packet a broker takes: from what it says, or from where it closes the connection."""
+
+from __future__ import annotations
+
+SMALLEST = 1024
+"""Bytes. A broker that takes no packet of this size is of no use: messages about blobs would not fit."""
+CLOSINGS = 2
+"""Connections that must end in the same packet before smaller ones are tried."""
+
+
+class PacketLimit:
+    """The most bytes of a whole packet. `most`: None while no limit is known.
+
+    MQTT 5 brokers state their limit at each connection. Others close the connection in a packet that is too
+    large: if CLOSINGS connections end while a packet is on its way that is larger than any that the broker
+    acknowledged, the limit becomes the largest power of two within three quarters of it. `too_large`: the
+    smallest size that is known to be too large; a message that cannot be cut is tried below it. `hopeless`:
+    the size of a packet that is too large, while none smaller is of use.
+    """
+
+    def __init__(self) -> None:
+        self.most: int | None = None
+        self._stated: int | None = None
+        self.too_large: int | None = None
+        self.hopeless = 0
+        self._acknowledged = 0
+        self._suspect, self._closings = 0, 0
+
+    def stated(self, size: int | None) -> None:
+        """Note what the broker states (MQTT 5); None: nothing."""
+        if size is not None:
+            self.most, self.too_large = size, size + 1
+        elif self._stated is not None:
+            self.most = self.too_large = None
+        self._stated = size
+
+    def acknowledged(self, size: int) -> None:
+        """Note a packet that the broker acknowledged."""
+        self._acknowledged = max(self._acknowledged, size)
+        if size >= self._suspect:
+            self._suspect = self._closings = 0
+
+    def suspicious(self, largest: int) -> bool:
+        """Whether a connection that ended with this packet as its largest may have ended because of it."""
+        return largest > max(self._acknowledged, SMALLEST // 2)
+
+    def closed(self, largest: int) -> bool:
+        """Note a connection that ended; `largest`: bytes of the largest packet that it had begun to send.
+
+        Returns whether smaller packets are to be tried.
+        """
+        if not self.suspicious(largest):
+            self._suspect = self._closings = 0
+            return False
+        self._closings = self._closings + 1 if largest == self._suspect else 1
+        self._suspect = largest
+        return self._closings >= CLOSINGS and self.refused(largest)
+
+    def refused(self, size: int) -> bool:
+        """Note that a packet of this size is too large. Returns whether there is a smaller one to try."""
+        self._suspect = self._closings = 0
+        self.too_large = size if self.too_large is None else min(self.too_large, size)
+        self._acknowledged = min(self._acknowledged, size - 1)
+        smaller = 1 << (max(3 * size // 4, 1).bit_length() - 1)
+        if smaller < SMALLEST:
+            self.hopeless = size
+            return False
+        self.most = smaller if self.most is None else min(self.most, smaller)
+        return True
