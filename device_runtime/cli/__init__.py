@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +17,8 @@ from device_runtime.machine_readings import fit_thread_pools
 from device_runtime.system_errors import disk_reason, shortage
 
 from .table import COMMANDS, LISTED_WITHOUT, Command, extra_for, missing_extra, overview
+
+log = logging.getLogger(__name__)
 
 PROGRAM = "device-runtime"
 
@@ -76,6 +80,7 @@ def _run(name: str, words: Sequence[str]) -> int:
         module.add_arguments(parser)
         options = parse(parser, words)
         log_to_stderr()
+        _warn_of_visible_secrets(words)
         return int(module.run(options))
     except ModuleNotFoundError as error:
         extra = extra_for(command, error.name or "")
@@ -117,6 +122,21 @@ def _parser(name: str, command: Command) -> argparse.ArgumentParser:
         epilog=f"{needs}Example: {command.example}",
         formatter_class=_WithExample,
     )
+
+
+_WITH_PASSWORD = re.compile(r"(?:^|=)(?:mqtts?|wss?)://[^/@\s:]*:[^/@\s]+@")
+_TOKEN = re.compile(r"(?:^|=)fl1\.")
+
+
+def _warn_of_visible_secrets(words: Sequence[str]) -> None:
+    """Warn of passwords and tokens on the command line, which `ps` shows to everybody on this machine."""
+    visible = "everybody on this machine can see the %s on this command line, and the shell keeps it: %s"
+    meter = any(word.startswith("--meter") and "=" in word for word in words) or "--meter" in words
+    if any(map(_WITH_PASSWORD.search, words)):
+        instead = "leave it out of the URL, and give --password-file FILE or DEVICE_RUNTIME_PASSWORD"
+        log.warning(visible, "password", instead + ("; of a meter, in a file for --config" if meter else ""))
+    if any(map(_TOKEN.search, words)):
+        log.warning(visible, "token", "--enrol - reads it from stdin")
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:

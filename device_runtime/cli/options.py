@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
+from device_runtime.broker.wire.url import PASSWORD_VARIABLE
 from device_runtime.client.energy import AUTO as AUTO_METER
 from device_runtime.client.energy import METER_OPTIONS, MODELLED, FoundMeter, find_meter
 from device_runtime.client.settings import PersonalModelSettings
@@ -27,13 +28,17 @@ def add_connection(
     kept: what is in the folder.
     """
     add = parser.add_argument
-    text = "Connect to this broker: mqtts://user:password@host, wss://... (default: as enrolled)."
+    text = "Connect to this broker: mqtts://user@host, wss://... (default: as enrolled)."
     if broker.startswith("-"):
         add(broker, metavar="URL", help=text)
     else:
         add(broker, nargs="?", metavar="URL", help=text)
     add("--name", help="Name this device (default: as enrolled, the user of the URL, or the host's name).")
     add("--state", type=Path, help=f"Keep {kept} in this folder.")
+    add(
+        "--password-file", type=Path, metavar="FILE",
+        help=f"Read the broker's password from this file (default: from {PASSWORD_VARIABLE}).",
+    )  # fmt: skip
     add("--ca", type=Path, help="Trust this certificate authority of the broker (PEM).")
     add("--cert", type=Path, help="Show this certificate of the device to the broker (PEM).")
     add("--key", type=Path, help="Use this private key of the device (PEM).")

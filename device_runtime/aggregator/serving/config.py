@@ -56,7 +56,7 @@ class BrokerSection(Section, frozen=True):
 
     url: "auto" starts a broker on this machine.
     port: the port of that broker; 0: the last port, or a free one.
-    user, password_file: override those of the URL.
+    user, password_file: override those of the URL; a password alone is for the user of the URL.
     ca: the authority that signs the broker's certificate; None: the system's authorities.
     cert, key: the aggregator's certificate, where the broker asks for one.
     enrolment: a folder of `broker init`, with the address, the credential and the key that signs offers.
@@ -77,7 +77,7 @@ class BrokerSection(Section, frozen=True):
         return TLS(ca=self.ca, cert=self.cert, key=self.key)
 
     def __post_init__(self) -> None:
-        if (self.user is None) != (self.password_file is None):
+        if self.user is not None and self.password_file is None:
             raise ConfigError("broker.user and broker.password_file go together: give both, or neither")
         _together("broker", self.cert, self.key)
         if self.port and self.url != AUTO:
@@ -297,9 +297,11 @@ def _address(section: BrokerSection) -> BrokerUrl:
     if url is None:
         raise ConfigError("broker.url: expected mqtt://, mqtts:// or wss://")
     if section.password_file is None:
-        return url
+        return url.with_password()
+    if section.user is None and not url.user:
+        raise ConfigError("broker.password_file: for whom? Name the user in the URL, or by broker.user")
     password = _secret("broker.password_file", section.password_file)
-    return replace(url, user=section.user, password=password)
+    return replace(url, user=section.user or url.user, password=password)
 
 
 def renewal(section: BrokerSection) -> Callable[[], BrokerUrl] | None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
+import os
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from device_runtime.broker.errors import UrlError
+
+log = logging.getLogger(__name__)
 
 _MALFORMED = (
     "not a broker URL: use mqtt://host:port, mqtts://host:port or, over WebSockets, wss://host:port/path, "
     "with user:password@ before the host and '/', '#', '?', '@', ':' in a password written as "
     "%2F, %23, %3F, %40, %3A"
 )
+PASSWORD_VARIABLE = "DEVICE_RUNTIME_PASSWORD"  # noqa: S105
+"""The environment variable with the broker's password, for a URL with a user and no password."""
 PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 """Scheme -> port, for a URL that names none."""
 PATH = "/mqtt"
@@ -96,6 +102,23 @@ class BrokerUrl:
             path=(parts.path or PATH) if web else "",
         )
 
+    def with_password(self, file: Path | None = None, user: str | None = None) -> BrokerUrl:
+        """This URL with the password of a file, or else of PASSWORD_VARIABLE; `user`: if it names none.
+
+        The variable is for a URL that names a user. Raises UrlError.
+        """
+        if file is None:
+            password = os.environ.get(PASSWORD_VARIABLE)
+            unset = self.user is None or self.password is not None or not password
+            return self if unset else replace(self, password=password)
+        if self.password is not None:
+            raise UrlError(f"the broker's URL has a password, and {file} has one: give one of them")
+        if not (user := self.user or user):
+            raise UrlError(
+                f"{file} has a password, but for whom? Name the user in the URL: mqtts://USER@host"
+            )
+        return replace(self, user=user, password=read_password(file))
+
     @property
     def loopback(self) -> bool:
         """Whether the broker is on this machine, so that nothing crosses a network."""
@@ -104,6 +127,21 @@ class BrokerUrl:
     def __str__(self) -> str:
         scheme = ("wss" if self.secure else "ws") if self.path else ("mqtts" if self.secure else "mqtt")
         return f"{scheme}://{bracketed(self.host)}:{self.port}{self.path}"
+
+
+def read_password(file: Path) -> str:
+    """The password in a file, without the end of its line. Raises UrlError, whose text never holds it."""
+    try:
+        password = file.read_text("utf-8").strip("\r\n")
+        open_to_others = file.stat().st_mode & 0o044
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise UrlError(f"cannot read the password in {file}: {reason.lower()}") from None
+    if not password or "\n" in password:
+        raise UrlError(f"{file} must hold one line, the password")
+    if open_to_others:
+        log.warning("others on this machine can read the password in %s: chmod 600 %s", file, file)
+    return password
 
 
 def bracketed(host: str) -> str:

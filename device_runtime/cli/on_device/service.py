@@ -9,7 +9,8 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from device_runtime.broker.wire.durable_files import replace_file
+from device_runtime.broker.wire.durable_files import replace_file, write_synced
+from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.options import memory_bytes
 from device_runtime.client.connection.connecting import Connection
 from device_runtime.client.errors import InstallError
@@ -21,6 +22,9 @@ from device_runtime.client.service.uninstall import SETTINGS
 from .policy_options import RULES
 
 log = logging.getLogger(__name__)
+
+PASSWORD = "broker-password"  # noqa: S105
+"""The file in a device's folder with the broker's password, where it was in the environment."""
 
 
 def install(
@@ -52,11 +56,24 @@ def write_settings(
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     file: Path = options.state.absolute() / SETTINGS
+    _keep_password(options)
     try:  # only the owner may read it, as the broker's URL may have a password
         replace_file(file, device_file.text(options, parser, rules).encode())
     except OSError as error:
         raise InstallError(f"cannot write {file}: {error.strerror}") from None
     return file
+
+
+def _keep_password(options: argparse.Namespace) -> None:
+    """Write the password that is in this process's environment to a file, as a service has another one."""
+    url = BrokerUrl.parse(options.broker, insecure=True) if options.broker else None
+    if options.password_file or not url or url.password is not None or not url.with_password().password:
+        return
+    options.password_file = options.state.absolute() / PASSWORD
+    try:
+        write_synced(options.password_file, f"{url.with_password().password}\n".encode(), new_mode=0o600)
+    except OSError as error:
+        raise InstallError(f"cannot write {options.password_file}: {error.strerror}") from None
 
 
 def command(name: str, file: Path) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "revoke":
         return _revoke(opened, options.name, now)
     enrolment = register.add(opened, options.name, now, options.websockets, options.again)
-    line = f"device-runtime join --enrol {enrolment.token}"
+    line = f"device-runtime join --enrol - <<< {enrolment.token}"  # `ps` does not show it
     reload = register.reload_mosquitto(opened)
     print(f"{options.name} is enrolled at {enrolment.url}; {reload.text}", file=sys.stderr)
     print("Paste this on the device, and nowhere else: it holds the password.", file=sys.stderr)

@@ -58,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="Set the port of the broker that auto starts (default: as before, or free).",
     )
+    add(
+        "--broker-password-file",
+        type=Path,
+        metavar="FILE",
+        help="Read the password at the site's broker from this file.",
+    )
     add("--broker-ca", type=Path, metavar="PEM", help="Trust this authority of the site's broker.")
     add(
         "--enrolment",
@@ -122,6 +128,7 @@ def _section(options: argparse.Namespace) -> BrokerSection:
     return BrokerSection(
         url=options.site_broker,
         port=options.port,
+        password_file=options.broker_password_file,
         ca=options.broker_ca,
         insecure=options.insecure,
         enrolment=options.enrolment,

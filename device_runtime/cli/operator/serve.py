@@ -18,6 +18,7 @@ from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.kind_settings import kinds_named
 from device_runtime.aggregator.tasks.task import Task
+from device_runtime.broker.wire.url import PASSWORD_VARIABLE
 from device_runtime.cli.options import add_plugins, listed, load_plugins
 from device_runtime.service_process import Exit
 from device_runtime.strategies import registry
@@ -259,7 +260,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--broker",
         metavar="URL",
-        help="Connect to this broker, mqtt:// or mqtts://; auto starts one on this machine (default: auto).",
+        help="Connect to this broker, mqtts://user@host; auto starts one on this machine (default: auto).",
+    )
+    add(
+        "--password-file",
+        type=Path,
+        metavar="FILE",
+        help=f"Read the broker's password from this file (default: from {PASSWORD_VARIABLE}).",
     )
     add(
         "--port",
@@ -332,6 +339,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         },
         "broker": {
             "url": args.broker,
+            "password_file": args.password_file,
             "port": args.port,
             "ca": args.ca,
             "insecure": args.insecure or None,

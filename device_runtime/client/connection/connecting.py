@@ -77,7 +77,7 @@ class DeviceChoice(Protocol):
 
 
 class ConnectionOptions(DeviceChoice, Protocol):
-    """The options of `add_connection`: a device, its broker's URL (None: as enrolled), and TLS files."""
+    """The options of `add_connection`: a device, its broker's URL (None: as enrolled), its files."""
 
     @property
     def broker(self) -> str | None: ...
@@ -125,6 +125,11 @@ def connect(options: ConnectionOptions) -> Connection:
     """
     given, tls = options.broker, TLS(options.ca, options.cert, options.key)
     url = BrokerUrl.parse(given, tls, options.insecure) if given else None
+    password_file = getattr(options, "password_file", None)  # older callers have none
+    if url:
+        url = url.with_password(password_file, options.name)
+    elif password_file:
+        raise UrlError("--password-file is for a broker's URL, and none is given: mqtts://USER@host")
     if tls != TLS() and not (url and url.secure):
         raise UrlError("--ca, --cert and --key are for a broker with TLS: give its URL, mqtts:// or wss://")
     if tls.key and not tls.cert:
@@ -133,7 +138,7 @@ def connect(options: ConnectionOptions) -> Connection:
     if enrolment is None:
         if url is None:
             raise UrlError(
-                "where is the broker? Give its URL, or enrol first: join (or mask-helper) --enrol TOKEN"
+                "where is the broker? Give its URL, or enrol first: join (or mask-helper) --enrol -"
             )
         name = check_device(options.name or url.user or _host())
         if options.name is None and (found := _enrolled()):

@@ -36,6 +36,7 @@ from device_runtime.broker.wire.link import Connected, Disconnected, LinkOptions
 from device_runtime.broker.wire.messages import Base, Blob, Offer
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.broker.wire.url import TLS
+from device_runtime.cli import main
 
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
 needs_openssl = pytest.mark.skipif(
@@ -577,6 +578,43 @@ def test_the_commands_set_up_enrol_list_and_revoke(tmp_path: Path) -> None:
     assert f"The aggregator's key is {opened.signer.public[:8].hex()}" in rotated.stdout
     assert opened.signer.public != enrolment.key
     assert command("broker", "renew", "enrolment").returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Mosquitto as somebody else")
+@pytest.mark.parametrize(
+    ("there", "user"), [(("mosquitto", "nobody"), "mosquitto"), (("nobody",), "nobody"), ((), None)]
+)
+def test_set_up_by_root_mosquitto_runs_as_a_user_without_rights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, there: tuple[str, ...], user: str | None
+) -> None:
+    real = pwd.getpwnam("nobody")
+
+    def known(name: str) -> Any:
+        if name not in there:
+            raise KeyError(name)
+        return real
+
+    monkeypatch.setattr(pwd, "getpwnam", known)
+    folder = tmp_path / "enrolment"
+    assert main(["broker", "init", str(folder), "--name", "localhost"]) == (0 if user else 2)
+    if user:
+        assert f"\nuser {user}\n" in (folder / "mosquitto.conf").read_text()
+        assert (folder / "server.key").stat().st_uid == real.pw_uid
+        assert (folder / "ca.key").stat().st_uid == 0
+        assert ("will run as nobody" in caplog.text) == (user == "nobody")
+    else:
+        assert not folder.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Mosquitto as somebody else")
+def test_a_folder_that_mosquitto_may_not_enter_and_root_for_it_are_warned_of(
+    tmp_path: Path, caplog: Any
+) -> None:
+    (tmp_path / "shut").mkdir(mode=0o700)
+    assert main(["broker", "init", str(tmp_path / "shut" / "a"), "--name", "h", "--run-as", "nobody"]) == 0
+    assert "nobody may not enter" in caplog.text
+    assert main(["broker", "init", str(tmp_path / "b"), "--name", "h", "--run-as", "root"]) == 0
+    assert "Mosquitto will run as root" in caplog.text
 
 
 OLD_ACCESS = """user aggregator
