@@ -1,4 +1,4 @@
-"""Random and mutated bytes for every decoder: none may crash, hang, or take memory as it likes.
+"""Random and mutated bytes for every reader: none may crash, hang, or take memory as it likes.
 
     .venv/bin/python benchmarks/fuzz.py                       # a million inputs, about a quarter of an hour
     .venv/bin/python benchmarks/fuzz.py --inputs 20000        # a look
@@ -20,6 +20,7 @@ import random
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ import numpy as np
 import psutil
 from tabulate import tabulate
 
+from benchmarks.fuzz_samples import sample_targets
+from benchmarks.fuzz_settings import setting_targets
+from benchmarks.fuzz_target import Target, mutated
 from benchmarks.graph_mutations import Graphs, examined
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import task as tasks
@@ -57,20 +61,6 @@ GROWTH_BYTES = 300 << 20
 """Bytes by which the process may grow."""
 ADDRESS_SPACE = 8 << 30
 """Bytes that it may map at all: what asks for more gets a MemoryError, which is a failure here."""
-LONGEST = 4096
-"""Bytes of a random input, at most."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A decoder, the errors it may raise, and sound inputs."""
-
-    name: str
-    decode: Callable[[bytes], object]
-    errors: tuple[type[Exception], ...]
-    sound: tuple[bytes, ...]
-    share: float = 1.0
-    mutate: Callable[[random.Random, tuple[bytes, ...]], bytes] | None = None
 
 
 @dataclass
@@ -143,6 +133,8 @@ def targets() -> list[Target]:
             (UrlError,),
             (b"mqtts://pi:p%40ss@host.example:8883", b"mqtt://[::1]:1883?mqtt=5"),
         ),
+        *sample_targets(),
+        *setting_targets(),
     ]
 
 
@@ -157,33 +149,6 @@ def _deflated(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def mutated(draw: random.Random, sound: tuple[bytes, ...]) -> bytes:
-    """Random bytes in one of ten; else a sound input, damaged in one to six places."""
-    if draw.random() < 0.1:
-        return draw.randbytes(draw.randrange(LONGEST if draw.random() < 0.1 else 64))
-    data = bytearray(draw.choice(sound))
-    for _ in range(draw.randint(1, 6)):
-        at = draw.randrange(len(data) + 1)
-        match draw.randrange(7):
-            case 0:
-                data[at : at + 1] = bytes((draw.randrange(256),))
-            case 1 if at < len(data):
-                data[at] ^= 1 << draw.randrange(8)
-            case 2:
-                data[at:at] = draw.randbytes(draw.randint(1, 9))
-            case 3:
-                del data[at : at + draw.randint(1, 64)]
-            case 4:
-                data[at:at] = data[at : at + draw.randint(1, 64)]
-            case 5:
-                del data[at:]
-            case _:
-                data[at : at + 8] = draw.choice(
-                    (b"\xff" * 8, bytes(8), b"\x7f" + b"\xff" * 7, b"99999999", b"[[[[[[[[")
-                )
-    return bytes(data)
-
-
 def fuzz(target: Target, inputs: int, seed: int, keep: Path | None = None) -> Outcome:
     """Feed it. Whatever it raises beside its own errors is counted as a failure."""
     draw = random.Random(f"{seed}:{target.name}")  # noqa: S311 - inputs
@@ -195,7 +160,9 @@ def fuzz(target: Target, inputs: int, seed: int, keep: Path | None = None) -> Ou
         data = (target.mutate or mutated)(draw, target.sound)
         begun, problem = time.perf_counter(), ""
         try:
-            target.decode(data)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                target.decode(data)
         except target.errors:
             outcome.refused += 1
         except BaseException as error:

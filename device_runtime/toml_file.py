@@ -14,7 +14,12 @@ else:
 
 def near(folder: Path, value: Any) -> Any:
     """The path of a file that lies in the folder, as text; any other value unchanged."""
-    return str(folder / value) if isinstance(value, str) and value and (folder / value).exists() else value
+    if not isinstance(value, str) or not value:
+        return value
+    try:
+        return str(folder / value) if (folder / value).exists() else value
+    except (OSError, ValueError):  # no name of a file: too long, or with a zero byte
+        return value
 
 
 def read_toml(path: Path, failed: type[Exception]) -> dict[str, Any]:

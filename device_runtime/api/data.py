@@ -190,13 +190,18 @@ def cifar100(path: str | Path, *, coarse: bool = False, **division: Unpack[Divis
     return of_source("cifar100", path=path, coarse=coarse, **division)
 
 
-def images(path: str | Path, *, size: int = 32, **division: Unpack[Division]) -> DataSpec:
-    """Pictures in folders named after their classes; uint8 (3, size, size), the largest square in the middle.
+def images(
+    path: str | Path, *, size: int = 32, client_level: int = 0, **division: Unpack[Division]
+) -> DataSpec:
+    """Pictures in folders named after their classes, as the bundle takes them; the middle part is resized.
+
+    size: pixels of a side where no bundle says it. client_level: the folders of this level are the natural
+    clients, for partition="natural"; 1 is the outermost (PATH/CLIENT/CLASS), 2 the next (PATH/CLASS/CLIENT).
 
     >>> images("photos", size=64).size
     64
     """
-    return of_source("images", path=path, size=size, **division)
+    return of_source("images", path=path, size=size, client_level=client_level, **division)
 
 
 def text(

@@ -149,7 +149,7 @@ def numbered_as(data: DataSet, manifest: Manifest, spec: DataSpec) -> DataSet:
     labels, compared = manifest.labels, manifest.target.compared
     if compared not in ("classes", "input") or data.has_columns or data.labels == labels:
         return data
-    if _all_numbers(labels) != _all_numbers(data.labels):
+    if all_numbers(labels) != all_numbers(data.labels):
         return data
     place = np.full(len(data.labels), -1, np.int64)
     try:
@@ -168,10 +168,10 @@ def numbered_as(data: DataSet, manifest: Manifest, spec: DataSpec) -> DataSet:
 def in_order(labels: Iterable[str]) -> tuple[str, ...]:
     """The different labels in the order of the alphabet; if all are numbers, by their value."""
     names = sorted(set(labels))
-    return tuple(sorted(names, key=int) if _all_numbers(names) else names)
+    return tuple(sorted(names, key=int) if all_numbers(names) else names)
 
 
-def _all_numbers(labels: Sequence[str]) -> bool:
+def all_numbers(labels: Sequence[str]) -> bool:
     return all(label.strip().isdecimal() for label in labels)
 
 

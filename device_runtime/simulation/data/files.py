@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
 
-VERSION = 2
+VERSION = 3
 """Version of the decoding; a new one makes the cache decode everything again."""
 
 

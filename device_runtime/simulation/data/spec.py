@@ -44,7 +44,9 @@ OF_WINDOWS = ("recordings",)
 """Sources that a bundle cuts into windows."""
 OF_TABLES = ("table", "text")
 """Sources whose files are tables, which are read as on a device of the bundle."""
-OF_BUNDLES = ("npz", "table", *OF_TEXTS, *OF_WINDOWS)
+OF_FOLDERS = ("images",)
+"""Sources that are folders of files, which are read as on a device of the bundle."""
+OF_BUNDLES = ("npz", "table", *OF_TEXTS, *OF_WINDOWS, *OF_FOLDERS)
 """Sources whose `load` also takes the bundle, or None: how they are read depends on the task."""
 
 
@@ -100,7 +102,10 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     groups: dict[str, GroupData] = {}  # samples of the fleet's groups, by name; other groups share the rest
 
     coarse: bool = False  # cifar100: the 20 superclasses
-    size: Count = 32  # images: pixels of a side
+    size: Count = 32  # images: pixels of a side, if no bundle says it
+    client_level: NotNegativeInt = (
+        0  # images: folders of this level are the clients, 1 is the outermost; 0: none
+    )
     words: tuple[str, ...] = ()  # speech-commands: the classes; () is the usual ten, unknown and silence
     vocabulary: Annotated[int, msgspec.Meta(ge=3)] = 10_000  # text: token ids
     length: Count = 32  # text: tokens of a sample
@@ -118,8 +123,10 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if self.test_path and self.source not in ("table", *OF_TEXTS):
             raise ValueError(f"test_path is {self.test_path}: it is for tables and texts, not {self.source}")
         for name in ("feature_columns", "client_column"):
-            if getattr(self, name) and self.source not in (("table",) if name[0] == "f" else OF_TABLES):
+            if getattr(self, name) and self.source not in (("table",) if name[0] == "f" else (*OF_TABLES, *OF_FOLDERS)):
                 raise ValueError(f"{name} is {getattr(self, name)}: it is for tables, not {self.source}")
+        if self.client_level and self.source not in OF_FOLDERS:
+            raise ValueError(f"client_level is {self.client_level}: it is for images, not {self.source}")
         if self.classes is not None and (not self.classes or len(set(self.classes)) < len(self.classes)):
             raise ValueError(f"classes is {list(self.classes)}, expected one or more, each once")
         if self.generic_classes and not self.generic_samples:

@@ -19,7 +19,7 @@ def labelled(bundle):
     """A bundle of images of 8 by 8 with these labels, as far as a source looks at it."""
 
     def make(*labels, shape=(3, 8, 8)):
-        given = msgspec.structs.replace(bundle.manifest.input, shape=shape)
+        given = msgspec.structs.replace(bundle.manifest.input, shape=shape, scale=1 / 255)
         return SimpleNamespace(
             manifest=msgspec.structs.replace(bundle.manifest, labels=labels, input=given), texts=None
         )
@@ -75,11 +75,14 @@ def test_tables_and_texts_have_the_numbers_of_the_bundle(tmp_path, labelled):
     assert classes_of(table) == {(20, "dog"), (10, "cat"), (30, "bird")}
 
 
-def test_a_class_that_the_bundle_does_not_have_is_refused(tmp_path, labelled):
-    spec = folders(tmp_path, "cat", "dog")
-    said = f"{tmp_path}/pets: label 'dog' is not of the task; bundle .* has the labels cat, wolf"
-    with pytest.raises(DataSetError, match=said):
-        load(spec, 0, labelled("cat", "wolf"))
+def test_a_class_that_the_bundle_does_not_have_is_left_out_as_on_a_device(tmp_path, labelled, caplog):
+    spec, pets = folders(tmp_path, "cat", "dog"), labelled("cat", "wolf")
+    assert classes_of(load(spec, 0, pets)) == {(10, "cat")}
+    on_device = local_data.open_samples(tmp_path / "pets", pets.manifest)
+    [skipped] = on_device.skipped
+    assert str(skipped) in caplog.text
+    with pytest.raises(DataSetError, match="has no readable samples: label 'cat' is not of the task: 4"):
+        load(spec, 0, labelled("wolf", "fox"))
 
 
 def test_only_chosen_classes_need_be_in_the_bundle(tmp_path, labelled):
@@ -93,6 +96,11 @@ def test_without_names_or_with_equal_names_the_numbers_stay(tmp_path, labelled, 
     with_bundle, without = load(spec, 0, labelled(*labels)), load(spec, 0)
     assert np.array_equal(with_bundle.train_y, without.train_y)
     assert with_bundle.labels == without.labels == ("bird", "cat", "dog")
+
+
+def test_the_order_of_names_is_said_where_a_bundle_has_numbers(tmp_path, labelled, caplog):
+    load(folders(tmp_path, "cat", "dog"), 0, labelled("0", "1"))
+    assert "classes are numbered in the order of their names (cat 0, dog 1)" in caplog.text
 
 
 def test_class_numbers_stay_with_a_bundle_that_has_names(tmp_path, labelled):

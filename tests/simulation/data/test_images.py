@@ -1,9 +1,14 @@
 import logging
+from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
+from device_runtime.models import data as local_data
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.targets import targets_of
 from device_runtime.simulation.data import DataSpec, load
 from device_runtime.simulation.data import images as module
 from device_runtime.simulation.errors import DataSetError
@@ -71,34 +76,153 @@ def test_a_damaged_image_is_left_out_and_counted(tree, caplog):
     with caplog.at_level(logging.WARNING):
         data = load(spec(tree, size=4), 0)
     assert data.train_y.tolist() == [0, 0, 1]
-    assert "skipped 1 of 4 images" in caplog.text
-    assert "2.png" in caplog.text
+    assert "skipped a damaged picture: 1 (dog/2.png: PNG without a header)" in caplog.text
 
 
 def test_only_damaged_images_are_an_error(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.png").write_bytes(b"no")
-    with pytest.raises(DataSetError, match="none of 1 images of .* can be read: 1.png"):
+    with pytest.raises(DataSetError, match="has no readable samples: a damaged picture: 1 .a/1.png"):
         load(spec(tmp_path), 0)
 
 
 def test_images_are_decoded_once_and_again_when_one_changes(tree, monkeypatch):
     first = load(spec(tree, size=4), 0)
     assert isinstance(first.train_x, np.memmap)
-    decode = module._decoded
-    monkeypatch.setattr(module, "_decoded", lambda *given: pytest.fail("decoded again"))
+    decode = module.FolderTask._decoded
+    monkeypatch.setattr(module.FolderTask, "_decoded", lambda *given: pytest.fail("decoded again"))
     assert np.array_equal(load(spec(tree, size=4), 0).train_x, first.train_x)
-    monkeypatch.setattr(module, "_decoded", decode)
+    monkeypatch.setattr(module.FolderTask, "_decoded", decode)
     picture(tree / "train" / "dog" / "1.png", (9, 9, 9), (7, 7))
     assert (load(spec(tree, size=4), 0).train_x[2] == 9).all()
 
 
 def test_what_is_missing_is_said(tmp_path, tree):
-    with pytest.raises(DataSetError, match="has no folders, expected one for each class"):
+    with pytest.raises(DataSetError, match="a file without a label: it is in no class folder: 1"):
         load(spec(tree / "val" / "dog"), 0)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataSetError, match="has no pictures: expected a folder of them for each class"):
+        load(spec(tmp_path / "empty"), 0)
     picture(tree / "val" / "bird" / "1.png", (0, 0, 0))
     with pytest.raises(DataSetError, match="has the class 'bird', which .*train does not have"):
         load(spec(tree), 0)
     (tmp_path / "only" / "train").mkdir(parents=True)
     with pytest.raises(DataSetError, match="has a folder train, but none of test, val"):
         load(spec(tmp_path / "only"), 0)
+
+
+def same_on_a_device(root, manifest, **fields):
+    """The samples of one tree in a simulation and on a device, sorted; and what either left out."""
+    bundle = SimpleNamespace(manifest=manifest, texts=None)
+    simulated = load(spec(root, **fields), 0, bundle)
+    x = manifest.input.prepare(np.concatenate([simulated.train_x, simulated.test_x]))
+    y = np.concatenate([simulated.train_y, simulated.test_y])
+    device = local_data.open_samples(root, manifest)
+    both = [
+        sorted((number, one.tobytes()) for one, number in zip(xs, ys.tolist(), strict=True))
+        for xs, ys in ((x, y), (device.everything.x, device.everything.y))
+    ]
+    assert both[0] == both[1]
+    return simulated, device
+
+
+@pytest.fixture
+def pets(bundle):
+    given = InputSpec((3, 8, 8), 1 / 255, (0.5,), (0.25,))
+    return msgspec.structs.replace(bundle.manifest, input=given, labels=("cat", "dog", "caf\u00e9"))
+
+
+def test_a_corpus_of_photos_gives_a_simulation_what_it_gives_a_device(tmp_path, pets, caplog):
+    root = tmp_path / "photos"
+    picture(root / "cat" / "1.jpg", (200, 10, 10), (64, 48))
+    picture(root / "cat" / "2.JPEG", (100, 10, 10))
+    picture(root / "Cat" / "3.bmp", (50, 60, 70))
+    picture(root / "dog" / "deep" / "er" / "4.png", (1, 2, 3))
+    picture(root / "cafe\u0301" / "5.gif", (9, 9, 9))
+    picture(root / "bird" / "6.png", (1, 1, 1))
+    picture(root / "dog" / ".hidden.png", (1, 1, 1))
+    picture(root / "dog" / "._4.png", (1, 1, 1))
+    (root / "dog" / "Thumbs.db").write_bytes(b"x")
+    (root / "dog" / "cut.jpg").write_bytes((root / "cat" / "1.jpg").read_bytes()[:400])
+    (root / "dog" / "IMG_1.HEIC").write_bytes(b"x")
+    (root / "cat" / "really.png").write_bytes((root / "cat" / "2.JPEG").read_bytes())
+    (root / "dog" / "link").symlink_to(root / "cat" / "1.jpg")
+    (root / "dog" / "linked.png").symlink_to(root / "dog" / "deep" / "er" / "4.png")
+    turned = Image.new("RGB", (40, 20), (0, 0, 0))
+    turned.paste((250, 250, 250), (0, 0, 20, 20))
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    turned.save(root / "cat" / "turned.jpg", exif=exif)
+    simulated, device = same_on_a_device(root, pets, test_share=0.3)
+    assert simulated.labels == pets.labels
+    assert len(device.skipped) == 4
+    for skipped in device.skipped:
+        assert str(skipped) in caplog.text
+
+
+def test_a_table_that_lists_pictures_gives_both_the_same(tmp_path, pets):
+    root = tmp_path / "listed"
+    for number in range(6):
+        picture(root / "all" / f"{number}.jpg", (40 * number, 9, 9))
+    rows = "".join(f"all/{number}.jpg,{'dog' if number % 2 else 'CAT'}\n" for number in range(6))
+    (root / "labels.csv").write_text(f"file,label\n{rows}")
+    simulated, _ = same_on_a_device(root, pets, test_share=0.2)
+    assert sorted(np.concatenate([simulated.train_y, simulated.test_y]).tolist()) == [0, 0, 0, 1, 1, 1]
+
+
+def test_numbers_as_targets_of_pictures_are_those_of_a_device(tmp_path, pets):
+    root = tmp_path / "ages"
+    for number in range(6):
+        picture(root / f"{number}.jpg", (40 * number, 9, 9))
+    rows = "".join(f"{number}.jpg,{number}.5\n" for number in range(6))
+    (root / "ages.csv").write_text(f"file,age\n{rows}")
+    target = targets_of("mse", ("age",), columns=("age",), mean=(2.0,), std=(2.0,))
+    manifest = msgspec.structs.replace(pets, labels=("age",), loss=target)
+    simulated = load(spec(root, test_share=0.2), 0, SimpleNamespace(manifest=manifest, texts=None))
+    ages = np.concatenate([simulated.train_y, simulated.test_y])
+    assert sorted(ages[:, 0].tolist()) == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
+    device = local_data.open_samples(root, manifest)
+    assert np.allclose(np.sort(device.everything.y[:, 0]), np.sort(target.prepare(ages)[:, 0]))
+
+
+def test_grey_and_other_ranges_are_as_the_bundle_takes_them(tmp_path, bundle):
+    for number in range(4):
+        picture(tmp_path / "digits" / str(number) / "a.png", (60 * number,) * 3)
+    simulated, _ = same_on_a_device(tmp_path / "digits", bundle.manifest)
+    assert simulated.train_x.shape[1:] == (1, 8, 8)
+    assert simulated.train_x.max() <= 16
+    with pytest.raises(
+        DataSetError, match="size is 64, and bundle digits-wrn-10-1 takes 1x8x8: leave it out"
+    ):
+        load(spec(tmp_path / "digits", size=64), 0, SimpleNamespace(manifest=bundle.manifest, texts=None))
+
+
+@pytest.mark.parametrize("level, place", [(1, "{client}/{label}/{n}.png"), (2, "{label}/{client}/{n}.png")])
+def test_folders_of_a_level_are_clients(tmp_path, pets, level, place):
+    owners = {"ann": ("cat", 6), "bob": ("dog", 5), "cy": ("cat", 4)}
+    for client, (label, count) in owners.items():
+        for n in range(count):
+            path = tmp_path / place.format(client=client, label=label, n=n)
+            picture(path, ({"ann": 50, "bob": 100, "cy": 150}[client], n, 0))
+    for known in (None, SimpleNamespace(manifest=pets, texts=None)):
+        data = load(spec(tmp_path, client_level=level, partition="natural", test_share=0.2), 0, known)
+        reds = data.train_x[:, 0].reshape(len(data.train_x), -1)[:, 0]
+        assert {(int(red) // 50 - 1, group) for red, group in zip(reds, data.groups, strict=True)} == {
+            (0, 0), (1, 1), (2, 2),
+        }  # fmt: skip
+        assert data.labels == (("cat", "dog") if known is None else pets.labels)
+
+
+def test_a_level_of_clients_is_for_pictures(tmp_path):
+    with pytest.raises(ValueError, match="client_level is 1: it is for images, not npz"):
+        DataSpec(source="npz", path="a", client_level=1)
+    picture(tmp_path / "1.png", (1, 1, 1))
+    with pytest.raises(DataSetError, match="has no folders, expected one for each client"):
+        load(spec(tmp_path, client_level=1), 0)
+
+
+def test_classes_without_a_bundle_do_not_differ_by_case_or_accents(tmp_path):
+    for number, name in enumerate(("Cat", "cat", "caf\u00e9", "cafe\u0301")):
+        picture(tmp_path / name / f"{number}.png", (number, 0, 0))
+    data = load(spec(tmp_path), 0)
+    assert data.labels == ("Cat", "cafe\u0301")
