@@ -25,6 +25,7 @@ from device_runtime.models.bundles.targets import CROSS_ENTROPY
 from device_runtime.models.data import SampleSource, single, table
 from device_runtime.models.data.arrays import NPZ
 from device_runtime.models.data.database import DATABASE
+from device_runtime.models.data.labels import LabelMap
 from device_runtime.models.data.local_samples import for_task
 from device_runtime.models.data.table import TABLE
 from device_runtime.models.data.units import Refused, SampleFormat, Unit, WantedSamples, file_stamp
@@ -33,7 +34,7 @@ PICTURE = InputSpec((3, 8, 8), 1 / 255)
 ROW = InputSpec((4,))
 WINDOWS = InputSpec((2, 4), window=WindowInput(2, ("x", "y")))
 SOUND = InputSpec((1, 7, 40), 1 / 255)
-LABELS = frozenset({"a", "b", "0", "1"})
+LABELS = LabelMap(("a", "b"))
 PNG = b"\x89PNG\r\n\x1a\n"
 DRAWN = np.random.default_rng(0).integers(0, 256, (9, 13, 3)).astype(np.uint8)
 
@@ -64,7 +65,9 @@ def in_file(ending: str, sample_format: SampleFormat, given: InputSpec, query: s
         source = for_task(SampleSource(path, query), LABELS, CROSS_ENTROPY)
         unit = Unit(path.name, path, file_stamp(path), sample_format)
         if sample_format is TABLE:
-            list(table.listed(path, table.layout(path, source)))
+            layout = table.layout(path, source)
+            if layout.file is not None:
+                return list(table.listed(path, layout))
         return sum(1 for _ in sample_format.read(unit, WantedSamples(given, source, 64 << 20)))
 
     return InFile(f"samples{ending}", read)

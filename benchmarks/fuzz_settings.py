@@ -70,8 +70,8 @@ memory = 64
 labels = "l.toml"
 [policy]
 mains = true
-kinds = "full"
-between = ["1-2"]
+allow_kinds = "full"
+between = ["22:00-06:30"]
 """
 TOKENIZERS = (
     json.dumps(

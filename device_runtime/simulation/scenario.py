@@ -108,7 +108,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             del group["members"]
         if not self.fleet.redrawn:
             del whole["fleet"]["redrawn"]
-        for newer in ("groups", "validation_share", "client_level"):
+        for newer in ("groups", "validation_share", "client_level", "feature_columns", "client_column"):
             if not whole["data"][newer]:
                 del whole["data"][newer]
         if not self.choose:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import database, labels, table
@@ -104,7 +104,10 @@ def _table(path: Path, source: SampleSource, found: Listing) -> None:
                 found.add(_unit(path, source, TABLE))
                 return
             for one in table.listed(path, form):
-                found.add(one if isinstance(one, Skip) else _unit(one[0], source, SINGLE, one[1]))
+                unit = one if isinstance(one, Skip) else _unit(one.path, source, SINGLE, one.label)
+                if isinstance(unit, Unit) and not isinstance(one, Skip):
+                    unit = replace(unit, client=one.client)
+                found.add(unit)
     except Refused as error:
         found.add(Skip.of(error, _name(path, source)))
 

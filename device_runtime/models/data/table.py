@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,8 +94,16 @@ def _unlabelled(source: SampleSource) -> SampleSource:
     return replace(source, label_column=NO_LABEL_COLUMN)
 
 
-def listed(path: Path, form: TableLayout) -> Iterator[tuple[Path, str] | Skip]:
-    """The files below the table's folder that it names, and their labels. Raises Refused."""
+class ListedFile(NamedTuple):
+    """A file that a table names, its label, and its client ("" for none)."""
+
+    path: Path
+    label: str
+    client: str
+
+
+def listed(path: Path, form: TableLayout) -> Iterator[ListedFile | Skip]:
+    """The files below the table's folder that it names. Raises Refused."""
     if form.file is None:
         return
     for number, row in _samples(path, form):
@@ -109,7 +117,10 @@ def listed(path: Path, form: TableLayout) -> Iterator[tuple[Path, str] | Skip]:
         if name.is_absolute() or ".." in name.parts or "\0" in str(name):
             yield Skip("a file name that leads out of the folder", f"{where}: {name}")
             continue
-        yield path.parent / name, ",".join(str(cells[column]) for column in form.columns.targets)
+        columns = form.columns
+        label = ",".join(str(cells[column]) for column in columns.targets)
+        client = "" if columns.client is None else str(cells[columns.client]).strip()
+        yield ListedFile(path.parent / name, label, client)
 
 
 def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:

@@ -165,6 +165,7 @@ class Unit:
     name: unique in its source.
     stamp: size in bytes, and time of the last change in ns.
     label: of all its samples, if their folder or a list gives it.
+    client: whose they are, if a list says it.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Unit:
     stamp: tuple[int, int]
     sample_format: SampleFormat
     label: str | None = None
+    client: str = ""
 
     def read(self, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
         """The samples, and what is skipped. Raises Refused, whatever the reader raises, and MemoryError."""

@@ -189,13 +189,18 @@ class FolderTask:
         return [(path, path.name) for path in found]
 
     def _client(self, unit: Unit) -> str:
-        """The folder at `client_level` that the file lies in; empty for none."""
+        """The folder at `client_level` that the file lies in, or as a table lists it; empty for none."""
         folders, level = unit.name.split("/")[:-1], self.spec.client_level
+        if not level:
+            return unit.client
         return folders[level - 1] if 1 < level <= len(folders) else ""
 
     def _source(self, folder: Path) -> SampleSource:
-        source = SampleSource(folder, labels=self.file, label_column=self.spec.label_column)
-        return for_task(source, frozenset() if self.labels is None else self.labels.names, self.target)
+        spec = self.spec
+        source = SampleSource(
+            folder, labels=self.file, label_column=spec.label_column, client_column=spec.client_column
+        )
+        return for_task(source, self.labels, self.target)
 
     def _classes(self, names: Sequence[str | None]) -> LabelMap | ClassOrder:
         """How classes are numbered: by the bundle's labels, or in the order of their names."""
@@ -227,7 +232,8 @@ class FolderTask:
         if not files:
             return {**_nothing(self.input), "skipped": np.array([], np.str_)}
         told = [(one.unit.name, one.unit.label, one.client) for one in files]
-        settings = ("folder", msgspec.json.encode(self.input), self.spec.label_column, told)
+        columns = (self.spec.label_column, self.spec.client_column)
+        settings = ("folder", msgspec.json.encode(self.input), columns, told)
         key = listing_key((one.unit.path for one in files), *settings)
         arrays = cached(key, lambda: self._decoded(files, folder.folder))
         for line in arrays["skipped"].tolist():
@@ -246,14 +252,15 @@ class FolderTask:
         wanted = WantedSamples(self.input, self._source(folder))
         for unit, owner in with_progress(files, f"files of {folder}"):
             try:
-                for part in unit.sample_format.read(unit, wanted):
+                for part in unit.read(wanted):
                     if isinstance(part, Skip):
                         skipped.add(part)
                         continue
                     rows.append(part.x, np.zeros(len(part.x), np.int64))
                     given = [unit.label or ""] * len(part.x) if part.labels is None else part.labels
                     label += [names.setdefault(_text(one), len(names)) for one in given]
-                    client += [whose.setdefault(owner, len(whose))] * len(part.x)
+                    owners = [owner] * len(part.x) if part.clients is None else part.clients
+                    client += [whose.setdefault(one, len(whose)) for one in owners]
             except Refused as error:
                 skipped.add(Skip.of(error, unit.name))
         return {

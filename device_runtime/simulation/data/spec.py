@@ -113,7 +113,9 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     text_column: str = ""  # text: name or number of the column; "" is found as on a device
     label_column: str = ""  # text, table, recordings: "" is found as on a device
     feature_columns: str = ""  # table: names or numbers, separated by commas; "" is all others
-    client_column: str = ""  # table, text: whose each row is, for natural; "" is found by its name
+    client_column: str = (
+        ""  # table, text, images: whose each row or file is, for natural; "" is found by its name
+    )
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -123,7 +125,8 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if self.test_path and self.source not in ("table", *OF_TEXTS):
             raise ValueError(f"test_path is {self.test_path}: it is for tables and texts, not {self.source}")
         for name in ("feature_columns", "client_column"):
-            if getattr(self, name) and self.source not in (("table",) if name[0] == "f" else (*OF_TABLES, *OF_FOLDERS)):
+            allowed = ("table",) if name == "feature_columns" else (*OF_TABLES, *OF_FOLDERS)
+            if getattr(self, name) and self.source not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)}: it is for tables, not {self.source}")
         if self.client_level and self.source not in OF_FOLDERS:
             raise ValueError(f"client_level is {self.client_level}: it is for images, not {self.source}")

@@ -226,3 +226,16 @@ def test_classes_without_a_bundle_do_not_differ_by_case_or_accents(tmp_path):
         picture(tmp_path / name / f"{number}.png", (number, 0, 0))
     data = load(spec(tmp_path), 0)
     assert data.labels == ("Cat", "cafe\u0301")
+
+
+@pytest.mark.parametrize("column, asked", [("client", ""), ("taken by", "taken by")])
+def test_a_table_that_lists_pictures_may_name_their_clients(tmp_path, pets, column, asked):
+    for number in range(9):
+        picture(tmp_path / "all" / f"{number}.jpg", (20 * number, 9, 9))
+    rows = "".join(f"all/{n}.jpg,{('cat', 'dog')[n % 2]},{('zoe', 'ann', 'bo')[n % 3]}\n" for n in range(9))
+    (tmp_path / "list.csv").write_text(f"file,label,{column}\n{rows}")
+    known = SimpleNamespace(manifest=pets, texts=None)
+    data = load(spec(tmp_path, client_column=asked, partition="natural", test_share=0.2), 0, known)
+    numbers = np.rint(data.train_x[:, 0, 4, 4] / 20).astype(int)
+    assert (data.groups == np.array([2, 0, 1])[numbers % 3]).all()
+    assert (data.train_y == numbers % 2).all()
