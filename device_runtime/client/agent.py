@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 """Seconds between looks at what is due, while nothing comes in."""
+LISTEN_S = 60.0
+"""Seconds after connecting in which an offer of the task comes, as brokers keep it, if there is one."""
 
 
 class Agent:
@@ -50,7 +52,8 @@ class Agent:
 
         `boot` is drawn anew each time the process starts, to recognise the last will of an earlier process.
         """
-        self.settings = settings
+        self.settings, self._clock = settings, clock
+        self._listens_until_s: float | None = None
         self.inbox = DeviceInbox(clock)
         self._messages = DeviceMessages(settings.name, boot)
         self._messages.task = settings.task
@@ -136,6 +139,7 @@ class Agent:
         heard = self._hear_next(timeout)
         try:
             if self.inbox.empty():  # work on the newest offer only
+                self._look_for_offers()
                 self.runner.look_at_gate()
                 self.runner.tick()
         except BlobError as error:
@@ -143,6 +147,16 @@ class Agent:
         except OSError as error:
             self._warn_of_disk(error)
         return heard
+
+    def _look_for_offers(self) -> None:
+        """Notices that the broker has had no offer for this device since it connected."""
+        until_s, task = self._listens_until_s, self._messages.task
+        if until_s is not None and self._clock() >= until_s:
+            self._listens_until_s = None
+            what = (
+                f"task {task!r} is not offered at the broker" if task else "no task is offered at the broker"
+            )
+            self.runner.withdrawn(task, what)
 
     def warm_up(self) -> None:
         """Prepare the backend: there will be work soon."""
@@ -179,6 +193,7 @@ class Agent:
         match event:
             case Connected():
                 log.info("connected to %s%s", self._messages.link.url, "" if event.first else " again")
+                self._listens_until_s = self._clock() + LISTEN_S
                 self.runner.link_up()
             case Disconnected():
                 pass  # the link itself says why, and connects again
@@ -187,6 +202,12 @@ class Agent:
 
     def _receive(self, message: Received, came: float) -> None:
         if topics.is_offer(message.topic):
+            task = message.topic.removeprefix(topics.offer(""))
+            if task == self._messages.task or not self._messages.task:
+                self._listens_until_s = None
+            if not message.payload:
+                self.runner.withdrawn(task, f"task {task!r} is not offered any more")
+                return
             own = message.topic == topics.offer(self._messages.task)
             if own or not is_compact_offer(
                 message.payload
@@ -196,6 +217,7 @@ class Agent:
         address, payload = topics.parse(message.topic), message.payload
         match address.leaf:
             case "task" | "n":
+                self._listens_until_s = None
                 self._take(message, came, to_all=address.leaf == "n")
             case "receipt":
                 self.runner.take_receipt(self._trust.receipt(message.topic, payload))

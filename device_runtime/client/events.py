@@ -128,6 +128,12 @@ class OfferReceived(DeviceEvent, frozen=True):
     flight: MessagesInFlight = MessagesInFlight()
 
 
+class OfferWithdrawn(DeviceEvent, frozen=True):
+    """The broker has no offer of a task any more: it is over, or was given up. `task`: empty for any."""
+
+    task: str
+
+
 class WholeOfferNeeded(DeviceEvent, frozen=True):
     """A compact offer came whose predecessor is not known here."""
 

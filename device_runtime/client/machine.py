@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from . import events as ev
-from .offer_rules import offered, take
+from .offer_rules import offered, take, withdrawn
 from .state import DeviceState
 from .turn import Turn
 
@@ -27,6 +27,8 @@ def step(state: DeviceState, event: ev.DeviceEvent) -> Result:
     match event:
         case ev.Tick() | ev.LinkUp() | ev.OfferReceived() | ev.WorkGateChanged():
             _outside(turn, event)
+        case ev.OfferWithdrawn():
+            withdrawn(turn, event.task)
         case ev.HelloSaid():
             turn.set(samples=event.samples)
         case ev.SamplesChanged():
@@ -53,6 +55,7 @@ def _outside(turn: Turn, event: ev.Tick | ev.LinkUp | ev.OfferReceived | ev.Work
         case ev.Tick():
             _ticked(turn, event)
         case ev.LinkUp():
+            turn.set(withdrawn=False)
             turn.do(ev.RestartDownloads())
             turn.restart_sending(event.flight.contributions)
             turn.hello()
@@ -89,7 +92,7 @@ def _ticked(turn: Turn, event: ev.Tick) -> None:
             take(turn, past)
     if turn.state.paused:
         _tell_sat_out(turn)
-    if not turn.state.quiet:
+    if not (turn.state.quiet or turn.state.withdrawn):
         turn.send(event.flight)
     turn.repeat_hello(event.flight)
     state = turn.state

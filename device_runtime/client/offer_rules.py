@@ -17,8 +17,23 @@ TASKS = 64
 
 def offered(turn: Turn, event: ev.OfferReceived) -> None:
     """Handle an offer to all devices, or one in answer to a hello."""
+    if event.offer.task == turn.state.task or not turn.state.task:
+        turn.set(withdrawn=False)
     if not event.to_all or _heard(turn, event):
         take(turn, event.offer)
+
+
+def withdrawn(turn: Turn, task: str) -> None:
+    """Handle that a task is not offered any more: neither ask for it nor send until it is offered again.
+
+    A device whose settings name no task goes on to another one.
+    """
+    state = turn.state
+    if task != state.task:
+        turn.set(others=tuple(other for other in state.others if other != task))
+    elif not state.done:
+        turn.set(withdrawn=True)
+        _go_to_other_task(turn)
 
 
 def _heard(turn: Turn, event: ev.OfferReceived) -> bool:
@@ -137,7 +152,8 @@ def _go_to_other_task(turn: Turn) -> None:
     if state.rules.task or not state.others or (state.done and state.rules.leaves):
         return
     task = min(state.others)
-    turn.set(others=tuple(one for one in state.others if one != task), task=task, done=False)
+    others = tuple(one for one in state.others if one != task)
+    turn.set(others=others, task=task, done=False, withdrawn=False)
     turn.do(ev.JoinTask(task))
     turn.hello()
 

@@ -125,6 +125,12 @@ class Runner:
         if self.state.heard[0] != run and not heard.offer.done:
             log.info("in task %r", self.state.task)
 
+    def withdrawn(self, task: str, why: str) -> None:
+        """The broker has no offer of a task any more. Raises as `feed`."""
+        if task == self.state.task and not (self.state.done or self.state.withdrawn):
+            log.warning("%s: it is over or was given up. Waiting for an offer", why)
+        self.feed(ev.OfferWithdrawn(self._clock(), task))
+
     def hello(self) -> None:
         """Say hello, because the samples have changed."""
         self.feed(ev.SamplesChanged(self._clock()))

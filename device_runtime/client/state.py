@@ -79,6 +79,7 @@ class DeviceState(msgspec.Struct, frozen=True):
     plan: RoundName = ("", 0)
     outbox: tuple[WaitingContribution, ...] = ()
     sends: int = 0
+    withdrawn: bool = False
 
     @property
     def phase(self) -> Phase:

@@ -44,7 +44,7 @@ class Turn:
     def repeat_hello(self, flight: ev.MessagesInFlight) -> None:
         """Repeat a hello without an answer after silence on the link, with waits that double."""
         state = self.state
-        if state.hello_s is None:
+        if state.hello_s is None or state.withdrawn:
             return
         if flight.hellos:
             self.set(hello_s=self.now)

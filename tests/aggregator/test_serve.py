@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from math import ceil
 
 import msgspec
@@ -19,6 +20,9 @@ from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.serving import config as backing
 from device_runtime.aggregator.serving.config import BrokerSection
 from device_runtime.aggregator.storage.store import Store
+from device_runtime.broker.security.access_trial import AccessTrial
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.operator import serve as command
 from device_runtime.cli.table import COMMANDS
 from device_runtime.service_process import Exit
@@ -171,6 +175,7 @@ def test_a_task_is_served_evaluated_and_ended_over_a_real_broker(
     output, _ = process.communicate(timeout=1200)
     assert process.returncode == 0, output
     assert eventually(lambda: all(device.done for device in devices))
+    assert announced(broker) == []
     assert "round 2 of 2: accuracy" in output
     assert "1 full" in output
     line = msgspec.json.decode((tmp_path / "run" / "rounds.jsonl").read_bytes().splitlines()[0])
@@ -196,6 +201,12 @@ def test_a_task_is_served_evaluated_and_ended_over_a_real_broker(
     assert (tmp_path / "run" / "served.safetensors").exists()
 
 
+def announced(broker):
+    """The topics of the offers that the broker keeps."""
+    with closing(AccessTrial(BrokerUrl.parse(broker.url), "look", (topics.OFFERS,))) as trial:
+        return [message.topic for message in trial.hear(0.5) if message.payload]
+
+
 def test_a_stopped_run_says_how_to_go_on_and_leaves_with_0(serve, tmp_path):
     process = serve(*f"--bundle digits-wrn-10-1 --rounds 2 --run-dir {tmp_path / 'run'}".split())
     for line in process.stdout:
@@ -217,6 +228,7 @@ def test_a_run_to_which_no_device_contributes_ends_with_a_status_of_its_own(
     assert "the run ends after 1 more deadline without any" in output
     assert "round 1 is abandoned: 2 deadlines in a row" in output
     assert "pi-01" in output.splitlines()[-1]
+    assert announced(broker) == []
 
 
 def test_a_run_folder_of_another_task_is_refused_with_what_differs(broker, tmp_path):
@@ -377,3 +389,23 @@ def test_a_finished_run_started_again_says_so_and_leaves_with_0(serve, broker, s
     assert output.splitlines()[1:] == first.splitlines()[-4:]  # the same table
     assert (tmp_path / "run" / "contributions.jsonl").read_bytes() == written
     assert (tmp_path / "run" / "served.safetensors").read_bytes() == served
+    assert announced(broker) == []
+
+
+def test_an_offer_that_a_killed_process_left_of_a_finished_task_is_cleared_by_the_next_one(
+    serve, broker, scripted, update_of, tmp_path
+):
+    where = ["--broker", broker.url, "--run-dir", tmp_path / "run", "--name", "left"]
+    options = [*["--bundle", "digits-wrn-10-1", "--rounds", "1", "--kinds", "few-shot"], *where]
+    process = serve(*options)
+    scripted("pi", broker.url, lambda offer: ("few-shot", *update_of("few-shot", offer.round)))
+    for line in process.stdout:
+        if line.startswith("round 1 of 1"):
+            break
+    process.kill()  # while it stays for its devices
+    process.wait(60)
+    assert announced(broker) == [topics.offer("left")]
+    again = serve(*options)
+    output, _ = again.communicate(timeout=1200)
+    assert again.returncode == 0, output
+    assert announced(broker) == []

@@ -69,7 +69,9 @@ class World:
     def other(self):
         bundles = self.random.choice(("", *BUNDLES))
         answers = (ev.SamplesChanged(self.now), ev.WholeOfferNeeded(self.now), ev.BlobArrived(self.now, "p1"))
-        self.feed(self.random.choice((*answers, ev.TaskKnown(self.now, bundles), ev.HelloSaid(self.now, 5))))
+        withdrawn = ev.OfferWithdrawn(self.now, self.random.choice(("", *TASKS)))
+        known = ev.TaskKnown(self.now, bundles), ev.HelloSaid(self.now, 5)
+        self.feed(self.random.choice((*answers, *known, withdrawn)))
 
     def crash(self):
         """Half of the times it is only another tick: crashes are rarer than what they interrupt."""

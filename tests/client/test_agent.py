@@ -9,7 +9,7 @@ import pytest
 
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import blob_of
-from device_runtime.broker.wire.link import Connected
+from device_runtime.broker.wire.link import Connected, Received
 from device_runtime.broker.wire.messages import (
     Base,
     Blob,
@@ -41,6 +41,25 @@ def test_a_device_fetches_trains_and_sends_once(stage):
     stage.link.announce(stage.offer())  # heard again: an aggregator that restarted
     stage.go()
     assert len(stage.contributions) == 1
+
+
+def test_a_device_hears_that_its_task_is_not_offered_any_more(stage, caplog):
+    stage.link.announce(stage.offer())
+    stage.go()
+    stage.agent.inbox.put(Received(topics.offer("t"), b"", retain=False))
+    stage.go()
+    assert stage.agent.runner.state.withdrawn
+    assert "task 't' is not offered any more: it is over or was given up. Waiting for an offer" in caplog.text
+    assert "ignored" not in caplog.text
+
+
+def test_a_device_whose_broker_has_no_offer_stops_asking_after_a_while(stage, caplog):
+    stage.agent.inbox.put(Connected(first=True))
+    for _ in range(100):
+        stage.clock.now += 10.0
+        stage.go()
+    assert len(stage.link.of(Hello)) <= 4
+    assert "no task is offered at the broker: it is over or was given up. Waiting for an offer" in caplog.text
 
 
 def test_a_device_whose_folder_is_empty_sits_out_until_there_are_samples(stage, caplog):

@@ -63,6 +63,46 @@ def test_a_hello_without_an_answer_is_repeated_after_waits_that_double_up_to_a_m
     assert moments(device, ev.SayHello, 200) == [10, 30, 70, 130, 190]
 
 
+def test_a_withdrawn_task_is_neither_asked_for_nor_sent_to_until_it_is_offered_again():
+    device = Device(bundles="x")
+    device.feed(ev.LinkUp(0.0))
+    device.feed(heard(1, to_all=False))
+    device.keep(1)
+    device.feed(ev.LinkUp(0.0))
+    device.feed(ev.OfferWithdrawn(0.0, "t"))
+    assert moments(device, (ev.SayHello, ev.Send), 300) == []
+    device.feed(heard(1, now=300.0))
+    assert ev.SayHello in map(type, device.commands)
+    assert ev.Send in map(type, device.feed(ev.Tick(301.0)))
+
+
+def test_a_device_that_waits_for_an_answer_asks_no_more_for_a_withdrawn_task_until_the_link_is_new():
+    device = Device()
+    device.feed(ev.LinkUp(0.0))
+    device.feed(ev.OfferWithdrawn(1.0, ""))
+    assert moments(device, ev.SayHello, 300) == []
+    assert ev.SayHello in map(type, device.feed(ev.LinkUp(300.0)))
+
+
+def test_a_device_of_any_task_goes_on_to_another_one_when_its_own_is_withdrawn():
+    device = Device()
+    device.feed(ev.LinkUp(0.0))
+    device.feed(heard(1, to_all=False))
+    device.feed(heard(1, now=1.0, task="u"))
+    device.feed(ev.OfferWithdrawn(2.0, "t"))
+    assert [command.task for command in device.of(ev.JoinTask)] == ["u"]
+    assert (device.state.task, device.state.withdrawn) == ("u", False)
+
+
+def test_that_another_task_is_withdrawn_is_only_noted():
+    device = Device()
+    device.feed(ev.LinkUp(0.0))
+    device.feed(heard(1, to_all=False))
+    device.feed(heard(1, now=1.0, task="u"))
+    device.feed(ev.OfferWithdrawn(2.0, "u"))
+    assert (device.state.task, device.state.others, device.state.withdrawn) == ("t", (), False)
+
+
 def test_no_hello_is_repeated_once_there_is_an_answer_or_before_any_was_said():
     device = Device()
     assert moments(device, ev.SayHello, 100) == []

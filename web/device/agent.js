@@ -35,6 +35,8 @@ import { WorkGate } from "./work_gate.js";
 const TICK_S = 0.1;
 /** Seconds between looks while only a message or the owner can make something due. */
 const IDLE_S = 1;
+/** Seconds after connecting in which an offer of the task comes, as brokers keep it, if there is one. */
+const LISTEN_S = 60;
 
 /** One device, made by `Agent.open`. Make the link with its `will`, `greeting` and `subscriptions`. */
 export class Agent {
@@ -45,6 +47,8 @@ export class Agent {
   #inbox;
   #offerStream;
   #trust;
+  /** @type {number | null} until when an offer must have come; null: one came */
+  #listensUntil = null;
 
   /**
    * Continue with what an earlier process left on disk. @param {Settings} settings @param {Environment} environment
@@ -159,11 +163,20 @@ export class Agent {
     runner.reporter.traffic(this.#messages.link);
     try {
       await runner.others();
+      await this.#lookForOffers();
       await runner.lookAtGate();
       await runner.tick();
     } catch (error) {
       runner.logError(error);
     }
+  }
+
+  /** Notice that the broker has had no offer for this device since it connected. */
+  async #lookForOffers() {
+    if (this.#listensUntil === null || this.#environment.clock() < this.#listensUntil) return;
+    this.#listensUntil = null;
+    const { task } = this.#messages;
+    await this.#runner.withdrawn(task, task ? `task '${task}' is not offered here` : "no task is offered here");
   }
 
   /** Handle all events. An invalid message is logged and ignored. @param {number} timeout */
@@ -185,6 +198,7 @@ export class Agent {
     if (event.kind === "connected") {
       log("info", `connected${event.first ? "" : " again"}`);
       tell({ type: "link", connected: true, reason: "" });
+      this.#listensUntil = this.#environment.clock() + LISTEN_S;
       await this.#runner.linkUp();
     } else if (event.kind === "disconnected") {
       log("warning", `disconnected: ${event.reason}`);
@@ -201,11 +215,18 @@ export class Agent {
   async #receive(message, came) {
     const runner = this.#runner;
     if (topics.isOffer(message.topic)) {
+      const task = message.topic.slice(topics.offer("").length);
+      if (!this.#messages.task || task === this.#messages.task) this.#listensUntil = null;
+      if (!message.payload.length) {
+        await runner.withdrawn(task, `task '${task}' is not offered any more`);
+        return;
+      }
       const isOfOtherTask = isCompactOffer(message.payload) && message.topic !== topics.offer(this.#messages.task);
       if (!isOfOtherTask) await this.#take(message, came, true);
       return;
     }
     const { leaf, sha, index } = topics.parse(message.topic);
+    if (leaf === "task" || leaf === "n") this.#listensUntil = null;
     if (leaf === "task") await this.#take(message, came, false);
     else if (leaf === "n") await this.#take({ ...message, retain: false }, came, true);
     else if (leaf === "receipt") await runner.takeReceipt(await this.#trust.receipt(message.topic, message.payload));

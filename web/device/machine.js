@@ -3,7 +3,7 @@
  * said). The runner does what it commands. Traces of both machines are in web/vectors/client/.
  */
 
-import { offered, take } from "./offer_rules.js";
+import { offered, take, withdrawn } from "./offer_rules.js";
 import { Turn, hasAnswered, isNamed, isSameRound } from "./turn.js";
 
 /** @typedef {import("./turn.js").DeviceState} DeviceState */
@@ -42,11 +42,13 @@ const OUTSIDE = new Set(["Tick", "LinkUp", "OfferReceived", "WorkGateChanged"]);
 const HANDLERS = {
   Tick: ticked,
   LinkUp(turn, { flight }) {
+    turn.set({ withdrawn: false });
     turn.do("RestartDownloads");
     turn.restartSending(flight.contributions);
     turn.hello();
   },
   OfferReceived: offered,
+  OfferWithdrawn: withdrawn,
   WorkGateChanged: gateChanged,
   HelloSaid: (turn, { samples }) => turn.set({ samples }),
   SamplesChanged: (turn) => turn.hello(),
@@ -119,7 +121,7 @@ function ticked(/** @type {Turn} */ turn, /** @type {any} */ { flight }) {
     if (!turn.state.task) take(turn, past);
   }
   if (turn.state.paused) tellSatOut(turn);
-  if (!turn.state.quiet) turn.send(flight);
+  if (!turn.state.quiet && !turn.state.withdrawn) turn.send(flight);
   turn.repeatHello(flight);
   const { state } = turn;
   if (state.paused || state.training || state.evaluating) return;

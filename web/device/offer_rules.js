@@ -16,7 +16,23 @@ const TASKS = 64;
 
 /** Handle an offer to all devices, or one in answer to a hello. @param {Turn} turn @param {any} event */
 export function offered(turn, event) {
+  const { task } = turn.state;
+  if (event.offer.task === task || !task) turn.set({ withdrawn: false });
   if (!event.to_all || heard(turn, event)) take(turn, event.offer);
+}
+
+/**
+ * Handle that a task is not offered any more: neither ask for it nor send until it is offered again. A device whose
+ * settings name no task goes on to another one. @param {Turn} turn @param {any} event
+ */
+export function withdrawn(turn, { task }) {
+  const { state } = turn;
+  if (task !== state.task) {
+    turn.set({ others: state.others.filter((/** @type {string} */ one) => one !== task) });
+  } else if (!state.done) {
+    turn.set({ withdrawn: true });
+    goToOtherTask(turn);
+  }
 }
 
 /**
@@ -130,7 +146,7 @@ function goToOtherTask(turn) {
   const { rules, others, done } = turn.state;
   if (rules.task || !others.length || (done && rules.leaves)) return;
   const [task] = [...others].sort();
-  turn.set({ others: others.filter((/** @type {string} */ one) => one !== task), task, done: false });
+  turn.set({ others: others.filter((/** @type {string} */ one) => one !== task), task, done: false, withdrawn: false });
   turn.do("JoinTask", { task });
   turn.hello();
 }

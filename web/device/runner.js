@@ -108,6 +108,15 @@ export class Runner {
     return this.feed("LinkUp", { flight: this.#inFlight });
   }
 
+  /** The broker has no offer of a task any more. @param {string} task @param {string} why */
+  async withdrawn(task, why) {
+    const { task: mine, done, withdrawn } = this.state;
+    if (task === mine && !done && !withdrawn) {
+      this.#environment.log("warning", `${why}: it is over or was given up. Waiting for an offer`);
+    }
+    await this.feed("OfferWithdrawn", { task });
+  }
+
   /**
    * Take an offer that is trusted. @param {OpenRound} heard @param {{to_all: boolean, retained?: boolean,
    *   over?: boolean}} how as in OfferReceived (client/events.py)

@@ -30,7 +30,7 @@ export function firstState(more = {}) {
     training: null, cancelled: "", background: 0, worked_on: null, evaluating: 0, evaluate_s: null,
     final: null, final_s: 0, finished_run: "", answered: ["", 0], settled: ["", 0],
     bundles: "", ready_for: "", samples: 0, hello_s: null, hello_wait_s: RESEND_S,
-    paused: false, quiet: false, sat_out: ["", 0], plan: ["", 0], outbox: [], sends: 0,
+    paused: false, quiet: false, sat_out: ["", 0], plan: ["", 0], outbox: [], sends: 0, withdrawn: false,
     ...more,
   };
 }
@@ -98,7 +98,7 @@ export class Turn {
   /** Repeat a hello without an answer after silence on the link, with waits that double. @param {MessagesInFlight} flight */
   repeatHello(flight) {
     const { hello_s: helloS, hello_wait_s: waitS } = this.state;
-    if (helloS === null) return;
+    if (helloS === null || this.state.withdrawn) return;
     if (flight.hellos) {
       this.set({ hello_s: this.now });
     } else if (this.now - helloS >= waitS) {

@@ -54,6 +54,14 @@ class EventQueue(Protocol):
     def put(self, item: Event, /) -> None: ...
 
 
+@dataclass(frozen=True)
+class TasksOver:
+    """Whether a task, by its name, is over, and what is done for a device that asks for such a one."""
+
+    is_over: Callable[[str], bool] = lambda _: False
+    asked: Callable[[str, str], None] = lambda _task, _device: None
+
+
 class Router:
     """Puts each message into the inbox of its task.
 
@@ -65,16 +73,16 @@ class Router:
     def __init__(
         self,
         inboxes: Mapping[str, EventQueue],
-        over: Callable[[str], bool] = lambda _: False,
+        over: TasksOver = TasksOver(),
         most: int = MOST_DEVICES,
         helpers: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> None:
-        """`over` says whether a task is done; at most `most` devices are known at a time.
+        """`over` says whether a task is over; at most `most` devices are known at a time.
 
         helpers: the tasks of each mask helper, by its name; all of them hear it, as it says no hello.
         """
         self._inboxes, self._helpers = inboxes, helpers
-        self._over = over
+        self._over, self._asked = over.is_over, over.asked
         self._known: dict[str, _Known] = {}
         self._known_devices = KnownDevices(
             lambda device: not self._known[device].online, self._known.pop, most
@@ -142,6 +150,8 @@ class Router:
         if known.held:
             self._put([wanted], known.held)
             known.held = None
+        if self._over(wanted):
+            self._asked(wanted, device)
         self._put([wanted], event)
 
     def _first(self, device: str) -> str:

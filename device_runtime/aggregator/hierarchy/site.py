@@ -145,12 +145,13 @@ class Site:
         """Do what is due by the clock."""
         self._timed(self._service.tick)
 
-    def farewell(self) -> None:
-        """Tell the devices that the task is done."""
+    def farewell(self) -> str:
+        """Tell the devices that the task is done; returns the topic of the retained offer."""
         lobby = self._service.offers.lobby(self._service.state.round)
         done = msgspec.structs.replace(lobby, round=self._service.state.round, done=True)
         topic = topics.offer(done.task)
         self._ports.link.publish(topic, self._ports.seal(topic, done), retain=True)
+        return topic
 
     def close(self) -> None:
         """Close the run folder."""

@@ -41,6 +41,7 @@ class SiteProcess:
         )
         self._said, self._said_s = 0, 0.0  # samples in the last hello, and when it was sent
         self._over_s: float | None = None
+        self._link, self._announced = ports.link, ""
 
     @property
     def finished(self) -> bool:
@@ -57,6 +58,7 @@ class SiteProcess:
         self.agent.begin(link, stop)
         while not (stop.is_set() or (until_done and self.finished)):
             self.step(TICK_S)
+        self._withdraw()
 
     def step(self, timeout_s: float) -> None:
         """Handle events from the site's devices and from above, and do what is due.
@@ -82,8 +84,16 @@ class SiteProcess:
         if self._over_s is None:
             self._over_s = self._clock()
             if self.site_host.site is not None:
-                self.site_host.site.farewell()
+                self._announced = self.site_host.site.farewell()
         self.site_host.leave()
+        if self._clock() - self._over_s >= LINGER_S:
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Clear the retained offer of a task that is over: its devices have heard so."""
+        if self._announced:
+            self._link.publish(self._announced, b"", retain=True)
+            self._announced = ""
 
     def _report_samples(self) -> None:
         """Send a hello when the samples change.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,13 +104,26 @@ class Service:
         if self._run.commands.gave_up:
             raise NoContributions(self._run.commands.gave_up)
 
-    def farewell(self) -> link.Will | None:
-        """The retained message that the task is done, for Link.close; None when it is to be resumed."""
+    def withdrawal(self) -> link.Will | None:
+        """The message that clears the task's retained offer, for Link.close; None when it is to be resumed.
+
+        Devices that are there have heard how the task ended, while the service stayed for them.
+        """
+        if self.state.phase not in ("done", "given up") and not self._run.commands.gave_up:
+            return None
+        return link.Will(topics.offer(self.rounds.task.name), b"")
+
+    def last_word(self) -> Callable[[str], link.Will] | None:
+        """Makes the answer to a device that asks for the task when it is done; None when it is not."""
         if self.state.phase != "done":
             return None
-        offer = self.offers.farewell()
-        topic = topics.offer(offer.task)
-        return link.Will(topic, self._ports.seal(topic, offer))
+        offer, seal = self.offers.farewell(), self._ports.seal
+
+        def answer(device: str) -> link.Will:
+            topic = topics.down(device, "task")
+            return link.Will(topic, seal(topic, offer), retain=False)
+
+        return answer
 
     def close(self) -> None:
         """Closes the run folder."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from device_runtime.aggregator.delivery.router import Router
+from device_runtime.aggregator.delivery.router import Router, TasksOver
 from device_runtime.aggregator.errors import NoContributions
 from device_runtime.aggregator.intake.limits import MOST_DEVICES, BoundedInbox
 from device_runtime.aggregator.tasks.task import Task
@@ -33,11 +33,16 @@ not interrupt it.
 
 @dataclass(frozen=True)
 class TaskEnd:
-    """How a task ended. `farewell`: its last offer if it is done. `gave_up`: the error if it is abandoned."""
+    """How a task ended. `gave_up`: the error if it is abandoned.
+
+    withdrawal: clears its retained offer if it is done or abandoned. last_word: tells a device that the task
+    is done.
+    """
 
     round: int = 0
     done: bool = False
-    farewell: Will | None = None
+    withdrawal: Will | None = None
+    last_word: Callable[[str], Will] | None = None
     gave_up: NoContributions | None = None
 
 
@@ -95,7 +100,8 @@ class TaskThread:
                 except NoContributions as error:  # the other tasks go on
                     gave_up = error
                 state = service.state
-                self.ended = TaskEnd(state.round, state.phase == "done", service.farewell(), gave_up)
+                done, last = state.phase == "done", service.last_word()
+                self.ended = TaskEnd(state.round, done, service.withdrawal(), last, gave_up)
         except BaseException as error:  # whatever it is, it ends the process: `end` raises it there
             self._error = error
             self._stop.set()
@@ -113,15 +119,23 @@ def serve(
 ) -> None:
     """Routes messages from `inbox` (of `inbox_of`) to the tasks until all are done or stopped.
 
-    `publish` sends the last offer of each finished task, and again after a reconnection, as the broker may
-    have lost it. At most `most` devices are known at a time. Raises the error of the first task that failed.
+    `publish` clears the retained offer of each task that is over, and again after a reconnection, and answers
+    devices that ask for such a task. At most `most` devices are known at a time. Raises the error of the
+    first task that failed.
     """
     for thread in threads:
         thread.begin()
     if len(threads) > 1:
         by_name = {thread.task.name: thread for thread in threads}
         inboxes = {name: thread.inbox for name, thread in by_name.items()}
-        router = Router(inboxes, lambda name: not by_name[name].running, most, _helpers(by_name))
+
+        def asked(task: str, device: str) -> None:
+            if last_word := by_name[task].ended.last_word:
+                answer = last_word(device)
+                publish(answer.topic, answer.payload, answer.retain)
+
+        over = TasksOver(lambda name: not by_name[name].running, asked)
+        router = Router(inboxes, over, most, _helpers(by_name))
         _route(router, by_name, inbox, publish)
     for thread in threads:
         thread.end()
@@ -147,7 +161,7 @@ def _route(
                 said.clear()
             router.route(event)
         for name, thread in threads.items():
-            if (will := thread.ended.farewell) and name not in said:
+            if (will := thread.ended.withdrawal) and name not in said:
                 publish(will.topic, will.payload, will.retain)
                 said.add(name)
 

@@ -206,8 +206,14 @@ class Process:
                 one.end()
 
     def _leave(self, link: Link) -> None:
-        """Closes the link, and leaves a retained message for each task that is done."""
-        wills = [one.ended.farewell for one in self._tasks if one.ended.farewell]
+        """Closes the link, and clears the retained offer of each task that is done or abandoned."""
+        wills = [one.ended.withdrawal for one in self._tasks if one.ended.withdrawal]
+        if wills and not link.connected:
+            topics_left = ", ".join(will.topic for will in wills)
+            log.warning(
+                "the broker is away, so it still announces what is over (%s): start again to clear it",
+                topics_left,
+            )
         for will in wills[:-1]:
             link.publish(will.topic, will.payload, will.retain)
         link.close(wills[-1] if wills else None)

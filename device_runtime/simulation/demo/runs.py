@@ -189,7 +189,7 @@ def _serve(
     try:
         link.connect()
         service.run(stop)
-        link.close(service.farewell())
+        link.close(service.withdrawal())
     finally:
         service.close()
         view.close()

@@ -5,7 +5,7 @@ import queue
 
 import pytest
 
-from device_runtime.aggregator.delivery.router import MOST_BLOBS, Router
+from device_runtime.aggregator.delivery.router import MOST_BLOBS, Router, TasksOver
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Disconnected, Received
 from device_runtime.broker.wire.messages import (
@@ -51,8 +51,13 @@ def plan(device, task):
 class Bench:
     def __init__(self, *tasks, most=100, helpers=None):
         self.inboxes = {task: queue.SimpleQueue() for task in tasks}
-        self.over = set()
-        self.router = Router(self.inboxes, lambda task: task in self.over, most, helpers or {})
+        self.over, self.asked = set(), []
+        self.router = Router(
+            self.inboxes,
+            TasksOver(self.over.__contains__, lambda task, device: self.asked.append((task, device))),
+            most,
+            helpers or {},
+        )
 
     def route(self, *events):
         for event in events:

@@ -378,6 +378,7 @@ def test_when_all_is_over_above_the_site_s_devices_are_told(levels, bundle):
     assert h.offer.done
     h.wait(3.0)
     assert h.edge.finished
+    assert set(h.below.retained.values()) == {b""}
 
 
 @pytest.mark.slow

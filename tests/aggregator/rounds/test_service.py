@@ -32,7 +32,7 @@ from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.blobs import block_count
-from device_runtime.broker.wire.link import Connected, Disconnected, Received, packet_bytes
+from device_runtime.broker.wire.link import Connected, Disconnected, Received, Will, packet_bytes
 from device_runtime.broker.wire.messages import Blob, Get, Hello, Offer, Plan, State
 from device_runtime.broker.wire.transfer import answer_get
 from device_runtime.models.bundles import tensors
@@ -56,7 +56,13 @@ def test_a_round_is_offered_kept_and_closed(bench, make_task, update_of):
     assert b.offer.done
     assert [c.record.participants for c in b.heard(RoundClosed)] == [2]
     assert len(b.heard(Finished)) == 1
-    assert b.service.farewell().payload == b.link.retained[topics.offer(b.task.name)]
+    assert b.service.withdrawal() == Will(topics.offer(b.task.name), b"", retain=True)
+    last = b.service.last_word()("pi-01")
+    assert (last.topic, last.retain, messages.decode(last.payload, Offer)) == (
+        "fl/v1/d/pi-01/dn/task",
+        False,
+        b.offer,
+    )
 
 
 def test_it_stays_for_devices_that_fetch_the_final_model_until_they_leave_but_not_for_ever(

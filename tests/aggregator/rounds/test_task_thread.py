@@ -10,7 +10,9 @@ import pytest
 
 from device_runtime.aggregator.rounds import task_thread
 from device_runtime.aggregator.rounds.task_thread import TaskThread
+from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Received, Will
+from device_runtime.broker.wire.messages import Hello, encode
 
 
 class Scripted:
@@ -24,8 +26,11 @@ class Scripted:
     def run(self, stop):
         self.over.wait(60)
 
-    def farewell(self):
-        return Will(f"offers/{self._name}", b"done")
+    def withdrawal(self):
+        return Will(f"offers/{self._name}", b"")
+
+    def last_word(self):
+        return lambda device: Will(f"{device}/{self._name}", b"done", retain=False)
 
     def close(self):
         pass
@@ -68,11 +73,21 @@ def test_that_a_task_has_ended_is_said_at_once_and_again_to_a_broker_that_may_ha
     house.inbox.put(Connected(first=True))
     house.services["digits"].over.set()
     ended(house.threads[0])
-    over = ("offers/digits", b"done", True)
+    over = ("offers/digits", b"", True)
     assert house.wire.sent.get(timeout=120) == over
     house.inbox.put(Received("rubbish", b""))
     house.inbox.put(Connected(first=False))
     assert house.wire.sent.get(timeout=120) == over
+    assert house.wire.sent.empty()
+
+
+def test_a_device_that_asks_for_a_task_that_is_over_is_told_so_while_other_tasks_go_on(house):
+    house.services["digits"].over.set()
+    ended(house.threads[0])
+    assert house.wire.sent.get(timeout=120) == ("offers/digits", b"", True)
+    hello = Hello(boot=1, num_examples=10, profile="pi", memory_bytes=1, engine="onnx", task="digits")
+    house.inbox.put(Received(topics.up("pi-1", "hello"), encode(hello)))
+    assert house.wire.sent.get(timeout=120) == ("pi-1/digits", b"done", False)
     assert house.wire.sent.empty()
 
 
@@ -85,7 +100,7 @@ from device_runtime.service_process import stopped_by_signals
 
 stop = threading.Event()
 service = SimpleNamespace(
-    run=lambda stop: stop.wait(100), farewell=lambda: None, close=lambda: None,
+    run=lambda stop: stop.wait(100), withdrawal=lambda: None, last_word=lambda: None, close=lambda: None,
     state=SimpleNamespace(round=1, phase="collect"),
 )
 signals = stopped_by_signals(stop.set)
