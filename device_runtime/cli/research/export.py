@@ -127,6 +127,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,..",
         help="Take these columns of recordings as the channels, by name (default: all but the labels).",
     )
+    add(
+        "--horizon",
+        type=int,
+        metavar="N",
+        help="Forecast: a window's targets are N time steps behind its end (default: at its last step).",
+    )
     add_text_arguments(parser)
     add_loss_arguments(parser)
     add_graph_arguments(parser)
@@ -309,12 +315,18 @@ def _window(args: argparse.Namespace) -> WindowInput | msgspec.UnsetType:
     if args.window_step is None:
         if columns:
             raise ExportError("--columns are those of recordings: give --window-step, too")
+        if args.horizon is not None:
+            raise ExportError("--horizon is of recordings: give --window-step, too")
         return msgspec.UNSET
-    if args.loss != "cross-entropy" and args.targets != "input":
-        raise ExportError("windows of recordings have one label each: give no --loss, or --targets input")
     if args.window_step < 1:
         raise ExportError(f"--window-step is {args.window_step}, expected 1 or more")
-    return WindowInput(args.window_step, columns)
+    if args.horizon is None:
+        return WindowInput(args.window_step, columns)
+    if args.horizon < 1:
+        raise ExportError(f"--horizon is {args.horizon}, expected 1 or more time steps ahead")
+    if args.loss == "cross-entropy" or args.targets == "input":
+        raise ExportError("--horizon is for targets that are numbers: give --loss mse, for example")
+    return WindowInput(args.window_step, columns, args.horizon)
 
 
 def loss_and_labels(args: argparse.Namespace) -> tuple[TargetSpec, Any, tuple[str, ...]]:

@@ -54,17 +54,26 @@ class TextInput(ManifestRecord, frozen=True):
 class WindowInput(ManifestRecord, frozen=True):
     """How a recording, a table with a row for each time step, is cut into windows of the input's length.
 
-    step: time steps from the beginning of a window to that of the next. columns: names of the table's columns
-    that are the channels, in this order; empty: all columns but that of the labels.
+    step: time steps from the beginning of a window to that of the next.
+    columns: names of the table's columns that are the channels, in this order; empty: all columns but those
+    of the labels or targets.
+    horizon: where targets are numbers, a window's are those of the row so many time steps behind its last.
     """
 
     step: Size
     columns: tuple[str, ...] = ()
+    horizon: Size | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def ahead(self) -> int:
+        """Time steps from the last one of a window to the one whose numbers are its targets."""
+        return 0 if self.horizon is msgspec.UNSET else self.horizon
 
     def said(self, length: int) -> str:
         """A description for people, for windows of `length` time steps."""
         of = f" of the columns {', '.join(self.columns)}" if self.columns else ""
-        return f"windows of {length} time steps{of}, one every {self.step}"
+        ahead = f", targets {self.ahead} steps ahead" if self.ahead else ""
+        return f"windows of {length} time steps{of}, one every {self.step}{ahead}"
 
 
 class InputSpec(ManifestRecord, frozen=True):

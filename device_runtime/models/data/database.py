@@ -71,9 +71,9 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
         if cutter := WindowCutter.of(wanted.input):
             source = wanted.source
             others = names if source.label_column else cutter.other_names(names)
-            column = next(iter(_targets(others, source)), -1)
-            steps = _steps(names, rows, cutter, column)
-            yield from cutter.cut(steps, "rows as steps", unit.name, labelled=column >= 0)
+            columns = _targets(others if not source.target_columns else names, source)
+            steps = _steps(names, rows, cutter, columns, bool(source.target_columns))
+            yield from cutter.cut(steps, "rows as steps", unit.name, labelled=bool(columns))
             return
         targets = _targets(names, wanted.source)
         text = _text_column(names, targets, wanted)
@@ -89,17 +89,18 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
 
 
 def _steps(
-    names: Sequence[str], rows: sqlite3.Cursor, cutter: WindowCutter, label: int
+    names: Sequence[str], rows: sqlite3.Cursor, cutter: WindowCutter, labels: Sequence[int], numbers: bool
 ) -> Iterator[TimeStep | Skip]:
-    """The rows as time steps; label: the column of labels, or -1. Raises Refused."""
-    columns, of_step = cutter.columns(names, len(names), label), cutter.one_step
+    """The rows as time steps. labels: the columns of labels, or with `numbers` of targets. Raises Refused."""
+    columns, of_step = cutter.columns(names, len(names), labels), cutter.one_step
     for number, row in enumerate(rows, 1):
         try:
             values = values_of([row[column] for column in columns], of_step)
         except Refused as error:
             yield Skip.of(error, f"row {number}")
             continue
-        yield TimeStep(_label_name(row[label]) if label >= 0 else "", values)
+        label = ",".join(_label_name(row[column]) for column in labels)
+        yield TimeStep("", values, label) if numbers and labels else TimeStep(label, values)
 
 
 def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:
@@ -180,7 +181,7 @@ def _rows(path: Path, query: str) -> Iterator[tuple[Sequence[str], sqlite3.Curso
         raise Refused("the query is not one statement", error) from None
     except sqlite3.OperationalError as error:  # for example locked by another process
         raise TemporarilyRefused("the database cannot be read", f"{error}: {query[:80]}") from None
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeError) as error:  # a message about a damaged file may be no text
         raise Refused("the database cannot be read", f"{error}: {query[:80]}") from None
 
 

@@ -18,7 +18,7 @@ from device_runtime.models.errors import DataError, ModelError, NoSamples
 from device_runtime.models.text.texts import Texts
 
 from . import arrays, single, table
-from .cells import column_values
+from .cells import NO_LABEL_COLUMN, column_values
 from .labels import LabelMap
 from .listing import listing
 from .local_data import LocalData
@@ -91,6 +91,8 @@ def inputs(
             source = for_task(source, LabelMap(labels), target, texts is not None)
             if ending in table.ENDINGS and WindowCutter.of(given) is None:
                 source = table.labelled(source, source.path, given, texts is not None)
+        if target.has_columns and WindowCutter.of(given) is not None:  # none is needed
+            source = replace(source, label_column=NO_LABEL_COLUMN)
         parts = [part.x for part in _parts(source, WantedSamples(given, source, texts=texts))]
         if not parts:
             raise Refused("no samples")

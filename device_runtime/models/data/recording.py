@@ -1,7 +1,8 @@
 """Cuts recordings of sensors into windows; the rows of a recording are its time steps.
 
 Windows lie within a stretch of consecutive rows with the same label. A row that cannot be read ends a
-stretch, so that no window spans a gap.
+stretch, so that no window spans a gap. Where targets are numbers, each row has its own: a window's are those
+of its last row, or of a row ahead (forecasts).
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ AXES = ("y",)
 
 
 class TimeStep(NamedTuple):
-    """One time step: its label, and the values of all channels, float32 (channels,)."""
+    """One time step: its label, and the values of all channels, float32 (channels,).
+
+    target: its numbers, joined by commas, where targets have columns; None: labels are of classes.
+    """
 
     label: str
     values: NDArray[Any]
+    target: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,12 +61,12 @@ class WindowCutter:
         channels = {*map(folded, self.window.columns or AXES)}
         return ["" if folded(name) in channels else name for name in names]
 
-    def columns(self, names: Sequence[str] | None, width: int, label: int) -> tuple[int, ...]:
+    def columns(self, names: Sequence[str] | None, width: int, labels: Sequence[int] = ()) -> tuple[int, ...]:
         """The numbers of the columns that are the channels, in their order.
 
-        names: of the columns, None without a header. width: number of columns. label: the column of labels,
-        or -1. Raises Refused if a named column is missing, or if there are more or fewer columns than
-        channels.
+        names: of the columns, None without a header. width: number of columns. labels: the columns of labels
+        or targets; a forecast may have its targets among its channels. Raises Refused if a named column is
+        missing, or if there are more or fewer columns than channels.
         """
         wanted = self.window.columns
         if wanted and names is not None:
@@ -69,7 +74,9 @@ class WindowCutter:
             if missing := [name for name in wanted if folded(name) not in called]:
                 raise Refused(f"no column {missing[0]!r}", f"there are {first_of(names)}")
             return tuple(called[folded(name)] for name in wanted)
-        others = tuple(column for column in range(width) if column != label)
+        others = tuple(column for column in range(width) if column not in labels)
+        if self.window.ahead and width == self.channels:
+            return tuple(range(width))
         if len(others) != self.channels:
             raise Refused(
                 "another number of columns than the task's channels",
@@ -89,11 +96,21 @@ class WindowCutter:
             if label is None:
                 yield from (one for one in stretch if isinstance(one, Skip))
                 continue
-            values = np.stack([step.values for step in stretch if isinstance(step, TimeStep)])
+            steps_of = [step for step in stretch if isinstance(step, TimeStep)]
+            values = np.stack([step.values for step in steps_of])
+            targets = [step.target for step in steps_of if step.target is not None]
             if len(values) < self.length:
                 short = f"{name}: {len(values)} rows, expected {self.length}"
                 yield Skip("a stretch shorter than a window", short)
                 continue
             windows = np.lib.stride_tricks.sliding_window_view(values, self.length, axis=0)
+            if targets and len(windows) <= self.window.ahead:
+                short = f"{name}: {len(values)} rows, expected {self.length + self.window.ahead}"
+                yield Skip("a stretch shorter than a window and its forecast", short)
+                continue
+            if targets:
+                windows = windows[: len(windows) - self.window.ahead]
+                targets = targets[self.length - 1 + self.window.ahead :]
             windows = windows[:: self.window.step]
-            yield RawSamples(windows, [label] * len(windows) if labelled else None, form, together=True)
+            labels = targets[:: self.window.step] or [label] * len(windows)
+            yield RawSamples(windows, labels if labelled else None, form, together=True)

@@ -66,7 +66,7 @@ def layout(path: Path, source: SampleSource, cutter: WindowCutter | None = None)
     samples = first[columns.names is not None :]
     begins = samples[0].number if samples else first[-1].number + 1
     cells = [[*map(str, row.cells)] for row in samples]
-    sample = cells[0] if cells else ()
+    sample = cells[0][: columns.width] if cells else ()
     files = (i for i, cell in enumerate(sample) if i not in columns.targets and ending_of(cell) in DECODERS)
     file = None if source.text_column else next(files, None)
     return TableLayout(columns, cells, file, form, begins)
@@ -192,8 +192,8 @@ class _Batch:
 def _windows(unit: Unit, wanted: WantedSamples, cutter: WindowCutter) -> Iterator[RawSamples | Skip]:
     """The windows of a recording.
 
-    Its label is that of its folder; else of its rows; without a column of labels, the file's name. Raises
-    Refused.
+    Its label is that of its folder; else of its rows; without a column of labels, the file's name. Where
+    targets are numbers, they are those of its rows; without such columns, its folder's name. Raises Refused.
     """
     form, columns = _recording_layout(unit, wanted.source, cutter)
     label, of_step = form.columns.label.number, cutter.one_step
@@ -207,8 +207,16 @@ def _windows(unit: Unit, wanted: WantedSamples, cutter: WindowCutter) -> Iterato
             except Refused as error:
                 yield Skip.of(error, f"{unit.name} row {number}")
                 continue
-            yield TimeStep(str(cells[label]) if label >= 0 else whole, values)
+            yield TimeStep(str(cells[label]) if label >= 0 else whole, values, target(cells))
 
+    numbers = form.columns.targets if wanted.source.target_columns else ()
+
+    def target(cells: Sequence[Any]) -> str | None:
+        return ",".join(str(cells[column]) for column in numbers) if numbers else None
+
+    if numbers:
+        said = f"recording, targets in {form.columns.labelled}"
+        return cutter.cut(steps(), said, unit.name)
     said = f", labels in {form.columns.labelled}" if label >= 0 else "" if unit.label else f", all {whole!r}"
     named = label >= 0 or unit.label is not None or not wanted.source.unlabelled
     return cutter.cut(steps(), f"recording{said}" if named else "recording", unit.name, labelled=named)
@@ -221,11 +229,23 @@ def _recording_layout(
     path = unit.path
     without = layout(path, _unlabelled(source), cutter)
     about = without.columns
+    if source.target_columns and source.label_column == NO_LABEL_COLUMN:
+        called = {*map(folded, source.target_columns)}
+        named = [i for i, name in enumerate(about.names or ()) if folded(name) in called]
+        return without, cutter.columns(about.names, about.width, named)
+    if source.target_columns:
+        try:
+            about = (form := layout(path, source, cutter)).columns
+            return form, cutter.columns(about.names, about.width, about.targets)
+        except Refused:
+            if unit.label is None:
+                raise
+            return without, cutter.columns(without.columns.names, without.columns.width)
     if unit.label is not None or (about.width == cutter.channels and not source.label_column):
-        return without, cutter.columns(about.names, about.width, -1)
+        return without, cutter.columns(about.names, about.width)
     form = layout(path, source, cutter)
     about = form.columns
-    columns = cutter.columns(about.names, about.width, about.label.number)
+    columns = cutter.columns(about.names, about.width, about.targets)
     return without if about.label.number in columns else form, columns
 
 

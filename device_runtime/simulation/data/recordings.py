@@ -16,6 +16,7 @@ from device_runtime.models import data as local_data
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import WindowInput
 from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.data.listing import is_hidden
 from device_runtime.models.errors import DataError
 from device_runtime.simulation.errors import DataSetError
 
@@ -27,19 +28,24 @@ Ints = NDArray[np.int64]
 
 
 def load(spec: DataSpec, seed: int, bundle: Bundle | None) -> DataSet:
-    """Loads windows float32 (n, channels, length), raw, of the bundle's labels; groups are the persons.
+    """Loads windows float32 (n, channels, length), raw, with the bundle's labels, or targets in columns.
 
-    No person has samples on both sides of the split. Raises DataSetError.
+    Groups are the persons. No person has samples on both sides of the split. Raises DataSetError.
     """
     if bundle is None or not isinstance(bundle.manifest.input.window, WindowInput):
         raise DataSetError("source recordings needs a scenario whose bundle was exported with --window-step")
     root = existing(spec)
     raw = msgspec.structs.replace(bundle.manifest.input, scale=1.0, mean=(0.0,), std=(1.0,))
     manifest = msgspec.structs.replace(bundle.manifest, input=raw)
+    if (target := manifest.target).has_columns:
+        manifest = msgspec.structs.replace(
+            manifest, loss=msgspec.structs.replace(target, mean=(0.0,), std=(1.0,))
+        )
     train, test = _persons(root, spec.test_share, seed)
     x, y, groups = _windows(train, spec, manifest)
     test_x, test_y, _ = _windows(test, spec, manifest)
-    return DataSet(x, y, test_x, test_y, manifest.labels, groups)
+    labels = target.columns if target.has_columns else manifest.labels
+    return DataSet(x, y, test_x, test_y, labels, groups)
 
 
 def _persons(root: Path, test_share: float, seed: int) -> tuple[list[Path], list[Path]]:
@@ -55,7 +61,7 @@ def _persons(root: Path, test_share: float, seed: int) -> tuple[list[Path], list
 
 
 def _folders(root: Path) -> list[Path]:
-    found = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = sorted(path for path in root.iterdir() if path.is_dir() and not is_hidden(path.name))
     if not found:
         raise DataSetError(f"{root} has no folders, expected one for each person")
     return found

@@ -231,9 +231,24 @@ def test_channels_of_recordings_are_standardised_over_all_windows(tmp_path):
     assert spec.input.std == pytest.approx((2**0.5, 1.0))
 
 
+def test_windows_may_have_numbers_as_targets_also_ahead(tmp_path):
+    """Targets of rows 1 and 2, which are 30 and 50; one step ahead only of row 2."""
+    pytest.importorskip("torch")
+    (tmp_path / "a.csv").write_text("x,y,life\n1,7,10\n3,7,30\n5,7,50\n")
+    words = ("--input", "2,2", "--labels", "life", "--out", "o", "--window-step", "1", "--loss", "mse")
+    spec = export.spec(parsed("cnn1d", *words, "--standardise", str(tmp_path / "a.csv")))
+    assert spec.loss.mean == (40.0,)
+    ahead = export.spec(parsed("cnn1d", *words, "--horizon", "1"))
+    assert ahead.input.window == WindowInput(1, (), 1)
+    with pytest.raises(ExportError, match="--horizon is for targets that are numbers: give --loss mse"):
+        export.spec(parsed("cnn1d", *words[:-2], "--horizon", "1"))
+
+
 @pytest.mark.parametrize(
     ("words", "refused"),
     [
+        (("--horizon", "2"), "--horizon is of recordings: give --window-step, too"),
+        (("--window-step", "4", "--horizon", "0"), "--horizon is 0, expected 1 or more time steps ahead"),
         (("--columns", "x"), "--columns are those of recordings: give --window-step, too"),
         (("--window-step", "0"), "--window-step is 0, expected 1 or more"),
         (("--window-step", "4"), r"input is float32 \(1, 8, 8\), expected windows \(channels, length\)"),

@@ -9,6 +9,7 @@ import pytest
 
 from device_runtime.models import data
 from device_runtime.models.bundles.inputs import InputSpec, WindowInput
+from device_runtime.models.bundles.targets import targets_of
 from device_runtime.models.data import SampleSource, Selection, open_samples
 from device_runtime.models.data.reading import inputs
 from device_runtime.models.data.report import describe_input
@@ -168,3 +169,114 @@ def test_input_is_described():
 def test_windows_that_do_not_fit_the_input_are_refused(shape, columns, refused):
     with pytest.raises(ValueError, match=refused):
         InputSpec(shape, window=WindowInput(2, columns))
+
+
+# Targets that are numbers: of the last row of a window, or of a row ahead.
+
+
+@pytest.fixture
+def numbers(task):
+    """The manifest of a task: windows as above, whose targets are numbers in these columns."""
+
+    def make(*columns, channels=(), horizon=msgspec.UNSET):
+        target = targets_of("mse", columns, columns=columns, mean=(1.0,), std=(2.0,))
+        window = WindowInput(2, channels, horizon)
+        given = InputSpec((2, 4), window=window)
+        return msgspec.structs.replace(task, input=given, labels=columns, loss=target)
+
+    return make
+
+
+def lives(count, last=100):
+    """Time steps of a machine with the hours that are left to it."""
+    return [f"{n},{10 * n},{last - n}" for n in range(count)]
+
+
+def test_a_window_has_the_number_of_its_last_row(tmp_path, numbers):
+    """7 rows: windows of rows 0 to 3 and 2 to 5, with 97 and 95 hours left."""
+    file = write(tmp_path / "a.csv", ["x,y,life", *lives(7)])
+    task = numbers("life")
+    samples = open_samples(file, task)
+    assert samples.training.x[:, 0].tolist() == [[0, 1, 2, 3], [2, 3, 4, 5]]
+    assert task.target.restore(samples.training.y).ravel().tolist() == [97, 95]
+    assert list(samples.forms) == ["recording, targets in life"]
+
+
+def test_several_targets_are_found_by_their_names(tmp_path, numbers):
+    lines = ["time,life,x,y,wear", *(f"{n},{100 - n},{n},{10 * n},{n / 2}" for n in range(7))]
+    samples = open_samples(write(tmp_path / "a.csv", lines), numbers("wear", "life", channels=("x", "y")))
+    assert (samples.training.y * 2 + 1).tolist() == [[1.5, 97], [2.5, 95]]
+
+
+def test_a_forecast_takes_the_number_of_a_row_ahead(tmp_path, numbers):
+    """Two steps ahead of rows 0 to 3 is row 5, of rows 2 to 5 row 7; a window from row 4 would need row 9."""
+    file = write(tmp_path / "a.csv", ["x,y,life", *lives(9)])
+    samples = open_samples(file, numbers("life", horizon=2))
+    assert samples.training.x[:, 0, 0].tolist() == [0, 2]
+    assert (samples.training.y * 2 + 1).ravel().tolist() == [95, 93]
+
+
+@pytest.mark.parametrize("channels", [(), ("x", "y")])
+def test_a_forecast_may_be_of_a_channel_itself(tmp_path, numbers, channels):
+    file = write(tmp_path / "a.csv", ["x,y", *rows(*range(7))])
+    samples = open_samples(file, numbers("y", channels=channels, horizon=1))
+    assert samples.training.x[:, 1].tolist() == [[0, 10, 20, 30], [20, 30, 40, 50]]
+    assert (samples.training.y * 2 + 1).ravel().tolist() == [40, 60]
+
+
+def test_a_number_that_is_missing_leaves_out_its_window_only(tmp_path, numbers):
+    lines = ["x,y,life", *lives(9)]
+    lines[4], lines[5] = "3,30,", "4,40,soon"  # the window of rows 0 to 3 has none; no window ends at row 4
+    samples = open_samples(write(tmp_path / "a.csv", lines), numbers("life"))
+    assert samples.training.x[:, 0, 0].tolist() == [2, 4]
+    assert (samples.training.y * 2 + 1).ravel().tolist() == [95, 93]
+    assert list(reasons(samples)) == ["a target that is no number"]
+
+
+def test_a_gap_ends_a_stretch_also_where_targets_are_numbers(tmp_path, numbers):
+    lines = ["x,y,life", *lives(10)]
+    lines[5] = "4,-,96"
+    samples = open_samples(write(tmp_path / "a.csv", lines), numbers("life"))
+    assert samples.training.x[:, 0, 0].tolist() == [0, 5]
+    short = open_samples(write(tmp_path / "b.csv", lines), numbers("life", horizon=1))
+    assert short.training.x[:, 0, 0].tolist() == [5]
+    assert "a stretch shorter than a window and its forecast" in reasons(short)
+
+
+def test_recordings_in_folders_have_the_numbers_of_their_rows_or_of_the_folder(tmp_path, numbers):
+    write(tmp_path / "d" / "pump" / "1.csv", ["x,y,life", *lives(4)])
+    write(tmp_path / "d" / "12.5" / "2.csv", ["x,y", *rows(*range(4))])
+    write(tmp_path / "d" / "fan" / "3.csv", ["x,y", *rows(*range(4))])
+    samples = open_samples(tmp_path / "d", numbers("life"))
+    assert sorted((samples.training.y * 2 + 1).ravel().tolist()) == [12.5, 97]
+    assert reasons(samples)["a target that is no number"][0].startswith("fan/3.csv")
+
+
+def test_rows_of_a_database_may_have_numbers_as_targets(tmp_path, numbers):
+    with closing(sqlite3.connect(tmp_path / "a.db")) as opened:
+        opened.execute("CREATE TABLE seen (x REAL, y REAL, life REAL)")
+        opened.executemany("INSERT INTO seen VALUES (?, ?, ?)", [(n, 10 * n, 100 - n) for n in range(7)])
+        opened.commit()
+    source = SampleSource(tmp_path / "a.db", "SELECT life, x, y FROM seen")
+    samples = open_samples(source, numbers("life"))
+    assert (samples.training.y * 2 + 1).ravel().tolist() == [97, 95]
+
+
+def test_predictions_need_no_targets(tmp_path, numbers):
+    task = numbers("life", horizon=3)
+    for lines in (["x,y", *rows(*range(6))], ["x,y,life", *lives(6)]):
+        file = write(tmp_path / "a.csv", lines)
+        named = msgspec.structs.replace(task.input, window=WindowInput(2, ("x", "y"), 3))
+        assert inputs(file, named, task.labels, target=task.target)[:, 0, 0].tolist() == [0, 2]
+
+
+def test_a_column_of_targets_that_is_missing_is_named(tmp_path, numbers):
+    file = write(tmp_path / "a.csv", ["x,y,hours", *lives(7)])
+    with pytest.raises(
+        DataError, match="no column 'life' for the labels or targets: 1 .*there are x, y, hours"
+    ):
+        open_samples(file, numbers("life"))
+
+
+def test_the_report_says_how_far_ahead_targets_are(numbers):
+    assert describe_input(numbers("life", horizon=5).input).endswith("one every 2, targets 5 steps ahead")

@@ -1,4 +1,5 @@
 import logging
+import struct
 from types import SimpleNamespace
 
 import msgspec
@@ -239,3 +240,26 @@ def test_a_table_that_lists_pictures_may_name_their_clients(tmp_path, pets, colu
     numbers = np.rint(data.train_x[:, 0, 4, 4] / 20).astype(int)
     assert (data.groups == np.array([2, 0, 1])[numbers % 3]).all()
     assert (data.train_y == numbers % 2).all()
+
+
+def test_sounds_may_have_numbers_as_targets(tmp_path, bundle):
+    def wav(level):
+        body = (level * np.sin(np.arange(16_000) / 8)).astype("<i2").tobytes()
+        form = struct.pack("<HHIIHH", 1, 1, 16_000, 32_000, 2, 16)
+        head = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", len(body))
+        return b"RIFF" + struct.pack("<I", len(head) + len(body)) + head + body
+
+    for number in range(5):
+        (tmp_path / f"{number}.wav").write_bytes(wav(1000 * (number + 1)))
+    rows = "".join(f"{number}.wav,{number}.5,{-number}\n" for number in range(5))
+    (tmp_path / "loud.csv").write_text(f"file,level,depth\n{rows}")
+    columns = ("depth", "level")
+    target = targets_of("mae", columns, columns=columns, mean=(1.0, 2.0), std=(1.0, 2.0))
+    given = InputSpec((1, 61, 40), 1 / 255)
+    manifest = msgspec.structs.replace(bundle.manifest, input=given, labels=columns, loss=target)
+    data = load(spec(tmp_path, test_share=0.2), 0, SimpleNamespace(manifest=manifest, texts=None))
+    assert data.labels == columns
+    ordered = np.concatenate([data.train_y, data.test_y])
+    assert sorted(ordered.tolist()) == [[-n, n + 0.5] for n in range(4, -1, -1)]
+    device = local_data.open_samples(tmp_path, manifest)
+    assert sorted(target.restore(device.training.y)[:, 1].tolist()) == [0.5, 1.5, 2.5, 3.5, 4.5]

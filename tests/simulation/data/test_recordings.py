@@ -6,8 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.models import data as local_data
 from device_runtime.models.bundles.inputs import InputSpec, WindowInput
-from device_runtime.simulation.data import DataSpec, load
+from device_runtime.models.bundles.targets import targets_of
+from device_runtime.simulation.data import DataSpec, divide, load
 from device_runtime.simulation.errors import DataSetError
 
 
@@ -60,3 +62,24 @@ def test_what_is_missing_is_said(tmp_path, cut_by, bundle):
     (tmp_path / "p01").mkdir()
     with pytest.raises(DataSetError, match="no samples in .*p01: nothing is there"):
         load(spec, 0, cut_by)
+
+
+def test_numbers_as_targets_are_those_of_a_device_in_original_units(tmp_path, cut_by):
+    target = targets_of("mse", ("life",), columns=("life",), mean=(50.0,), std=(10.0,))
+    manifest = msgspec.structs.replace(cut_by.manifest, labels=("life",), loss=target)
+    for number in range(5):
+        file = tmp_path / f"p{number}" / "1.csv"
+        file.parent.mkdir()
+        file.write_text("x,life\n" + "".join(f"{n},{100 * number - n}\n" for n in range(4)))
+    data = load(
+        DataSpec(source="recordings", path=str(tmp_path)), 0, SimpleNamespace(manifest=manifest, texts=None)
+    )
+    assert data.labels == ("life",)
+    assert data.train_x.shape == (8, 1, 2)
+    for group in range(4):  # windows of rows 0 to 1 and 2 to 3
+        mine = data.train_y[data.groups == group].ravel()
+        assert mine[0] - mine[1] == 2
+        assert mine[0] % 100 == 99
+    on_device = local_data.load(tmp_path / "p3", manifest)
+    assert target.restore(on_device.y).ravel().tolist() == [299, 297]
+    assert divide(data, DataSpec(source="recordings", path="a", partition="natural"), 4, 0)
