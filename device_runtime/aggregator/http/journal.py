@@ -19,6 +19,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from device_runtime.aggregator.intake.limits import RateLimit
 from device_runtime.aggregator.views.run_events import (
     Contributed,
     ContributionRecord,
@@ -38,6 +39,8 @@ KEPT_LINES = {"accepted": 1_000_000, "refused": 100_000, "late": 100_000, "dupli
 """Lines that are kept of each status; the oldest are removed first."""
 MOST_WAITING_LINES = 50_000
 """Lines that may wait to be written; any more are dropped and counted."""
+REFUSALS, REFUSALS_RATE = 200.0, 0.1
+"""Refusals of a device that are written at once, and each second after that; others are in no log."""
 LARGEST = 2**63 - 1
 """The largest integer that SQLite holds."""
 COMMIT_EVERY_S = 0.2
@@ -94,6 +97,7 @@ class Journal:
         self._db: sqlite3.Connection | None = None  # of the thread
         self._since_pruned = 0
         self._failing = False
+        self._refusals = RateLimit(REFUSALS, REFUSALS_RATE)
         self.dropped = 0
         """Lines that were lost: too many waited, or the disk failed."""
 
@@ -106,7 +110,7 @@ class Journal:
                     self._put(closed)
             case Contributed(record=record):
                 self._put(_counted(record, self._clock()))
-            case ContributionRefused():
+            case ContributionRefused() if self._refusals.lets(event.device, self._clock()):
                 number = min(event.round, LARGEST)  # a refused contribution may name any round
                 line = (number, event.device, event.kind, event.status, event.reason)
                 self._put((self._clock(), *line, *(None,) * 6))

@@ -25,6 +25,8 @@ from .runner import RoundRunner
 
 log = logging.getLogger(__name__)
 
+HELLO_BURST, HELLO_RATE = 60.0, 1.0
+"""Hellos of a device at once, and each second after that: each is answered by an offer."""
 FETCHED_S = 10.0
 """Seconds that a finished service stays after a device has asked for a part of the model."""
 MOST_REASONS = 64
@@ -45,6 +47,7 @@ class Admission:
         """`forget` is called with a device that gives its place to a new one; `helpers` take no place."""
         self._runner, self._out, self._ports, self._helpers = runner, out, ports, helpers
         self._rate_limit, self._forged = RateLimit(), RateLimit()
+        self._hellos = RateLimit(HELLO_BURST, HELLO_RATE, ports.max_devices)
         self.known_devices = KnownDevices(self._is_away, forget, ports.max_devices)
 
     def admitted(self, event: link.Received, address: topics.Address) -> bytes | None:
@@ -64,6 +67,10 @@ class Admission:
         if payload and not event.retain:
             self._out.traffic.up(device, event.topic, payload)
         if leaf != "block" and not self.within_rate(device, message_cost(leaf, len(payload))):
+            return None
+        if leaf == "hello" and not self._hellos.lets(device, self._ports.clock()):
+            if self._hellos.worth_saying(device, self._ports.clock()):
+                log.warning("hellos of %s dropped: it sends more than %g a second", device, HELLO_RATE)
             return None
         if leaf not in topics.SIGNED:
             return payload

@@ -342,7 +342,7 @@ class RoundRunner:
         except RunFolderError as error:
             self._lost(error)
             self._drain()
-        self._rounds.store.session.settle(self.state)
+        self._rounds.store.session.settle(self.state, self._ports.clock())
         self.contributions.receipts.pay()
 
     def go_back(self, to: int) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from device_runtime.aggregator.delivery.outbound import Outbound
-from device_runtime.aggregator.errors import NoContributions
+from device_runtime.aggregator.errors import DatabaseError, NoContributions, RunFolderError
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.run_events import Started
 from device_runtime.broker.wire import link, topics
@@ -126,7 +126,9 @@ class Service:
         return answer
 
     def close(self) -> None:
-        """Closes the run folder."""
+        """Closes the run folder, after what is known of the devices is written."""
+        with suppress(DatabaseError, RunFolderError):
+            self.rounds.store.session.settle(self.state)
         self.rounds.store.close()
 
     def start(self) -> None:

@@ -26,6 +26,7 @@ import msgspec
 
 from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.intake.contributions import ALL_ROUNDS, Contributions
+from device_runtime.aggregator.intake.limits import RateLimit
 from device_runtime.aggregator.rounds.events import DevicePresent, Forgotten
 from device_runtime.aggregator.rounds.state import RoundsState, Saved
 from device_runtime.aggregator.views.run_events import RoundClosed, RoundRecord
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 LEFT_S = 600.0
 """When a run is opened, content that no contribution refers to is removed if it is older than this."""
 
+PRESENCE_BURST, PRESENCE_RATE = 8.0, 0.2
+"""Writes of one device's presence at once, and each second after that: it may come and go all the time."""
 _OPEN = """INSERT INTO rounds (round, phase, base, carried) VALUES (?, 'collect', ?, ?)
 ON CONFLICT DO NOTHING"""
 _FORGET_TAKEN = """DELETE FROM steps
@@ -220,6 +223,9 @@ class SavedSession:
         self._db = db
         self._changed: set[str] = set()
         self._forgotten: set[str] = set()
+        self._written: dict[str, int | None] = {}
+        """The boot that is on the disk for a device; None for one that is not present."""
+        self._rate_limit = RateLimit(PRESENCE_BURST, PRESENCE_RATE)
 
     def saved(self) -> Saved | None:
         """The run's progress, for `machine.resume`; None for a new run."""
@@ -263,24 +269,40 @@ class SavedSession:
         if isinstance(event, Forgotten):
             self._forgotten.add(event.device)
 
-    def settle(self, state: RoundsState) -> None:
-        """Writes the changes of presence; if the disk refuses them, they are written the next time."""
-        if not self._changed:
+    def settle(self, state: RoundsState, now: float = inf) -> None:
+        """Writes the changes of presence that are new, of each device within its rate.
+
+        `now`: of any one clock; infinity writes all. What the disk refuses is written the next time.
+        """
+        known = self._written.keys() - self._forgotten
+        self._changed -= {one for one in self._changed & known if self._written[one] == _boot(state, one)}
+        due = {one for one in self._changed if one not in known or self._rate_limit.lets(one, now)}
+        if not due:
             return
-        known = {device: state.devices.get(device) for device in self._changed}
-        here = [(device, one.boot) for device, one in known.items() if one and one.online and one.ready]
-        gone = self._changed - dict(here).keys()
+        boots = {device: _boot(state, device) for device in due}
+        here = [(device, boot) for device, boot in boots.items() if boot is not None]
+        gone = [(device,) for device, boot in boots.items() if boot is None]
+        forgotten = self._forgotten & due
         try:
             with self._db.commit() as db:
                 db.executemany(_ATTEND, here)
-                db.executemany("DELETE FROM present WHERE device = ?", [(device,) for device in gone])
-                forgotten = [(device,) for device in self._forgotten if device not in state.asked]
-                db.executemany("DELETE FROM asked WHERE device = ?", forgotten)
+                db.executemany("DELETE FROM present WHERE device = ?", gone)
+                unasked = [(device,) for device in forgotten if device not in state.asked]
+                db.executemany("DELETE FROM asked WHERE device = ?", unasked)
         except RunFolderError as error:
             log.warning("the presence of devices is not stored: %s", error)
-        else:
-            self._changed.clear()
-            self._forgotten.clear()
+            return
+        self._written |= boots
+        for device in forgotten:
+            del self._written[device]
+        self._changed -= due
+        self._forgotten -= due
+
+
+def _boot(state: RoundsState, device: str) -> int | None:
+    """The life of a device that is present and ready; None for one that is not."""
+    known = state.devices.get(device)
+    return known.boot if known and known.online and known.ready else None
 
 
 class StoredRounds:

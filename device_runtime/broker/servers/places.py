@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import termios
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -134,7 +135,7 @@ class Place:
 class Places:
     """The places of a listening socket's connections. `name` is for the log, `clock` gives seconds.
 
-    Not thread-safe: it belongs to the thread that accepts.
+    Connections may be closed in any thread.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Places:
         self._by_socket: dict[int, Place] = {}
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._looking = False
+        self._lock = threading.RLock()
         self._lines = CountedLines(log, clock)
 
     def __len__(self) -> int:
@@ -156,13 +158,14 @@ class Places:
     def admit(self, host: str, end: Callable[[], object]) -> Place | None:
         """A place for a connection of this address, where need be of another one; None: it is refused."""
         address = address_share(host)
-        if not (self._is_in_time(address) and self._has_room(address)):
-            self._lines.say(f"{self._name}: connections are refused or ended", _WHY)
-            return None
-        place = Place(self, address, end)
-        self._open[place] = None
-        self._held[address] += 1
-        return place
+        with self._lock:
+            if not (self._is_in_time(address) and self._has_room(address)):
+                self._lines.say(f"{self._name}: connections are refused or ended", _WHY)
+                return None
+            place = Place(self, address, end)
+            self._open[place] = None
+            self._held[address] += 1
+            return place
 
     def held_by(self, place: Place | None) -> int:
         """The connections of the address that has this place."""
@@ -183,17 +186,19 @@ class Places:
 
     def release(self, place: Place) -> None:
         """Give a place back; one that was given back already stays so."""
-        if place in self._open:
-            del self._open[place]
-            self._held[place.address] -= 1
-            if not self._held[place.address]:
-                del self._held[place.address]
+        with self._lock:
+            if place in self._open:
+                del self._open[place]
+                self._held[place.address] -= 1
+                if not self._held[place.address]:
+                    del self._held[place.address]
 
     def look(self) -> None:
         """End the connections whose time is over, or whose other end takes too little."""
         now = self.clock()
-        for place in [one for one in self._open if one.is_overdue(now)]:
-            self._end(place)
+        with self._lock:
+            for place in [one for one in self._open if one.is_overdue(now)]:
+                self._end(place)
 
     def look_often(self) -> None:
         """Look regularly in the running event loop, for as long as connections are open."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from device_runtime.aggregator.http import devices
 from device_runtime.aggregator.http.devices import DeviceFilter
-from device_runtime.aggregator.http.journal import COMMIT_EVERY_S, FILE, Filter, Journal
+from device_runtime.aggregator.http.journal import COMMIT_EVERY_S, FILE, REFUSALS, Filter, Journal
 from device_runtime.aggregator.http.metrics import ProcessMetrics
 from device_runtime.aggregator.http.shapes import KindFigures
 from device_runtime.aggregator.http.watch import ServedTask, TaskWatch, health_of
@@ -250,3 +250,15 @@ def test_a_metric_counts_the_mask_helpers_that_a_round_waits_for(tmp_path, clock
     assert f"{name} 2.0" in metrics.text().decode()
     observe(closed(1))
     assert f"{name} 0.0" in metrics.text().decode()
+
+
+def test_refusals_of_one_device_do_not_push_out_those_of_others(tmp_path, clock):
+    journal = Journal(tmp_path, clock)
+    journal(Started(TASK, "r", False, ()))
+    for _ in range(2000):
+        journal(ContributionRefused("evil", 1, "full", "refused", "nonsense"))
+    journal(ContributionRefused("pi", 1, "full", "refused", "late"))
+    journal.close()
+    page = journal.page(Filter(limit=1000))
+    assert len(page.entries) == REFUSALS + 1
+    assert page.entries[0].device == "pi"

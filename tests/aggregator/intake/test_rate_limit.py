@@ -5,6 +5,7 @@ import queue
 import pytest
 
 from device_runtime.aggregator.intake.limits import BURST, BoundedInbox, RateLimit, message_cost
+from device_runtime.aggregator.rounds.device_messages import HELLO_BURST
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import block_count
 from device_runtime.broker.wire.link_events import Connected, Received
@@ -125,3 +126,59 @@ def test_an_inbox_keeps_so_many_bytes_of_one_device_and_of_all_and_always_what_i
         inbox.get_nowait()
     inbox.put(message("evil", 1_000))
     assert inbox.get().topic == topics.up("evil", "block/x/0")
+
+
+def commits_of(service, monkeypatch):
+    """A list that grows by each commit of the presence of devices."""
+    session, commits, settling = service.rounds.store.session, [], []
+    commit, settle = session._db.commit, session.settle
+
+    def settled(*arguments):
+        settling.append(1)
+        settle(*arguments)
+        settling.clear()
+
+    monkeypatch.setattr(session._db, "commit", lambda: commits.extend(settling) or commit())
+    monkeypatch.setattr(session, "settle", settled)
+    return commits
+
+
+def test_hellos_of_ever_new_boots_cost_a_commit_now_and_then_and_the_last_one_is_kept(
+    bench, make_task, monkeypatch
+):
+    b = bench(make_task("few-shot"))
+    b.join("pi", "evil")
+    b.service.tick()
+    commits = commits_of(b.service, monkeypatch)
+    for number in range(600):  # a minute
+        b.join("evil", boot=2 + number)
+        b.now += 0.1
+        b.service.tick()
+    assert len(commits) <= 22  # 8 at once, then one in five seconds
+    b.join("pi", boot=9)
+    b.service.tick()
+    b.service.close()
+    b.restart()
+    assert {device: one.boot for device, one in b.service.state.devices.items()}["pi"] == 9
+
+
+def test_a_device_that_says_the_same_again_costs_no_commit(bench, make_task, monkeypatch):
+    b = bench(make_task("few-shot"))
+    b.join("pi")
+    b.service.tick()
+    commits = commits_of(b.service, monkeypatch)
+    for _ in range(50):
+        b.join("pi")
+        b.now += 1.0
+        b.service.tick()
+    assert commits == []
+
+
+def test_hellos_are_answered_by_so_many_offers(bench, make_task, caplog):
+    b = bench(make_task("few-shot"))
+    b.join("evil")
+    for number in range(int(HELLO_BURST) + 30):
+        b.join("evil", boot=2 + number)
+    assert caplog.text.count("hellos of evil dropped") == 1
+    offers = [topic for topic, *_ in b.link.sent if topic == topics.down("evil", "task")]
+    assert len(offers) <= HELLO_BURST
