@@ -95,6 +95,19 @@ def test_the_aggregator_reads_a_password_for_the_user_of_its_url(file, tmp_path,
 
 
 @pytest.mark.parametrize(
+    ("url", "warned"), [("mqtts://broker.example", True), ("mqtt://127.0.0.1:1883", False), ("auto", False)]
+)
+def test_the_aggregator_warns_of_a_broker_elsewhere_at_which_nobody_is_enrolled(
+    tmp_path, caplog, url, warned
+):
+    broker, found = broker_for(BrokerSection(url=url), tmp_path)
+    if broker:
+        broker.stop()
+        assert found.loopback
+    assert ("no devices are enrolled at" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["join", "mqtts://pi:secret@broker.invalid", "--data", "x"], "--password-file"),

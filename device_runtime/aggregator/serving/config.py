@@ -6,6 +6,7 @@ Tasks have settings of their own (`tasks.task`). Passwords are in files of their
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,8 @@ from device_runtime.profiles.keys import explained
 from device_runtime.toml_file import read_toml
 
 from . import enrolled
+
+log = logging.getLogger(__name__)
 
 AUTO = "auto"
 PORT = "port"
@@ -296,6 +299,12 @@ def _address(section: BrokerSection) -> BrokerUrl:
     url = enrolled.broker_address(section.enrolment, given) if section.enrolment else given
     if url is None:
         raise ConfigError("broker.url: expected mqtt://, mqtts:// or wss://")
+    if section.enrolment is None and not url.loopback:
+        log.warning(
+            "no devices are enrolled at %s: whoever may connect to it can send updates under any name, and "
+            "offers of its own to devices; `broker init` and --enrolment DIR keep strangers out",
+            url,
+        )
     if section.password_file is None:
         return url.with_password()
     if section.user is None and not url.user:

@@ -21,10 +21,17 @@ from device_runtime.broker.wire.durable_files import private_opener
 GRACE_S = 1
 """Seconds that a program gets to end by itself when its starter is gone; then it is killed."""
 
+FILES = 102_400
+"""The most files that the program may open, if the system lets it: each connection is one."""
+
 # A shell runs the program, which knows nothing of this, and holds the reading end of the pipe. It unsets
 # NOTIFY_SOCKET, by which the program would tell systemd in our name that we are ready.
 _KEEPER = f"""
 unset NOTIFY_SOCKET
+files=$(ulimit -H -n)
+case "$files" in *[!0-9]*) files={FILES} ;; esac
+[ "$files" -le {FILES} ] || files={FILES}
+ulimit -S -n "$files" 2>/dev/null
 exec 3<&0
 "$@" </dev/null >&2 3<&- & program=$!
 {{ read -r _; kill "$program"; sleep {GRACE_S}; kill -9 "$program"; }} <&3 >/dev/null 2>&1 & watch=$!

@@ -73,8 +73,8 @@ class Shares:
     most: int = 320
     of_address: int = 256
     silent: int = 32
-    burst: float = 128.0
-    rate: float = 20.0
+    burst: float = 256.0
+    rate: float = 40.0
     first_s: float = 20.0
     body_s: float = 60.0
     idle_s: float = 10.0

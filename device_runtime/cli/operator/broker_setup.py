@@ -24,6 +24,7 @@ from device_runtime.broker.servers.broker_folder import (
     SetupError,
     rotate_key,
 )
+from device_runtime.broker.servers.dependent_process import FILES
 from device_runtime.broker.servers.mosquitto import find
 
 INIT_EXAMPLE = "device-runtime broker init enrolment --name broker.example.org --name 192.0.2.7"
@@ -215,6 +216,7 @@ def _next_steps(opened: BrokerFolder, days: int) -> str:
         "or as a service of systemd:",
         f"  ExecStart={program or '/usr/sbin/mosquitto'} -c {opened.folder}/mosquitto.conf",
         "  ExecReload=/bin/kill -HUP $MAINPID",
+        f"  LimitNOFILE={FILES}",
         "The aggregator, on this machine or where a copy of the folder's files for it is:",
         f"  device-runtime serve --enrolment {folder} --bundle digits-wrn-10-1",
         "Each device:",

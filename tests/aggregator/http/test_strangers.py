@@ -223,3 +223,48 @@ def test_an_answered_connection_gives_way_and_one_with_a_request_does_not(runnin
             one.sendall(GET + b"\r\n")
             assert one.recv(15).startswith(b"HTTP/1.1 200")
         assert asked(port) == 200
+
+
+def test_downloads_and_live_views_that_are_aborted_or_unread_cause_no_line(
+    tmp_path, clock, caplog, eventually
+):
+    """Of a model of 8 MB, and of the state of a task, which never ends."""
+    caplog.set_level(logging.WARNING)
+    task = hosted(tmp_path, clock)
+    (task.folder / "served.safetensors").write_bytes(bytes(8 * 2**20))
+    site = HttpServer(HttpSection(port=0, open=True, min_free_mb=0), [task], shares=HASTY)
+    site.start()
+    port = port_of(site.url)
+    try:
+        with ExitStack() as stack:
+            for number, path in enumerate((b"model", b"events") * 8):
+                one = stack.enter_context(stranger(port))
+                one.sendall(b"GET /api/v1/tasks/digits/" + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert one.recv(15) == b"HTTP/1.1 200 OK"
+                if path == b"events" or number % 4:
+                    reset(one)
+            assert asked(port, path="/") == 200
+            eventually(lambda: len(site._socket.places) == 0, timeout_s=20)
+    finally:
+        site.stop()
+    assert "Traceback" not in caplog.text
+    assert len(caplog.records) <= 1
+
+
+def test_devices_behind_one_address_keep_their_connections_while_a_stranger_there_floods(running, opened):  # noqa: F811
+    from .conftest import TOKEN
+    from .test_join import of
+
+    port = port_of(running(of(opened), replace(HASTY, idle_s=30.0)))
+    proven = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        with ExitStack() as stack:
+            for _ in range(5):
+                proven.request("GET", "/api/v1/tasks", headers={"Authorization": f"Bearer {TOKEN}"})
+                answer = proven.getresponse()
+                assert (answer.status, bool(answer.read())) == (200, True)
+                assert proven.sock  # the same connection
+                for _ in range(COUNT):
+                    stack.enter_context(stranger(port))
+    finally:
+        proven.close()

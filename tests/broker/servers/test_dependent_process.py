@@ -1,5 +1,6 @@
 """Programs and processes that end when the one that started them is killed."""
 
+import resource
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from device_runtime.broker.servers.dependent_process import DependentProcess
+from device_runtime.broker.servers.dependent_process import FILES, DependentProcess
 
 SLEEPS = "import time; time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(15, signal.SIG_IGN); print('here', flush=True); {SLEEPS}"
@@ -84,3 +85,17 @@ def test_a_process_ends_in_the_middle_of_its_work_when_nobody_has_the_other_end_
     child.stdin.close()
     assert child.wait(60) == 1
     child.stdout.close()
+
+
+def test_a_program_may_open_as_many_files_as_the_system_lets_it(tmp_path):
+    """A broker has one for each connection, and the usual limit of a shell is 1024."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    log = tmp_path / "log"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, most[1]))
+    try:
+        script = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+        assert DependentProcess([sys.executable, "-c", script], log).wait(60) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+    allowed = FILES if most[1] == resource.RLIM_INFINITY else min(FILES, most[1])
+    assert int(log.read_text()) == allowed
