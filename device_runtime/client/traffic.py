@@ -52,6 +52,7 @@ class TrafficLog:
 
     def saw(self, up: int, down: int) -> None:
         """Add what is new in the totals that the link has counted since it was made."""
+        up, down = max(up, self._seen.up), max(down, self._seen.down)  # what never left is taken back
         new_up, new_down = up - self._seen.up, down - self._seen.down
         if new_up or new_down:
             name = self._today().isoformat()

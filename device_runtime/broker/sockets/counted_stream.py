@@ -19,6 +19,8 @@ from .addresses import UNSENT_BYTES
 from .waiting import StepLimit, wait_until_ready
 
 READ_BYTES = 16 * 1024
+SMALL_BYTES = 1024
+"""What is not larger is sent without a look at what the system holds."""
 RECORD_BYTES = 16 * 1024
 """The most bytes of one TLS record."""
 _BYTES_SENT = 200
@@ -135,7 +137,7 @@ class PlainStream:
         """Send at most what the system is to hold unsent, so that little is counted that is never sent."""
         while True:
             try:
-                if _held(self.raw) >= UNSENT_BYTES:
+                if len(data) > SMALL_BYTES and _held(self.raw) >= UNSENT_BYTES:
                     raise BlockingIOError
                 sent = self.raw.send(data[:UNSENT_BYTES])
             except BlockingIOError:

@@ -40,7 +40,7 @@ from .link_reasons import Ended
 from .link_timing import STEADY_S, Outage, ReconnectDelay, StepTime, duration, packet_bytes, qos_of
 from .messages import MESSAGE_LIMIT, MessageError
 from .mqtt_client import ANSWER, MOST_INFLIGHT, SUBSCRIPTION, ConnectSteps, MqttClient
-from .packet_limit import SMALLEST, PacketLimit
+from .packet_limit import SMALLEST, DroppedBlocks, PacketLimit
 from .pieces import PieceJoiner, TooLarge, cut
 from .topics import filter_of
 from .url import BrokerUrl
@@ -113,6 +113,7 @@ class Link:
         self._steps = ConnectSteps(StepTime(self._options.steps_s), lambda: self._closing)
         self._outage = Outage()
         self._limit = PacketLimit()
+        self._drops = DroppedBlocks()
         self._joiner = PieceJoiner()
         self._in_flight = InFlight()
         self._sending = threading.RLock()
@@ -191,6 +192,7 @@ class Link:
         with self._sending:
             if self._in_flight.total() + len(payload) > self._options.queue_bytes:
                 return False
+            self._look_for_drops(topic, payload)
             return self._send(topic, payload, retain)
 
     def waiting_bytes(self) -> int:
@@ -391,6 +393,20 @@ class Link:
                 2 * SMALLEST,
             )
         return suspicious
+
+    def _look_for_drops(self, topic: str, payload: bytes) -> None:
+        """Try smaller packets where a message is sent again and again though the broker acknowledged it."""
+        size = min(len(payload), self._limit.most or len(payload))
+        if not self._drops.suspicious(topic, payload, time.monotonic()) or size <= DroppedBlocks.LEAST_BYTES:
+            return
+        if not self._in_flight.count(topic) and self._limit.refused(size):
+            log.warning(
+                "the broker at %s acknowledged %s several times to no effect: in case it drops what is too "
+                "large, messages go in pieces of at most %d bytes from now on",
+                self.url,
+                topic,
+                self._limit.most,
+            )
 
     def _send(self, topic: str, payload: bytes, retain: bool) -> bool:
         """Give paho a message, in pieces where the broker's packets are smaller. Needs `_sending`."""

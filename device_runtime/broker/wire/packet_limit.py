@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 SMALLEST = 1024
 """Bytes. A broker that takes no packet of this size is of no use: messages about blobs would not fit."""
 CLOSINGS = 2
 """Connections that must end in the same packet before smaller ones are tried."""
+
+
+class DroppedBlocks:
+    """Notices a broker that acknowledges messages and drops them, as MQTT 3.1.1 lets it do with large ones.
+
+    A block that is asked for again and again, though the broker acknowledged it each time, may be too large.
+    """
+
+    TIMES, WITHIN_S, LEAST_BYTES, MOST = 3, 120.0, 8 * 1024, 512
+
+    def __init__(self) -> None:
+        self._sent: OrderedDict[tuple[str, int], list[float]] = OrderedDict()
+
+    def suspicious(self, topic: str, payload: bytes, now: float) -> bool:
+        """Note that a message is sent. Returns whether it has been sent too often to have arrived."""
+        if len(payload) < self.LEAST_BYTES or not ("/block/" in topic or topic.endswith("/contribution")):
+            return False
+        key = topic, hash(payload)
+        times = [at for at in self._sent.pop(key, []) if now - at < self.WITHIN_S]
+        times.append(now)
+        if len(times) >= self.TIMES:
+            return True
+        self._sent[key] = times
+        if len(self._sent) > self.MOST:
+            self._sent.popitem(last=False)
+        return False
 
 
 class PacketLimit:

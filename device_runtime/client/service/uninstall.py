@@ -22,6 +22,8 @@ from device_runtime.client.errors import InstallError, NoDevice, PolicyError
 
 from . import device_file, install, instance_lock
 
+GOODBYE_S = 20.0
+"""Seconds to connect for a goodbye."""
 STOP_S = 120.0
 """Seconds that a process may take to end its work."""
 
@@ -134,7 +136,7 @@ def say_goodbye(connection: Connection, clock: Callable[[], float] = time.monoto
         LinkOptions(will, renewed=connection.renewed),
     )
     try:
-        link.connect()
+        link.connect(GOODBYE_S)
     except BrokerError as error:
         return f"nobody was told: {error}"
     greeting = messages.presence(online=True)

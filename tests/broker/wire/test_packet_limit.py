@@ -1,6 +1,6 @@
 """What a link learns of a broker's packet limit."""
 
-from device_runtime.broker.wire.packet_limit import SMALLEST, PacketLimit
+from device_runtime.broker.wire.packet_limit import SMALLEST, DroppedBlocks, PacketLimit
 
 
 def test_two_closings_in_the_same_packet_teach_a_smaller_size() -> None:
@@ -52,3 +52,18 @@ def test_below_the_smallest_size_there_is_none_to_try() -> None:
     assert sizes == sorted(sizes, reverse=True)  # type: ignore[type-var]
     assert sizes[-1] == SMALLEST
     assert limit.hopeless == SMALLEST - 1
+
+
+def test_a_block_that_is_asked_for_a_third_time_within_two_minutes_may_have_been_dropped() -> None:
+    drops, topic, block = DroppedBlocks(), "fl/v1/d/pi/up/block/ab/0", bytes(65_536)
+    assert [drops.suspicious(topic, block, now) for now in (0.0, 5.0, 15.0)] == [False, False, True]
+    assert [drops.suspicious(topic, block, now) for now in (100.0, 221.0, 300.0)] == [False, False, False]
+
+
+def test_other_content_short_messages_and_other_topics_are_not_suspicious() -> None:
+    drops = DroppedBlocks()
+    for round_ in range(9):
+        content = bytes([round_]) * 65_536
+        assert not drops.suspicious("fl/v1/d/pi/up/contribution", content, float(round_))
+        assert not drops.suspicious("fl/v1/d/pi/up/block/ab/0", bytes(8000), float(round_))
+        assert not drops.suspicious("fl/v1/d/pi/up/sum", bytes(65_536), float(round_))
