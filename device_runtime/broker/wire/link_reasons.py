@@ -30,6 +30,9 @@ TAKEN_OVER, PACKET_TOO_LARGE = 0x8E, 0x95
 NO_RETAIN, NO_QOS = 0x9A, 0x9B
 UNSUPPORTED_VERSION, BAD_CLIENT_ID = 0x84, 0x85
 
+NOT_YET, EXPIRED = 9, 10
+"""OpenSSL's codes of a certificate that is not valid yet, or no more (X509_V_ERR_...)."""
+
 _SILENT = {
     LOOK_UP: "the name server does not answer",
     TCP: "no answer to the TCP connection",
@@ -135,7 +138,9 @@ def unreachable_reason(url: BrokerUrl, error: Exception) -> str:
     """Why no MQTT broker answered, and what to check: one line."""
     if isinstance(error, ssl.SSLError):
         hint = "check --ca, and the host in the broker's certificate"
-        if not isinstance(error, ssl.SSLCertVerificationError):
+        if getattr(error, "verify_code", 0) in (NOT_YET, EXPIRED):
+            hint = "check this device's clock; if it is right, renew the broker's certificate"
+        elif not isinstance(error, ssl.SSLCertVerificationError):
             hint += "; is TLS spoken at this port, and our certificate valid?"
         return f"no TLS connection to {url} ({tls_reason(error)}): {hint}"
     if isinstance(error, socket.gaierror):
