@@ -40,6 +40,20 @@ test("the final model of a task is judged on held-out samples, and then nothing 
   assert.ok(judged.at(-1).right >= 0 && judged.at(-1).count === 10);
 });
 
+test("a task whose offer is cleared is told, neither asked for nor sent to, and gone on with when it is offered", async () => {
+  const world = await World.made();
+  world.offer = world.round(1);
+  const agent = await world.device();
+  await world.until(agent, () => world.told.some((one) => one.type === "receipt"));
+  world.say(topics.offer("t"), new Uint8Array());
+  const said = /task 't' is not offered any more: it is over or was given up/;
+  await world.until(agent, () => world.told.some((one) => one.type === "log" && said.test(one.text)));
+  assert.ok(!world.told.some((one) => one.type === "log" && /^ignored/.test(one.text)));
+  world.offer = world.round(2);
+  world.tellAll(world.offer);
+  await world.until(agent, () => world.of("contribution").length === 2);
+});
+
 test("invalid messages are logged, and change nothing", async () => {
   const world = await World.made();
   const agent = await world.device();

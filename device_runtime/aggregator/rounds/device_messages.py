@@ -228,8 +228,11 @@ class DeviceMessageHandler:
         helper, sums = address.device, self._runner.commands.sums
         match address.leaf:
             case "state":
-                if payload and (state := wire.decode(payload, HelperState)).online:
+                state = wire.decode(payload, HelperState) if payload else None
+                if state is not None and state.online:
                     sums.came(helper, state.checks)
+                elif state is not None and state.leaving:
+                    self._out.clear_state(helper)
             case "sum":
                 self._runner.sums_changed(sums.answered(helper, wire.decode(payload, SumAnswer)))
             case "get":

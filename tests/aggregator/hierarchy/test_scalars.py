@@ -154,10 +154,11 @@ def test_late_scalars_count_where_weights_are_forwarded_along_the_directions_of_
     h.go().join("a", "b")
     h.contribute("a", KIND, scalars(1), 30)
     h.leave("b")
-    h.join("b")
+    h.join("b", "c")
     assert h.offer.round == 2
     assert h.contribute("b", KIND, scalars(2), 10, round=1).status == "accepted"
-    assert h.contribute("b", KIND, scalars(3), 10).status == "accepted"
+    h.sit_out("b")
+    assert h.contribute("c", KIND, scalars(3), 10).status == "accepted"
     h.above.up = False
     h.leave("a")
     seeds = [h.service.rounds.seed(number) for number in (1, 2)]

@@ -8,8 +8,9 @@ import pytest
 
 from device_runtime.aggregator.masking import suspects
 from device_runtime.aggregator.storage import mask_faults
+from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import Mask
-from device_runtime.broker.wire.sum_messages import SumAnswer
+from device_runtime.broker.wire.sum_messages import HelperState, SumAnswer
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
@@ -245,6 +246,15 @@ def test_a_helper_that_does_not_check_is_asked_for_sums_at_once(played):
     for helper in rounds.helpers:
         helper.answer(rounds.b)
     assert rounds.record() == [(4, "")]
+
+
+def test_the_presence_of_a_helper_that_leaves_is_cleared_and_that_of_one_that_is_lost_is_not(played):
+    rounds = played()
+    topic = topics.up("helper-a", "state")
+    rounds.b.say("helper-a", "state", HelperState(boot=1, online=False))
+    assert topic not in [where for where, _ in rounds.b.link.sent]
+    rounds.b.say("helper-a", "state", HelperState(boot=1, online=False, leaving=True))
+    assert rounds.b.link.sent[-1] == (topic, b"")
 
 
 def test_a_helper_that_never_answers_checks_ends_the_run_with_a_sentence(played):
