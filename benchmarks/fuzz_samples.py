@@ -218,9 +218,9 @@ def sample_targets() -> list[Target]:
         Target("wav", decoded(".wav", SOUND), refused, sounds, 0.6),
         Target("txt", single.DECODERS[".txt"], refused, texts, 0.3),
         Target("npy", decoded(".npy", PICTURE), refused, (npy(planes), npy(np.zeros((2, 3, 8, 8)))), 0.6),
-        Target("npz", in_file(".npz", NPZ, PICTURE), refused, arrays, 0.6, members_mutated),
-        Target("csv", in_file(".csv", TABLE, ROW), refused, rows, 0.8, cells_mutated),
+        Target("npz", in_file(".npz", NPZ, PICTURE), refused, arrays, 0.4, members_mutated),
+        Target("csv", in_file(".csv", TABLE, ROW), refused, rows, 0.6, cells_mutated),
         Target("tsv", in_file(".tsv", TABLE, ROW), refused, tabbed, 0.4, cells_mutated),
-        Target("recording", in_file(".csv", TABLE, WINDOWS), refused, steps, 0.6, cells_mutated),
+        Target("recording", in_file(".csv", TABLE, WINDOWS), refused, steps, 0.4, cells_mutated),
         Target("sqlite", in_file(".db", DATABASE, ROW, query), refused, (sqlite(),), 0.3),
     ]

@@ -222,11 +222,11 @@ def setting_targets() -> list[Target]:
         Target("step log", step_log.decode, (BrokerError,), (step_log.encode([step, step]),), 0.5),
         Target("token", token_of, (BrokerError,), (enrolment.token.encode(),), 0.3),
         Target("enrolment", in_file(enrolment_of), (BrokerError,), (msgspec.json.encode(enrolment),), 0.2),
-        Target("task file", in_file(task_of), (TaskError,), tasks_of, 0.4, values_mutated),
-        Target("server file", in_file(server_of), (ConfigError,), servers, 0.4, values_mutated),
-        Target("fleet", in_file(fleet_of), (ProfileError,), shipped("fleets"), 0.4, values_mutated),
+        Target("task file", in_file(task_of), (TaskError,), tasks_of, 0.3, values_mutated),
+        Target("server file", in_file(server_of), (ConfigError,), servers, 0.2, values_mutated),
+        Target("fleet", in_file(fleet_of), (ProfileError,), shipped("fleets"), 0.1, values_mutated),
         Target(
-            "scenario", in_file(scenarios.load), (ScenarioError,), shipped("scenarios"), 0.4, values_mutated
+            "scenario", in_file(scenarios.load), (ScenarioError,), shipped("scenarios"), 0.1, values_mutated
         ),
         Target("label map", in_file(labels_of), (DataError,), (MAP,), 0.3, values_mutated),
         Target("device file", in_file(device_of), (PolicyError,), (DEVICE,), 0.3, values_mutated),

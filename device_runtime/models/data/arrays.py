@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import sys
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -290,7 +291,12 @@ def _read_array(opened: Callable[[], IO[bytes]], size: int) -> NDArray[Any]:
     if dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize > size or any(side < 0 for side in shape):
         raise Refused("ends too early", f"{dtype} {shape} in {size} bytes")
     with opened() as stream:
-        return np.lib.format.read_array(stream, allow_pickle=False)
+        values = np.lib.format.read_array(stream, allow_pickle=False)
+    if dtype.kind == "U" and values.size:  # Python refuses to make a text of such letters
+        letters = np.ascontiguousarray(values.astype(dtype.newbyteorder("="))).view(np.uint32)
+        if letters.max() > sys.maxunicode:
+            raise Refused("a name with letters that do not exist", f"{dtype} {shape}")
+    return values
 
 
 @contextmanager
