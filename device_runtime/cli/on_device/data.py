@@ -16,10 +16,11 @@ from device_runtime.client.personal.kept import NothingKept, PersonalModel, Pers
 from device_runtime.client.training.engine_guard import limit_bytes
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
+from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.data import LocalSamples, Selection
 from device_runtime.models.data.local_data import LocalData
-from device_runtime.models.data.model_check import MOST, ModelCheck, check_model, check_unlabelled
+from device_runtime.models.data.model_check import ModelCheck, check_model, check_unlabelled, evenly_spaced
 from device_runtime.models.data.reading import unlabelled
 from device_runtime.models.data.report import lines, report
 from device_runtime.models.engines.available import open_model
@@ -113,7 +114,7 @@ def _checked(samples: LocalSamples, bundle: Bundle, weights: Tensors | None) -> 
         if weights is not None:
             model.load(weights)
         if len(samples.training) + len(samples.held):
-            found = check_model(_shown(samples), bundle.manifest, model.logits)
+            found = check_model(_shown(samples, bundle.manifest), bundle.manifest, model.logits)
         elif weights is None:
             return None
         else:
@@ -127,10 +128,10 @@ def _checked(samples: LocalSamples, bundle: Bundle, weights: Tensors | None) -> 
     return found
 
 
-def _shown(samples: LocalSamples) -> LocalData:
+def _shown(samples: LocalSamples, manifest: Manifest) -> LocalData:
     """Evenly spaced samples of both sides."""
     sides = [side for side in (samples.training, samples.held) if len(side)]
-    picks = [np.unique(np.linspace(0, len(side) - 1, min(MOST, len(side))).astype(int)) for side in sides]
+    picks = [evenly_spaced(len(side), manifest) for side in sides]
     return LocalData(
         np.concatenate([side.x[pick] for side, pick in zip(sides, picks, strict=True)]),
         np.concatenate([side.y[pick] for side, pick in zip(sides, picks, strict=True)]),

@@ -23,7 +23,7 @@ LARGEST_CODED = 1 << 28
 libjpeg-turbo holds a few lines of it; of a progressive one it holds all coefficients, so that
 LARGEST_PROGRESSIVE is the limit.
 """
-LARGEST_PROGRESSIVE = 1 << 26
+LARGEST_PROGRESSIVE = 1 << 25
 FINER = 2
 """The decoded picture has at least so many times the input's pixels a side, where the photo has them."""
 
@@ -153,6 +153,8 @@ def _decoded(data: bytes, space: str, least: tuple[int, int]) -> NDArray[np.uint
         why = " ".join(str(error).split())[:200]
         if "Premature end" in why:
             raise Refused("a file that ends too early", "JPEG") from None
+        if "Insufficient memory" in why:
+            raise MemoryError(f"JPEG {why}") from None
         raise Refused("a damaged picture", f"JPEG: {why}") from None
     return pixels
 

@@ -20,13 +20,18 @@ from device_runtime.models.bundles.manifest import Manifest
 from .cells import first_of
 from .local_data import LocalData
 from .picture import BYTE, is_picture
+from .sound import is_sound
 
 Floats = NDArray[np.float32]
 Outputs = Callable[[NDArray[Any]], NDArray[np.float32]]
 """Prepared samples (n, *input) -> the network's outputs (n, outputs)."""
 
-MOST = 300
-"""Samples that are looked at, evenly spaced."""
+MOST, FEWEST = 300, 40
+"""Samples that are looked at, evenly spaced: on a large network as many as FLOPS allow, but FEWEST."""
+FLOPS = 30e9
+"""What looking at the samples once may cost; a board of the slowest class does it in about 20 s."""
+LIKELY = 0.15
+"""A mistake is tried on all samples only if it does so much better than chance on FEWEST of them."""
 LEAST = 20
 """With fewer samples, nothing but the share of right answers is said."""
 GAIN = 0.25
@@ -83,11 +88,18 @@ class Mistake:
     undone: Callable[[Floats], Floats]
 
 
+def evenly_spaced(count: int, manifest: Manifest) -> NDArray[np.int64]:
+    """The numbers of the samples that are looked at, of `count`."""
+    flops = max(1, manifest.graphs["forward"].flops) if "forward" in manifest.graphs else 1
+    most = min(MOST, max(FEWEST, int(FLOPS // flops)), count)
+    return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
+
+
 def check_model(data: LocalData, manifest: Manifest, outputs: Outputs) -> ModelCheck | None:
     """What the model makes of labelled samples; None where there are none, or its loss is of neither kind."""
     if not len(data):
         return None
-    chosen = np.unique(np.linspace(0, len(data) - 1, min(MOST, len(data))).astype(np.int64))
+    chosen = evenly_spaced(len(data), manifest)
     x, y = data.x[chosen], data.y[chosen]
     compared = manifest.target.compared
     if compared == "classes":
@@ -99,7 +111,7 @@ def check_unlabelled(x: NDArray[Any], manifest: Manifest, outputs: Outputs) -> M
     """What the model makes of prepared samples without labels: their classes, and how sure it is."""
     if not len(x) or manifest.target.compared != "classes":
         return None
-    x = x[np.unique(np.linspace(0, len(x) - 1, min(MOST, len(x))).astype(np.int64))]
+    x = x[evenly_spaced(len(x), manifest)]
     probabilities = _probabilities(outputs(x))
     sure = float(probabilities.max(axis=1).mean())
     counts = np.bincount(probabilities.argmax(axis=1), minlength=len(manifest.labels))
@@ -132,8 +144,12 @@ def _of_classes(x: NDArray[Any], y: NDArray[Any], manifest: Manifest, outputs: O
     enough = max(before + GAIN, chance + ABOVE_CHANCE)
     guessing = before < chance + 3 * (chance * (1 - chance) / len(x)) ** 0.5
     found: list[tuple[float, str]] = []
-    for mistake in _mistakes(x, manifest.input):
-        after = _probabilities(outputs(_undone(mistake, x, manifest.input)))
+    few = np.unique(np.linspace(0, len(x) - 1, min(FEWEST, len(x))).astype(np.int64))
+    for mistake in _mistakes(x, manifest.input) if enough <= 1 else ():
+        undone = _undone(mistake, x, manifest.input)
+        if _balanced(outputs(undone[few]).argmax(axis=1), y[few]) < chance + LIKELY:
+            continue
+        after = _probabilities(outputs(undone))
         score = _balanced(after.argmax(axis=1), y)
         if score >= enough and _is_sure(float(after.max(axis=1).mean()), chance):
             share = float((after.argmax(axis=1) == y).mean())
@@ -177,7 +193,7 @@ def _mistakes(x: NDArray[Any], given: InputSpec) -> Iterator[Mistake]:
 
 def _views(x: NDArray[Any], given: InputSpec) -> Iterator[Mistake]:
     """Mistakes in how pictures lie, and in their colours."""
-    if not is_picture(given):
+    if not is_picture(given) or is_sound(given):
         return
     raw = _raw(x, given)
     low, high = float(raw.min()), float(raw.max())

@@ -103,6 +103,15 @@ def test_a_photo_that_would_be_too_large_when_decoded_is_refused(monkeypatch):
         jpeg.decode(written()).raw(InputSpec((3, 96, 96), 1 / 255))
 
 
+def test_a_photo_for_which_there_is_no_memory_is_not_called_damaged(monkeypatch):
+    def without_memory(*_, **__):
+        raise ValueError("Insufficient memory (case 4)")
+
+    monkeypatch.setattr("simplejpeg.decode_jpeg", without_memory)
+    with pytest.raises(MemoryError):
+        single.decode_file(written(), "a.jpg").raw(THREE)
+
+
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
 @pytest.mark.parametrize("progressive", [False, True])
 def test_a_photo_that_was_copied_in_part_is_refused(share, progressive):

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.targets import targets_of
 from device_runtime.models.data.local_data import LocalData
-from device_runtime.models.data.model_check import check_model, check_unlabelled
+from device_runtime.models.data.model_check import check_model, check_unlabelled, evenly_spaced
 
 DIGITS = load_digits()
 RAW, Y = DIGITS.images[:, None].astype(np.float32), DIGITS.target.astype(np.int64)
@@ -173,3 +173,25 @@ def test_nothing_is_said_without_samples_and_of_losses_that_it_cannot_judge(bund
     manifest, outputs = digits
     assert check_model(LocalData(manifest.input.prepare(RAW[:0]), Y[:0]), manifest, outputs) is None
     assert check_unlabelled(manifest.input.prepare(RAW[:0]), manifest, outputs) is None
+
+
+def test_a_large_network_is_asked_about_few_samples(bundle, digits):
+    def of(flops):
+        forward = msgspec.structs.replace(bundle.manifest.graphs["forward"], flops=flops)
+        return msgspec.structs.replace(bundle.manifest, graphs={**bundle.manifest.graphs, "forward": forward})
+
+    assert [len(evenly_spaced(10_000, of(flops))) for flops in (1_000, 200_000_000, 10**12)] == [300, 150, 40]
+    assert evenly_spaced(3, of(10**12)).tolist() == [0, 1, 2]
+    manifest, outputs = digits
+    asked_about: list[int] = []
+
+    def counted(x):
+        asked_about.append(len(x))
+        return outputs(x)
+
+    asked(manifest, counted, 16 - OTHER, MINE)
+    assert 2 <= asked_about.count(300) <= 3  # as they are, inverted, and at most one more
+    assert sum(asked_about) <= 300 * 3 + 40 * 6
+    asked_about.clear()
+    asked(manifest, counted, OTHER[MINE < 2], MINE[MINE < 2])
+    assert len(asked_about) == 1  # nothing would be better
