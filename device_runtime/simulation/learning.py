@@ -6,6 +6,10 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import nan
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from device_runtime.aggregator.intake.check import UpdateOrigin, update_refusal
 from device_runtime.aggregator.merging.evaluation import reason_to_serve_trained_head
@@ -38,7 +42,7 @@ from .records import RunObserver
 log = logging.getLogger(__name__)
 
 Evaluate = Callable[[int, Tensors, Tensors], RoundFigures]
-"""The figures of (round, served model, new base)."""
+"""The figures of (round, served model, new base), and of the better one; see `RoundEvaluator`."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ class ModelState:
         server, weights = self._tools.server, self._bases.of(number).weights
         model = RoundModel(server.manifest(), weights, number, self._task.round_seed(number), tools=server)
         folding = Folding(self._kinds, model, self._carried, self._task.server)
-        with Screen(folding, self._task.screening) as screen:
+        sizes = [] if self._tools.sums else [flight.samples for flight in flights]
+        with Screen(folding, self._task.screening, sizes=sizes) as screen:
             for flight, made in self._trained(flights, now):
                 times = self._task.stands_for(number - flight.round, since[flight.device])
                 try:
@@ -231,20 +236,28 @@ class ModelState:
         return rebased_update(made, late, number, lambda one: self._bases.of(one).of(strategy.member))
 
     def evaluate(self, number: int) -> None:
-        """Computes the figures of the round, for `publish`."""
+        """Computes the figures of the round, for `publish`.
+
+        The served model is the better one of the two heads by the test samples. Its figures are those of
+        `RoundFigures.better`: no sample is evaluated with a head that it has helped to choose.
+        """
         if self._resume is not None and number <= self._resume.round:
             return
         base = self._bases.of(number + 1).weights
         compared = self._closed_form or self.served
-        self._figures = self._tools.evaluate(number, compared, base)
+        figures = self._tools.evaluate(number, compared, base)
         if self._closed_form:
-            self._figures = self._figures.as_closed_form()
-        why = reason_to_serve_trained_head(self._figures.eval_acc, self._figures.base_eval_acc)
-        if why and self._task.evaluation_judges:
-            log.info("round %d: %s", number, why)
-            self.served = base
-        if self.served is not compared:
-            self._figures = self._figures.serving(self._tools.evaluate(number, base, base))
+            figures = figures.as_closed_form()
+        if self._task.evaluation_judges:
+            why = reason_to_serve_trained_head(figures.eval_acc, figures.base_eval_acc)
+            if why:
+                log.info("round %d: %s", number, why)
+                self.served = base
+            if figures.better is not None:
+                figures = figures.serving(figures.better)
+        elif self.served is not compared:
+            figures = figures.serving(self._tools.evaluate(number, base, base))
+        self._figures = figures
 
     def publish(self, number: int, in_use: Iterable[int]) -> RoundFigures:
         """Ends the round and returns its figures; keeps only the bases `in_use` and the newest."""
@@ -287,7 +300,9 @@ class ModelState:
 class RoundEvaluator:
     """An `Evaluate` that measures a round's models on the data set's test part.
 
-    It does so in every `every`-th round and in the last; with `every` 0 in none.
+    It does so in every `every`-th round and in the last; with `every` 0 in none. `RoundFigures.better` is of
+    the better of the two models: each half of the samples, those with even and those with odd numbers, is
+    evaluated with the model that is better on the other half, as in a cross-validation of two folds.
     """
 
     def __init__(self, bundle: Bundle, data: DataSet, every: int, rounds: int) -> None:
@@ -303,25 +318,72 @@ class RoundEvaluator:
     def __call__(self, number: int, served: Tensors, base: Tensors) -> RoundFigures:
         if not self._every or (number % self._every and number != self._rounds):
             return RoundFigures()
-        of_served, by_class = self._of(served)
-        of_base, base_by_class = (of_served, by_class) if base is served else self._of(base)
+        if self._target.compared != "classes":
+            return self._without_classes(served, base)
+        logits = self._logits(served)
+        base_logits = logits if base is served else self._logits(base)
+        figures = self._of(served, logits)
+        of_base = figures if base is served else self._of(base, base_logits)
+        better = None
+        if base is not served and not self._target.own:
+            crossed = _better_on_other_half(logits, base_logits, self._y)
+            better = replace(self._figures(accuracy_and_loss(crossed, self._y), crossed), **_base(of_base))
+        return replace(figures, **_base(of_base), better=better)
+
+    def _logits(self, weights: Tensors) -> NDArray[np.float32]:
+        self._model.load(weights)
+        logits: NDArray[np.float32] = self._model.logits(self._x)
+        return logits
+
+    def _of(self, weights: Tensors, logits: NDArray[np.float32]) -> RoundFigures:
+        """The figures of a model that tells classes apart, from its logits."""
+        found = accuracy_and_loss(logits, self._y)
+        if self._target.own:
+            self._model.load(weights)
+            found = evaluate(self._model, self._x, self._y)
+        return self._figures(found, logits)
+
+    def _figures(self, found: Evaluation, logits: NDArray[np.float32]) -> RoundFigures:
+        return RoundFigures(
+            found.eval_acc,
+            found.eval_loss,
+            eval_acc_by_class=tuple(accuracy_by_class(logits, self._y).tolist()),
+            metric=found.metric,
+            eval_metrics=found.metrics,
+        )
+
+    def _without_classes(self, served: Tensors, base: Tensors) -> RoundFigures:
+        of_served = self._evaluated(served)
+        of_base = of_served if base is served else self._evaluated(base)
         return RoundFigures(
             of_served.eval_acc,
             of_served.eval_loss,
             of_base.eval_acc,
-            by_class,
-            base_by_class,
             metric=of_served.metric,
             eval_metrics=of_served.metrics,
         )
 
-    def _of(self, weights: Tensors) -> tuple[Evaluation, tuple[float, ...]]:
-        """The metrics and loss with these weights, and the recall of each class, if there are classes."""
+    def _evaluated(self, weights: Tensors) -> Evaluation:
         self._model.load(weights)
-        if self._target.compared != "classes":
-            return evaluate(self._model, self._x, self._y), ()
-        logits = self._model.logits(self._x)
-        by_class = accuracy_by_class(logits, self._y)
-        own = self._target.own
-        found = evaluate(self._model, self._x, self._y) if own else accuracy_and_loss(logits, self._y)
-        return found, tuple(by_class.tolist())
+        return evaluate(self._model, self._x, self._y)
+
+
+def _base(figures: RoundFigures) -> dict[str, Any]:
+    """The figures of a base model as those of the base of a round."""
+    return {"base_eval_acc": figures.eval_acc, "base_eval_acc_by_class": figures.eval_acc_by_class}
+
+
+def _better_on_other_half(
+    first: NDArray[np.float32], second: NDArray[np.float32], y: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Logits (n, classes) of one of two models for each half of the samples, chosen by the other half.
+
+    The first model is taken where both have equally many right answers.
+    """
+    more = (second.argmax(axis=1) == y).astype(np.int64) - (first.argmax(axis=1) == y)
+    odd = np.arange(len(y)) % 2 == 1
+    chosen: NDArray[np.float32] = first.copy()
+    for half in (odd, ~odd):
+        if more[~half].sum() > 0:
+            chosen[half] = second[half]
+    return chosen

@@ -15,7 +15,10 @@ from .records import AskOutcome, AskRecord, RunObserver, SimulatedRound
 
 @dataclass(frozen=True)
 class RoundFigures:
-    """Metrics of a round's models, nan and () where they were not evaluated; see `SimulatedRound`."""
+    """Metrics of a round's models, nan and () where they were not evaluated; see `SimulatedRound`.
+
+    better: those of the better of the served model and the base; None where they are the same.
+    """
 
     eval_acc: float = nan
     eval_loss: float = nan
@@ -28,6 +31,7 @@ class RoundFigures:
     eval_metrics: dict[str, float] = field(default_factory=dict)
     unopened: float = nan
     central_epsilon: float = nan
+    better: RoundFigures | None = None
 
     def as_closed_form(self) -> RoundFigures:
         """The same figures of a served model that has the closed-form head."""

@@ -24,8 +24,11 @@ from .kind import ComparedAs, KindInfo, Settings, Strategy
 from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, Setting, SmallestCount
+from .statistics.bounds import StatisticsBounds, no_rounds
+from .statistics.class_statistics import Statistics
 from .statistics.class_sums import ClassSums, sum_by_class
 from .statistics.feature_scale import scale_by, scale_in
+from .statistics.statistics_file import Source, StatisticsFile
 from .training.device_half import NO_TENSORS, LocalData, Run, TrainedUpdate
 from .training.local_training import follows_plan
 from .training.workload import ENVELOPE_BYTES, forward_work, too_few_of_each
@@ -35,7 +38,7 @@ MASKED_BIAS = -1e9
 
 
 @dataclass(frozen=True)
-class ClassMeans(Strategy[ClassSums]):
+class ClassMeans(Strategy[StatisticsFile]):
     """Devices run one forward pass, and send the sum of features and the count of each class.
 
     The result is exact for any division of the samples among devices.
@@ -152,24 +155,37 @@ class ClassMeans(Strategy[ClassSums]):
     def changes(self, manifest: Manifest) -> tuple[str, ...]:
         return tuple(name for name in (manifest.head.weight, manifest.head.bias) if name is not None)
 
-    def start(self, model: RoundModel) -> ClassSums:
-        labels, width = len(model.manifest.labels), model.manifest.head.features
-        return ClassSums(np.zeros((labels, width)), np.zeros(labels, np.int64))
+    def start(self, model: RoundModel) -> StatisticsFile:
+        return StatisticsFile(len(model.manifest.labels), model.manifest.head.features)
 
-    def fold(self, state: ClassSums, contribution: TrainedUpdate, weight: float) -> ClassSums:
-        """Add sums and counts; `weight` is ignored because counts are the weights."""
+    def fold(self, state: StatisticsFile, contribution: TrainedUpdate, weight: float) -> StatisticsFile:
+        """Add sums and counts; `weight` is ignored because counts are the weights. Raises OSError."""
         if self.statistics is not None:
             return state
-        return state + ClassSums(contribution.tensors["sums"], contribution.tensors["counts"])
+        sums, counts = contribution.tensors["sums"].astype(np.float64), contribution.tensors["counts"]
+        if counts.any():
+            nothing = Statistics.none(state.labels, state.width)
+            size = Source(float(counts.sum()))
+            state.add(replace(nothing, sums=ClassSums(sums, counts)), size)
+        return state
 
-    def finish(self, state: ClassSums, model: RoundModel) -> KindResult:
-        if not state.counts.any():
+    def finish(self, state: StatisticsFile, model: RoundModel) -> KindResult:
+        """Sums within the bounds that the other devices and earlier rounds give (`bounds`)."""
+        if not len(state):
             return KindResult()
-        state = state.times(1 / scale_in(model.manifest, model.weights))
+        scale = scale_in(model.manifest, model.weights)
+        nothing = Statistics.none(state.labels, state.width)
+        before = nothing.sums.beside({} if not self.gathered else model.memory)
+        known = replace(nothing, sums=before.times(scale))
+        limits = StatisticsBounds(state, known, model.memory.get("usual", no_rounds()))
+        total = nothing.sums
+        for one in limits.bounded():
+            total = total + one.sums
+        total = total.times(1 / scale)
         if self.gathered:
-            state = state.beside(model.memory)
-            return replace(self._result(state, model), memory=state.kept())
-        return self._result(state, model)
+            total = total.beside(model.memory)
+            return replace(self._result(total, model), memory={**total.kept(), "usual": limits.rounds})
+        return self._result(total, model)
 
     def _result(self, state: ClassSums, model: RoundModel) -> KindResult:
         """The result of these sums, which are of features without the bundle's scale."""

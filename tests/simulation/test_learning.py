@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from math import nan
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,8 +12,14 @@ from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.simulation.bases import BaseHistory, ShippedModel
 from device_runtime.simulation.clock.sampling import PendingUpdate
+from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.executors.job import FailedJob, TrainingJob
-from device_runtime.simulation.learning import LearningTools, ModelState
+from device_runtime.simulation.learning import (
+    LearningTools,
+    ModelState,
+    RoundEvaluator,
+    _better_on_other_half,
+)
 from device_runtime.simulation.ledger import RoundFigures
 from device_runtime.strategies.merging.aggregator_half import CarriedState
 from device_runtime.strategies.registry import make
@@ -149,3 +156,68 @@ def test_the_closed_form_head_keeps_its_figures_where_the_trained_one_is_served(
     kept = closed.serving(RoundFigures(0.7, 0.9, 0.7, (0.8, 0.6), (0.8, 0.6)))
     assert (kept.eval_acc, kept.eval_acc_by_class) == (0.7, (0.8, 0.6))
     assert (kept.closed_form_eval_acc, kept.closed_form_eval_acc_by_class) == (0.5, (0.4, 0.6))
+
+
+def test_each_half_of_the_test_samples_is_evaluated_with_the_head_that_the_other_half_chose():
+    """The first model is right at samples 0 and 2, the second at 1 and 3: each half prefers the other one.
+
+    Chosen by all samples, either is right at half of them; chosen by the other half, none is.
+    """
+    y = np.array([0, 0, 0, 0])
+    right, wrong = [1.0, 0.0], [0.0, 1.0]
+    first = np.array([right, wrong, right, wrong], np.float32)
+    second = np.array([wrong, right, wrong, right], np.float32)
+    crossed = _better_on_other_half(first, second, y)
+    np.testing.assert_array_equal(crossed, [wrong] * 4)
+    np.testing.assert_array_equal(_better_on_other_half(first, first, y), first)
+    better = np.array([right] * 4, np.float32)
+    np.testing.assert_array_equal(_better_on_other_half(1 - better, better, y), better)
+
+
+def test_two_heads_that_guess_are_served_with_the_accuracy_of_a_guess():
+    """Of two heads that guess one of two classes, the better by the test samples is above a half."""
+    rng, crossed, best = np.random.default_rng(0), [], []
+    for _ in range(200):
+        y, (first, second) = rng.integers(2, size=40), rng.normal(size=(2, 40, 2)).astype(np.float32)
+        accuracies = [(logits.argmax(axis=1) == y).mean() for logits in (first, second)]
+        best.append(max(accuracies))
+        crossed.append((_better_on_other_half(first, second, y).argmax(axis=1) == y).mean())
+    assert np.mean(best) > 0.53
+    assert np.mean(crossed) == pytest.approx(0.5, abs=0.015)
+
+
+@pytest.fixture
+def evaluator(bundle):
+    """On twenty test samples, with labels that a base is right at and a served model is wrong at."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(17, size=(20, 1, 8, 8)).astype(np.uint8)
+    data = DataSet(x, np.zeros(20, np.int64), x, np.arange(20) % 10, tuple("0123456789"))
+    return RoundEvaluator(bundle, data, 1, 1)
+
+
+def test_the_figures_of_the_served_head_are_those_of_the_cross_validation(evaluator, bundle):
+    weights = bundle.weights()
+    other = {**weights, "head.bias": weights["head.bias"] + np.eye(10, dtype=np.float32)[3] * 100}
+    figures = evaluator(1, weights, other)
+    assert figures.base_eval_acc == 0.1
+    assert figures.better is not None
+    assert figures.better.base_eval_acc == 0.1
+    assert len(figures.better.eval_acc_by_class) == 10
+    assert evaluator(1, weights, weights).better is None
+    crossed = _better_on_other_half(evaluator._logits(weights), evaluator._logits(other), np.arange(20) % 10)
+    assert figures.better.eval_acc == (crossed.argmax(axis=1) == np.arange(20) % 10).mean()
+
+
+def test_a_round_serves_the_better_head_with_figures_that_it_did_not_choose(run):
+    better = RoundFigures(0.6, 1.0, 0.7)
+    run.learning._tools = replace(
+        run.learning._tools, evaluate=lambda *_: RoundFigures(0.5, 1.0, 0.7, better=better)
+    )
+    run.learning._task = msgspec.structs.replace(run.learning._task, head="closed-form")
+    run.learning._closed_form = run.bases.of(1).weights
+    run.learning.merge(1, 0.0)
+    run.learning._closed_form = run.bases.of(1).weights
+    run.learning.evaluate(1)
+    figures = run.learning.publish(1, [1])
+    assert run.learning.served is run.bases.of(2).weights
+    assert (figures.eval_acc, figures.closed_form_eval_acc, figures.base_eval_acc) == (0.6, 0.5, 0.7)

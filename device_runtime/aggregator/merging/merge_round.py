@@ -38,6 +38,7 @@ from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError, TensorError
 from device_runtime.strategies.errors import MaskError, OwnCodeError, SpoiltSum
+from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
@@ -77,7 +78,7 @@ def merge_round(
         lost += [f"{one.device} is suspended: {one.why}" for one in faults if one.fault == "named"]
         merged, odd = folding.merged()
     else:
-        with Screen(folding, task.screening, store.folder) as screen:
+        with Screen(folding, task.screening, store.folder, _sizes(store, kinds, number)) as screen:
             lost = _fold(earlier, screen)
             merged, odd = screen.merged()
     note = "; ".join([*lost, odd] if odd else lost)
@@ -85,6 +86,14 @@ def merge_round(
     base = next_base(store, number, merged, StepLine(manifest, task.seed))
     carried = store_carried(merged.carried, store, tools)
     return MergeResult(RoundModels(base, carried, served), merged.steps, note, sums, faults)
+
+
+def _sizes(store: Store, kinds: Mapping[str, AnyStrategy], number: int) -> list[float]:
+    """The samples of the device of each contribution that counts in a round."""
+    return [
+        kind_statistics.most_samples(kinds[one.kind].variant_named(one.form), one.num_examples)
+        for one in store.contributions.of_round(number)
+    ]
 
 
 def store_carried(carried: CarriedState, store: Store, tools: MergeTools) -> CarriedBlobs:
@@ -157,7 +166,7 @@ def _fold_sums(
             continue
         kind = earlier.kinds[group.kind]
         try:
-            folding.pool(opened.statistics, update.late)
+            folding.pool(opened.statistics, update.late, group.summed.devices)
             folding.add(update, kind.weight * group.share * group.masks.most_weight)
         except OwnCodeError as error:
             log.warning("%s fails at the sum of %d updates: %s", group.kind, len(group.updates), error)

@@ -14,6 +14,8 @@ from math import inf
 
 from rpds import HashTrieMap, HashTrieSet
 
+from device_runtime.strategies.statistics.bounds import largest_size, no_rounds
+
 from .events import CommitFailed, DevicePresent, Invited, Planned, Update
 from .pace import WINDOW, Durations, class_of
 from .state import MISSED_DEADLINES, Presence, RoundsState, Saved
@@ -183,13 +185,18 @@ def update_received(state: RoundsState, update: Update, now: float) -> RoundsSta
 
 
 def _needs_of_the_fast(state: RoundsState) -> Durations:
-    """The samples of ready devices whose last update was of the richest form, by class of duration."""
+    """The samples of ready devices whose last update was of the richest form, by class of duration.
+
+    No device counts for more samples than `largest_size` of them: the median duration is over samples, and
+    their number is a device's own claim.
+    """
     ready = [needs for device, needs in state.needs.items() if device in state.ready]
     richest = min((rank for rank, _, _ in ready), default=0)
+    most = largest_size([samples for rank, _, samples in ready if rank == richest], no_rounds())
     durations: Counter[int] = Counter()
     for rank, number, samples in ready:
         if rank == richest:
-            durations[number] += samples
+            durations[number] += samples if samples <= most else int(most)
     return durations
 
 

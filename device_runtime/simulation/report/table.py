@@ -56,6 +56,9 @@ class TableRow:
     best: int = 0
 
 
+BEST = "of any round's served model; the test samples pick the round, so that chance adds to it"
+
+
 def learning_rows(at: ComparisonTerms) -> tuple[TableRow, ...]:
     """The rows on what was learnt: accuracy, time, participation."""
     metric, units = at.metric, metric_units(at.metric)
@@ -67,7 +70,7 @@ def learning_rows(at: ComparisonTerms) -> tuple[TableRow, ...]:
     return (
         TableRow("acc_at_equal_time", equal, earliest, units, 1),
         TableRow("final_acc", f"final {metric}", "of the model served after the last round", units, 1),
-        TableRow("best_acc", f"best {metric}", "of any round's served model", units, 1),
+        TableRow("best_acc", f"best {metric} (test)", BEST, units, 1),
         *(_final(name) for name in at.metrics),
         TableRow("time_to_target_s", f"time to {target}", "virtual time until it is reached", TIMES, -1),
         TableRow("devices_that_counted", "devices that counted", "at least once, of the fleet", PERCENT, 1),

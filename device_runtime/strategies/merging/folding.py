@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from device_runtime.models.errors import TensorError
 from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.kind import AnyStrategy, DerivesMembers
 from device_runtime.strategies.plugins import own_code
-from device_runtime.strategies.statistics import closed_form, held_out
+from device_runtime.strategies.statistics import bounds, closed_form, held_out
 from device_runtime.strategies.statistics.class_statistics import Statistics, is_from_site
 from device_runtime.strategies.statistics.kind_statistics import samples_per_measured
 from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
@@ -49,7 +50,7 @@ class Folding:
         asked = next((kind.statistics for kind in kinds.values() if kind.statistics is not None), None)
         self._hold_out = asked.hold_out if asked else 0.0
         self._statistics = (
-            closed_form.RoundStatistics(model.manifest, model.weights, asked) if asked else None
+            closed_form.RoundStatistics(model.manifest, model.weights, asked, model.round) if asked else None
         )
         self._mixed = len(kinds) > 1 and self._statistics is not None
 
@@ -70,10 +71,23 @@ class Folding:
         times *= contribution.late.times if contribution.late else 1.0
         return rest, found if times == 1 else found.standing_for(times)
 
-    def pool(self, statistics: Statistics | None, late: Late | None) -> None:
-        """Add one device's class statistics, if it sent any; `late` is that of its contribution."""
+    def largest_size(self, sizes: Sequence[float]) -> float:
+        """The most samples that a device counts for in a round of devices of these sizes; inf for any."""
+        memory = self._carried.memory.get(closed_form.MEMORY, NO_TENSORS)
+        return bounds.largest_size(sizes, memory.get("usual", bounds.no_rounds()))
+
+    def keep_in(self, scratch: Path | None) -> None:
+        """Use this folder for class statistics that do not fit in memory; None: the system's."""
+        if self._statistics is not None:
+            self._statistics.keep_in(scratch)
+
+    def pool(self, statistics: Statistics | None, late: Late | None, devices: int = 1) -> None:
+        """Add the class statistics of a device, or of a sum of `devices`, if there are any. Raises OSError.
+
+        `late` is that of the contribution.
+        """
         if self._statistics is not None and statistics is not None:
-            self._statistics.add(statistics, late)
+            self._statistics.add(statistics, late, devices)
 
     def add(self, contribution: TrainedUpdate, weight: float) -> None:
         """Add one update with a weight of more than 0; it is not held afterwards."""
@@ -150,8 +164,9 @@ class Folding:
             return replace(merged, served=served or merged.served), why
         beside = held_out.head_tensors(served, merged.base, self._model.manifest)
         merged = replace(merged, carried=replace(carried, aside={**carried.aside, **beside}))
-        why = held_out.trained_is_better(pool.statistics.right)
-        return replace(merged, served=merged.base if why else served), why
+        better = held_out.trained_is_better(pool.statistics.right)
+        notes = "; ".join(note for note in (why, better) if note)
+        return replace(merged, served=merged.base if better else served), notes
 
     def _derived(self, merged: Merged) -> Merged:
         """Add the bases of members that are parts of the main model."""

@@ -16,7 +16,7 @@ update for each device, so that each kind's own merging does not change.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ import numpy as np
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import Merged
+from device_runtime.strategies.statistics.kind_statistics import most_samples
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from . import groups
@@ -44,9 +45,21 @@ class Screen:
     A context manager: temporary files are deleted at its end.
     """
 
-    def __init__(self, folding: Folding, robust: Robust, scratch: Path | None = None) -> None:
-        """`scratch`: folder with room on disk for all updates; None: the system's temporary folder."""
+    def __init__(
+        self,
+        folding: Folding,
+        robust: Robust,
+        scratch: Path | None = None,
+        sizes: Sequence[float] = (),
+    ) -> None:
+        """`scratch`: folder with room on disk for all updates; None: the system's temporary folder.
+
+        sizes: the samples of the device of each update to come (`kind_statistics.most_samples`), empty for no
+        bound. Without a rule, no update counts for more of them than `Folding.largest_size` of these.
+        """
         self._folding, self._robust, self._scratch = folding, robust, scratch
+        folding.keep_in(scratch)
+        self._largest = folding.largest_size(sizes)
         self._spools: dict[Hashable, Spool] = {}
         self._bases: dict[Hashable, tuple[str, Tensors]] = {}
         self._samples: dict[str, float] = {}
@@ -70,7 +83,7 @@ class Screen:
         contribution, sent = self._folding.parted(replace(contribution, device=device))
         if self._robust.rule == "none":
             self._folding.pool(sent, contribution.late)
-            self._folding.add(contribution, weight)
+            self._folding.add(contribution, weight * self._share(contribution))
             return
         if sent is not None:
             self._statistics.add(sent, contribution)
@@ -78,6 +91,12 @@ class Screen:
         if not contribution.tensors or self._spooled(contribution, weight, device):
             counted = self._folding.counted(contribution)
             self._samples[device] = max(self._samples.get(device, 0.0), counted)
+
+    def _share(self, contribution: TrainedUpdate) -> float:
+        """The share of its samples that an update counts for; 1 unless these are too many."""
+        form = self._folding.strategy(contribution.kind).variant_named(contribution.variant)
+        size = most_samples(form, contribution.num_examples)
+        return 1.0 if size <= self._largest else self._largest / size
 
     def _spooled(self, contribution: TrainedUpdate, weight: float, device: str) -> bool:
         """Keep an update with those of its group; returns whether it is finite, and so was kept."""

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,12 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
-from . import class_statistics
+from . import bounds, class_statistics
+from .bounds import StatisticsBounds
 from .class_statistics import Statistics
 from .class_sums import ClassSums, Projection
 from .feature_scale import scale_in
+from .statistics_file import Source, StatisticsFile
 
 MEMORY = "closed-form"
 """The key of the pool in `CarriedState.memory`, whose other keys are names of kinds."""
@@ -69,6 +72,7 @@ class StatisticsPool:
     extractor: E, the float tensors of the base without the head.
     weight: w.
     samples: nbar, the mean over `rounds` rounds.
+    usual: the usual numbers of the last rounds, which bound those to come (`bounds`).
     """
 
     statistics: Statistics
@@ -77,6 +81,7 @@ class StatisticsPool:
     weight: float = 0.0
     samples: float = 0.0
     rounds: int = 0
+    usual: NDArray[np.float64] = field(default_factory=bounds.no_rounds)
 
     @classmethod
     def of(cls, memory: Tensors, labels: int, projection: Projection) -> StatisticsPool:
@@ -90,7 +95,10 @@ class StatisticsPool:
         right = memory.get("right", statistics.right)
         weight, samples, rounds = memory["scalars"].tolist()
         extractor = {n.removeprefix(_EXTRACTOR): v for n, v in memory.items() if n.startswith(_EXTRACTOR)}
-        return cls(replace(statistics, right=right), projection, extractor, weight, samples, int(rounds))
+        usual = memory.get("usual", bounds.no_rounds())
+        return cls(
+            replace(statistics, right=right), projection, extractor, weight, samples, int(rounds), usual
+        )
 
     def kept(self) -> dict[str, NDArray[Any]]:
         """The pool as tensors, without loss, to keep until the next round; read by `of`."""
@@ -102,6 +110,7 @@ class StatisticsPool:
             "moment_counts": known.moment_sums.counts,
             "moments": known.moments,
             "right": known.right,
+            "usual": self.usual,
             "scalars": np.array([self.weight, self.samples, self.rounds], np.float64),
             "projection": np.array(_numbers(self.projection), np.int64),
             **{_EXTRACTOR + name: value for name, value in self.extractor.items()},
@@ -121,7 +130,7 @@ class StatisticsPool:
         old = gamma * self.weight
         mean = _mean([(old, self.extractor), (fresh, extractor)] if old else [(fresh, extractor)])
         statistics = self.statistics.decayed(gamma).add(sent)
-        return StatisticsPool(statistics, self.projection, mean, old + fresh, samples, rounds)
+        return StatisticsPool(statistics, self.projection, mean, old + fresh, samples, rounds, self.usual)
 
     def served(self, base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
         """The model with the closed-form head: `base` with extractor E and head W, b.
@@ -217,14 +226,18 @@ def rarest_classes(memory: Tensors) -> tuple[int, ...]:
 class RoundStatistics:
     """Adds up a round's class statistics; add devices in a fixed order, so that sums have the same bits."""
 
-    def __init__(self, manifest: Manifest, base: Tensors, asked: ClassStatistics) -> None:
-        """`base` has the weights that the round distributed; `asked`: how devices send statistics."""
-        self._manifest, self._base = manifest, base
+    def __init__(self, manifest: Manifest, base: Tensors, asked: ClassStatistics, number: int = 0) -> None:
+        """`base` has the weights that round `number` distributed; `asked`: how devices send statistics."""
+        self._manifest, self._base, self._number = manifest, base, number
         self._projection = asked.projection(manifest.head.features)
         self._shape = class_statistics.shape_of(asked, manifest)
-        self._sent = Statistics.none(*self._shape)
-        self._weights: dict[int | None, float] = {}  # by round; None: the round that is merged
+        self._sent = StatisticsFile(*self._shape)
+        self._made_for: list[int | None] = []  # by device, the round; None: the round that is merged
         self._bases: dict[int | None, Tensors] = {}
+
+    def keep_in(self, scratch: Path | None) -> None:
+        """Use this folder for statistics that do not fit in memory; None: the system's."""
+        self._sent.keep_in(scratch)
 
     def parted(self, contribution: TrainedUpdate) -> tuple[TrainedUpdate, Statistics | None]:
         """Split a contribution into its update and its class statistics; None if it has no statistics."""
@@ -233,27 +246,48 @@ class RoundStatistics:
             return contribution, None
         return replace(contribution, tensors=update), class_statistics.decode(found, self._shape)
 
-    def add(self, sent: Statistics, late: Late | None) -> None:
-        """Add one device's statistics; late ones were measured on the base of their own round."""
+    def add(self, sent: Statistics, late: Late | None, devices: int = 1) -> None:
+        """Add the statistics of a device, or of a sum of `devices`. Raises OSError.
+
+        Late ones were measured on the base of their own round.
+        """
         number, base = (late.round, late.base() or self._base) if late else (None, self._base)
+        samples = float(sent.sums.counts.sum())
+        if not samples:
+            return
         if self._manifest.scale is not None:
             sent = sent.times(1 / scale_in(self._manifest, base))
-        self._sent = self._sent.add(sent)
+        size = samples / devices / (late.times if late else 1.0)
+        self._sent.add(sent, Source(size, max(1, self._number - late.round) if late else 0))
         self._bases[number] = base
-        self._weights[number] = self._weights.get(number, 0.0) + float(sent.sums.counts.sum())
+        self._made_for.append(number)
 
     def closed(self, memory: Tensors) -> tuple[StatisticsPool, Tensors, str]:
-        """The pool after this round, the model to serve, and if there is none, why; `memory` is as kept."""
+        """The pool after this round, the model to serve, and a note; `memory` is as kept.
+
+        The note says what was bounded, and why there is no model to serve. Raises OSError.
+        """
         manifest = self._manifest
-        pool = StatisticsPool.of(memory, len(manifest.labels), self._projection)
-        if self._sent.sums.counts.any():
-            parts = [
-                (weight, _extractor(self._bases[number], manifest))
-                for number, weight in self._weights.items()
-                if weight
-            ]
-            pool = pool.after(self._sent, _mean(parts))
+        pool, note = StatisticsPool.of(memory, len(manifest.labels), self._projection), ""
+        if len(self._sent):
+            pool, note = self._pooled(pool)
         try:
-            return pool, pool.served(self._base, manifest), ""
+            return pool, pool.served(self._base, manifest), note
         except (ValueError, np.linalg.LinAlgError) as error:
-            return pool, NO_TENSORS, f"the trained head is served: {error}"
+            why = f"the trained head is served: {error}"
+            return pool, NO_TENSORS, f"{note}; {why}" if note else why
+
+    def _pooled(self, pool: StatisticsPool) -> tuple[StatisticsPool, str]:
+        """The pool after this round, with what each device may add to it, and a note of what was bounded."""
+        limits = StatisticsBounds(self._sent, pool.statistics, pool.usual)
+        total, weights = Statistics.none(*self._shape), dict[int | None, float]()
+        for number, sent in zip(self._made_for, limits.bounded(), strict=True):
+            total = total.add(sent)
+            weights[number] = weights.get(number, 0.0) + float(sent.sums.counts.sum())
+        parts = [
+            (weight, _extractor(self._bases[number], self._manifest))
+            for number, weight in weights.items()
+            if weight
+        ]
+        after = pool.after(total, _mean(parts)) if parts else pool
+        return replace(after, usual=limits.rounds), limits.note

@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from rpds import HashTrieSet
+from rpds import HashTrieMap, HashTrieSet
 
 from device_runtime.aggregator.errors import RunFolderError, TaskError
 from device_runtime.aggregator.rounds import machine
@@ -28,7 +28,8 @@ from device_runtime.aggregator.rounds.events import (
     Update,
     Validated,
 )
-from device_runtime.aggregator.rounds.pace import STEP, WINDOW, class_of, closing_s
+from device_runtime.aggregator.rounds.pace import STEP, WINDOW, class_of, closing_s, longest_s
+from device_runtime.aggregator.rounds.participation import round_closed
 from device_runtime.aggregator.rounds.state import RoundsState, Rules, Saved
 from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
 from device_runtime.aggregator.tasks.task import Task
@@ -239,11 +240,14 @@ def test_no_round_waits_for_full_updates_of_fewer_epochs():
 
 
 def test_a_round_does_not_close_when_those_with_few_samples_are_done():
-    """Three of four devices are done in 10 s, with 3 of 53 samples."""
+    """Three of four devices are done in 10 s, with 3 of 53 samples; 50 count as 39, three upper quartiles."""
     updates = [came(device, 10.0, 2) for device in "abc"] + [came("d", 30.0, 2, samples=50)]
     state, _ = play(RoundsState(RULES, round=1, phase="publish"), *online(*"abcd"), PhaseDone(0.0, "publish"))
     state, commands = play(state, *updates)
-    assert commands[-1].durations == ((class_of(10), 3), (class_of(30), 50))
+    assert commands[-1].durations == (
+        (class_of(10), 3),
+        (class_of(30), 39),
+    )
     state, _ = play(state, *worked(30.0))
     assert 30.0 <= state.fast_s - 30.0 <= 31.5
 
@@ -541,3 +545,13 @@ def test_what_a_round_said_of_its_end_is_kept_where_the_aggregator_dies_as_it_me
     b.restart()
     assert b.store.rounds.closed(3)[0].note.startswith("closed at 11 s, when the fast were done; ")
     assert len(b.service.state.paces) == 2
+
+
+def test_one_device_that_claims_a_million_samples_does_not_say_how_long_rounds_wait():
+    """Nine devices need 40 s with 100 samples each; the liar 1 s. Its claim counts as 300 samples."""
+    task = Task(bundle="b", wait_for="fast")
+    needs = {f"pi-{i}": (0, class_of(40), 100) for i in range(9)} | {"liar": (0, class_of(1), 1_000_000)}
+    state = RoundsState(Rules.of(task)).but(needs=HashTrieMap(needs), ready=HashTrieSet(needs))
+    state = round_closed(state)
+    assert state.paces[-1][class_of(1)] == 300
+    assert closing_s(state.paces) == longest_s(class_of(40))

@@ -1,6 +1,7 @@
 """What the rules make of a round in which some devices lie, against the plain mean."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import RULES, Robust, Screen
 from device_runtime.strategies.robust.coordinate_wise import trim_count
+from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
 HOLDING = [rule for rule in RULES if rule != "none"]
@@ -197,7 +199,7 @@ def test_class_means_of_a_device_alone_weigh_as_one_of_the_round(round_model, tm
             screen.add(near_base(round_model, i), 10.0, f"pi-{i}")
         screen.add(class_means([2.0, 4.0] + [0] * 8, [750_000, 250_000] + [0] * 8), 1e6, "z")
         screen.merged()
-    state = folding._states["class-means"]
+    state = summed(folding._states["class-means"])
     np.testing.assert_array_equal(state.counts[:3], [8, 2, 0])
     np.testing.assert_allclose(state.sums[:2, 0] / state.counts[:2], [2.0, 4.0], rtol=1e-6)
 
@@ -252,6 +254,11 @@ def test_a_bound_on_changes_of_the_base_is_none_on_scalars(round_model, tmp_path
     assert after.steps[0].scalars == pytest.approx([20.0] * kind.num_z, rel=1e-6)
 
 
+def summed(state):
+    """The sums of all devices."""
+    return sum((one.sums for one in state), Statistics.none(state.labels, state.width).sums)
+
+
 def class_means(means, counts):
     counts = np.asarray(counts, np.int32)
     sums = (np.asarray(means, np.float32)[:, None] * np.ones((1, 64), np.float32)) * counts[:, None]
@@ -270,7 +277,7 @@ def test_class_means_are_compared_class_by_class_among_those_who_have_it(round_m
         for i, one in enumerate(sent):
             screen.add(one, 1.0, f"pi-{i}")
         screen.merged()
-    state = folding._states["class-means"]
+    state = summed(folding._states["class-means"])
     np.testing.assert_array_equal(state.counts[:2], [3, 2])
     np.testing.assert_allclose(state.sums[0] / 3, 1.0, rtol=1e-6)
     np.testing.assert_allclose(state.sums[1] / 2, 7.0, rtol=1e-6)
@@ -287,7 +294,7 @@ def test_who_says_that_it_has_a_million_samples_of_a_class_does_not_own_it(round
         for i, one in enumerate(sent):
             screen.add(one, float(one.num_examples), f"pi-{i}")
         screen.merged()
-    state = folding._states["class-means"]
+    state = summed(folding._states["class-means"])
     assert state.counts[0] == 15
     assert state.sums[0, 0] / state.counts[0] >= 0.6 - 1e-6
 
@@ -351,3 +358,44 @@ def test_memory_does_not_grow_with_the_devices(round_model, tmp_path, rule, monk
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
     assert peaks[1] < peaks[0] + 2**20
+
+
+def test_without_a_rule_no_device_counts_for_more_than_three_times_the_upper_quartile(round_model):
+    """Four devices of 10 samples leave the bias; one that claims a million moves it by 1, for 30 of 70."""
+    sizes = [10, 10, 10, 10, 1_000_000]
+    kind, moved = registry.make("full"), []
+    for expected in (sizes, []):
+        with Screen(Folding({"full": kind}, round_model), Robust(), sizes=expected) as screen:
+            for i, size in enumerate(sizes):
+                tensors = {
+                    spec.name: round_model.weights[spec.name] for spec in kind.expected(round_model.manifest)
+                }
+                tensors["head.bias"] = tensors["head.bias"] + np.float32(size > 10)
+                screen.add(TrainedUpdate("full", tensors, size, 0.5), float(size), f"pi-{i}")
+            merged, _ = screen.merged()
+        moved.append(float((merged.base["head.bias"] - round_model.weights["head.bias"]).mean()))
+    assert moved[0] == pytest.approx(30 / 70, rel=1e-4)
+    assert moved[1] > 0.99
+
+
+def test_gathered_class_means_of_a_liar_stay_near_those_of_earlier_rounds(round_model):
+    """What is gathered never fades; the served rows are unit vectors."""
+    kind = registry.make("class-means", {"gathered": True})
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(10, 64))
+
+    def sent(lie=1.0):
+        means, counts = lie * (centres + 0.1 * rng.normal(size=(10, 64))), np.full(10, 20, np.int32)
+        sums = (means * counts[:, None]).astype(np.float32)
+        return TrainedUpdate("class-means", {"sums": sums, "counts": counts}, 200, float("nan"))
+
+    model = round_model
+    for number in range(3):
+        folding = Folding({kind.name: kind}, model)
+        for i in range(5):
+            folding.add(sent(-1e6 if i == 0 and number == 1 else 1.0), 200.0)
+        result = folding._finished(kind.name)
+        model = replace(model, memory=result.memory)
+    rows = result.served["head.weight"]
+    along = (rows * centres).sum(axis=1) / np.linalg.norm(centres, axis=1)
+    assert along.min() > 0.95

@@ -167,7 +167,9 @@ def test_second_moments_of_two_devices_do_not_count(tmp_path):
 
 
 @pytest.mark.parametrize("rule", HOLDING)
-def test_the_served_head_withstands_liars_under_every_rule(model, digits, run, round_model, tmp_path, rule):
+def test_the_served_head_withstands_liars_under_every_rule_and_without_one(
+    model, digits, run, round_model, tmp_path, rule
+):
     """Three of nine: one sends statistics a thousand times as long, two have other labels."""
     asked = ClassStatistics()
     kind = kind_statistics.with_class_statistics(
@@ -197,8 +199,7 @@ def test_the_served_head_withstands_liars_under_every_rule(model, digits, run, r
         model.load(merged.served)
         accuracies[name] = (model.logits(digits.x).argmax(axis=1) == digits.y).mean()
     assert "means of pi-6, pi-7, pi-8 (class statistics) rejected" in note
-    assert accuracies["none"] < 0.5
-    assert accuracies[rule] > 0.8
+    assert min(accuracies.values()) > 0.8
 
 
 def test_held_out_samples_weigh_as_those_of_the_median_device_and_not_of_liars(tmp_path):

@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.manifest import Parameter
-from device_runtime.strategies.class_means import ClassMeans, ClassSums
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.statistics.class_statistics import Statistics
+from device_runtime.strategies.statistics.class_sums import ClassSums
 from device_runtime.strategies.statistics.feature_scale import scale_by, scale_in
+from device_runtime.strategies.statistics.statistics_file import Source, StatisticsFile
 
 SCALE = "head.scale"
 
@@ -21,9 +24,12 @@ def scaled(round_model):
     return replace(round_model, manifest=manifest, weights=weights)
 
 
-def sums(features: np.ndarray, counts: list[int]) -> ClassSums:
-    """Of classes whose means are these."""
-    return ClassSums(features * np.array(counts)[:, None], np.array(counts))
+def sums(features: np.ndarray, counts: list[int]) -> StatisticsFile:
+    """What one device sent, of classes whose means are these."""
+    file, nothing = StatisticsFile(10, 64), Statistics.none(10, 64)
+    own = ClassSums(features * np.array(counts)[:, None], np.array(counts))
+    file.add(replace(nothing, sums=own), Source(float(sum(counts))))
+    return file
 
 
 def means(classes: int = 10) -> np.ndarray:

@@ -1,0 +1,178 @@
+"""Bounds on what one device can do to the pool: lies are bounded, honest statistics stay bit for bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.poisoned_statistics import LIES
+from device_runtime.strategies.statistics import bounds, statistics_file
+from device_runtime.strategies.statistics.bounds import StatisticsBounds, no_rounds
+from device_runtime.strategies.statistics.class_statistics import Statistics, measure_statistics
+from device_runtime.strategies.statistics.class_sums import ClassSums
+from device_runtime.strategies.statistics.closed_form import solve_head
+from device_runtime.strategies.statistics.statistics_file import Source, StatisticsFile
+
+LABELS, WIDTH = 5, 12
+CENTRES = 2.5 * np.random.default_rng(0).normal(size=(LABELS, WIDTH))
+NONE = Statistics.none(LABELS, WIDTH)
+
+
+def drawn(seed, labels=range(LABELS), count=60):
+    """Features of so many samples, and their labels."""
+    rng = np.random.default_rng([1, seed])
+    y = rng.choice(list(labels), count)
+    return (CENTRES[y] + rng.normal(size=(count, WIDTH))).astype(np.float32), y
+
+
+def honest(seed, labels=range(LABELS), count=60):
+    return measure_statistics(*drawn(seed, labels, count), LABELS, 1)
+
+
+def round_of(devices, pool=NONE, rounds=None, late=0):
+    """The statistics of a round within the bounds, and the bounds."""
+    file = StatisticsFile(LABELS, WIDTH)
+    for one in devices:
+        file.add(one, Source(float(one.sums.counts.sum()), late))
+    limits = StatisticsBounds(file, pool, no_rounds() if rounds is None else rounds)
+    return list(limits.bounded()), limits
+
+
+def pooled(devices):
+    total = NONE
+    for one in devices:
+        total = total.add(one)
+    return total
+
+
+def accuracy(pool):
+    weights, bias = solve_head(pool)
+    x, y = drawn(1000, count=1000)
+    return float(((x @ weights.T + bias).argmax(axis=1) == y).mean())
+
+
+def same(one, other):
+    pairs = [(one.sums, other.sums), (one.moment_sums, other.moment_sums)]
+    return np.array_equal(one.moments, other.moments) and all(
+        np.array_equal(a.sums, b.sums)
+        and np.array_equal(a.counts, b.counts)
+        and a.counts.dtype == b.counts.dtype
+        for a, b in pairs
+    )
+
+
+@pytest.mark.parametrize("labels", [[range(LABELS)], [[0, 1], [1, 2], [2, 3], [3, 0]], [[0], [1], [2], [3]]])
+def test_honest_statistics_stay_bit_for_bit_also_of_a_class_that_one_device_alone_holds(labels):
+    sent = [honest(i, labels[i % len(labels)]) for i in range(8)] + [honest(9, [0, 4], 20)]
+    within, limits = round_of(sent)
+    assert all(same(one, other) for one, other in zip(sent, within, strict=True))
+    assert limits.note == ""
+
+
+@pytest.mark.parametrize("size", [1, 10, 10_000])
+@pytest.mark.parametrize("name", LIES)
+def test_one_liar_of_ten_moves_the_head_by_less_than_two_points(name, size):
+    sent = [honest(i) for i in range(10)]
+    lie = LIES[name](sent[0], np.random.default_rng(0))
+    times = size * sent[0].sums.counts.sum() / lie.sums.counts.sum()
+    lie = lie.decayed(times)
+    before = accuracy(pooled(round_of(sent)[0]))
+    within, limits = round_of([lie, *sent[1:]])
+    assert before - accuracy(pooled(within)) < 0.02
+    assert all(same(one, other) for one, other in zip(sent[1:], within[1:], strict=True))
+    if size > 10 or name == "huge means":
+        assert limits.note.startswith("statistics far from the others' are bounded: ")
+
+
+def test_the_largest_size_is_three_times_the_upper_quartile():
+    """Of 10, 20, 30, 40 and a million the upper quartile is 40."""
+    assert bounds.largest_size([10, 20, 1_000_000, 30, 40], no_rounds()) == 3 * 40
+    assert bounds.largest_size([10, 1_000_000], no_rounds()) == np.inf
+    assert bounds.largest_size([1_000_000], np.array([[40.0, -1, -1, -1]] * 3)) == 3 * 40
+    sent = [honest(i) for i in range(5)]
+    within, _ = round_of([*sent, replace(sent[0], sums=sent[0].sums.weighted(1e4))])
+    assert within[-1].sums.counts.sum() == pytest.approx(180)
+
+
+def test_a_far_mean_is_moved_to_the_bound_and_its_scatter_stays():
+    sent = [honest(i) for i in range(9)]
+    means = bounds.class_means(sent[0].sums)
+    means[2] += 1000
+    counts = sent[0].sums.counts
+    sums = ClassSums(means * counts[:, None], counts)
+    scatter = bounds._scatter(sent[0])
+    lie = Statistics(sums, sums, scatter + (means * counts[:, None]).T @ means)
+    within, limits = round_of([lie, *sent[1:]])
+    moved = bounds.class_means(within[0].sums)
+    np.testing.assert_allclose(np.delete(moved, 2, axis=0), np.delete(means, 2, axis=0), rtol=1e-9)
+    assert np.linalg.norm(moved[2] - CENTRES[2]) < 9
+    np.testing.assert_allclose(bounds._scatter(within[0]), scatter, atol=1e-2)
+    assert limits.note.endswith("class means of 1 device")
+
+
+def test_scatter_in_one_direction_is_bounded_there_alone():
+    sent = [honest(i) for i in range(9)]
+    axis = np.eye(WIDTH)[3]
+    count = sent[0].sums.counts.sum()
+    lie = replace(sent[0], moments=sent[0].moments + 1e6 * count * np.outer(axis, axis))
+    within, _ = round_of([lie, *sent[1:]])
+    got, true = (bounds._scatter(one) / count for one in (within[0], sent[0]))
+    most = bounds.SCATTER * (1 + np.sqrt(WIDTH / count)) ** 2
+    assert 1 < got[3, 3] < 1.5 * most
+    np.testing.assert_allclose(np.delete(np.diag(got), 3), np.delete(np.diag(true), 3), rtol=0.5)
+
+
+def test_a_class_of_one_device_does_not_count_if_its_other_means_are_mostly_far():
+    sent = [honest(i, [0, 1, 2, 3]) for i in range(9)]
+    odd = honest(9)
+    shifted = LIES["labels swapped"](odd, np.random.default_rng(0))
+    assert round_of([*sent, odd])[0][-1].sums.counts[4] > 0
+    assert round_of([*sent, shifted])[0][-1].sums.counts[4] == 0
+
+
+def test_a_device_alone_in_a_round_is_compared_with_the_pool():
+    within, limits = round_of([honest(i) for i in range(9)])
+    pool, rounds = pooled(within), limits.rounds
+    within, limits = round_of([honest(i) for i in range(9, 18)], pool, rounds)
+    pool, rounds = pool.decayed(0.8).add(pooled(within)), limits.rounds
+    assert same(round_of([honest(20)], pool, rounds)[0][0], honest(20))
+    before = accuracy(pool.decayed(0.8).add(honest(20)))
+    for name, lie in LIES.items():
+        false = lie(honest(20), np.random.default_rng(0))
+        false = Statistics(
+            *(one.weighted(1e4) for one in (false.sums, false.moment_sums)), 1e4 * false.moments
+        )
+        [bounded], _ = round_of([false], pool, rounds)
+        assert before - accuracy(pool.decayed(0.8).add(bounded)) < 0.02, name
+
+
+def test_what_is_remembered_of_rounds_is_finite_and_short():
+    rounds = no_rounds()
+    for number in range(12):
+        _, limits = round_of([honest(number)] if number % 2 else [honest(i) for i in range(4)], rounds=rounds)
+        rounds = limits.rounds
+    assert rounds.shape == (bounds.ROUNDS, bounds.FIGURES)
+    assert np.isfinite(rounds).all()
+
+
+def test_statistics_are_read_back_bit_for_bit_from_a_file_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(statistics_file, "IN_MEMORY", 1)
+    sent = [honest(0), honest(1, [2]), replace(honest(2), moment_sums=NONE.moment_sums, moments=NONE.moments)]
+    sent.append(replace(honest(3), sums=honest(3).sums.weighted(0.3), right=np.array([3.0, 2.0, 1.0])))
+    file = StatisticsFile(LABELS, WIDTH)
+    file.keep_in(tmp_path)
+    for one in sent:
+        file.add(one, Source(1.0))
+    for _ in range(2):
+        assert all(same(one, other) for one, other in zip(sent, file, strict=True))
+    np.testing.assert_array_equal(file.read(3).right, [3, 2, 1])
+
+
+def test_one_device_does_not_choose_the_head_by_its_held_out_samples():
+    """Of 10 samples each, the trained head leads by -1, 0, 1 and 2; a liar says 10 of 10."""
+    leads = [-1, 0, 1, 2]
+    sent = [replace(honest(i), right=np.array([10.0, 5, 5 + lead])) for i, lead in enumerate(leads)]
+    liar = replace(honest(9), right=np.array([10.0, 0, 10]))
+    within, _ = round_of([*sent, liar])
+    assert [one.right[2] - one.right[1] for one in within] == [0, 0, 1, 2, 2]
+    assert [one.right[0] for one in within] == [10] * 5
