@@ -18,9 +18,9 @@ round are. The limit on S_i has the largest eigenvalue of the scatter of n_i sam
 and Pastur 1967). In rounds of fewer than LEAST devices the usual numbers of earlier rounds apply; they are in
 the pool. Where there are neither, nothing is compared.
 
-The bound on means is a clipped mean about a median, as in Karimireddy et al. 2021 (Learning from history for
-Byzantine robust optimization). Ours: that it shrinks with the samples of a class, the bound on the scatter,
-and the rules for classes of one device, which must keep its voice.
+The mean of values that are clipped about a center: Learning from history for Byzantine robust optimization
+(2021). Ours: that the bound shrinks with the samples of a class, the bound on the scatter, and the rules for
+classes of one device, which must keep its voice.
 """
 
 from __future__ import annotations
