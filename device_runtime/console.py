@@ -16,7 +16,7 @@ from typing import Literal, TextIO
 LogFormat = Literal["text", "json"]
 """How a service writes its log."""
 
-WARNINGS, OTHERS, WITHIN_S = 20, 6000, 60.0
+WARNINGS, OTHERS, WITHIN_S = 20, 1200, 60.0
 """Warnings and errors, and lines of lower levels, that one line of code may log in WITHIN_S seconds.
 
 Devices and strangers could cause any number of them.

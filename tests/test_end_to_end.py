@@ -109,9 +109,10 @@ def test_a_wrong_password_is_said_in_one_line(digits_in, program, tmp_path):
     finally:
         running.stop()
     assert ended.returncode == 2
-    [line] = ended.stderr.splitlines()
+    [warning, line] = ended.stderr.splitlines()
+    assert "everybody on this machine can see the password on this command line" in warning
     assert "refused user 'pi': wrong user name or password" in line
-    assert "wrong@" not in line
+    assert "wrong@" not in ended.stderr
 
 
 def test_a_device_idle_after_joining_is_one_process_of_less_than_40_mb(serve, join, eventually, tmp_path):

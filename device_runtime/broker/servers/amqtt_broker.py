@@ -15,6 +15,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from amqtt.broker import Broker
+
 from device_runtime.broker.errors import BrokerStartError
 from device_runtime.broker.wire.url import is_loopback
 
@@ -93,7 +95,7 @@ class AmqttBroker:
         with tempfile.TemporaryDirectory(prefix="amqtt-") as folder:
             ports = self.port, self._web_port
             configuration = _configure(self.options, ports, Path(folder))
-            broker = BoundedBroker(configuration, within_files(SHARES), self._loop)
+            broker: Broker = BoundedBroker(configuration, within_files(SHARES), self._loop)
         await broker.start()
         self._settled.set()
         await self._over.wait()

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import os
+import pwd
 import secrets
 import shutil
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from device_runtime.broker.errors import BrokerStartError
@@ -50,6 +52,34 @@ LIMITS = (
 With Mosquitto's default of 1000 queued messages it drops most of a burst, but acknowledges all of it. The
 sessions of our clients do not outlive their connections, so persistent clients may expire early.
 """
+
+
+ROOT = "root"
+USERS = ("mosquitto", "nobody")
+"""Users without rights: that of Mosquitto's package, and the system's."""
+
+
+def unprivileged_user() -> str | None:
+    """The user whom Mosquitto becomes when root starts it; None where none of USERS exists."""
+    for name in USERS:
+        with suppress(KeyError):
+            pwd.getpwnam(name)
+            return name
+    return None
+
+
+def shut_to(folder: Path, user: str) -> Path | None:
+    """The first folder on the way to `folder`, or it, that a user may not enter; None if it may enter all."""
+    owner = pwd.getpwnam(user)
+    if owner.pw_uid == 0:
+        return None
+    groups = set(os.getgrouplist(user, owner.pw_gid))
+    for part in (*reversed(folder.resolve().parents), folder.resolve()):
+        about = part.stat()
+        bit = 0o100 if about.st_uid == owner.pw_uid else 0o010 if about.st_gid in groups else 0o001
+        if not about.st_mode & bit:
+            return part
+    return None
 
 
 def find() -> str | None:
@@ -119,13 +149,23 @@ class Mosquitto:
         configuration = self._folder / "mosquitto.conf"
         try:
             private_folder(self._folder)
-            ports = self.port, self._web_port
-            _write_private(configuration, configure(self.options, ports, self._folder.resolve()))
+            ports, user = (self.port, self._web_port), self._user()
+            _write_private(configuration, configure(self.options, ports, self._folder.resolve(), user))
             _write_private(self._folder / "passwords", hash_passwords(self.options))
             _write_private(self._folder / "access", access_list(self.options))
+            if user != ROOT:
+                owner = pwd.getpwnam(user)
+                for path in (self._folder, *self._folder.iterdir()):
+                    os.chown(path, owner.pw_uid, owner.pw_gid)
             return DependentProcess([program, "-c", str(configuration)], self._log)
         except OSError as error:
             raise BrokerStartError(f"cannot start {self.name} in {self._folder}: {error}") from error
+
+    def _user(self) -> str:
+        """The user that Mosquitto becomes where root starts it: one who may read a temporary folder."""
+        user = unprivileged_user() if os.geteuid() == 0 else None
+        own = self._temporary is not None and self.options.tls is None
+        return user if user and own and not shut_to(self._folder.parent, user) else ROOT
 
     def _let_go(self) -> None:
         atexit.unregister(self.stop)
@@ -156,11 +196,11 @@ class Mosquitto:
         return errors[0].split(": ", 1)[-1] if errors else "it says nothing"
 
 
-def configure(options: BrokerOptions, ports: tuple[int, int], folder: Path) -> str:
+def configure(options: BrokerOptions, ports: tuple[int, int], folder: Path, user: str = ROOT) -> str:
     """The text of mosquitto.conf for a child process; `production` has that of a production broker.
 
-    `ports`: of MQTT and of WebSockets. Lines about access are for the listener above them, or for both. As
-    root, Mosquitto would become a user who cannot read our files, so that `user root` is set.
+    `ports`: of MQTT and of WebSockets. Lines about access are for the listener above them, or for both.
+    `user`: whom Mosquitto becomes where root starts it, as it must be able to read the files.
     """
     closed_page = options.web is not None and not options.closed
     lines = [
@@ -188,7 +228,7 @@ def configure(options: BrokerOptions, ports: tuple[int, int], folder: Path) -> s
     if options.persistence:
         lines += [f"persistence_location {folder}/", "autosave_on_changes true", "autosave_interval 1"]
     if os.geteuid() == 0:
-        lines.append("user root")
+        lines.append(f"user {user}")
     return "\n".join(lines) + "\n"
 
 

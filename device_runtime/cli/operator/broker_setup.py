@@ -6,9 +6,7 @@ import argparse
 import logging
 import os
 import platform
-import pwd
 import shlex
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -25,13 +23,12 @@ from device_runtime.broker.servers.broker_folder import (
     rotate_key,
 )
 from device_runtime.broker.servers.dependent_process import FILES
-from device_runtime.broker.servers.mosquitto import find
+from device_runtime.broker.servers.mosquitto import USERS, find, shut_to, unprivileged_user
 
 INIT_EXAMPLE = "device-runtime broker init enrolment --name broker.example.org --name 192.0.2.7"
 
 log = logging.getLogger(__name__)
 
-USERS = ("mosquitto", "nobody")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 """Names in every certificate, for programs on the broker's own machine."""
 
@@ -126,12 +123,12 @@ def run(args: argparse.Namespace) -> int:
         port=args.tls_port,
         websockets=args.websockets,
         listen=args.listen,
-        run_as=args.run_as or (unprivileged_user() if os.geteuid() == 0 else ""),
+        run_as=args.run_as or (_user() if os.geteuid() == 0 else ""),
     )
     if site.run_as == "root":
         log.warning("Mosquitto will run as root: leave --run-as out for a user with no rights but its files'")
     opened = init_broker(args.folder, site, now, args.days)
-    if shut := shut_to(opened.folder, site.run_as):
+    if os.geteuid() == 0 and (shut := shut_to(opened.folder, site.run_as)):
         log.warning(
             "%s may not enter %s, so that Mosquitto cannot read its files: move the folder, to /etc say, or "
             "name another user by --run-as",
@@ -142,31 +139,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def unprivileged_user() -> str:
-    """The user whom Mosquitto becomes when root starts it: `mosquitto`, whom its package makes, or `nobody`.
-
-    Raises SetupError where neither exists.
-    """
-    for name in USERS:
-        with suppress(KeyError):
-            pwd.getpwnam(name)
-            if name != USERS[0]:
-                log.warning("no user here is called %s: Mosquitto will run as %s", USERS[0], name)
-            return name
-    raise SetupError(f"no user here is called {' or '.join(USERS)}: name one for Mosquitto by --run-as")
-
-
-def shut_to(folder: Path, user: str) -> Path | None:
-    """The first folder on the way to `folder`, or it, that a user may not enter; None if it may enter all."""
-    if not user or os.geteuid() != 0 or (owner := pwd.getpwnam(user)).pw_uid == 0:
-        return None
-    groups = set(os.getgrouplist(user, owner.pw_gid))
-    for part in (*reversed(folder.resolve().parents), folder.resolve()):
-        about = part.stat()
-        bit = 0o100 if about.st_uid == owner.pw_uid else 0o010 if about.st_gid in groups else 0o001
-        if not about.st_mode & bit:
-            return part
-    return None
+def _user() -> str:
+    """The user whom Mosquitto becomes when root starts it. Raises SetupError where no usual one exists."""
+    user = unprivileged_user()
+    if user is None:
+        raise SetupError(f"no user here is called {' or '.join(USERS)}: name one for Mosquitto by --run-as")
+    if user != USERS[0]:
+        log.warning("no user here is called %s: Mosquitto will run as %s", USERS[0], user)
+    return user
 
 
 def _rotate_key(opened: BrokerFolder, now: int) -> int:
