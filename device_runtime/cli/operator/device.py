@@ -66,10 +66,14 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "revoke":
         return _revoke(opened, options.name, now)
     enrolment = register.add(opened, options.name, now, options.websockets, options.again)
-    line = f"device-runtime join --enrol - <<< {enrolment.token}"  # `ps` does not show it
+    line = f"device-runtime join --enrol {enrolment.token}"
     reload = register.reload_mosquitto(opened)
     print(f"{options.name} is enrolled at {enrolment.url}; {reload.text}", file=sys.stderr)
-    print("Paste this on the device, and nowhere else: it holds the password.", file=sys.stderr)
+    print(
+        "Run `device-runtime join --enrol -` on the device and paste this there, and nowhere else: it holds "
+        "the password.",
+        file=sys.stderr,
+    )
     print(line, flush=True)
     _draw(line, options.qr)
     if options.again:
