@@ -107,6 +107,14 @@ class PacketReader(ReaderAdapter):  # type: ignore[misc]  # amqtt is not read by
         """Nothing to do: the connection says when it ends."""
 
 
+class OpenWriter(StreamWriterAdapter):  # type: ignore[misc]
+    """Writes while the connection is open; asyncio logs a line for each write after that."""
+
+    def write(self, data: bytes) -> None:
+        if not self._writer.transport.is_closing():
+            super().write(data)
+
+
 class BoundedHandler(BrokerProtocolHandler):  # type: ignore[misc]
     """The broker's side of one client, which `end` ends."""
 
@@ -219,7 +227,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
             except OSError:
                 return b""
 
-        await self._answer(listener, places, writer.transport, (more, StreamWriterAdapter(writer)))
+        await self._answer(listener, places, writer.transport, (more, OpenWriter(writer)))
 
     async def _on_web_socket(self, listener: str, places: Places, page: ServerConnection) -> None:
         origin = page.request.headers.get("Origin") if page.request else None
