@@ -205,27 +205,48 @@ def images(
 
 
 def text(
-    path: str | Path, *, text_column: str = "", label_column: str = "", **division: Unpack[Division]
+    path: str | Path,
+    *,
+    text_column: str = "",
+    label_column: str = "",
+    client_column: str = "",
+    **division: Unpack[Division],
 ) -> DataSpec:
-    """Texts of a .csv or .tsv file, as token ids: those of the bundle's tokenizer, if it has one.
+    """Texts of a .csv, .tsv or .parquet file, as token ids: those of the bundle's tokenizer, if it has one.
 
-    Columns by name or number; by default texts are in the first and labels in the last.
+    Columns by name or number; by default they are found as on a device (docs/data.md), and the result says
+    which was taken.
 
     >>> text("reviews.tsv", label_column="stars").label_column
     'stars'
     """
-    return of_source("text", path=path, text_column=text_column, label_column=label_column, **division)
+    columns = {"text_column": text_column, "label_column": label_column, "client_column": client_column}
+    return of_source("text", path=path, **columns, **division)
 
 
-def table(path: str | Path, *, label_column: str = "", **division: Unpack[Division]) -> DataSpec:
-    """A .csv or .tsv table of numbers with a header: features, and a column of labels or several of targets.
+def table(
+    path: str | Path,
+    *,
+    label_column: str = "",
+    feature_columns: str = "",
+    client_column: str = "",
+    **division: Unpack[Division],
+) -> DataSpec:
+    """A .csv, .tsv or .parquet table of numbers: features, and a column of labels or several of targets.
 
-    label_column: its name, or several, separated by commas; by default the last.
+    label_column: its name or number, or several, separated by commas; by default it is found as on a device
+    (docs/data.md), and the result says which was taken. feature_columns: names or numbers; by default all
+    others. client_column: whose each row is, for partition="natural".
 
     >>> table("houses.csv", label_column="price,area").label_column
     'price,area'
     """
-    return of_source("table", path=path, label_column=label_column, **division)
+    columns = {
+        "label_column": label_column,
+        "feature_columns": feature_columns,
+        "client_column": client_column,
+    }
+    return of_source("table", path=path, **columns, **division)
 
 
 def sst2(path: str | Path, **division: Unpack[Division]) -> DataSpec:

@@ -16,7 +16,7 @@ from device_runtime.extras import extra_needed
 from device_runtime.machine_readings import fit_thread_pools
 from device_runtime.system_errors import disk_reason, shortage
 
-from .table import COMMANDS, LISTED_WITHOUT, Command, extra_for, missing_extra, overview
+from .table import COMMANDS, Command, extra_for, missing_extra, overview
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +67,13 @@ def _written(code: int) -> int:
 
 def _run(name: str, words: Sequence[str]) -> int:
     command = COMMANDS[name]
-    if {"-h", "--help"} & set(words) and missing_extra(command) not in ("", *LISTED_WITHOUT):
-        _parser(name, command).print_help()
-        return 0
+    if {"-h", "--help"} & set(words) and missing_extra(command):
+        from .absent_extras import standing_in
+
+        with standing_in():
+            parser = _parser(name, command)
+            import_module(command.module).add_arguments(parser)
+            parser.parse_args(words)
     errors: tuple[type[Exception], ...] = ()
     code: Callable[[Exception], int] = _refused
     try:

@@ -159,7 +159,7 @@ DATA_HELP = (
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """Add `--labels`, `--label-column`, `--text-column`, `--held-out`."""
+    """Add `--labels`, the options of a table's columns, and `--held-out`."""
     add = parser.add_argument
     add(
         "--labels",
@@ -167,22 +167,31 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="Read the label map from this TOML file (default: labels.toml in the data's folder).",
     )
-    add(
-        "--label-column",
-        default="",
-        metavar="COLUMN",
-        help="Take labels from this column of a table: its name, or its number from 0.",
-    )
-    add(
-        "--text-column",
-        default="",
-        metavar="COLUMN",
-        help="Take texts from this column of a table: its name, or its number from 0.",
-    )
+    for name, help_text in COLUMN_HELP.items():
+        add(f"--{name}", default="", metavar="COLUMN", help=help_text)
     add(
         "--held-out", type=share, metavar="SHARE",
         help="Keep this share of the samples to judge the model by (default: 0.1, if 10 or more).",
     )  # fmt: skip
+
+
+COLUMN_HELP = {
+    "label-column": "Take labels from this column of a table: its name, or its number from 0.",
+    "text-column": "Take texts from this column of a table: its name, or its number from 0.",
+    "feature-columns": "Take features from these columns of a table, separated by commas: names, numbers from 0, "
+    "2-9 for several, or =-id for all but one.",
+    "client-column": "Say whose each row of a table is by this column, which is no feature "
+    "(default: client, client_id or groups).",
+}
+"""The options that say what the columns of a table are."""
+COLUMN_FLAGS = tuple(name.replace("-", "_") for name in COLUMN_HELP)
+"""The same as fields of `SampleSource` and of a scenario's [data]."""
+
+
+def add_table_columns(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what the columns of a table are; they have no default."""
+    for name, help_text in COLUMN_HELP.items():
+        parser.add_argument(f"--{name}", metavar="COLUMN", help=help_text)
 
 
 def add_personal(parser: argparse.ArgumentParser) -> None:
@@ -206,7 +215,7 @@ def personal_settings(options: argparse.Namespace) -> PersonalModelSettings:
 
 def place(given: Path | str, options: argparse.Namespace) -> SampleSource:
     """The local data at `given`, with the options of `add_data`. Raises DataError when nothing is there."""
-    columns = {"label_column": options.label_column, "text_column": options.text_column}
+    columns = {name: getattr(options, name) for name in COLUMN_FLAGS}
     return replace(SampleSource.of(given), labels=options.labels, **columns).check()
 
 

@@ -1,7 +1,6 @@
 """The table of all commands: group, module, help, example, and the extra that each needs.
 
-`cli` prints help from this table without importing a command, so that help is quick on a small board and
-works without the extras.
+`cli` lists the commands from this table without importing one, so that help is quick on a small board.
 """
 
 from __future__ import annotations
@@ -23,9 +22,6 @@ GROUPS = {
 
 WITHIN = {"simulation": ("aggregator",)}
 """Extra -> the other extras that it installs."""
-
-LISTED_WITHOUT = ("aggregator", "service")
-"""Extras that a command needs to run, but not to list its options."""
 
 
 class Command(NamedTuple):

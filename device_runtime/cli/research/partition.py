@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 from tabulate import tabulate
 
-from device_runtime.cli.options import count, positive
+from device_runtime.cli.options import COLUMN_FLAGS, add_table_columns, count, positive
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.export.network_factory import settings
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.keys import explained
 from device_runtime.simulation import scenario
 from device_runtime.simulation.data import DataSet, DataSpec, divide, divide_fleet, load
-from device_runtime.simulation.data.spec import OF_WINDOWS, PARTITIONS, SOURCES
+from device_runtime.simulation.data.spec import OF_BUNDLES, PARTITIONS, SOURCES
 from device_runtime.simulation.errors import DataSetError, SimulationError
 from device_runtime.simulation.partition.figures import PartitionShape, by_group, shape, table
 from device_runtime.simulation.partition.plot import draw
@@ -25,7 +25,13 @@ from device_runtime.simulation.partition.plot import draw
 ERRORS = (SimulationError,)
 
 DEVICES = 20
-FLAGS = {"data": "source", "data_path": "path", "partition": "partition", "alpha": "alpha"}
+FLAGS = {
+    "data": "source",
+    "data_path": "path",
+    "partition": "partition",
+    "alpha": "alpha",
+    **{name: name for name in COLUMN_FLAGS},
+}
 """Flag -> field of the data."""
 
 
@@ -52,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"Divide them by one of: {', '.join(PARTITIONS)}.",
     )
     add("--alpha", type=positive, help="Set alpha of the partitions named dirichlet.")
+    add_table_columns(parser)
+    add("--bundle", default="", help="Read tables, texts and arrays as a device of this bundle does.")
     add(
         "--set",
         action="append",
@@ -77,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
     """Prints the table and writes the picture. Raises DataSetError, ScenarioError."""
     spec, devices, fleet, bundle = asked(options)
     _check_picture(options.out)
-    needs_bundle = bundle and (spec.source in OF_WINDOWS or spec.groups)  # groups name its classes by number
+    # files are read as on a device of the bundle, and groups name its classes by number
+    needs_bundle = bundle and (options.bundle or spec.source in OF_BUNDLES or spec.groups)
     data = load(spec, options.seed, Bundle.open(find_bundle(bundle)) if needs_bundle else None)
     drawn = fleet.draw(devices, options.seed) if fleet is not None and spec.groups else None
     parts = divide(data, spec, devices, options.seed) if drawn is None else divide_fleet(data, spec, drawn)
@@ -106,9 +115,9 @@ def asked(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None,
     fields = {field: value for field, value in given.items() if value is not None} | settings(options.set)
     if options.scenario is not None:
         found = scenario.load(options.scenario, {"data": fields})
-        return found.data, options.devices or found.devices, found.fleet, found.task.bundle
+        return found.data, options.devices or found.devices, found.fleet, options.bundle or found.task.bundle
     try:
-        return msgspec.convert(fields, DataSpec), options.devices or DEVICES, None, ""
+        return msgspec.convert(fields, DataSpec), options.devices or DEVICES, None, options.bundle
     except msgspec.ValidationError as error:
         raise DataSetError(explained(error, DataSpec, "data")) from None
 
@@ -142,6 +151,7 @@ def description(data: DataSet, about: PartitionShape) -> str:
     ]
     if data.groups is not None:
         lines.append(f"{len(np.unique(data.groups[data.groups >= 0])):,} groups (writers, speakers, persons)")
+    lines += data.notes
     if data.vocabulary:
         lines.append(f"{len(data.vocabulary):,} token ids")
     given = int(about.sizes.sum())

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.tasks import shared_settings as training
-from device_runtime.cli.options import add_format, add_plugins, count, load_plugins, positive
+from device_runtime.cli.options import (
+    add_format,
+    add_plugins,
+    add_table_columns,
+    count,
+    load_plugins,
+    positive,
+)
 from device_runtime.models.engines.available import AUTO, ENGINES
 from device_runtime.simulation.compare.completing import CompletionOptions, check_runs, complete, working_in
 from device_runtime.simulation.compare.performing import RunOptions, perform
@@ -124,6 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--data", metavar="SOURCE", help="Take samples from digits, cifar10, npz, ...")
     add("--data-path", metavar="PATH", help="Read --data from this file or folder, where it needs one.")
+    add_table_columns(parser)
     add("--partition", help=f"Divide samples by {', '.join(PARTITIONS)}.")
     add("--alpha", type=positive, help="Set alpha of the Dirichlet partition: the smaller, the more uneven.")
     add("--compare", metavar="kinds=A,B,..", help="Compare these policies; --list lists them.")

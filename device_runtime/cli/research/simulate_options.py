@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from device_runtime.cli.options import listed
+from device_runtime.cli.options import COLUMN_FLAGS, listed
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation import scenario
@@ -50,6 +50,7 @@ _PLACES = {
     "data_path": ("data", "path"),
     "partition": ("data", "partition"),
     "alpha": ("data", "alpha"),
+    **{name: ("data", name) for name in COLUMN_FLAGS},
 }
 """Flag -> tables and field of a scenario."""
 

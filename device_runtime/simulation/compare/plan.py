@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from device_runtime.simulation.run import check_task, prepare
 from device_runtime.simulation.scenario import CHOOSE, Scenario, decode, of_policy, under, usual_name
 
 from .run_folder import RunName, fingerprint, finished
+
+log = logging.getLogger(__name__)
 
 SCENARIO, COMPARISON, RUNS = "scenario.json", "comparison.json", "runs"
 
@@ -233,6 +236,8 @@ def check(scenario: Scenario, missing: Sequence[RunName], request: ExecutorReque
     """
     prepared = prepare(scenario, missing[0].seed)
     manifest = prepared.inputs.bundle.manifest
+    for note in prepared.data.notes:
+        log.info("%s: %s", scenario.data.path or scenario.data.source, note)
     fit(prepared.data, manifest, scenario.data.source)
     for policy in dict.fromkeys(name.policy for name in missing):
         task = of_policy(scenario, policy).task
