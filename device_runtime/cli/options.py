@@ -178,8 +178,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 COLUMN_HELP = {
     "label-column": "Take labels from this column of a table: its name, or its number from 0.",
     "text-column": "Take texts from this column of a table: its name, or its number from 0.",
-    "feature-columns": "Take features from these columns of a table, separated by commas: names, numbers from 0, "
-    "2-9 for several, or =-id for all but one.",
+    "feature-columns": "Take features from these columns of a table, separated by commas: names, numbers "
+    "from 0, 2-9 for several, or =-id for all but one.",
     "client-column": "Say whose each row of a table is by this column, which is no feature "
     "(default: client, client_id or groups).",
 }

@@ -67,8 +67,30 @@ class RowReader:
                 raise
             raise Refused(NO_NUMBER, self._wrong(cells) or error.detail) from None
 
+    def block(self, rows: Sequence[Sequence[Any]]) -> NDArray[np.float32] | None:
+        """The samples of several rows, (n, *shape); None if they are to be read one by one."""
+        if not rows or self.texts is not None or self.input.vocabulary is not None or self.style != "point":
+            return None
+        features = self.columns.features
+        first, last = features[0], features[-1] + 1
+        if features == tuple(range(first, last)):
+            cells = [cell for row in rows for cell in row[first:last]]
+        else:
+            cells = [row[column] for row in rows for column in features]
+        try:
+            if "_" in "".join(cells):
+                return None
+            values = np.fromiter(map(float, cells), np.float64, len(cells))
+        except (ValueError, TypeError):
+            return None
+        with np.errstate(over="ignore"):
+            x = values.astype(np.float32).reshape(len(rows), *self.input.shape)
+        return x if np.isfinite(x).all() else None
+
     def label(self, cells: Sequence[Any]) -> str:
         """The label, or the targets joined by commas. Raises Refused."""
+        if len(self.columns.targets) == 1 and not self.has_targets:
+            return str(cells[self.columns.targets[0]])
         answers = [cells[column] for column in self.columns.targets]
         if not self.has_targets or self.style == "point":
             return ",".join("" if cell is None else str(cell) for cell in answers)

@@ -150,43 +150,54 @@ def read_rows(path: Path, name: str, wanted: WantedSamples) -> Iterator[RawSampl
     for note in notes:
         log.info("%s: %s", name, note)
     expected = 0 if form.form is None else count_lines(path)
-    batch = _Batch(columns, said, notes, expected)
+    batch = _Batch(reader, RawSamples(np.empty(0), None, said, notes=notes, expected=expected), name)
     for number, row in _samples(path, form):
         try:
-            cells = columns.cells(row)
-            batch.add(reader.values(cells), reader.label(cells), cells)
+            batch.rows.append((number, columns.cells(row)))
         except Refused as error:
             yield Skip.of(error, f"{name} row {number}")
-            continue
-        if len(batch.values) == ROWS or len(batch.values) * len(columns.features) > CELLS:
-            yield batch.samples()
-            batch = _Batch(columns, said, notes, expected)
-    if batch.values:
-        yield batch.samples()
+        if len(batch.rows) == ROWS or len(batch.rows) * len(columns.features) > CELLS:
+            yield from batch.samples()
+            batch.rows = []
+    yield from batch.samples()
 
 
 class _Batch:
-    """The rows of a batch, until there are enough."""
+    """The cells of some rows, which are read together; form: samples without values."""
 
-    def __init__(self, columns: Columns, form: str, notes: tuple[str, ...], expected: int) -> None:
-        self._columns, self._form, self._notes, self._expected = columns, form, notes, expected
-        self.values: list[NDArray[Any]] = []
-        self._labels: list[str] = []
-        self._clients: list[str] = []
+    def __init__(self, reader: RowReader, form: RawSamples, name: str) -> None:
+        self._reader, self._form, self._name = reader, form, name
+        self.rows: list[tuple[int, Sequence[Any]]] = []
 
-    def add(self, values: NDArray[Any], label: str, cells: Sequence[Any]) -> None:
-        """Adds a row by its sample, its label and, for the client, its cells."""
-        self.values.append(values)
-        self._labels.append(label)
-        if self._columns.client is not None:
-            self._clients.append(str(cells[self._columns.client]).strip())
-
-    def samples(self) -> RawSamples:
-        """The samples of the batch."""
-        labels = self._labels if self._columns.targets else None
-        clients = self._clients if self._columns.client is not None else None
-        x = np.stack(self.values)
-        return RawSamples(x, labels, self._form, False, clients, self._notes, self._expected)
+    def samples(self) -> Iterator[RawSamples | Skip]:
+        """The samples of the rows at once or, if any cannot be read, one by one."""
+        rows = [cells for _, cells in self.rows]
+        labels: list[str] = []
+        x = self._reader.block(rows)
+        if x is not None:
+            try:
+                labels = [self._reader.label(cells) for cells in rows]
+            except Refused:
+                x = None
+        if x is None:
+            values: list[NDArray[Any]] = []
+            labels, rows = [], []
+            for number, cells in self.rows:
+                try:
+                    value, label = self._reader.values(cells), self._reader.label(cells)
+                except Refused as error:
+                    yield Skip.of(error, f"{self._name} row {number}")
+                    continue
+                values.append(value)
+                labels.append(label)
+                rows.append(cells)
+            if not values:
+                return
+            x = np.stack(values)
+        columns = self._reader.columns
+        client = columns.client
+        clients = None if client is None else [str(cells[client]).strip() for cells in rows]
+        yield self._form._replace(x=x, labels=labels if columns.targets else None, clients=clients)
 
 
 def _windows(unit: Unit, wanted: WantedSamples, cutter: WindowCutter) -> Iterator[RawSamples | Skip]:

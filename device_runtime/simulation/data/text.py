@@ -79,8 +79,8 @@ def read_texts(spec: DataSpec, seed: int, texts: Texts | None, manifest: Manifes
         both = split(Samples(numbers, y, labels, known.clients), spec.test_share, seed)
         trained = [known.texts[i] for i in both.train_x.tolist()]
         vocabulary = () if texts else _vocabulary(trained, spec)
-        ids = _inputs(known.texts, vocabulary, spec, texts)
-        x, test_x = ids[both.train_x], ids[both.test_x]
+        x = _inputs(trained, vocabulary, spec, texts)
+        test_x = _inputs([known.texts[i] for i in both.test_x.tolist()], vocabulary, spec, texts)
         return replace(both, train_x=x, test_x=test_x, vocabulary=vocabulary, notes=known.notes)
     before = task.labels.names
     asked = sentences(test, task)

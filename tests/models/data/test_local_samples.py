@@ -13,6 +13,7 @@ from device_runtime.models.data import (
     open_samples,
     row_reader,
     single,
+    table,
 )
 from device_runtime.models.data.local_data import Rows, is_held_out
 from device_runtime.models.errors import DataError
@@ -208,17 +209,18 @@ def test_a_label_that_is_mended_in_a_list_counts_from_the_next_round_on(folder, 
 
 
 def test_a_table_that_a_logger_goes_on_writing_is_read_as_far_as_it_is(tmp_path, bundle, monkeypatch):
-    row, made = ",".join(map(str, range(64))), row_reader.values_of
+    row, made = ",".join(map(str, range(64))), row_reader.RowReader.block
     (tmp_path / "log.csv").write_text(f"{row},7\n" * 3)
 
-    def logged(cells, given, style):
+    def logged(reader, rows):
         with (tmp_path / "log.csv").open("a") as file:
             file.write(f"{row},3\n" if len(seen) < 5 else "")
         seen.append(1)
-        return made(cells, given, style)
+        return made(reader, rows)
 
     seen = []
-    monkeypatch.setattr(row_reader, "values_of", logged)
+    monkeypatch.setattr(row_reader.RowReader, "block", logged)
+    monkeypatch.setattr(table, "ROWS", 1)
     samples = open_samples(tmp_path, bundle.manifest)
     assert samples.training.y.tolist()[:3] == [7, 7, 7]
     samples.refresh()
