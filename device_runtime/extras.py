@@ -31,5 +31,6 @@ EXTRAS = {
     "torch": InstallExtra(("torch", "onnx", "onnxscript"), "`export`, and the torch engine"),
     "simulation": InstallExtra(("sklearn", "matplotlib"), "`demo` and simulations"),
     "images": InstallExtra(("PIL",), "GIF, WebP and TIFF among samples"),
+    "parquet": InstallExtra(("arro3",), "Parquet tables among samples"),
     "privacy": InstallExtra(("dp_accounting",), "tasks whose training is differentially private"),
 }

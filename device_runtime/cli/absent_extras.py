@@ -51,10 +51,11 @@ class _AbsentModules(MetaPathFinder, Loader):
 def standing_in() -> Iterator[None]:
     """Inside, modules of extras that are not installed can be imported, though nothing of them works.
 
-    What was imported inside is forgotten afterwards.
+    They, and those of this package that were imported inside, are forgotten afterwards.
     """
     modules = {module for extra in EXTRAS.values() for module in extra.modules}
-    absent = _AbsentModules(frozenset(module for module in modules if find_spec(module) is None))
+    missing = frozenset(module for module in modules if find_spec(module) is None)
+    absent = _AbsentModules(missing)
     before = set(sys.modules)
     sys.meta_path.insert(0, absent)
     try:
@@ -62,4 +63,5 @@ def standing_in() -> Iterator[None]:
     finally:
         sys.meta_path.remove(absent)
         for name in set(sys.modules) - before:
-            del sys.modules[name]
+            if name.partition(".")[0] in {*missing, "device_runtime"}:
+                del sys.modules[name]

@@ -14,6 +14,7 @@ import pytest
 
 from device_runtime.cli import main
 from device_runtime.cli.table import COMMANDS, GROUPS, overview
+from device_runtime.extras import EXTRAS
 
 COMMAND = Path(sys.executable).with_name("device-runtime")
 ROOT = Path(__file__).parents[2]
@@ -76,6 +77,32 @@ def test_each_option_says_what_it_does_in_the_same_style(name):
 def test_the_list_of_commands_fits_a_narrow_terminal():
     assert max(map(len, overview(60).splitlines())) <= 72  # the sentence above the list is not broken
     assert all(len(line) <= 60 for line in overview(60).splitlines() if line.startswith("  "))
+
+
+ABSENT = """
+import contextlib, importlib.util, io, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name.split(".")[0] in {absent} else found(name, *rest)
+for name in {absent}:
+    sys.modules[name] = None
+from device_runtime.cli import main
+for command in {commands}:
+    for name in {absent}:
+        sys.modules.pop(name, None)
+    with contextlib.suppress(SystemExit):
+        main([command, "--help"])
+"""
+
+
+def test_help_shows_the_options_of_commands_whose_extras_are_not_installed():
+    absent = [module for extra in EXTRAS.values() for module in extra.modules]
+    commands = ["partition", "simulate", "compare", "demo", "export", "serve", "edge"]
+    code = ABSENT.format(absent=absent, commands=commands)
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    for option in ("--data-path", "--compare", "--eval-data", "--input", "--executor", "--min-devices"):
+        assert option in shown.stdout
+    assert shown.stdout.count("Needs: pip install 'device-runtime[") == len(commands)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

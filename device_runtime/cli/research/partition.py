@@ -152,6 +152,8 @@ def description(data: DataSet, about: PartitionShape) -> str:
     if data.groups is not None:
         lines.append(f"{len(np.unique(data.groups[data.groups >= 0])):,} groups (writers, speakers, persons)")
     lines += data.notes
+    if data.in_tenths:
+        lines.append(f"divided, and counted as classes, by tenths of {data.labels[0]}")
     if data.vocabulary:
         lines.append(f"{len(data.vocabulary):,} token ids")
     given = int(about.sizes.sum())

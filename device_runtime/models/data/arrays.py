@@ -163,7 +163,7 @@ def labels_of(y: NDArray[Any], count: int, classes: int = 0, names: NDArray[Any]
         y = y.astype(np.int64)
     if y.shape != (count,) or y.dtype.kind not in "iuU":
         raise Refused(
-            f"y is {y.dtype} {y.shape}, expected one integer for each of the {count} samples, or a name",
+            f"y is {y.dtype} {y.shape}, expected {one_label_each(count)}",
             "one-hot (n, classes), (n, 1), bool and whole numbers as float are taken too",
         )
     if y.dtype.kind == "U":
@@ -171,6 +171,11 @@ def labels_of(y: NDArray[Any], count: int, classes: int = 0, names: NDArray[Any]
     if y.dtype.kind == "u" and len(y) and int(y.max()) > LARGEST_NUMBER:
         raise Refused("a class number that is too large", f"{int(y.max())}")
     return y.astype(np.int64) if names is None else _named(y, names)
+
+
+def one_label_each(count: int) -> str:
+    """What y holds, where targets are classes."""
+    return f"one integer for each of the {count} samples, or a name"
 
 
 LARGEST_NUMBER = (1 << 63) - 1

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from .delimited import TableRow
-from .units import Refused
+from .units import Refused, TemporarilyRefused
 
 ENDING = ".parquet"
+MAGIC = b"PAR1"
 ROWS = 256
 """Rows whose cells are objects at the same time."""
 
@@ -25,11 +26,33 @@ def table_rows(path: Path) -> Iterator[Iterator[TableRow]]:
             "a .parquet file needs an extra",
             f"pip install 'device-runtime[parquet]', or save {path.name} as .csv",
         ) from None
+    with _refusing():
+        _check_ends(path)
+        yield _rows(read_parquet(path))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turns what is raised for a damaged file into Refused; a panic of the library is no Exception."""
     try:
-        batches = read_parquet(path)
-    except Exception as error:
+        yield
+    except (Refused, MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except OSError as error:
+        raise TemporarilyRefused("cannot be read", error.strerror or error) from None
+    except BaseException as error:
         raise Refused("not a .parquet file", " ".join(str(error).split())[:200]) from None
-    yield _rows(batches)
+
+
+def _check_ends(path: Path) -> None:
+    """Raises Refused for a file that is cut or none, before the library panics about it."""
+    with path.open("rb") as file:
+        begin, size = file.read(len(MAGIC)), file.seek(0, 2)
+        file.seek(max(0, size - 2 * len(MAGIC)))
+        end = file.read()
+    footer = int.from_bytes(end[: len(MAGIC)], "little")
+    if begin != MAGIC or not end.endswith(MAGIC) or footer + 3 * len(MAGIC) > size:
+        raise Refused("not a .parquet file", "it is damaged, or was cut")
 
 
 def _rows(batches: Any) -> Iterator[TableRow]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.data.arrays import ArrayNames, labels_of, open_archive, parts_of
+from device_runtime.models.data.arrays import ArrayNames, labels_of, one_label_each, open_archive, parts_of
 from device_runtime.models.data.labels import LabelMap, NewLabels
 from device_runtime.models.data.sample_source import SampleSource
 from device_runtime.models.data.sample_targets import SampleTargets
@@ -121,11 +121,8 @@ class _LabelReader:
     def part(self, arrays: Arrays, found: ArrayNames) -> _Part:
         """The samples whose values are finite and whose labels are known. Raises DataSetError."""
         x, y = arrays[found.x], arrays.get(found.y)
-        if not x.ndim or (y is not None and x.shape[:1] != y.shape[:1]):
-            both = f"{found.x} is {x.shape} and {found.y or 'y'} {'missing' if y is None else y.shape}"
-            raise DataSetError(f"{self.path}: {both}, expected one label for each")
-        if x.dtype.kind not in "buif":
-            raise DataSetError(f"{self.path}: {found.x} is {x.dtype}, expected numbers")
+        if not x.ndim or x.dtype.kind not in "buif":
+            raise DataSetError(f"{self.path}: {found.x} is {x.dtype} {x.shape}, expected numbers (n, ..)")
         skipped = SkippedTally()
         try:
             numbers, labels, there = self._labels(y, len(x), arrays.get(found.names), skipped)
@@ -149,6 +146,10 @@ class _LabelReader:
         """The targets, the names of the classes or columns, and whether each sample has one."""
         manifest = None if self.bundle is None else self.bundle.manifest
         whole = np.ones(count, bool)
+        if y is not None and y.shape[:1] != (count,):
+            numbers_asked = manifest is not None and manifest.target.has_columns
+            wanted = f"targets of each of the {count} samples" if numbers_asked else one_label_each(count)
+            raise Refused(f"y is {y.dtype} {y.shape}, expected {wanted}")
         if manifest is not None and (manifest.target.has_columns or self.spec.classes is None):
             labels = LabelMap.of(SampleSource(self.path), manifest.labels)
             targets = SampleTargets(labels, manifest.target, manifest.target.compared == "input")

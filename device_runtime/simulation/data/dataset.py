@@ -69,6 +69,11 @@ class DataSet:
         return tenths
 
     @property
+    def in_tenths(self) -> bool:
+        """Whether `keys` are tenths of the first column of targets."""
+        return self.has_columns and self.key_names != self.labels[: len(self.key_names)]
+
+    @property
     def key_names(self) -> tuple[str, ...]:
         """The names of `keys`, from 0."""
         if not self.has_columns:

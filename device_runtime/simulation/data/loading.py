@@ -146,6 +146,11 @@ def _keys(data: DataSet, spec: DataSpec) -> Ints:
     Raises DataSetError for groups that name one that the data does not have.
     """
     keys, there = data.keys, np.arange(len(data.key_names))
+    if data.in_tenths and (named := [name for name, group in spec.groups.items() if group.classes]):
+        raise DataSetError(
+            f"data.groups.{named[0]} names classes, and the targets are numbers ({data.labels[0]}), of which "
+            "tenths would be classes: give a share, or speakers"
+        )
     if spec.by_speaker:
         if data.groups is None:
             raise DataSetError(

@@ -1,12 +1,16 @@
 import io
+import struct
+import warnings
+import zipfile
+import zlib
 
 import numpy as np
 import pytest
 
 from device_runtime.models import data
-from device_runtime.models.data import SampleSource, Selection, arrays, open_samples
+from device_runtime.models.data import SampleSource, Selection, arrays, listing, open_samples
 from device_runtime.models.data.local_samples import LocalSamples
-from device_runtime.models.data.units import Refused
+from device_runtime.models.data.units import Refused, SampleFormat
 from device_runtime.models.errors import DataError
 
 
@@ -137,3 +141,62 @@ def test_names_of_classes_that_are_no_list_leave_the_file_out(tmp_path, bundle):
     np.savez(tmp_path / "b.npz", x=np.zeros((1, 8, 8)), y=np.zeros(1, int))
     samples = open_samples(tmp_path, bundle.manifest)
     assert [skipped.reason for skipped in samples.skipped] == ["class_names is no list of names"]
+
+
+def lying_archive(path, stated, name="x.npy"):
+    """An archive of which a member says that it unpacks to `stated` bytes, in both of its headers."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        x, y = io.BytesIO(), io.BytesIO()
+        np.save(x, np.zeros((9000, 1, 8, 8)))
+        np.save(y, np.zeros(9000, int))
+        archive.writestr(name, x.getvalue())
+        archive.writestr("y.npy", y.getvalue())
+        size = len(x.getvalue())
+    data = path.read_bytes()
+    path.write_bytes(data.replace(struct.pack("<I", size), struct.pack("<I", stated)))
+
+
+@pytest.mark.parametrize("stated", [0, 500, 100_000])
+def test_a_member_cannot_unpack_to_more_than_it_says(tmp_path, bundle, stated):
+    lying_archive(tmp_path / "a.npz", stated)
+    save(tmp_path, "b.npz", images(3), np.array([0, 1, 2]))
+    samples = LocalSamples(SampleSource(tmp_path), bundle.manifest, Selection(room_bytes=1 << 20))
+    samples.refresh()
+    assert len(samples.training) == 3
+    assert len(samples.skipped) == 1
+
+
+@pytest.mark.parametrize("other", ["x", "x.npy"])
+def test_the_size_that_is_limited_is_that_of_the_member_that_is_read(tmp_path, bundle, other):
+    """Of x and x.npy numpy reads the first, and the limit looked at the last."""
+    small, large = io.BytesIO(), io.BytesIO()
+    np.save(small, images(2))
+    np.save(large, np.zeros((9000, 1, 8, 8)))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        archive.writestr("x", large.getvalue())
+        archive.writestr(other, small.getvalue())
+        archive.writestr("y.npy", small.getvalue())
+    with pytest.raises(DataError, match="two arrays of one name"):
+        open_samples(tmp_path / "a.npz", bundle.manifest, Selection(room_bytes=1 << 20))
+
+
+@pytest.mark.parametrize(
+    "error", [AttributeError("x"), struct.error("short"), zlib.error(), RecursionError(), KeyError(3)]
+)
+def test_whatever_a_reader_raises_leaves_out_its_file_alone(tmp_path, bundle, monkeypatch, error):
+    save(tmp_path, "a.npz", images(3), np.array([0, 1, 2]))
+    (tmp_path / "b.csv").write_text(",".join(map(str, range(64))) + ",7\n")
+
+    def read(unit, wanted):
+        raise error
+        yield
+
+    broken = SampleFormat(read, read)
+    monkeypatch.setitem(listing.WHOLE, ".npz", broken)
+    samples = open_samples(tmp_path, bundle.manifest)
+    assert samples.training.y.tolist() == [7]
+    (skipped,) = samples.skipped
+    assert skipped.reason == "cannot be read"
+    assert skipped.examples[0].startswith(f"a.npz: {type(error).__name__}")
+    assert [len(one) for one in data.raw(tmp_path)] == [1]
