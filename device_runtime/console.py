@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 import time
 from collections.abc import Callable
@@ -63,11 +64,18 @@ def output_failed(error: BaseException) -> bool:
         return False
     try:
         sys.stdout.flush()
+        return isinstance(error, BrokenPipeError) and _reader_has_gone(sys.stdout.fileno())
     except OSError as again:
         return again.errno == error.errno
     except ValueError:
         return False
-    return False
+
+
+def _reader_has_gone(number: int) -> bool:
+    """Whether nobody reads this pipe any more."""
+    poll = select.poll()
+    poll.register(number, 0)  # poll reports a closed other end in any case
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 class _StandardErrorHandler(logging.StreamHandler[TextIO]):

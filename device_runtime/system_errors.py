@@ -14,7 +14,7 @@ _THREADS = (
 )
 _FILES = "too many files are open: raise the limit (ulimit -n, LimitNOFILE)"
 _TEMPORARY = "no folder for temporary files can be written to: set TMPDIR to one that can"
-_HOME = "there is no home folder here: set HOME, or give full paths"
+NO_HOME = "there is no home folder here: set HOME, or give full paths"
 _FOLDER = "the folder that this was started in is gone: start it in another one"
 
 DISK = {
@@ -41,7 +41,7 @@ _TEXTS = (
     (r"cannot allocate memory|failed to map segment|std::bad_alloc|unable to allocate", _MEMORY),
     (r"too many open files", _FILES),
     (r"no usable temporary directory", _TEMPORARY),
-    (r"could not determine home directory", _HOME),
+    (r"could not determine home directory", NO_HOME),
     (r"no space left on device|database or disk is full", "the disk is full: free some space"),
 )
 """What libraries say -> the sentence. They raise errors of all types for these."""
@@ -77,6 +77,9 @@ def disk_reason(error: OSError) -> str:
 def _of_one(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return _MEMORY
+    if isinstance(error, OSError) and error.errno in DISK:
+        where = "" if error.filename is None else f"{error.filename}: "
+        return where + disk_reason(error)
     of_sqlite = type(error).__module__ == "sqlite3"
     if of_sqlite or isinstance(error, (OSError, RuntimeError, ImportError)):
         for pattern, sentence in _TEXTS:
@@ -88,10 +91,7 @@ def _of_one(error: BaseException) -> str | None:
         return _LACKS[error.errno]
     if error.errno == errno.ENOENT and _is_nowhere():
         return _FOLDER
-    if error.errno in DISK or error.errno in _NETWORK:
-        where = "" if error.filename is None else f"{error.filename}: "
-        return where + disk_reason(error)
-    return None
+    return disk_reason(error) if error.errno in _NETWORK else None
 
 
 def _named_file(error: BaseException) -> str | None:

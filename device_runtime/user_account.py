@@ -31,6 +31,11 @@ def data_folder() -> Path:
     return _folder(lambda app: platformdirs.user_data_dir(app, appauthor=False), "XDG_DATA_HOME")
 
 
+def cache_folder() -> Path:
+    """Raises NoHome."""
+    return _folder(platformdirs.user_cache_dir, "XDG_CACHE_HOME")
+
+
 def config_folder() -> Path:
     """The folder of all programs' settings. Raises NoHome."""
     return _folder(lambda _: os.environ.get("XDG_CONFIG_HOME") or _below_home(".config"), "XDG_CONFIG_HOME")
@@ -64,13 +69,16 @@ def user_name() -> str:
 
 
 def _folder(of: Callable[[str], str], variable: str, more: str = "") -> Path:
-    path = Path(of(APP))
-    if not path.is_absolute():  # "~/.local/state", as it could not be expanded
-        raise NoHome(
-            f"user {user_name()} has no home folder: HOME is not set to one, and passwd has none. "
-            f"Set HOME or {variable}{more}"
-        )
-    return path
+    try:
+        path = Path(of(APP))
+    except RuntimeError:  # platformdirs from 4.4 on; earlier ones return "~/.local/state"
+        path = Path()
+    if path.is_absolute():
+        return path
+    raise NoHome(
+        f"user {user_name()} has no home folder: HOME is not set to one, and passwd has none. "
+        f"Set HOME or {variable}{more}"
+    )
 
 
 def _below_home(name: str) -> str:

@@ -1,10 +1,17 @@
 """The log of a service: its lines, and a limit on what devices can cause to be logged."""
 
+import errno
+import io
 import json
 import logging
+import os
+import shlex
+import subprocess
+import sys
 
 import pytest
 
+from device_runtime import console
 from device_runtime.console import OTHERS, WARNINGS, WITHIN_S, LogFormatter, LogLimit, log_as_service
 
 
@@ -110,3 +117,49 @@ def test_the_service_limits_what_it_logs(monkeypatch, capsys):
         logging.getLogger("device_runtime.aggregator.rounds.service").warning("message on %d dropped", number)
     assert capsys.readouterr().err.count("dropped") == WARNINGS
     assert len(handler.filters) == 1
+
+
+class Full(io.StringIO):
+    """A log file on a full disk."""
+
+    def write(self, _text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_log_on_a_full_disk_ends_nothing_and_says_nothing_more(capsys):
+    handler = console._StandardErrorHandler(Full())
+    logger = logging.Logger("full")
+    logger.addHandler(handler)
+    logger.warning("a line")
+    assert capsys.readouterr().err == ""
+
+
+def run(program, script="", **more):
+    """Runs a program in a shell of its own, with what the shell does to its streams."""
+    code = f"import sys; from device_runtime.cli import main; {program}"
+    words = shlex.join([sys.executable, "-c", code])
+    return subprocess.run(["sh", "-c", f"{words} {script}"], capture_output=True, text=True, **more)
+
+
+def test_an_output_that_cannot_be_written_is_said_with_a_code(tmp_path):
+    done = run("sys.exit(main(['--help']))", ">/dev/full")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no space left on device" in done.stderr
+
+
+def test_a_reader_that_has_gone_ends_it_without_a_word():
+    done = run("sys.exit(main(['--help']))", "| head -c 1")
+    assert done.stderr == ""
+
+
+def test_streams_that_are_closed_lead_to_no_file_of_ours(tmp_path):
+    opened = "f = open('kept', 'w'); print('printed'); f.close(); main(['--version'])"
+    done = run(f"main(['--version']); {opened}", "<&- >&- 2>&-", cwd=tmp_path)
+    assert done.returncode == 0
+    assert (tmp_path / "kept").read_text() == ""
+
+
+def test_letters_that_the_encoding_lacks_are_escaped():
+    env = {**os.environ, "PYTHONIOENCODING": "ascii:strict", "LC_ALL": "C"}
+    done = run("main(['policy']); print('Küche')", env=env)
+    assert done.stdout.endswith("K\\xfcche\n")

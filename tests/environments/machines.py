@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -12,25 +13,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LONGEST_S = 600.0
 
 MAIN = """
-import signal, sys
-from device_runtime.cli import main
-code = main(sys.argv[1:])
-signal.setitimer(signal.ITIMER_REAL, 0)
-sys.exit(code)
-"""
-ENDS = """
-import os, signal, sys
-def look(*_):
+import json, os, signal, sys
+def look(*_):  # ends a `join` by SIGTERM as soon as it waits for its broker
     connecting = sys.modules.get("device_runtime.client.connection.connecting")
     if connecting and hasattr(connecting, "is_enrolled"):
         signal.setitimer(signal.ITIMER_REAL, 0)
         connecting.sleep_until = lambda stop, _seconds: (os.kill(os.getpid(), signal.SIGTERM), stop.wait(5))
 signal.signal(signal.SIGALRM, look)
 signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+number, trials = int(sys.argv[1]), json.loads(sys.argv[2])
+from device_runtime.cli import main
+for name, words in trials.items():
+    try:
+        code = main(words)
+    except SystemExit as error:
+        code = error.code
+    except BaseException:
+        import traceback
+        code = traceback.format_exc()
+    os.write(number, json.dumps([name, code]).encode() + b"\\n")
 """
-"""Ends a `join` by SIGTERM as soon as it waits for its broker, whatever time it took to get there."""
+"""Runs commands one after the other, and writes their exit codes, or tracebacks, to an open file."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The exit code of each command, or its traceback; and what they wrote to standard output and error."""
+
+    codes: Mapping[str, int | str]
+    said: str
+    errors: str
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,6 @@ class Machine:
     env: Mapping[str, str | None] = field(default_factory=dict)
     wrap: tuple[str, ...] = ()
     works: bool = True
-    root: bool = False
     streams: str = ""
 
 
@@ -137,17 +151,14 @@ MACHINES: dict[str, Machine] = {
     ),
     "no more processes": Machine(
         python=(
-            "import subprocess, errno\n"
+            "import _posixsubprocess, errno, subprocess\n"
             "def none(*_, **__): raise BlockingIOError(errno.EAGAIN, 'Resource temporarily unavailable')\n"
-            "subprocess._fork_exec = none; subprocess._posixsubprocess.fork_exec = none"
+            "subprocess._fork_exec = none; _posixsubprocess.fork_exec = none"
         ),
         works=False,
     ),
-    "120 MB of address space": Machine(
-        python="import resource; resource.setrlimit(resource.RLIMIT_AS, (120_000_000,) * 2)", works=False
-    ),
-    "90 MB of address space": Machine(
-        python="import resource; resource.setrlimit(resource.RLIMIT_AS, (90_000_000,) * 2)", works=False
+    "300 MB of address space": Machine(
+        python="import resource; resource.setrlimit(resource.RLIMIT_AS, (300_000_000,) * 2)", works=False
     ),
     "1970": Machine(python="import time; time.time = lambda at=time.time(): 100.0 + time.monotonic()"),
     "TZ invalid": Machine(env={"TZ": "Nowhere/Atlantis"}),
@@ -163,7 +174,7 @@ MACHINES: dict[str, Machine] = {
     "stdout full": Machine(streams=">/dev/full", works=False),
     "stderr full": Machine(streams="2>/dev/full"),
     "current folder gone": Machine("mkdir -p $STATE/../gone; cd $STATE/../gone; rmdir $STATE/../gone"),
-    "PATH empty": Machine(env={"PATH": ""}),
+    "PATH empty": Machine(python="import os; os.environ['PATH'] = ''"),
 }
 
 
@@ -174,21 +185,28 @@ def can_isolate() -> bool:
     return subprocess.run(["unshare", "-mn", "true"], capture_output=True).returncode == 0
 
 
-def start(machine: Machine, command: tuple[str, ...], state: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command of device-runtime on a machine."""
+def start(machine: Machine, trials: Mapping[str, tuple[str, ...]], state: Path) -> Ran:
+    """Runs commands of device-runtime on a machine, in one process."""
     env = {**os.environ, "HOME": str(state.parent / "home"), "STATE": str(state), "PYTHONPATH": str(ROOT)}
     env |= {name: value for name, value in machine.env.items() if value is not None}
     for name in (name for name, value in machine.env.items() if value is None):
         env.pop(name, None)
-    program = (ENDS if command[0] == "join" else "") + machine.python + "\n" + MAIN
-    words = (*machine.wrap, sys.executable, "-c", program, *command)
-    run = "exec " + shlex.join(words) + f" {machine.streams}"
-    script = f"{machine.shell}\n{run}" if machine.shell else run
-    outside = ["unshare", "-m", "--propagation", "private"] if machine.shell else []
-    if machine.env.get("PATH") == "":
-        script = f"PATH=$BEFORE; export -n PATH; PATH= {run[5:]}"
-        env = {**env, "BEFORE": "", "PATH": ""}
-    return subprocess.run(
-        [*outside, "/bin/sh", "-c", script],
-        env=env, cwd=state.parent, capture_output=True, text=True, timeout=120, errors="replace",
-    )  # fmt: skip
+    reading, writing = os.pipe()
+    with open(reading, "rb") as report:  # noqa: PTH123 - a number
+        words = (sys.executable, "-c", f"{machine.python}\n{MAIN}", str(writing), json.dumps(trials))
+        run = f"exec {shlex.join((*machine.wrap, *words))} {machine.streams}"
+        outside = ["unshare", "-m", "--propagation", "private"] if machine.shell else []
+        try:
+            done = subprocess.run(
+                [*outside, "/bin/sh", "-c", f"{machine.shell}\n{run}"],
+                env=env, cwd=state.parent, capture_output=True, text=True, errors="replace",
+                timeout=LONGEST_S, pass_fds=(writing,),
+            )  # fmt: skip
+        finally:
+            os.close(writing)
+        codes = dict(json.loads(line) for line in report.read().splitlines())
+    return Ran(
+        {name: codes.get(name, f"the process ended with {done.returncode}") for name in trials},
+        done.stdout,
+        done.stderr,
+    )

@@ -16,7 +16,7 @@ from device_runtime.aggregator.errors import (
 )
 from device_runtime.broker.errors import BlobError, BrokerRefused, BrokerStartError, BrokerUnreachable
 from device_runtime.service_process import Exit
-from device_runtime.system_errors import is_of_disk, shortage
+from device_runtime.system_errors import NO_HOME, is_of_disk, shortage
 
 _OF: tuple[tuple[type[Exception], Exit], ...] = (
     (BrokerUnreachable, Exit.BROKER),
@@ -41,5 +41,5 @@ def exit_code(error: Exception) -> int:
         return found
     if is_of_disk(error):
         return Exit.FOLDER
-    lacks = isinstance(error, (MemoryError, RuntimeError)) and shortage(error)
+    lacks = isinstance(error, (MemoryError, RuntimeError)) and shortage(error) not in (None, NO_HOME)
     return Exit.MISTAKE if lacks else Exit.SETTINGS

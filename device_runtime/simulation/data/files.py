@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import platformdirs
 from numpy.typing import NDArray
 
 from device_runtime.simulation.errors import DataSetError
+from device_runtime.user_account import cache_folder
 
 from .spec import DataSpec
 
@@ -33,7 +33,7 @@ VERSION = 3
 
 def folder() -> Path:
     """The cache folder; anything in it may be deleted at any time."""
-    return Path(platformdirs.user_cache_dir("device-runtime")) / "data"
+    return cache_folder() / "data"
 
 
 def content_key(files: Iterable[Path], *settings: object) -> str:
