@@ -79,16 +79,25 @@ os.{call} = failing
 
 _OF_FOLDERS = "stat.S_ISDIR(os.fstat(given[0]).st_mode)"
 _NO_PROCFS = "mount -t tmpfs -o mode=000 none /proc/self 2>/dev/null; mount -t tmpfs -o mode=0000 none /proc"
-_NO_PASSWD = "mount --bind /dev/null /etc/passwd"
-_NO_TMP = " && ".join(f"mount -t tmpfs -o ro none {one}" for one in ("/tmp", "/var/tmp"))
+_NO_PASSWD = """
+import pwd
+def unknown(number): raise KeyError(f"getpwuid(): uid not found: {number}")
+pwd.getpwuid = unknown
+"""
+_NO_TMP = (  # a device's folder that is below /tmp stays where it is
+    "cd /sys; mount --bind $STATE/.. /mnt; mount -t tmpfs none /var/tmp; mount -t tmpfs none /tmp; "
+    "mkdir -p $STATE/..; mount --bind /mnt $STATE/..; mount -o remount,ro /var/tmp; mount -o remount,ro /tmp"
+)
 _UNPRIVILEGED = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
 
 MACHINES: dict[str, Machine] = {
     "HOME unset": Machine(env={"HOME": None}),
     "HOME empty": Machine(env={"HOME": ""}),
     "HOME a file": Machine(env={"HOME": "/etc/hostname"}, works=False),
-    "HOME unset, no passwd entry": Machine(_NO_PASSWD, env={"HOME": None, "USER": None, "LOGNAME": None}),
-    "no name of the user": Machine(_NO_PASSWD, env={"USER": None, "LOGNAME": None}),
+    "HOME unset, no passwd entry": Machine(
+        python=_NO_PASSWD, env={"HOME": None, "USER": None, "LOGNAME": None}, works=False
+    ),
+    "no name of the user": Machine(python=_NO_PASSWD, env={"USER": None, "LOGNAME": None}),
     "read-only root": Machine(
         "mount -o remount,bind,ro / || mount --bind / /; mount -o remount,bind,ro /", works=False
     ),
