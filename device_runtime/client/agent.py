@@ -153,10 +153,10 @@ class Agent:
         until_s, task = self._listens_until_s, self._messages.task
         if until_s is not None and self._clock() >= until_s:
             self._listens_until_s = None
-            what = (
-                f"task {task!r} is not offered at the broker" if task else "no task is offered at the broker"
+            gone = (
+                f"task {task!r} is not offered at the broker: it is over, was given up, or has yet to begin"
             )
-            self.runner.withdrawn(task, what)
+            self.runner.withdrawn(task, gone if task else "no task is offered at the broker")
 
     def warm_up(self) -> None:
         """Prepare the backend: there will be work soon."""
@@ -206,7 +206,9 @@ class Agent:
             if task == self._messages.task or not self._messages.task:
                 self._listens_until_s = None
             if not message.payload:
-                self.runner.withdrawn(task, f"task {task!r} is not offered any more")
+                self.runner.withdrawn(
+                    task, f"task {task!r} is not offered any more: it is over or was given up"
+                )
                 return
             own = message.topic == topics.offer(self._messages.task)
             if own or not is_compact_offer(

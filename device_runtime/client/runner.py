@@ -128,7 +128,7 @@ class Runner:
     def withdrawn(self, task: str, why: str) -> None:
         """The broker has no offer of a task any more. Raises as `feed`."""
         if task == self.state.task and not (self.state.done or self.state.withdrawn):
-            log.warning("%s: it is over or was given up. Waiting for an offer", why)
+            log.warning("%s. Waiting for an offer", why)
         self.feed(ev.OfferWithdrawn(self._clock(), task))
 
     def hello(self) -> None:

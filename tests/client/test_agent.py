@@ -59,7 +59,7 @@ def test_a_device_whose_broker_has_no_offer_stops_asking_after_a_while(stage, ca
         stage.clock.now += 10.0
         stage.go()
     assert len(stage.link.of(Hello)) <= 4
-    assert "no task is offered at the broker: it is over or was given up. Waiting for an offer" in caplog.text
+    assert "no task is offered at the broker. Waiting for an offer" in caplog.text
 
 
 def test_a_device_whose_folder_is_empty_sits_out_until_there_are_samples(stage, caplog):

@@ -176,7 +176,8 @@ export class Agent {
     if (this.#listensUntil === null || this.#environment.clock() < this.#listensUntil) return;
     this.#listensUntil = null;
     const { task } = this.#messages;
-    await this.#runner.withdrawn(task, task ? `task '${task}' is not offered here` : "no task is offered here");
+    const gone = `task '${task}' is not offered here: it is over, was given up, or has yet to begin`;
+    await this.#runner.withdrawn(task, task ? gone : "no task is offered here");
   }
 
   /** Handle all events. An invalid message is logged and ignored. @param {number} timeout */
@@ -218,7 +219,7 @@ export class Agent {
       const task = message.topic.slice(topics.offer("").length);
       if (!this.#messages.task || task === this.#messages.task) this.#listensUntil = null;
       if (!message.payload.length) {
-        await runner.withdrawn(task, `task '${task}' is not offered any more`);
+        await runner.withdrawn(task, `task '${task}' is not offered any more: it is over or was given up`);
         return;
       }
       const isOfOtherTask = isCompactOffer(message.payload) && message.topic !== topics.offer(this.#messages.task);

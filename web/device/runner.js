@@ -112,7 +112,7 @@ export class Runner {
   async withdrawn(task, why) {
     const { task: mine, done, withdrawn } = this.state;
     if (task === mine && !done && !withdrawn) {
-      this.#environment.log("warning", `${why}: it is over or was given up. Waiting for an offer`);
+      this.#environment.log("warning", `${why}. Waiting for an offer`);
     }
     await this.feed("OfferWithdrawn", { task });
   }
