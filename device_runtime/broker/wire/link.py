@@ -15,8 +15,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import MQTTErrorCode
@@ -34,14 +34,15 @@ from device_runtime.broker.sockets.counted_stream import ByteCount
 from device_runtime.broker.sockets.waiting import Abandoned
 
 from . import link_reasons
-from .in_flight import InFlight, SentMessage
 from .link_events import Connected, Disconnected, Event, Received, Will
+from .link_options import LinkOptions
 from .link_reasons import Ended
-from .link_timing import STEADY_S, Outage, ReconnectDelay, StepTime, duration, packet_bytes, qos_of
+from .link_timing import STEADY_S, Outage, ReconnectDelay, StepTime, duration, packet_bytes
 from .messages import MESSAGE_LIMIT, MessageError
 from .mqtt_client import ANSWER, MOST_INFLIGHT, SUBSCRIPTION, ConnectSteps, MqttClient
-from .packet_limit import SMALLEST, DroppedBlocks, PacketLimit
-from .pieces import PieceJoiner, TooLarge, cut
+from .outgoing import Outgoing
+from .packet_limit import SMALLEST
+from .pieces import PieceJoiner
 from .topics import filter_of
 from .url import BrokerUrl
 
@@ -63,30 +64,6 @@ FAREWELL_S = 2.0
 PATIENCE_S = 150.0
 """Seconds that `connect` waits for a broker that is slow or busy, unless it is told otherwise."""
 LOOK_S = 0.05
-
-
-@dataclass(frozen=True)
-class LinkOptions:
-    """Options of a Link.
-
-    `queue_limit` bounds the messages that wait to be sent, `queue_bytes` their bytes. `seed` is of the jitter
-    of reconnections (None: the system's randomness). `greeting` is published at each connection before any
-    other message: it shows a busy device as present again. `renewed` gives the URL with the credentials as
-    they are on the disk now; it is called before each connection, and may raise.
-    """
-
-    will: Will | None = None
-    subscriptions: tuple[str, ...] = ()
-    keepalive_s: int = 30
-    reconnect_s: tuple[float, float] = (0.5, 30.0)
-    """Seconds before the first attempt, and at most; each wait is shortened at random by up to a half."""
-    queue_limit: int = 4096
-    queue_bytes: int = 64 * 1024**2
-    seed: int | None = None
-    greeting: Will | None = None
-    steps_s: tuple[float, float] = (5.0, 60.0)
-    """Seconds for each step of connecting, at first and at most: doubled after each that ran out of time."""
-    renewed: Callable[[], BrokerUrl] | None = None
 
 
 class Link:
@@ -112,13 +89,7 @@ class Link:
         self._delay = ReconnectDelay(self._options.reconnect_s, self._options.seed)
         self._steps = ConnectSteps(StepTime(self._options.steps_s), lambda: self._closing)
         self._outage = Outage()
-        self._limit = PacketLimit()
-        self._drops = DroppedBlocks()
         self._joiner = PieceJoiner()
-        self._in_flight = InFlight()
-        self._sending = threading.RLock()
-        self._most_qos, self._retains, self._mqtt5 = 1, True, url.mqtt5
-        self._said_once: set[str] = set()
         self._thread: threading.Thread | None = None
         self._answer: BrokerError | None = None
         self._answered, self._leaving, self._ready = threading.Event(), threading.Event(), threading.Event()
@@ -128,6 +99,7 @@ class Link:
         self._failure: BrokerError | None = None  # of the last attempt
         self._failure_now: BrokerError | None = None  # of the attempt that is being made
         self._client = self._build()
+        self._outgoing = Outgoing(self._client, self._options.queue_bytes)
 
     @property
     def connected(self) -> bool:
@@ -147,7 +119,7 @@ class Link:
     @property
     def packet_limit(self) -> int | None:
         """The most bytes of a packet that the broker takes; None while no limit is known."""
-        return self._limit.most
+        return self._outgoing.limit.most
 
     def connect(self, timeout_s: float | None = None, stop: threading.Event | None = None) -> None:
         """Connect for the first time; from then on the link reconnects by itself.
@@ -189,24 +161,18 @@ class Link:
             raise MessageError(
                 f"{len(payload)} bytes on {topic}: at most {MESSAGE_LIMIT} go into one message, send a Blob"
             )
-        with self._sending:
-            if self._in_flight.total() + len(payload) > self._options.queue_bytes:
-                return False
-            self._look_for_drops(topic, payload)
-            return self._send(topic, payload, retain)
+        return self._outgoing.publish(topic, payload, retain)
 
     def waiting_bytes(self) -> int:
         """Bytes of the messages that the broker has not acknowledged; most of them wait to be sent."""
-        with self._sending:
-            return self._in_flight.total()
+        return self._outgoing.waiting_bytes()
 
     def unacknowledged(self, topic: str = "") -> int:
         """How many messages the broker has not acknowledged: on this topic, or on any.
 
         The next connection sends those that a lost one leaves.
         """
-        with self._sending:
-            return self._in_flight.count(topic)
+        return self._outgoing.unacknowledged(topic)
 
     def close(self, farewell: Will | None = None) -> None:
         """Publish `farewell`, if any, and disconnect; the broker then sends no last will.
@@ -214,8 +180,10 @@ class Link:
         Waits FAREWELL_S at most.
         """
         if farewell and self.connected:
-            retain = farewell.retain and self._retains
-            last = self._client.publish(farewell.topic, farewell.payload, qos=self._most_qos, retain=retain)
+            retain = farewell.retain and self._outgoing.retains
+            last = self._client.publish(
+                farewell.topic, farewell.payload, qos=self._outgoing.most_qos, retain=retain
+            )
             try:
                 last.wait_for_publish(FAREWELL_S)
             except (RuntimeError, ValueError) as error:
@@ -244,7 +212,7 @@ class Link:
         client = MqttClient(self.url, self._client_id, self._bytes, self._steps)
         client.max_queued_messages_set(self._options.queue_limit)
         if self._options.will:
-            client.set_will(self._options.will, self._most_qos, self._options.will.retain)
+            client.set_will(self._options.will, 1, self._options.will.retain)
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
         client.on_disconnect = self._on_disconnect
@@ -306,7 +274,9 @@ class Link:
         if self._closing:
             return None
         if self._accepted:
-            suspicious = self._learn()
+            code = self._ended.code
+            stated = self._ended.by_broker and code is not None
+            suspicious = self._outgoing.learn(stated and code == link_reasons.PACKET_TOO_LARGE)
             if self._ready.is_set():
                 self._lost(suspicious)
                 return None
@@ -367,82 +337,6 @@ class Link:
         self._say(f"the connection to the broker at {self.url} ended ({reason})")
         self._inbox.put(Disconnected(reason))
 
-    def _learn(self) -> bool:
-        """Try smaller packets if the connection ended in its largest; returns whether it may have."""
-        largest, code = self._client.largest_sent, self._ended.code
-        with self._sending:
-            self._limit.acknowledged(self._in_flight.note_acknowledged())
-        suspicious = self._limit.suspicious(largest)
-        too_large = self._ended.by_broker and code is not None and code.value == link_reasons.PACKET_TOO_LARGE
-        if self._limit.refused(largest) if too_large else self._limit.closed(largest):
-            log.warning(
-                "the broker at %s ends the connection at packets of %d bytes: larger messages go in pieces "
-                "of at most %d bytes from now on",
-                self.url,
-                largest,
-                self._limit.most,
-            )
-            self._cut_anew()
-        elif self._limit.hopeless and str(self._limit.hopeless) not in self._said_once:
-            self._said_once.add(str(self._limit.hopeless))
-            log.error(
-                "the broker at %s ends the connection at packets of %d bytes, and none smaller are of use: "
-                "it must take packets of %d bytes at least",
-                self.url,
-                self._limit.hopeless,
-                2 * SMALLEST,
-            )
-        return suspicious
-
-    def _look_for_drops(self, topic: str, payload: bytes) -> None:
-        """Try smaller packets where a message is sent again and again though the broker acknowledged it."""
-        size = min(len(payload), self._limit.most or len(payload))
-        if not self._drops.suspicious(topic, payload, time.monotonic()) or size <= DroppedBlocks.LEAST_BYTES:
-            return
-        if not self._in_flight.count(topic) and self._limit.refused(size):
-            log.warning(
-                "the broker at %s acknowledged %s several times to no effect: in case it drops what is too "
-                "large, messages go in pieces of at most %d bytes from now on",
-                self.url,
-                topic,
-                self._limit.most,
-            )
-
-    def _send(self, topic: str, payload: bytes, retain: bool) -> bool:
-        """Give paho a message, in pieces where the broker's packets are smaller. Needs `_sending`."""
-        qos = min(qos_of(topic, payload), self._most_qos)
-        parts = [(topic, payload)]
-        if self._limit.most is not None:
-            try:
-                parts = cut(topic, payload, qos, self._limit.most, self._mqtt5, whole=retain)
-            except TooLarge as error:
-                if error.size >= (self._limit.too_large or 0):
-                    self._cannot_send(topic, str(error))
-                    return True
-        largest = max(packet_bytes(*part, qos, self._mqtt5) for part in parts)
-        message = SentMessage(topic, payload, retain, largest)
-        for part in parts:
-            sent = self._client.publish(*part, qos=qos, retain=retain and self._retains)
-            if sent.rc == paho.MQTT_ERR_QUEUE_SIZE:
-                return False
-            message.packets.append(sent)
-        if qos:
-            self._in_flight.add(message)
-        return True
-
-    def _cannot_send(self, topic: str, why: str) -> None:
-        """Say once for each topic that a message is too large for this broker."""
-        if topic not in self._said_once and len(self._said_once) < MOST_INFLIGHT:
-            self._said_once.add(topic)
-            log.error("not sent: %s; raise the packet limit of the broker at %s", why, self.url)
-
-    def _cut_anew(self) -> None:
-        """Give paho the waiting messages anew, as the broker takes them now."""
-        with self._sending:
-            self._client.forget_messages()
-            for message in self._in_flight.take_all():
-                self._send(message.topic, message.payload, message.retain)
-
     def _on_connect(
         self, client: paho.Client, _data: object, _flags: object, code: ReasonCode, said: Properties | None
     ) -> None:
@@ -454,28 +348,26 @@ class Link:
         self._accepted = True
         if self._options.subscriptions:
             self._steps.begin(SUBSCRIPTION)
-            client.subscribe([(topic, self._most_qos) for topic in self._options.subscriptions])
+            client.subscribe([(topic, self._outgoing.most_qos) for topic in self._options.subscriptions])
         if self._was_ready:  # before paho sends the messages that wait, not after subscribing
             self._greet()
-        with self._sending:
-            if (limit := self._limit.most) is not None and self._in_flight.largest() > limit:
-                self._cut_anew()
+        self._outgoing.fit()
         if not self._options.subscriptions:
             self._now_ready()
 
     def _refused(self, code: ReasonCode, said: Properties | None) -> None:
         """The broker refuses the connection; what we can do without is left out of the next one."""
-        if code.value == link_reasons.UNSUPPORTED_VERSION and self._mqtt5:
+        if code.value == link_reasons.UNSUPPORTED_VERSION and self._client.speaks_mqtt5:
             log.warning("the broker at %s does not speak MQTT 5: going on with MQTT 3.1.1", self.url)
-            self._mqtt5, self._at_once = False, True
             self._client.speak_mqtt3()
-        elif code.value == link_reasons.NO_RETAIN and self._retains:
-            self._retains, self._at_once = False, True
-        elif code.value == link_reasons.NO_QOS and self._most_qos:
-            self._most_qos, self._at_once = 0, True
+            self._at_once = True
+        elif code.value == link_reasons.NO_RETAIN and self._outgoing.retains:
+            self._outgoing.retains, self._at_once = False, True
+        elif code.value == link_reasons.NO_QOS and self._outgoing.most_qos:
+            self._outgoing.most_qos, self._at_once = 0, True
         if self._at_once and self._options.will:
             will = self._options.will
-            self._client.set_will(will, self._most_qos, will.retain and self._retains)
+            self._client.set_will(will, self._outgoing.most_qos, will.retain and self._outgoing.retains)
         server = getattr(said, "ServerReference", "")
         details = (getattr(said, "ReasonString", ""), f"it names {server}" if server else "")
         detail = ", ".join(filter(None, details))
@@ -484,15 +376,15 @@ class Link:
     def _take_terms(self, said: Properties | None) -> bool:
         """Take what the broker says of itself (MQTT 5). Returns whether we can work with it."""
         limit = getattr(said, "MaximumPacketSize", None)
-        self._limit.stated(limit)
+        self._outgoing.limit.stated(limit)
         self._client.limit_inflight(getattr(said, "ReceiveMaximum", MOST_INFLIGHT))
-        self._most_qos = min(1, getattr(said, "MaximumQoS", self._most_qos))
-        if not getattr(said, "RetainAvailable", 1) and self._retains:
+        self._outgoing.most_qos = min(1, getattr(said, "MaximumQoS", self._outgoing.most_qos))
+        if not getattr(said, "RetainAvailable", 1) and self._outgoing.retains:
             log.warning(
                 "the broker at %s retains no messages: who comes later learns of a task by saying hello",
                 self.url,
             )
-            self._retains = False
+            self._outgoing.retains = False
         why = ""
         if limit is not None and limit < SMALLEST:
             why = f"takes packets of at most {limit} bytes; at least {SMALLEST} are needed: raise its limit"
@@ -550,10 +442,8 @@ class Link:
 
     def _on_publish(self, _client: object, _data: object, mid: int, code: ReasonCode, _said: object) -> None:
         """Say once for each reason that the broker passes no messages on (MQTT 5)."""
-        if not code.is_failure or (why := str(code).lower()) in self._said_once:
-            return
-        self._said_once.add(why)
-        log.warning("the broker at %s does not pass on %s: %s", self.url, self._client.topic_of(mid), why)
+        if code.is_failure and self._outgoing.worth_saying(why := str(code).lower()):
+            log.warning("the broker at %s does not pass on %s: %s", self.url, self._client.topic_of(mid), why)
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         try:

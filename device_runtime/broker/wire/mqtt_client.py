@@ -114,6 +114,11 @@ class MqttClient(paho.Client):
         """Set the last will of the next connection."""
         self.will_set(will.topic, will.payload, qos=qos, retain=retain)
 
+    @property
+    def speaks_mqtt5(self) -> bool:
+        """Whether its packets are of MQTT 5."""
+        return bool(self._protocol == paho.MQTTv5)
+
     def speak_mqtt3(self) -> None:
         """Use MQTT 3.1.1 from the next connection on."""
         self._protocol, self._clean_session = paho.MQTTv311, True
