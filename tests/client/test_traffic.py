@@ -30,10 +30,14 @@ def test_what_a_link_counts_is_added_to_the_day_it_came_on(tmp_path, clock):
 
 
 def test_what_a_link_takes_back_because_it_never_left_is_taken_off_the_next_bytes(tmp_path, clock):
-    log = TrafficLog(tmp_path, Days(), clock)
-    for up in (1000, 900, 1200):
-        log.saw(up, 0)
-    assert log.days == {"2026-11-23": Day(1200, 0)}
+    today = Days()
+    log = TrafficLog(tmp_path, today, clock)
+    log.saw(1000, 0)
+    today.day += timedelta(1)
+    log.saw(900, 0)
+    assert log.bytes_today == 0
+    log.saw(1200, 0)
+    assert log.days == {"2026-11-23": Day(1000, 0), "2026-11-24": Day(200, 0)}
 
 
 def test_the_next_life_of_the_process_goes_on_counting(tmp_path, clock):

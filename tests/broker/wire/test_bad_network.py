@@ -257,6 +257,29 @@ def test_what_a_broker_of_mqtt_5_lacks_is_done_without(ends: Ends) -> None:
     assert b"\x30\x05\x00\x01t\x00x" in sent
 
 
+def test_what_a_broker_says_that_it_lacks_is_done_without(ends: Ends) -> None:
+    """No retained messages and QoS 0 alone, said as it accepts."""
+    peer = ends.peer(connack5(0, b"\x25\x00\x24\x00"))
+    link, _ = ends.joined(f"{peer.url}?mqtt=5")
+    link.publish("t", b"x", retain=True)
+    end = time.monotonic() + 60
+    while b"\x01t\x00x" not in peer.heard and time.monotonic() < end:
+        time.sleep(0.01)
+    assert b"\x30\x05\x00\x01t\x00x" in bytes(peer.heard)
+
+
+def test_no_more_messages_are_in_flight_than_a_broker_takes(ends: Ends) -> None:
+    peer = ends.peer(connack5(0, b"\x21\x00\x02"))
+    link, _ = ends.joined(f"{peer.url}?mqtt=5")
+    for _ in range(6):
+        link.publish("t", b"message")
+    end = time.monotonic() + 60
+    while bytes(peer.heard).count(b"message") < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert bytes(peer.heard).count(b"message") == 2
+
+
 def test_a_broker_without_wildcards_is_refused_in_words(ends: Ends) -> None:
     link, _ = ends.link(f"{ends.peer(connack5(0, bytes((0x28, 0)))).url}?mqtt=5", subscriptions=("a/#",))
     with pytest.raises(BrokerRefused, match="has no subscriptions with wildcards, as a/#"):
@@ -422,9 +445,9 @@ def test_a_limit_is_learnt_also_where_the_subscription_is_never_answered_before_
     link, own = ends.joined(proxy.url, subscriptions=("fl/v1/d/pi/dn/#",))
     proxy.packet_limit = 16 * KIB
     content = os.urandom(64 * KIB)
-    proxy.delay_s = 0.05
+    proxy.drip_s = 0.05  # a SUBACK of 5 bytes takes a quarter of a second, the end none
     link.publish(BLOCK, content)
-    assert received(inbox) == Received(BLOCK, content)
+    assert received(inbox, timeout_s=20.0) == Received(BLOCK, content)
     assert received(own, Connected).first
 
 
