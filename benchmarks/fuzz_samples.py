@@ -185,6 +185,20 @@ STEPS = b"t,x,y,label\n" + b"".join(b"%d,%d.5,-%d,a\n" % (i, i, i) for i in rang
 FILES = b"file,label\nx.png,a\ny.jpg,b\n"
 
 
+def parquet_target(refused: tuple[type[Exception], ...]) -> list[Target]:
+    """The reader of Parquet where its library is installed; each file is tried in a process of its own."""
+    try:
+        from arro3.core import Array, DataType, Table
+        from arro3.io import write_parquet
+    except ImportError:
+        return []
+    numbers = {name: Array([1.0, 2.0], DataType.float64()) for name in "pqrs"}
+    with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
+        write_parquet(Table.from_pydict({**numbers, "label": Array(["a", "b"], DataType.utf8())}), file.name)
+        sound = (Path(file.name).read_bytes(),)
+    return [Target("parquet", in_file(".parquet", TABLE, ROW), refused, sound, 0.01)]
+
+
 def sample_targets() -> list[Target]:
     refused = (Refused,)
     exif = Image.Exif()
@@ -222,5 +236,6 @@ def sample_targets() -> list[Target]:
         Target("csv", in_file(".csv", TABLE, ROW), refused, rows, 0.6, cells_mutated),
         Target("tsv", in_file(".tsv", TABLE, ROW), refused, tabbed, 0.4, cells_mutated),
         Target("recording", in_file(".csv", TABLE, WINDOWS), refused, steps, 0.4, cells_mutated),
+        *parquet_target(refused),
         Target("sqlite", in_file(".db", DATABASE, ROW, query), refused, (sqlite(),), 0.3),
     ]

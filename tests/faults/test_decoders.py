@@ -57,7 +57,8 @@ def test_damaged_inputs_are_refused_in_the_decoder_s_own_words(fuzz, name):
 
 
 def test_no_decoder_is_left_out(fuzz):
-    assert {target.name for target in fuzz.targets()} == {*NAMES, *SAMPLES, *SETTINGS}
+    optional = {"parquet"}  # where its library is installed
+    assert {target.name for target in fuzz.targets()} - optional == {*NAMES, *SAMPLES, *SETTINGS}
 
 
 @pytest.mark.parametrize("name", [*SAMPLES, *SETTINGS])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .delimited import TableRow
+from .parquet_trial import try_parquet
 from .units import Refused, TemporarilyRefused
 
 ENDING = ".parquet"
@@ -28,6 +29,7 @@ def table_rows(path: Path) -> Iterator[Iterator[TableRow]]:
         ) from None
     with _refusing():
         _check_ends(path)
+        try_parquet(path)
         yield _rows(read_parquet(path))
 
 

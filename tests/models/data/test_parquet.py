@@ -1,6 +1,7 @@
 """Parquet tables, by the extra."""
 
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -60,3 +61,12 @@ def test_what_is_no_parquet_and_what_lacks_the_extra_is_said(tmp_path, animals, 
     monkeypatch.setitem(sys.modules, "arro3.io", None)
     with pytest.raises(DataError, match=r"needs an extra.*pip install 'device-runtime\[parquet\]', or"):
         open_samples(tmp_path / "a.parquet", animals)
+
+
+def test_a_file_that_ends_the_library_s_process_is_left_out(animals, caplog):
+    """Found by mutation: a column that begins at a negative place is a panic that nothing catches."""
+    path = Path(__file__).with_name("aborts.parquet")
+    with pytest.raises(
+        DataError, match=r"not a .parquet file: 1 \(aborts.parquet: it is damaged: the library"
+    ):
+        open_samples(path, animals)
