@@ -70,7 +70,7 @@ class Device:
     """A device that takes part in tasks with its own samples, which never leave it.
 
     broker: mqtts://user@host, wss://.., with the password in DEVICE_RUNTIME_PASSWORD; None: as enrolled.
-    data: class folders, .npz, .csv, pictures, .wav, .txt or sqlite:FILE?QUERY (docs/data-on-device.md).
+    data: class folders, .npz, .csv, pictures, .wav, .txt or sqlite:FILE?QUERY (docs/data.md).
     name: of the device (default: as enrolled, the user of the URL, or the host's name). state: its folder
     (default: by its name, in the user's state folder). token: enrols it first.
     task: join this one only (default: whichever there is). emulate: the name of a board to be as slow as.

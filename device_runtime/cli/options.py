@@ -152,9 +152,7 @@ def count(text: str) -> int:
     return int(text)
 
 
-DATA_HELP = (
-    "Read class folders, .npz, .csv, pictures, .wav, .txt or sqlite:FILE?QUERY (docs/data-on-device.md)."
-)
+DATA_HELP = "Read class folders, .npz, .csv, pictures, .wav, .txt or sqlite:FILE?QUERY (docs/data.md)."
 """The help of an argument for local data; `add_data` adds the options that go with it."""
 
 

@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         if options.data is None:
             return 0
     if options.data is None:
-        raise DataError("no samples: give --data, a folder or a file of them (docs/data-on-device.md)")
+        raise DataError("no samples: give --data, a folder or a file of them (docs/data.md)")
     if options.cpu_percent is not None and not options.service and "INVOCATION_ID" not in os.environ:
         log.warning("cpu_percent has no effect here: the system limits a service, not this process")
     share_plugins(options)

@@ -47,6 +47,7 @@ class SamplesReport:
     filled: number of texts that fill the input or are cut to fit it; None if the input is not text.
     values: the least and the largest raw value.
     doubt: a warning if the values seem wrongly scaled; empty if not.
+    notes: what was decided by default in reading files.
     targets: in place of `classes`, where the task's targets have columns.
     model: what a trained model makes of the samples; None if there is none, or it cannot say.
     """
@@ -65,6 +66,7 @@ class SamplesReport:
     doubt: str = ""
     targets: tuple[TargetColumn, ...] = ()
     model: ModelCheck | None = None
+    notes: tuple[str, ...] = ()
 
 
 def report(samples: LocalSamples) -> SamplesReport:
@@ -87,6 +89,7 @@ def report(samples: LocalSamples) -> SamplesReport:
         samples.values,
         samples.scale_warning,
         _columns(samples),
+        notes=samples.notes,
     )
 
 
@@ -159,6 +162,7 @@ def lines(told: SamplesReport) -> list[str]:
         text += ["", "no samples: nothing is there"]
     for title, rows in (
         ("stored as", [f"{count:6}  {form}" for form, count in told.stored.items()]),
+        ("decided by default", [f"        {note}" for note in told.notes]),
         ("left out", [f"{one.count:6}  {one.reason}: {one.named}" for one in told.skipped]),
     ):
         if rows:

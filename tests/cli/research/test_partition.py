@@ -71,3 +71,37 @@ def test_what_cannot_be_done_is_one_line(tmp_path, monkeypatch, capsys, argument
     shown = capsys.readouterr().err.splitlines()
     assert len(shown) == 1
     assert said in shown[0]
+
+
+def test_a_table_s_columns_are_chosen_and_said_and_its_clients_are_kept_together(tmp_path, capsys):
+    file = tmp_path / "walks.csv"
+    rows = "".join(f"{'cat' if i % 2 else 'dog'},{i / 8},person {i % 3},{i % 5}\n" for i in range(30))
+    file.write_text(f"label,w,who,x\n{rows}")
+    table = ["--data", "table", "--data-path", str(file), "--out", str(tmp_path / "p.png"), "--devices", "3"]
+    assert main(["partition", *table, "--client-column", "who", "--partition", "natural"]) == 0
+    shown = capsys.readouterr().out
+    assert "label: column 'label' (by its name)" in shown
+    assert "clients: 3, as column 'who' names them" in shown
+    assert "float32 2, 2 classes" in shown
+    assert main(["partition", *table]) == 2
+    assert "column 'who' holds words, such as 'person 0'" in capsys.readouterr().err
+    assert main(["partition", *table, "--feature-columns=-who"]) == 0
+
+
+def test_a_table_is_read_as_on_a_device_of_a_bundle(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("w,label\n1,2\n")
+    table = ["--data", "table", "--data-path", str(tmp_path / "a.csv"), "--bundle", "digits-wrn-10-1"]
+    assert main(["partition", *table, "--out", str(tmp_path / "p.png")]) == 2
+    assert (
+        "another number of features than the task's input: 1 (w), expected (1, 8, 8)"
+        in capsys.readouterr().err
+    )
+
+
+def test_samples_of_numbers_are_said_to_be_divided_by_tenths(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("w,price\n" + "".join(f"{i},{i}.5\n" for i in range(40)))
+    table = ["--data", "table", "--data-path", str(tmp_path / "a.csv"), "--devices", "2"]
+    assert main(["partition", *table, "--out", str(tmp_path / "p.png")]) == 0
+    shown = capsys.readouterr().out
+    assert "label: column 'price' (it is the last): numbers, as targets" in shown
+    assert "divided, and counted as classes, by tenths of price" in shown

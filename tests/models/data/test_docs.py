@@ -1,4 +1,4 @@
-"""The examples of docs/data-on-device.md, run on the files that they speak of."""
+"""The examples of docs/data.md, run on the files that they speak of."""
 
 import re
 import runpy
@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 from device_runtime.cli import main
 from device_runtime.models.bundles.inputs import InputSpec, WindowInput
 
-DOCS = (Path(__file__).parents[3] / "docs" / "data-on-device.md").read_text("utf-8")
+DOCS = (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
 EXAMPLES = dict(re.findall(r"^\$ device-runtime (data check .*)\n((?:(?!\$ |```).*\n)+)", DOCS, re.M))
 RECORDED = (
     ("Yes", 16000, 1, 1.0, 6),
@@ -70,7 +70,7 @@ def test_the_label_map_of_the_page_does_what_the_page_shows(place, speech, monke
             record(place / "recorded" / name / f"{number}.wav", rate, channels, seconds)
     cut = place / "recorded" / "no" / "3.wav"
     cut.write_bytes(cut.read_bytes()[:9000])
-    [labels] = re.findall(r"```toml\n(.*?)```", DOCS, re.S)
+    labels = re.findall(r"```toml\n(.*?)```", DOCS, re.S)[0]  # the first of the page
     (place / "recorded" / "labels.toml").write_text(labels)
     manifest = msgspec.structs.replace(speech, name="words", labels=("yes", "no", "_unknown_", "_silence_"))
     monkeypatch.setattr("device_runtime.cli.on_device.data.find_bundle", lambda name: name)

@@ -5,6 +5,7 @@ import pytest
 from device_runtime.models import data
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.data import SampleSource, delimited, open_samples
+from device_runtime.models.data.report import lines, report
 from device_runtime.models.errors import DataError
 
 ROW = ",".join(str(n) for n in range(64))
@@ -191,3 +192,15 @@ def test_a_token_that_is_none_leaves_out_its_row_alone(tmp_path, bundle, cell, r
     (tmp_path / "a.csv").write_text(f"3,4,7\n{cell},4,3\n")
     samples = open_samples(tmp_path, msgspec.structs.replace(bundle.manifest, input=given))
     assert (samples.training.x.tolist(), reasons(samples)) == ([[3, 4]], {reason: 1})
+
+
+def test_what_was_decided_by_default_is_in_the_report(tmp_path, bundle):
+    rows = [f"{number};{ROW.replace(',', ';').replace('63', '6,5')};7" for number in range(3)]
+    names = ";".join(["", *(f"p{n}" for n in range(64)), "label"])
+    (tmp_path / "a.csv").write_text("\n".join([names, *rows]))
+    told = lines(report(open_samples(tmp_path / "a.csv", bundle.manifest)))
+    begin = told.index("decided by default")
+    assert [line.strip() for line in told[begin + 1 : begin + 3]] == [
+        "the first column is left out: it numbers the rows",
+        "numbers have a decimal comma, as in '6,5'",
+    ]

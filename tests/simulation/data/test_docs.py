@@ -11,7 +11,8 @@ import pytest
 from device_runtime.cli.research import export
 from device_runtime.simulation.data.spec import SOURCES
 
-DOCS = (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
+DOCS = PAGE.partition("## A bundle for each source")[2]
 LINES = [
     line.removeprefix("$ device-runtime export ").replace("$(seq -s, 0 99)", ",".join(map(str, range(100))))
     for line in re.findall(r"^\$ device-runtime export .*$", DOCS, re.M)
@@ -42,4 +43,4 @@ def test_each_line_writes_a_bundle(line, tmp_path, monkeypatch):
 
 
 def test_every_source_is_described():
-    assert all(f"`{source}`" in DOCS for source in SOURCES)
+    assert all(f"`{source}`" in PAGE for source in SOURCES)

@@ -1,9 +1,12 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from device_runtime.profiles.fleets import fleet as presets
 from device_runtime.simulation.clients import prepared_targets
-from device_runtime.simulation.data import load
-from device_runtime.simulation.data.spec import DataSpec
+from device_runtime.simulation.data import divide_fleet, load
+from device_runtime.simulation.data.spec import DataSpec, GroupData
 from device_runtime.simulation.errors import DataSetError
 
 ROWS = "w,x,price,area\n1,2,130,-3\n3,4,70,6\n5,6,100,0\n7,8,90,1\n"
@@ -86,3 +89,33 @@ def test_a_row_that_cannot_be_read_is_left_out_and_said_as_on_a_device(tmp_path,
     data = loaded(tmp_path, text, label_column=column)
     assert len(data.train_y) + len(data.test_y) == (4 if len(text) > len(ROWS) + 4 else 3)
     assert any(note.startswith(f"left out: {said}") for note in data.notes), data.notes
+
+
+def test_groups_name_no_classes_where_targets_are_numbers(tmp_path):
+    data = loaded(tmp_path, "w,price\n" + "".join(f"{i},{i}.5\n" for i in range(40)))
+    fleet = presets.load("straggler-heavy").draw(8, 0)
+    name = next(iter(fleet.spec.groups))
+    spec = DataSpec(source="table", path="a.csv", groups={name: GroupData(classes=(7, 8))})
+    with pytest.raises(
+        DataSetError, match=f"data.groups.{name} names classes, and the targets are numbers .price"
+    ):
+        divide_fleet(data, spec, fleet)
+
+
+def test_labels_that_recur_are_classes_and_those_that_are_all_different_are_targets(tmp_path):
+    rows = [(i, i % 3 + 1) for i in range(12)]
+    data = loaded(tmp_path, "w,label\n" + "".join(f"{w},{label}\n" for w, label in rows))
+    assert (data.labels, data.train_y.dtype) == (("1", "2", "3"), np.int64)
+    data = loaded(tmp_path, "w,label\n" + "".join(f"{w},{w}\n" for w, _ in rows))
+    assert data.train_y.shape == (9, 1)
+
+
+def test_a_table_with_a_wide_cell_takes_no_more_memory_than_without(tmp_path):
+    rows = "".join(f"{i % 7}.25,{i % 5}.5,{'cat' if i % 2 else 'dog'}\n" for i in range(2000))
+    peaks = []
+    for cell in ("x", "x" * 1500):
+        tracemalloc.start()
+        loaded(tmp_path, f"a,b,label\n{cell},1,cat\n{rows}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 50_000  # one array of fixed width would take 2000 * 3 * 6000 bytes
