@@ -1,11 +1,13 @@
 """Computes the FLOPs and the peak activation memory of an ONNX graph from its shapes alone."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 
 from device_runtime.models.errors import ExportError
 
@@ -24,6 +26,8 @@ _IN_PLACE = {
     "Add", "Sub", "Mul", "Div", "Relu", "Neg", "Exp", "Sqrt", "Reciprocal", "Sigmoid", "Tanh", "Erf",
     "Softmax", "LogSoftmax", "Clip", "Abs", "Log", "Pow",
 }  # fmt: skip  # may overwrite an input of the same size that no later node reads
+
+_BY_VALUE = {"NonZero", "Compress", "Unique", "NonMaxSuppression"}  # the result's shape depends on values
 
 
 @dataclass(frozen=True)
@@ -73,17 +77,52 @@ def _values(model: Any, batch: int) -> dict[str, _Value]:
     values = {
         tensor.name: _value(tensor.name, tensor.data_type, tensor.dims) for tensor in inferred.initializer
     }
+    unknown = []
     for value in (*inferred.input, *inferred.output, *inferred.value_info):
         tensor = value.type.tensor_type
         dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
         values[value.name] = _value(value.name, tensor.elem_type, dims)
-    return values
+        unknown += [value] if min(dims, default=0) < 0 else []
+    if unknown and (by_value := [node for node in sized.graph.node if node.op_type in _BY_VALUE]):
+        raise ExportError(
+            f"operator {by_value[0].op_type} gives values whose number does not follow from the batch size"
+        )
+    shapes = _shapes_of_a_run(sized, unknown) if unknown else {}
+    return values | {
+        value.name: _value(value.name, value.type.tensor_type.elem_type, shapes[value.name])
+        for value in unknown
+    }
 
 
 def _value(name: str, element: int, dims: Any) -> _Value:
-    if any(dim < 0 for dim in dims):
-        raise ExportError(f"the shape of {name} is {list(dims)}: it does not follow from the batch size")
     return _Value(tuple(dims), _ELEMENT_BYTES.get(element, 4))
+
+
+def _shapes_of_a_run(model: Any, unknown: Sequence[Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of values that shape inference does not find, of a run on zeros with weights of 0."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    outside = [tensor for tensor in whole.graph.initializer if tensor.data_location == tensor.EXTERNAL]
+    for tensor in outside:
+        whole.graph.initializer.remove(tensor)
+        whole.graph.input.append(
+            onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        )
+    del whole.graph.output[:]
+    whole.graph.output.extend(unknown)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(whole.SerializeToString(), options)
+    zeros = {
+        value.name: np.zeros(
+            [dim.dim_value for dim in value.type.tensor_type.shape.dim],
+            onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type),
+        )
+        for value in whole.graph.input
+    }
+    names = [value.name for value in unknown]
+    return {name: value.shape for name, value in zip(names, session.run(names, zeros), strict=True)}
 
 
 def _flops(model: Any, batch: int) -> int:

@@ -24,7 +24,7 @@ from .described import describing
 
 aten = torch.ops.aten
 
-MEAN = 1  # torch's code for reduction="mean"
+NONE, MEAN = 0, 1  # torch's codes for the reduction of a loss; 2 is the sum
 
 
 def max_pool_backward(go: Tensor, x: Tensor, *settings: Any) -> Tensor:
@@ -80,22 +80,49 @@ def _equal_windows(x: Tensor, sizes: Sequence[int]) -> list[int]:
     return [whole // size for whole, size in zip(x.shape[2:], sizes, strict=True)]
 
 
-def nll_loss(x: Tensor, y: Tensor, weight: Any, reduction: int, ignore: int) -> tuple[Tensor, Tensor]:
-    """Mean of -x[i, y[i]]; x: (n, classes) log-probabilities, y: (n,). The second result is unused."""
-    _only_plain_mean(weight, reduction)
-    return -x.gather(1, y.unsqueeze(1)).squeeze(1).mean(), x.new_zeros(())
+def nll_loss(
+    x: Tensor, y: Tensor, weight: Tensor | None, reduction: int, ignore: int
+) -> tuple[Tensor, Tensor]:
+    """-weight[y] * x[i, y[i]], of each sample, or summed, or the weighted mean; and the sum of the weights.
+
+    x: (n, classes) log-probabilities, y: (n,). Samples with label `ignore` count 0.
+    """
+    if _is_plain_mean(weight, reduction, ignore):
+        return -x.gather(1, y.unsqueeze(1)).squeeze(1).mean(), x.new_zeros(())
+    labels, weights = _labels_and_weights(x, y, weight, ignore)
+    losses = -x.gather(1, labels.unsqueeze(1)).squeeze(1) * weights
+    total = weights.sum()
+    if reduction == NONE:
+        return losses, total
+    return losses.sum() / total if reduction == MEAN else losses.sum(), total
 
 
-def nll_loss_backward(go: Tensor, x: Tensor, y: Tensor, weight: Any, *settings: Any) -> Tensor:
-    """go * -1/n at the labels y, else 0."""
-    _only_plain_mean(weight, settings[0])
+def nll_loss_backward(
+    go: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, reduction: int, ignore: int, total: Tensor
+) -> Tensor:
+    """-weight[y] * go at the labels y, else 0; go divided by `total`, the sum of weights, for the mean."""
     one_hot = (y.unsqueeze(1) == torch.arange(x.shape[1]).unsqueeze(0)).to(x.dtype)
-    return one_hot * (-go / x.shape[0])
+    if _is_plain_mean(weight, reduction, ignore):
+        return one_hot * (-go / x.shape[0])
+    _, weights = _labels_and_weights(x, y, weight, ignore)
+    return one_hot * (-weights * (go / total if reduction == MEAN else go)).unsqueeze(1)
 
 
-def _only_plain_mean(weight: Any, reduction: int) -> None:
-    if weight is not None or reduction != MEAN:
-        raise NotImplementedError("only the plain mean cross-entropy can be trained")
+def _is_plain_mean(weight: Tensor | None, reduction: int, ignore: int) -> bool:
+    return weight is None and reduction == MEAN and ignore < 0
+
+
+def _labels_and_weights(x: Tensor, y: Tensor, weight: Tensor | None, ignore: int) -> tuple[Tensor, Tensor]:
+    """Labels of 0 in place of `ignore`, and each sample's weight, 0 for these."""
+    counts = (y != ignore).to(x.dtype)
+    labels = y * (y != ignore).to(y.dtype)
+    return labels, counts if weight is None else weight.index_select(0, labels) * counts
+
+
+def weight_norm_backward(go: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Gradients of v and g of the weight g * v / norms(v) (Salimans and Kingma 2016, equation 3)."""
+    along = (go * v).sum([axis for axis in range(v.dim()) if axis != dim], keepdim=True)
+    return g / norms * (go - v * along / (norms * norms)), along / norms
 
 
 def threshold_backward(go: Tensor, x: Tensor, threshold: float) -> Tensor:
@@ -117,10 +144,19 @@ def select_backward(go: Tensor, sizes: Sequence[Any], dim: int, index: int) -> T
 
 def slice_backward(go: Tensor, sizes: Sequence[Any], dim: int, start: int, end: int, step: int) -> Tensor:
     """Zeros, with the gradient in the range of the slice."""
-    if step != 1:
-        raise NotImplementedError(f"a slice of step {step} cannot be trained, step 1 can")
     dim %= len(sizes)
-    return _embed(go, sizes, dim, start + sizes[dim] if start < 0 else start)
+    start = start + sizes[dim] if start < 0 else start
+    if step == 1:
+        return _embed(go, sizes, dim, start)
+    apart = _spread(go, dim, step)  # (.., 1 + (count - 1) * step, ..) after the last one's zeros are cut
+    return _embed(apart, sizes, dim, start)
+
+
+def _spread(go: Tensor, dim: int, step: int) -> Tensor:
+    """The values along `dim` with step - 1 zeros between them."""
+    count = go.shape[dim]
+    rows = aten.constant_pad_nd(go.unsqueeze(dim + 1), [0, 0] * (go.dim() - 1 - dim) + [0, step - 1], 0.0)
+    return rows.flatten(dim, dim + 1).narrow(dim, 0, 1 + (count - 1) * step)
 
 
 def _embed(go: Tensor, sizes: Sequence[Any], dim: int, start: int) -> Tensor:
@@ -182,6 +218,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._adaptive_avg_pool2d_backward.default: adaptive_avg_pool_backward,
     aten.adaptive_max_pool2d.default: adaptive_max_pool,
     aten.adaptive_max_pool2d_backward.default: max_pool_backward,
+    aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten.nll_loss_forward.default: nll_loss,
     aten.nll_loss_backward.default: nll_loss_backward,
     aten.native_group_norm.default: describing("group_norm", group_norm, tensors=(0, 1, 2), numbers=(6, 7)),

@@ -37,6 +37,7 @@ from .functional_module import (
     stored_tensors,
 )
 from .rules import GRADIENTS_ONLY, RULES
+from .substitutes import Substitutes
 
 aten = torch.ops.aten
 
@@ -193,6 +194,7 @@ def _tracing(mode: FakeTensorMode) -> Iterator[None]:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(mode)
         stack.enter_context(enable_python_dispatcher())
+        stack.enter_context(Substitutes())
         yield
 
 

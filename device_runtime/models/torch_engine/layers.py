@@ -268,8 +268,9 @@ def group_norm_backward(
     per_channel = [groups, channels // groups]
     mean, rstd = mean.unsqueeze(2), rstd.unsqueeze(2)
     places = list(range(2, x.dim()))
-    sums = go.sum(places).reshape(n, *per_channel)
-    products = ((go * x).sum(places).reshape(n, *per_channel) - mean * sums) * rstd
+    along, products = (each.sum(places) if places else each for each in (go, go * x))  # sum([]) sums all
+    sums = along.reshape(n, *per_channel)
+    products = (products.reshape(n, *per_channel) - mean * sums) * rstd
     grad_input = None
     if mask[0]:
         weight = go.new_ones(1, *per_channel) if w is None else w.reshape(1, *per_channel)

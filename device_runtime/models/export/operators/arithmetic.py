@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from onnx import TensorProto
 from torch import Tensor, fx
 
-from device_runtime.models.export.writer import Writer, shape_of
+from device_runtime.models.export.writer import Unwritable, Writer, shape_of
 
 from .arguments import Write, argument_of, dtype_of, first_of, rank_of, unchanged, value_of
 from .shapes import FOLDS
@@ -85,6 +86,24 @@ def _in_place(write: Write) -> Write:
     return changed
 
 
+_VIEWS = {
+    aten.view.default, aten.select.int, aten.slice.Tensor, aten.expand.default, aten.permute.default,
+    aten.transpose.int, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims,
+}  # fmt: skip
+
+
+def _copied(writer: Writer, node: fx.Node) -> str:
+    """Writes a copy into a tensor: later reads of the first argument get the second, in its shape."""
+    first, source = first_of(node), node.args[1]
+    if first.target in _VIEWS or not isinstance(source, fx.Node):
+        raise Unwritable("a copy into a part of a tensor")
+    name = writer.operand(source, dtype_of(node))
+    if [str(size) for size in shape_of(source)] != [str(size) for size in shape_of(node)]:
+        name = writer.emit("Expand", name, writer.sizes(shape_of(node)))
+    writer.values[first] = name
+    return name
+
+
 def _compare(name: str, *after: str) -> Write:
     def write(writer: Writer, node: fx.Node) -> Any:
         result = _binary(name)(writer, node)
@@ -104,6 +123,69 @@ def _reduce(name: str) -> Write:
         return writer.emit(name, operand, writer.integers(axes), keepdims=keep)
 
     return write
+
+
+def _norm(writer: Writer, node: fx.Node) -> Any:
+    kind = {2: "ReduceL2", 1: "ReduceL1"}.get(argument_of(node, 1, 2))
+    if kind is None:
+        raise Unwritable(f"a norm of order {argument_of(node, 1)}")
+    axes = argument_of(node, 2) or range(rank_of(first_of(node)))
+    axes = [axes] if isinstance(axes, int) else list(axes)
+    keep = int(bool(argument_of(node, 3, False)))
+    return writer.emit(
+        kind, writer.operand(first_of(node), dtype_of(node)), writer.integers(axes), keepdims=keep
+    )
+
+
+def _variance(writer: Writer, node: fx.Node) -> Any:
+    """The mean of squares about the mean, with torch's correction; the sizes must not depend on the batch."""
+    shape = shape_of(first_of(node))
+    places = list(argument_of(node, 1) or range(len(shape)))
+    axes, sizes = writer.integers(places), [shape[place] for place in places]
+    if any(isinstance(size, torch.SymInt) for size in sizes):
+        raise Unwritable("a variance over the batch")
+    count = int(np.prod([int(size) for size in sizes]))
+    correction = node.kwargs.get("correction")
+    less = max(0.0, count - (1 if correction is None else float(correction)))
+    x = value_of(writer, node)
+    off = writer.emit("Sub", x, writer.emit("ReduceMean", x, axes, keepdims=1))
+    keep = int(bool(node.kwargs.get("keepdim", False)))
+    total = writer.emit("ReduceSum", writer.emit("Mul", off, off), axes, keepdims=keep)
+    return writer.emit("Div", total, writer.operand(less, dtype_of(node)))
+
+
+def _any(writer: Writer, node: fx.Node) -> Any:
+    axes = argument_of(node, 1)
+    axes = list(range(rank_of(first_of(node)))) if axes is None else [axes] if isinstance(axes, int) else axes
+    number = writer.operand(first_of(node), torch.int64)
+    keep = int(bool(argument_of(node, 2, False)))
+    found = writer.emit("ReduceMax", number, writer.integers(list(axes)), keepdims=keep)
+    return writer.emit("Cast", found, to=TensorProto.BOOL)
+
+
+def _maximum_with_place(writer: Writer, node: fx.Node) -> Any:
+    axis, keep = argument_of(node, 1), int(bool(argument_of(node, 2, False)))
+    x = value_of(writer, node)
+    places = writer.emit("ArgMax", x, axis=axis, keepdims=keep)
+    return writer.emit("ReduceMax", x, writer.integers([axis]), keepdims=keep), places
+
+
+def _exponential_less_one(writer: Writer, node: fx.Node) -> Any:
+    return writer.emit("Sub", writer.emit("Exp", value_of(writer, node)), writer.operand(1, dtype_of(node)))
+
+
+def _elu(writer: Writer, node: fx.Node) -> Any:
+    """x above 0, else alpha * (exp(x * input_scale) - 1); all times scale."""
+    alpha, scale, inside = (float(argument_of(node, place, 1.0)) for place in (1, 2, 3))
+    if inside == scale == 1:
+        return writer.emit("Elu", value_of(writer, node), alpha=alpha)
+    if inside == 1:
+        return writer.emit("Selu", value_of(writer, node), alpha=alpha, gamma=scale)
+    raise Unwritable("an ELU with a scale of its input")
+
+
+def _leaky_relu(writer: Writer, node: fx.Node) -> Any:
+    return writer.emit("LeakyRelu", value_of(writer, node), alpha=float(argument_of(node, 1, 0.01)))
 
 
 def _power(writer: Writer, node: fx.Node) -> Any:
@@ -171,7 +253,9 @@ OPERATORS: dict[Any, Write] = {
             ("neg", "Neg"), ("abs", "Abs"), ("tanh", "Tanh"), ("sigmoid", "Sigmoid"), ("sin", "Sin"),
             ("cos", "Cos"), ("reciprocal", "Reciprocal"), ("logical_not", "Not"), ("sign", "Sign"),
             ("bitwise_not", "Not"), ("hardswish", "HardSwish"), ("floor", "Floor"), ("ceil", "Ceil"),
-            ("round", "Round"),
+            ("round", "Round"), ("cosh", "Cosh"), ("sinh", "Sinh"), ("atan", "Atan"), ("tan", "Tan"),
+            ("isnan", "IsNaN"), ("asin", "Asin"), ("acos", "Acos"), ("atanh", "Atanh"), ("asinh", "Asinh"),
+            ("acosh", "Acosh"),
         )
     },
     **{
@@ -190,7 +274,23 @@ OPERATORS: dict[Any, Write] = {
     **dict.fromkeys((aten.bitwise_or.Tensor, aten.logical_or.default), _binary("Or")),
     **dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default), _binary("And")),
     aten.add_.Tensor: _in_place(_binary("Add")),
+    aten.add_.Scalar: _in_place(_binary("Add")),
     aten.mul_.Tensor: _in_place(_binary("Mul")),
+    aten.sub_.Tensor: _in_place(_binary("Sub")),
+    aten.div_.Tensor: _in_place(_binary("Div")),
+    aten.sqrt_.default: _in_place(_unary("Sqrt")),
+    aten.relu_.default: _in_place(_unary("Relu")),
+    aten.clamp_min_.default: _in_place(_clip()),
+    aten.clamp_min_.Tensor: _in_place(_binary("Max")),
+    aten.clamp_min.Tensor: _binary("Max"),
+    aten.copy_.default: _copied,
+    aten.linalg_vector_norm.default: _norm,
+    aten.var.correction: _variance,
+    **dict.fromkeys((aten.any.dim, aten.any.dims, aten.any.default), _any),
+    aten.max.dim: _maximum_with_place,
+    aten.expm1.default: _exponential_less_one,
+    aten.elu.default: _elu,
+    aten.leaky_relu.default: _leaky_relu,
     aten.maximum.default: _binary("Max"),
     aten.minimum.default: _binary("Min"),
     aten.mm.default: _product,

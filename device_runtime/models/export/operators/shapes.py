@@ -180,6 +180,11 @@ def _scatter_add(writer: Writer, node: fx.Node) -> Any:
     return writer.emit("ScatterElements", *inputs, axis=node.args[1], reduction="add")
 
 
+def _scatter(writer: Writer, node: fx.Node) -> Any:
+    inputs = (value_of(writer, node, index) for index in (0, 2, 3))
+    return writer.emit("ScatterElements", *inputs, axis=node.args[1])
+
+
 def _item(writer: Writer, node: fx.Node) -> Any:
     return writer.values[first_of(node)][node.args[1]]
 
@@ -219,4 +224,6 @@ OPERATORS: dict[Any, Write] = {
     aten.index_select.default: _index_select,
     aten.gather.default: _gather,
     aten.scatter_add.default: _scatter_add,
+    aten.scatter.src: _scatter,
+    aten.empty_permuted.default: lambda writer, node: _filled(writer, node, 0),
 }  # fmt: skip
