@@ -3,7 +3,8 @@
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -31,8 +32,9 @@ from device_runtime.models.bundles.manifest import (
 from device_runtime.models.bundles.names import LEVELS, PRECISIONS
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.errors import BundleError, ExportError, ParityError, one_line
+from device_runtime.models.errors import BundleError, ExportError, ModelError, ParityError, one_line
 from device_runtime.models.export.graph_cost import graph_cost
+from device_runtime.models.export.network_factory import raised_at
 from device_runtime.models.torch_engine.losses import OwnLoss, loss_of
 from device_runtime.models.torch_engine.objectives import OutputSizes, sizes_of
 
@@ -40,8 +42,10 @@ from .candidates import WantedGraphs, candidates
 from .described import undescribed
 from .determinism import Samples, check_function
 from .evaluation_mode import frozen_norms, left_out
+from .faulty_layer import faulty_layer
 from .functional_module import FunctionalModule, HeadUnused, batch_norms, run, stored_tensors
 from .levels import assign_levels, find_head, level_outputs
+from .module_check import check_head, exportable_copy, not_finite, other_than_logits, unused_head
 from .parity import RELATIVE, GraphCandidate, check_blocked, check_parity, random_inputs, random_targets
 from .trace import TRACED_BATCH
 from .tunable_sets import Sets, change_warning, inject, parameter_table, scale_features
@@ -116,8 +120,15 @@ def export(
     module that cannot be traced, and ParityError if a graph computes something else than torch; nothing is
     written then.
     """
+    with other_errors(type(module).__name__):
+        return _export(module, spec, folder, report)
+
+
+def _export(
+    module: nn.Module, spec: ExportSpec, folder: Path, report: Callable[[CheckedGraph], None]
+) -> bundles.Bundle:
     _check_spec(spec)
-    module = copy.deepcopy(module).eval()
+    module = exportable_copy(module, _example(spec.input))
     if spec.stored_as == "float16":
         _round_to_float16(module)
     if spec.scaled:
@@ -139,7 +150,7 @@ def export(
         sets, spec.objectives, spec.features, spec.batchnorm == "training", spec.ort_training
     )
     passed = PassedGraphs(report)
-    for candidate in candidates(subject, wanted):
+    for candidate in _named_candidates(subject, wanted):
         _check_allowed(candidate)
         worst = check_parity(subject, candidate)
         if worst > RELATIVE:
@@ -172,6 +183,31 @@ def export(
         pretrained=spec.pretrained or _has_running_statistics(module) or msgspec.UNSET,
     )
     return bundles.write(folder, manifest, weights, passed.files, spec.tokenizer)
+
+
+def _named_candidates(subject: FunctionalModule, wanted: WantedGraphs) -> Iterator[GraphCandidate]:
+    """As `candidates`; an error names the layer that cannot be exported."""
+    try:
+        yield from candidates(subject, wanted)
+    except ExportError as error:
+        if not (layer := faulty_layer(subject)):
+            raise
+        graph = str(error).split()[1].partition(".")[0]
+        way = "" if graph in ("forward", "loss") else ", or train the head alone (--tunable head)"
+        raise ExportError(f"{error}; it is layer {layer}: replace it{way}") from error
+
+
+@contextmanager
+def other_errors(name: str) -> Iterator[None]:
+    """Raises errors of the user's code, and of torch about it, as ExportError."""
+    try:
+        yield
+    except (ModelError, OSError):
+        raise
+    except Exception as error:
+        raise ExportError(
+            f"{name} cannot be exported: {type(error).__name__}: {one_line(error)}{raised_at(error)}"
+        ) from error
 
 
 def _say_left_out(subject: FunctionalModule, spec: ExportSpec) -> None:
@@ -316,35 +352,32 @@ def _example(spec: InputSpec) -> torch.Tensor:
 
 def _checked_sizes(subject: FunctionalModule, spec: ExportSpec) -> OutputSizes:
     """The module's output sizes. Raises ExportError unless head(features) gives the logits of all labels."""
-    tensors = stored_tensors(subject.module)
-    parameters = dict(subject.module.named_parameters())
-    if other := [f"{n} is {t.dtype}" for n, t in tensors.items() if t.dtype != _dtype(n in parameters, t)]:
-        raise ExportError(f"{other[0]}; only torch.float32 can be exported")
+    head = subject.head
+    check_head(subject.module, head)
     try:
         with torch.no_grad():
-            passed = run(subject, subject.example, tensors)
+            passed = run(subject, subject.example, stored_tensors(subject.module))
     except HeadUnused:
-        raise ExportError(f"the module never calls its head {subject.head}; name the one it calls") from None
+        raise ExportError(unused_head(subject)) from None
     except Exception as error:
         raise ExportError(
-            f"the module fails on {tuple(subject.example.shape)}: {one_line(error)}{_settings_hint(spec)}"
+            f"the module fails on {tuple(subject.example.shape)}: {one_line(error)}{raised_at(error)}"
+            f"{_settings_hint(spec)}"
         ) from error
     logits, features = passed.logits, passed.features
     if not isinstance(logits, torch.Tensor):
         raise ExportError(f"the module returns a {type(logits).__name__}, expected the logits alone")
     if features.dim() != 2:
-        raise ExportError(f"head {subject.head} is given {tuple(features.shape)}, expected (n, width)")
-    with torch.no_grad():
-        from_head = subject.module.get_submodule(subject.head)(features)
-    if logits.shape != from_head.shape or not torch.allclose(logits, from_head):
-        raise ExportError(
-            f"the module does not return the logits of its head {subject.head}; name the right head"
-        )
+        raise ExportError(f"head {head} is given {tuple(features.shape)}, expected (n, width)")
+    if not torch.isfinite(logits).all():
+        raise ExportError(not_finite(subject))
+    if other := other_than_logits(subject, passed):
+        raise ExportError(other)
     values = spec.loss.compared == "input"
     wanted = prod(spec.input.shape) if values else len(spec.labels)
     if logits.shape[1] != wanted:
         raise ExportError(
-            f"head {subject.head} gives {logits.shape[1]} logits for {wanted} "
+            f"head {head} gives {logits.shape[1]} logits for {wanted} "
             f"{'values of the input' if values else 'labels'}{_settings_hint(spec)}"
         )
     if spec.loss.own:
@@ -367,10 +400,6 @@ def _round_to_float16(module: nn.Module) -> None:
         half = tensor.to(torch.float16)
         if tensor.dtype == torch.float32 and torch.isfinite(half).all():
             tensor.copy_(half)
-
-
-def _dtype(is_parameter: bool, tensor: torch.Tensor) -> torch.dtype:
-    return torch.float32 if is_parameter or tensor.is_floating_point() else torch.int64
 
 
 def _head(subject: FunctionalModule, width: int) -> Head:

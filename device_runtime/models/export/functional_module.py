@@ -105,10 +105,28 @@ def run(
         hooks.callback(head.register_forward_pre_hook(lambda _, given: seen.update(head=given[0])).remove)
         for level, name in subject.outputs.items():
             hooks.callback(subject.module.get_submodule(name).register_forward_hook(keep(level)).remove)
-        logits = functional_call(subject.module, dict(tensors), (x,))
+        logits = functional_call(subject.module, _tied(subject.module, tensors), (x,), tie_weights=False)
     if "head" not in seen:
         raise HeadUnused(subject.head)
     return ForwardPass(logits, seen.pop("head"), seen)
+
+
+def _tied(module: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
+    """The tensors by name, each also by the other names that share it, of layers that are not the same.
+
+    torch's own tying leaves the replaced tensors in a layer that has two names.
+    """
+    names: dict[int, str] = {}
+    tied = dict(tensors)
+    for layer, part in module.named_modules():
+        for name, value in (*part._parameters.items(), *part._buffers.items()):
+            if value is None:
+                continue
+            whole = f"{layer}.{name}" if layer else name
+            first = names.setdefault(id(value), whole)
+            if first in tensors:
+                tied[whole] = tensors[first]
+    return tied
 
 
 def batch_norms(module: nn.Module) -> tuple[str, ...]:
@@ -125,10 +143,19 @@ def with_batch_statistics(subject: FunctionalModule, norms: Sequence[str]) -> Fu
     """A copy with these layers in training mode: they use batch statistics and update the running ones."""
     if not norms:
         return subject
-    module = copy.deepcopy(subject.module)
+    module = copy.deepcopy(without_computed(subject.module))
     for norm in norms:
         module.get_submodule(norm).train()
     return replace(subject, module=module)
+
+
+def without_computed(module: nn.Module) -> nn.Module:
+    """The module; weights that old hooks such as weight_norm compute have no graph, so it can be copied."""
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                vars(part)[name] = value.detach()
+    return module
 
 
 @contextmanager

@@ -13,6 +13,8 @@ import torch
 from onnx import helper
 from torch import Tensor
 
+from device_runtime.models.errors import ExportError
+
 from .described import description, is_description, renamed, without_descriptions
 from .operators import OPERATORS
 from .trace import Traced
@@ -31,7 +33,19 @@ def to_onnx(traced: Traced) -> bytes:
 
 
 def convert(traced: Traced) -> Any:
-    """The whole graph as an onnx.ModelProto, with all tensors as inputs."""
+    """The whole graph as an onnx.ModelProto, with all tensors as inputs.
+
+    Raises ExportError for a graph that computes in another precision, or in complex numbers.
+    """
+    for node in traced.graph.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and (
+            value.is_complex() or value.dtype in (torch.float16, torch.bfloat16)
+        ):
+            raise ExportError(
+                f"{node.target} computes in {value.dtype}, expected float32: use no .half(), autocast or "
+                "complex numbers"
+            )
     try:
         return write(traced, OPSET)
     except Unwritable as error:

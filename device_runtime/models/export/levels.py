@@ -34,7 +34,7 @@ def find_head(module: nn.Module, name: str | None) -> str:
             )
         return name
     if not linear:
-        raise ExportError(f"{type(module).__name__} has no nn.Linear, which the head must be")
+        raise ExportError(f"{type(module).__name__} has no nn.Linear, which the head must be: end with one")
     return str(list(linear)[-1])
 
 

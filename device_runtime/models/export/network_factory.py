@@ -3,6 +3,8 @@
 import argparse
 import importlib
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +16,8 @@ from device_runtime.models import networks
 from device_runtime.models.errors import ExportError, one_line
 
 T = TypeVar("T")
+
+_SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
 FILES = ("model.safetensors", "pytorch_model.bin")
@@ -69,10 +73,26 @@ def _module(where: str, given: Mapping[str, Any]) -> Any:
     if ":" not in where:
         return networks.build(where, given)
     factory = _factory(where)
+    if hasattr(factory, "state_dict") and not isinstance(factory, type):  # a module that was made already
+        if given:
+            raise ExportError(f"{where} is a module and takes no settings ({', '.join(given)})")
+        return factory
     try:
         return factory(**given)
-    except Exception as error:
-        raise ExportError(f"{where} with {given} fails: {one_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        settings = f" with {given}" if given else ""
+        hint = "; give arguments by --set NAME=VALUE" if "required positional argument" in str(error) else ""
+        raise ExportError(
+            f"{where}{settings} fails: {type(error).__name__}: {one_line(error)}{raised_at(error)}{hint}"
+        ) from error
+
+
+def raised_at(error: BaseException) -> str:
+    """Where the user's code raised the error, as " (net.py, line 12)"; empty where it did not."""
+    libraries = (str(Path(__file__).parents[2]), sysconfig.get_path("stdlib"), *_SITE)
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not frame.filename.startswith((*libraries, "<"))]
+    return f" ({Path(users[-1].filename).name}, line {users[-1].lineno})" if users else ""
 
 
 def _factory(where: str) -> Any:
@@ -83,8 +103,8 @@ def _factory(where: str) -> Any:
         sys.path.append(str(Path.cwd()))  # last, so that a folder here cannot hide one of our packages
     try:
         found = getattr(importlib.import_module(package), name)
-    except Exception as error:  # importing runs the user's module
-        hint = f"{type(error).__name__}: {one_line(error)}"
+    except (Exception, SystemExit) as error:  # importing runs the user's module
+        hint = f"{type(error).__name__}: {one_line(error)}{raised_at(error)}"
         raise ExportError(
             f"{where} cannot be imported from here or from what is installed: {hint}"
         ) from error
