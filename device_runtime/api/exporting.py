@@ -32,6 +32,7 @@ def export(
     target_mean: Sequence[float] | None = None,
     target_std: Sequence[float] | None = None,
     delta: float = 1.0,
+    class_weights: Sequence[float] = (),
     quantile: float = 0.99,
     scale: float = 1.0,
     mean: Sequence[float] = (0.0,),
@@ -52,12 +53,12 @@ def export(
     input: the shape of one sample, channels first, without the batch: (3, 32, 32); or an InputSpec, for token
     ids. labels: the names of the classes, in the order of the logits; or of the values that the network
     predicts.
-    loss: cross-entropy, mse, mae, huber (with `delta`) or bce; or a function of torch tensors, outputs (n,
-    labels) and targets, that gives the loss of each sample (n,). targets: class labels, values, 0/1 flags, or
-    the input itself (default: as the loss takes them; of a function, values). columns: their names in tables
-    (default: the labels). target_mean, target_std: values are trained as (value - mean) / std, one for all or
-    one for each column. quantile: where targets are the input itself, larger errors are anomalies.
-    docs/losses.md describes all of these.
+    loss: cross-entropy (with `class_weights`, one for each label), mse, mae, huber (with `delta`) or bce; or
+    a function of torch tensors, outputs (n, labels) and targets, that gives the loss of each sample (n,).
+    targets: class labels, values, 0/1 flags, or the input itself (default: as the loss takes them; of a
+    function, values). columns: their names in tables (default: the labels). target_mean, target_std: values
+    are trained as (value - mean) / std, one for all or one for each column. quantile: where targets are the
+    input itself, larger errors are anomalies. docs/losses.md describes all of these.
     scale, mean, std: raw samples become (raw * scale - mean) / std; one value, or one for each channel.
     head: the name of the nn.Linear that gives the logits (default: the last).
     levels: prefix of parameters' names -> low, mid, up or head (default: by their place in the module).
@@ -85,6 +86,7 @@ def export(
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
     named = tuple(labels) or (NORMAL if targets == "input" else ())
     settings: dict[str, Any] = {"columns": columns, "delta": delta, "quantile": quantile}
+    settings |= {"class_weights": tuple(class_weights)} if class_weights else {}
     settings |= {} if target_mean is None else {"mean": tuple(target_mean)}
     settings |= {} if target_std is None else {"std": tuple(target_std)}
     try:

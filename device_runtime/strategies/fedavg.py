@@ -163,7 +163,8 @@ class FedAvg(TakesCodec, PartialEpochs):
 
     def trains_head(self, manifest: Manifest) -> bool:
         """See `TrainsHead`."""
-        if self.terms or self.trained not in manifest.sets or not manifest.target.is_cross_entropy:
+        plain = manifest.target.is_cross_entropy and not manifest.target.class_weights
+        if self.terms or self.trained not in manifest.sets or not plain:
             return False
         return manifest.specs(self.trained) == head_specs(manifest) and not manifest.statistics(self.trained)
 

@@ -115,7 +115,7 @@ class FewShot(TakesCodec, Strategy[HeadMeans]):
         return TrainedUpdate(self.name, head.params.tensors(), len(data), loss)
 
     def trains_head(self, manifest: Manifest) -> bool:
-        return True
+        return not manifest.target.class_weights
 
     def head_training(self, y: NDArray[np.int64], run: Run) -> HeadTraining:
         sgd = Sgd(self.lr, self.momentum, self.weight_decay)

@@ -155,6 +155,11 @@ def add_loss_arguments(parser: argparse.ArgumentParser) -> None:
         help="Compare outputs with class labels, values, 0/1 flags or the input (default: by the loss).",
     )
     add("--target-columns", metavar="A,B,..", help="Name the columns of targets (default: as --labels).")
+    add(
+        "--class-weights",
+        metavar="W,..",
+        help="Multiply cross-entropy by a weight for each class, in the order of --labels (default: 1).",
+    )
     add("--delta", type=float, help="Set where loss huber becomes a straight line (default: 1).")
     add(
         "--target-mean",
@@ -342,6 +347,7 @@ def loss_and_labels(args: argparse.Namespace) -> tuple[TargetSpec, Any, tuple[st
     settings = {
         "columns": args.target_columns and args.target_columns.split(","),
         "delta": args.delta,
+        "class_weights": args.class_weights and _numbers(args.class_weights),
         "mean": args.target_mean and _numbers(args.target_mean),
         "std": args.target_std and _numbers(args.target_std),
         "quantile": args.quantile,

@@ -334,6 +334,8 @@ def _check_head(manifest: Manifest, stored: Mapping[str, TensorSpec]) -> None:
     head, outputs, target = manifest.head, manifest.outputs, manifest.target
     if target.has_columns and not target.own and len(target.columns) != outputs:
         raise BundleError(f"loss {target.loss} has {len(target.columns)} columns for {outputs} labels")
+    if target.class_weights and len(target.class_weights) != outputs:
+        raise BundleError(f"loss {target.loss} has {len(target.class_weights)} weights for {outputs} labels")
     if target.compared == "input" and manifest.input.vocabulary is not None:
         raise BundleError("the input is token ids, which no loss can compare outputs with")
     shapes = {head.weight: (outputs, head.features)} | ({head.bias: (outputs,)} if head.bias else {})

@@ -68,6 +68,7 @@ class TargetSpec(ManifestRecord, frozen=True):
     std: tuple[float, ...] = (1.0,)
     delta: float = 1.0  # huber: where squares become straight lines, in standardised units
     own: bool = False  # whether the loss is the user's own, whose code only the graphs have
+    class_weights: tuple[float, ...] = ()  # of cross-entropy: a factor of the loss for each label, or none
     quantile: Share = 0.99  # input: samples with an error above this quantile are anomalies
 
     def __post_init__(self) -> None:
@@ -82,6 +83,10 @@ class TargetSpec(ManifestRecord, frozen=True):
                 raise ValueError(f"targets have {len(values)} values of {name}, expected 1 or one per column")
             if not all(isfinite(np.float32(value)) for value in values):
                 raise ValueError(f"{name} of the targets is not finite in float32")
+        if self.class_weights and not self.is_cross_entropy:
+            raise ValueError(f"loss {self.loss!r} has no weights of classes, only cross-entropy has")
+        if not all(isfinite(w) and np.float32(w) > 0 for w in self.class_weights):
+            raise ValueError(f"weights of classes are {list(self.class_weights)}, expected numbers above 0")
         if not all(np.float32(value) > 0 for value in (*self.std, self.delta)):
             raise ValueError("std of the targets, or delta, is not above 0")
 
@@ -150,6 +155,8 @@ class TargetSpec(ManifestRecord, frozen=True):
     @property
     def said(self) -> str:
         """The loss and what it is of, as people read it: "mse of price, area"."""
+        if self.class_weights:
+            return f"{self.loss} of classes weighted {', '.join(f'{w:g}' for w in self.class_weights[:8])}"
         columns = ", ".join(self.columns[:4]) + (", .." if len(self.columns) > 4 else "")
         return f"{self.loss} of {columns or {'input': 'the input itself'}.get(self.compared, self.compared)}"
 

@@ -36,6 +36,9 @@ _ADVICE = {
     "modified by an inplace operation": "the module changes in place a value that its gradient needs; "
     "write x = x * 2 for x *= 2, and relu(x) for x.relu_()",
     "data-dependent": "the module's Python code branches on values of its input; use torch.where instead",
+    "does not require grad and does not have a grad_fn": "no weight influences the loss: remove .detach(), "
+    ".data and torch.no_grad()",
+    ".numpy() is not supported": "numpy is called on a tensor, and gives no gradient: use torch",
     "Expected more than 1 value per channel": "a batch norm without running statistics cannot take one "
     "sample alone; give it track_running_stats=True, or use GroupNorm",
 }

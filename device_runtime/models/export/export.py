@@ -258,7 +258,11 @@ def _check_spec(spec: ExportSpec) -> None:
         raise ExportError(f"there is no objective {unknown[0]!r}; there are {', '.join(TRAINING)}")
     if unknown := sorted(set(spec.precisions) - set(PRECISIONS[1:])):
         raise ExportError(f"there is no precision {unknown[0]!r}; there are {', '.join(PRECISIONS[1:])}")
-    if spec.loss != CROSS_ENTROPY:
+    if (weights := spec.loss.class_weights) and len(weights) != len(spec.labels):
+        raise ExportError(f"there are {len(weights)} weights of classes for {len(spec.labels)} labels")
+    if weights and spec.ort_training:
+        raise ExportError("graphs of onnxruntime-training have no weights of classes")
+    if not spec.loss.is_cross_entropy:
         _check_loss(spec)
     if spec.ort_training and "train" not in spec.objectives:
         raise ExportError("graphs of onnxruntime-training are for objective train, which is not asked for")

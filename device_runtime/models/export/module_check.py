@@ -235,8 +235,8 @@ def other_than_logits(subject: FunctionalModule, passed: ForwardPass) -> str:
         )
     return (
         f"the module returns something else than the logits of its head {head}"
-        f"{f', after layer {last}' if last else ''}: return {head}(features), or name the right head; a weight "
-        "that is used by hand, as in a cosine head, is none"
+        f"{f', after layer {last}' if last else ''}: return {head}(features), or name the right head; a "
+        "weight that is used by hand, as in a cosine head, is none"
     )
 
 

@@ -162,6 +162,10 @@ def _trace(subject: FunctionalModule, compute: Callable[[GraphInputs], Any], out
     with _tracing(mode):
         table = _decompositions(outputs.gradients)
         graph = make_fx(flat, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
+    if not isinstance(x.shape[0], torch.SymInt) or x.shape[0].node.expr.is_number:
+        raise ExportError(
+            "the number of samples becomes a constant: write x.shape[0] for len(x), and take no int() of it"
+        )
     graph.graph.eliminate_dead_code()
     graph.recompile()
     names = ("x", *(["y"] if outputs.labels else []), *extras, *tensors)

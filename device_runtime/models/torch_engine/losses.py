@@ -5,7 +5,7 @@ Outputs and targets are float32 (n, columns), results (n,): the mean over the co
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from device_runtime.models.bundles.targets import TargetSpec
 from device_runtime.models.errors import EngineError, ExportError, one_line
-from device_runtime.models.export.functional_module import CROSS_ENTROPY_LOSS, SampleLoss
+from device_runtime.models.export.functional_module import CROSS_ENTROPY_LOSS, SampleLoss, cross_entropy
 
 OwnLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -41,10 +41,17 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.relu() - outputs * targets + torch.log1p(torch.exp(-outputs.abs()))).mean(1)
 
 
+def weighted_cross_entropy(outputs: Tensor, y: Tensor, weights: Sequence[float]) -> Tensor:
+    """Cross-entropy of each sample times the weight of its label, in nats; y: int64 (n,)."""
+    return cross_entropy(outputs, y) * outputs.new_tensor(weights).index_select(0, y)
+
+
 def loss_of(target: TargetSpec, own: OwnLoss | None = None) -> SampleLoss:
     """The loss that a bundle names; `own` is the user's. Raises EngineError for an own loss without code."""
     if target.is_cross_entropy:
-        return CROSS_ENTROPY_LOSS
+        if not target.class_weights:
+            return CROSS_ENTROPY_LOSS
+        return SampleLoss(target, partial(weighted_cross_entropy, weights=target.class_weights))
     if target.own and own is None:
         raise EngineError(
             f"loss {target.loss} is a function of whoever exported the bundle, and only the bundle's graphs "

@@ -79,7 +79,9 @@ def sizes_of(passed: ForwardPass) -> OutputSizes:
 def mean_loss(given: ObjectiveBatch, logits: Tensor) -> Tensor:
     """The mean of the subject's loss."""
     loss = given.subject.loss
-    if loss.target.is_cross_entropy:  # its own operator, which has fewer gradients than `SampleLoss`
+    if (
+        loss.target.is_cross_entropy and not loss.target.class_weights
+    ):  # its own operator, which has fewer gradients than `SampleLoss`
         return functional.cross_entropy(logits, given.y)
     return loss(logits, given.y, given.x).mean()
 
@@ -115,7 +117,7 @@ def kl(given: ObjectiveBatch) -> Tensor:
     ours = functional.log_softmax(logits / heat, 1)
     theirs = functional.log_softmax(extras["target"] / heat, 1)
     divergence = (torch.exp(theirs) * (theirs - ours)).sum(1).mean()
-    hard = functional.cross_entropy(logits, given.y)
+    hard = mean_loss(given, logits)
     return (1 - extras["alpha"]) * hard + extras["alpha"] * heat * heat * divergence
 
 
@@ -137,7 +139,7 @@ def attention(given: ObjectiveBatch, squared: bool = True) -> Tensor:
         ours = square.sum(2) if value.dim() == 3 else square.sum(1).flatten(1)
         difference = _unit(ours) - _unit(extras[f"teacher.{level}"])
         apart.append((difference * difference).sum(1) if squared else _norm(difference))
-    hard = functional.cross_entropy(passed.logits, given.y)
+    hard = mean_loss(given, passed.logits)
     return hard + (torch.stack(apart, 1) * extras["beta"]).sum(1).mean()
 
 
@@ -177,7 +179,7 @@ def above(given: ObjectiveBatch, level: str) -> Tensor:
     Of x only the number of samples is used.
     """
     logits = run(given.subject, given.x, given.tensors, (level, given.extras["maps"])).logits
-    return functional.cross_entropy(logits, given.y)
+    return mean_loss(given, logits)
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def evaluate(model: DeviceModel, x: Inputs, y: NDArray[Any]) -> Evaluation:
         found = _values(target, outputs, y)
     else:
         found = _reconstruction(target, outputs, x, y)
-    if not target.own:
+    if not (target.own or target.class_weights):
         return found
     loss = model.probe(next(iter(model.manifest.sets))).loss(x, y)
     return replace(found, eval_loss=loss)

@@ -94,6 +94,7 @@ class SoftmaxHead:
         self.params = Flat(specs)
         self.grads = Flat(specs)
         self.params.load(weights)
+        self._class_weights = np.asarray(manifest.target.class_weights, np.float32)
 
     def logits(self, features: Matrix) -> Matrix:
         """Logits (n, classes) of features (n, width). Raises TensorError for another width."""
@@ -106,12 +107,20 @@ class SoftmaxHead:
         return logits
 
     def loss_and_grads(self, features: Matrix, y: NDArray[Any]) -> float:
-        """Mean cross-entropy in nats; leaves the gradients in `grads`. features (n, width), y (n,)."""
+        """Mean cross-entropy in nats, by the bundle's weights of classes; leaves the gradients in `grads`.
+
+        features (n, width), y (n,).
+        """
         logs = log_softmax(self.logits(features))
         rows = np.arange(len(y))
-        loss = -float(logs[rows, y].mean(dtype=np.float64))
+        of_samples = logs[rows, y]
         slope = np.exp(logs)
         slope[rows, y] -= 1
+        if len(self._class_weights):
+            weights = self._class_weights[y]
+            of_samples = of_samples * weights
+            slope *= weights[:, None]
+        loss = -float(of_samples.mean(dtype=np.float64))
         slope /= np.float32(len(y))
         np.matmul(slope.T, features, out=self.grads.views[self._weight])
         if self._bias is not None:

@@ -12,7 +12,9 @@ from device_runtime.models.errors import EngineError, ExportError
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.networks import build
 from device_runtime.models.torch_engine.engine import TorchModel
-from device_runtime.models.training.evaluation import sample_losses
+from device_runtime.models.training.evaluation import evaluate, sample_losses
+from device_runtime.models.training.heads import SoftmaxHead
+from device_runtime.strategies.few_shot import FewShot
 
 
 def samples(bundle):
@@ -153,3 +155,165 @@ def test_convolutions_train_with_another_loss_in_the_layout_of_their_own(made, t
     fast, plain = OnnxModel(bundle).trainer("all", batch=32), TorchModel(bundle, module=module).trainer("all")
     assert fast.loss_and_grads(x, y) == pytest.approx(plain.loss_and_grads(x, y), rel=1e-5)
     assert fast.grads.vector == pytest.approx(plain.grads.vector, abs=1e-6)
+
+
+WEIGHTS = torch.tensor([0.5, 2.0])
+nn_functional = torch.nn.functional
+
+
+BY_TORCH = {
+    "classes": {
+        "none": lambda o, y: nn_functional.cross_entropy(o, y, reduction="none"),
+        "weighted": lambda o, y: nn_functional.cross_entropy(o, y, WEIGHTS, reduction="none"),
+        "smoothed": lambda o, y: nn_functional.cross_entropy(
+            o, y, WEIGHTS, label_smoothing=0.1, reduction="none"
+        ),
+        "ignored": lambda o, y: nn_functional.cross_entropy(o, y, ignore_index=1, reduction="none"),
+        "nll": lambda o, y: nn_functional.nll_loss(o.log_softmax(1), y, reduction="none"),
+        "focal": lambda o, y: (
+            (1 - o.softmax(1).gather(1, y[:, None])[:, 0]) ** 2
+            * nn_functional.cross_entropy(o, y, reduction="none")
+        ),
+        "margin": lambda o, y: nn_functional.multi_margin_loss(o, y, reduction="none"),
+        "of one-hot": lambda o, y: nn_functional.cross_entropy(
+            o, nn_functional.one_hot(y, 2).float(), reduction="none"
+        ),
+        "logsumexp": lambda o, y: torch.logsumexp(o, 1) - o.gather(1, y[:, None])[:, 0],
+    },
+    "values": {
+        "squares": lambda o, y: nn_functional.mse_loss(o, y, reduction="none").mean(1),
+        "smooth": lambda o, y: nn_functional.smooth_l1_loss(o, y, reduction="none", beta=0.5).mean(1),
+        "bent": lambda o, y: nn_functional.huber_loss(o, y, reduction="none", delta=0.7).mean(1),
+        "gaussian": lambda o, y: nn_functional.gaussian_nll_loss(
+            o[:, 0], y[:, 0], nn_functional.softplus(o[:, 1]) + 0.1, full=True, reduction="none"
+        ),
+        "poisson": lambda o, y: nn_functional.poisson_nll_loss(o, y.abs(), reduction="none").mean(1),
+        "divergence": lambda o, y: nn_functional.kl_div(o.log_softmax(1), y.softmax(1), reduction="none").sum(
+            1
+        ),
+        "cosine": lambda o, y: 1 - nn_functional.cosine_similarity(o, y),
+        "distance": lambda o, y: torch.linalg.vector_norm(o - y, dim=1),
+        "worst": lambda o, y: ((o - y) ** 2).max(1).values,
+    },
+    "flags": {
+        "logits": lambda o, y: nn_functional.binary_cross_entropy_with_logits(
+            o, y, pos_weight=WEIGHTS, reduction="none"
+        ).mean(1),
+        "sigmoid": lambda o, y: nn_functional.binary_cross_entropy(o.sigmoid(), y, reduction="none").mean(1),
+    },
+}
+QUICK = ("weighted", "smoothed", "smooth", "gaussian", "cosine", "logits")
+
+
+@pytest.mark.parametrize(
+    ("compared", "name"),
+    [
+        pytest.param(compared, name, marks=() if name in QUICK else pytest.mark.slow)
+        for compared, losses in BY_TORCH.items()
+        for name in losses
+    ],
+)
+def test_a_loss_of_torchs_own_functions_is_what_torch_computes(compared, name, tmp_path):
+    torch.manual_seed(0)
+    network, loss = build("linear", {"inputs": 4, "classes": 2}), BY_TORCH[compared][name]
+    target = targets_of("own", ("a", "b"), compared, own=True)
+    spec = ExportSpec("it", InputSpec((4,)), ("a", "b"), sets={"all": {}}, loss=target, own_loss=loss)
+    made = export(network, spec, tmp_path / "out")
+    x, y = samples(made)
+    y = np.random.default_rng(1).integers(0, 2, y.shape).astype(np.int64 if compared == "classes" else "f4")
+    expected = loss(network(torch.from_numpy(x)), torch.from_numpy(y)).mean()
+    expected.backward()
+    trainer = OnnxModel(made).trainer("all")
+    assert trainer.loss_and_grads(x, y) == pytest.approx(expected.item(), rel=1e-4)
+    for parameter, grad in trainer.grads.views.items():
+        wanted = network.get_parameter(parameter).grad.numpy()
+        np.testing.assert_allclose(grad, wanted, atol=1e-5, err_msg=parameter)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            lambda o, y: nn_functional.cross_entropy(o.detach(), y, reduction="none"),
+            "remove .detach\\(\\), .data",
+        ),
+        (lambda o, y: -o.log_softmax(1)[torch.arange(len(y)), y], "write x.shape\\[0\\] for len\\(x\\)"),
+        (
+            nn_functional.cross_entropy,
+            "gives \\(\\) for 4 samples, expected the loss of each",
+        ),
+        (lambda o, y: [1.0] * 4, "gives list for 4 samples"),
+        (
+            lambda o, y: nn_functional.cross_entropy(o, y).expand(len(y)),
+            "depends on which others are in its batch",
+        ),
+    ],
+)
+def test_a_loss_that_cannot_be_exported_is_refused_with_what_to_write(loss, message, tmp_path):
+    network = build("linear", {"inputs": 4, "classes": 2})
+    target = targets_of("own", ("a", "b"), "classes", own=True)
+    spec = ExportSpec("it", InputSpec((4,)), ("a", "b"), sets={"all": {}}, loss=target, own_loss=loss)
+    with pytest.raises(ExportError, match=message) as caught:
+        export(network, spec, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory):
+    torch.manual_seed(0)
+    network = build("linear", {"inputs": 4, "classes": 2})
+    target = targets_of("cross-entropy", ("a", "b"), class_weights=(0.5, 2.0))
+    spec = ExportSpec("it", InputSpec((4,)), ("a", "b"), sets={"all": {}, "head": {}}, loss=target)
+    return network, export(network, spec, tmp_path_factory.mktemp("weighted") / "out")
+
+
+def test_weights_of_classes_multiply_cross_entropy_in_graphs_heads_and_evaluations(weighted):
+    network, made = weighted
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(7, 4)).astype(np.float32), np.array([0, 1, 1, 0, 1, 0, 0])
+    losses = nn_functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y), reduction="none")
+    expected = (losses * WEIGHTS[torch.from_numpy(y)]).mean()
+    expected.backward()
+    model = OnnxModel(made)
+    head = SoftmaxHead(made.manifest, model.weights)
+    trainer = model.trainer("head")
+    for loss in (
+        trainer.loss_and_grads(x, y),
+        head.loss_and_grads(model.features(x), y),
+        evaluate(model, x, y).eval_loss,
+    ):
+        assert loss == pytest.approx(expected.item(), rel=1e-5)
+    for grads in (trainer.grads, head.grads):
+        wanted = network.get_submodule("head").weight.grad.numpy()
+        np.testing.assert_allclose(grads.views["head.weight"], wanted, atol=1e-6)
+
+
+def test_weights_of_classes_keep_the_kinds_that_work_by_class(weighted):
+    manifest = weighted[1].manifest
+    assert manifest.target.class_weights == (0.5, 2.0)
+    assert manifest.target.why_not_by_class == ""
+    assert not FewShot().trains_head(manifest)  # many heads at once are trained without weights
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "message"),
+    [
+        (
+            "mse",
+            {"class_weights": (1.0, 2.0)},
+            "loss 'mse' has no weights of classes, only cross-entropy has",
+        ),
+        ("cross-entropy", {"class_weights": (1.0, -2.0)}, "expected numbers above 0"),
+        ("cross-entropy", {"class_weights": (1.0, float("nan"))}, "expected numbers above 0"),
+    ],
+)
+def test_weights_of_classes_that_make_no_sense_are_refused(loss, settings, message):
+    with pytest.raises(ValueError, match=message):
+        targets_of(loss, ("a", "b"), **settings)
+
+
+def test_as_many_weights_as_labels_are_needed(tmp_path):
+    target = targets_of("cross-entropy", ("a", "b"), class_weights=(1.0, 2.0, 3.0))
+    spec = ExportSpec("it", InputSpec((4,)), ("a", "b"), loss=target)
+    with pytest.raises(ExportError, match="there are 3 weights of classes for 2 labels"):
+        export(build("linear", {"inputs": 4, "classes": 2}), spec, tmp_path / "out")

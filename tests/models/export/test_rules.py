@@ -64,8 +64,30 @@ def test_nll_loss_and_its_backward():
     close(rules.nll_loss(x, y, None, rules.MEAN, -100)[0], loss)
     (expected,) = torch.autograd.grad(loss, x, torch.tensor(2.0))
     close(rules.nll_loss_backward(torch.tensor(2.0), x, y, None, rules.MEAN, -100, None), expected)
-    with pytest.raises(NotImplementedError, match="plain mean"):
-        rules.nll_loss(x, y, torch.ones(3), rules.MEAN, -100)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("ignore", [-100, 1])
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 0.5])])
+def test_nll_loss_of_weighted_and_ignored_samples(reduction, ignore, weight):
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 3, requires_grad=True), torch.tensor([0, 2, 1, 1, 0])
+    expected = functional.nll_loss(x, y, weight, ignore_index=ignore, reduction=reduction)
+    code = ["none", "mean", "sum"].index(reduction)
+    found, total = rules.nll_loss(x, y, weight, code, ignore)
+    close(found, expected)
+    go = torch.randn_like(expected)
+    (wanted,) = torch.autograd.grad(expected, x, go)
+    close(rules.nll_loss_backward(go, x, y, weight, code, ignore, total), wanted)
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_slice_backward_of_every_second_and_third_value(step):
+    x = torch.randn(2, 7, 4, requires_grad=True)
+    y = x[:, 1:6:step]
+    go = torch.randn_like(y)
+    (expected,) = torch.autograd.grad(y, x, go)
+    close(rules.slice_backward(go, x.shape, 1, 1, 6, step), expected)
 
 
 def test_backward_of_relu_and_relu6_at_and_between_their_bounds():
