@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 
+from device_runtime.models.bundles.manifest import Graph
+from device_runtime.models.engines.onnx_session import SessionSettings, load_session
 from device_runtime.models.errors import ExportError
 
 BATCHES = (8, 32)  # the cost is taken as linear in the batch size, through these two
@@ -110,10 +111,9 @@ def _shapes_of_a_run(model: Any, unknown: Sequence[Any]) -> dict[str, tuple[int,
         )
     del whole.graph.output[:]
     whole.graph.output.extend(unknown)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(whole.SerializeToString(), options)
+    names = [value.name for value in unknown]
+    entry = Graph("", "", 0, (), 0, 0, 0)
+    loaded = load_session("shapes", entry, whole.SerializeToString(), {}, SessionSettings(rewritten=True))
     zeros = {
         value.name: np.zeros(
             [dim.dim_value for dim in value.type.tensor_type.shape.dim],
@@ -121,8 +121,7 @@ def _shapes_of_a_run(model: Any, unknown: Sequence[Any]) -> dict[str, tuple[int,
         )
         for value in whole.graph.input
     }
-    names = [value.name for value in unknown]
-    return {name: value.shape for name, value in zip(names, session.run(names, zeros), strict=True)}
+    return {name: value.shape for name, value in zip(names, loaded.run(names, zeros), strict=True)}
 
 
 def _flops(model: Any, batch: int) -> int:

@@ -95,7 +95,7 @@ def layers(*parts):
         (torch.jit.script(layers(nn.Linear(8, 3))), "give the nn.Module that it was made from"),
         (
             layers(nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))),
-            "the weight of head 2 is computed from other tensors, as by weight_norm: the head must be a plain",
+            "the weight of head 2 is computed from other tensors, as by weight_norm: the head must be a",
         ),
         (nn.Sequential(nn.Conv1d(8, 3, 1)), "has no nn.Linear, which the head must be: end with one"),
         (Of(lambda net, x: 1 / 0), r"fails on \(4, 8\): division by zero \(test_module_check.py, line \d+\)"),
