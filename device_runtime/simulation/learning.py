@@ -327,7 +327,10 @@ class RoundEvaluator:
         better = None
         if base is not served and not self._target.own:
             crossed = _better_on_other_half(logits, base_logits, self._y)
-            better = replace(self._figures(accuracy_and_loss(crossed, self._y), crossed), **_base(of_base))
+            better = replace(
+                self._figures(accuracy_and_loss(crossed, self._y, self._target.class_weights), crossed),
+                **_base(of_base),
+            )
         return replace(figures, **_base(of_base), better=better)
 
     def _logits(self, weights: Tensors) -> NDArray[np.float32]:
@@ -337,7 +340,7 @@ class RoundEvaluator:
 
     def _of(self, weights: Tensors, logits: NDArray[np.float32]) -> RoundFigures:
         """The figures of a model that tells classes apart, from its logits."""
-        found = accuracy_and_loss(logits, self._y)
+        found = accuracy_and_loss(logits, self._y, self._target.class_weights)
         if self._target.own:
             self._model.load(weights)
             found = evaluate(self._model, self._x, self._y)

@@ -113,12 +113,12 @@ def judged(
             threshold = anomaly_threshold(model, *parts)
             found = replace(found, metrics={**found.metrics, "threshold": threshold})
         return PersonalEvaluation(found, threshold=threshold)
-    passed = model.forward(held.x)
-    served = accuracy_and_loss(passed.logits, held.y)
+    passed, weights = model.forward(held.x), model.manifest.target.class_weights
+    served = accuracy_and_loss(passed.logits, held.y, weights)
     if own is None or not len(held) or len(set(training.y.tolist())) < 2:
         return PersonalEvaluation(served)
     trained = FewShot().train(model, training, Run(own.seed, own.device, own.clock, deadline=inf)).tensors
     logits = SoftmaxHead(model.manifest, trained).logits(passed.features)
-    found = accuracy_and_loss(logits, held.y)
+    found = accuracy_and_loss(logits, held.y, weights)
     better = (found.eval_acc, -found.eval_loss) > (served.eval_acc, -served.eval_loss)
     return PersonalEvaluation(served, found, trained if better else None)

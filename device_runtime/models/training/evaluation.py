@@ -27,14 +27,14 @@ def evaluate(model: DeviceModel, x: Inputs, y: NDArray[Any]) -> Evaluation:
         return Evaluation(float("nan"), float("nan"), 0, target.metric)
     outputs = model.logits(x)
     if target.compared == "classes":
-        found = accuracy_and_loss(outputs, y)
+        found = accuracy_and_loss(outputs, y, target.class_weights)
     elif target.compared == "flags":
         found = _flags(target, outputs, y)
     elif target.compared == "values":
         found = _values(target, outputs, y)
     else:
         found = _reconstruction(target, outputs, x, y)
-    if not (target.own or target.class_weights):
+    if not target.own:
         return found
     loss = model.probe(next(iter(model.manifest.sets))).loss(x, y)
     return replace(found, eval_loss=loss)

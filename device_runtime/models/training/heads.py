@@ -68,12 +68,15 @@ def cross_entropy(logits: Matrix, y: NDArray[Any]) -> NDArray[np.float32]:
     return result
 
 
-def accuracy_and_loss(logits: Matrix, y: NDArray[Any]) -> Evaluation:
-    """Accuracy (ties go to the lower class) and mean cross-entropy; NaN for no samples."""
+def accuracy_and_loss(logits: Matrix, y: NDArray[Any], class_weights: Sequence[float] = ()) -> Evaluation:
+    """Accuracy (ties go to the lower class) and mean cross-entropy, weighted by class; NaN for no samples."""
     if len(y) == 0:
         return Evaluation(float("nan"), float("nan"), 0)
     accuracy = float((logits.argmax(axis=1) == y).mean())
-    loss = float(cross_entropy(logits, y).mean(dtype=np.float64))
+    losses = cross_entropy(logits, y)
+    if class_weights:
+        losses = losses * np.asarray(class_weights, np.float32)[y]
+    loss = float(losses.mean(dtype=np.float64))
     return Evaluation(accuracy, loss, len(y))
 
 
