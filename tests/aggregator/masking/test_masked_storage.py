@@ -4,6 +4,7 @@ from math import isnan
 
 import pytest
 
+from device_runtime.aggregator.storage.mask_faults import SUSPENDED_ROUNDS, WINDOW, MaskFault
 from device_runtime.aggregator.storage.sums import StoredAnswer, SumRecord
 
 DATABASES = ("sqlite", "postgres")
@@ -64,3 +65,34 @@ def test_records_of_a_merge_replace_those_of_an_earlier_attempt(b):
     first, second = sums.records(1)
     assert first == opened
     assert (second.kind, second.why, isnan(second.train_loss)) == ("peft", left.why, True)
+
+
+def test_who_was_left_out_and_why_is_known_after_a_restart(b):
+    faults = b.store.sums.faults
+    faults.begin_checks(2, ("helper-a", "helper-b"))
+    wrong, used = MaskFault("pi-0", "mask", "wrong mask"), MaskFault("pi-1", "used", "summed before")
+    for _ in range(2):  # the second time changes nothing
+        faults.leave_out(1, (wrong, used))
+    assert [one.device for one in b.store.contributions.masked(1)] == ["pi-2"]
+    b = b.restart()
+    faults = b.store.sums.faults
+    assert faults.checks(2) == (("helper-a", "helper-b"), False)
+    faults.end_checks(2)
+    assert faults.checks(2) == (("helper-a", "helper-b"), True)
+    assert faults.left_out(1) == (("pi-0", "wrong mask"), ("pi-1", "summed before"))
+
+
+def test_the_suspicions_of_sums_that_a_named_device_was_in_are_gone(b):
+    faults, db = b.store.sums.faults, b.store._db
+    together = [MaskFault(name, "sum", "spoilt", b"one") for name in ("pi-0", "pi-1")]
+    alone = [MaskFault("pi-2", "sum", "spoilt", b"two")]
+    with db.commit() as commit:
+        faults.add(commit, 1, (*together, *alone))
+    assert dict(faults.suspicions(2)) == {"pi-0": 1, "pi-1": 1, "pi-2": 1}
+    assert dict(faults.suspicions(1 + WINDOW)) == {"pi-0": 1, "pi-1": 1, "pi-2": 1}
+    assert dict(faults.suspicions(2 + WINDOW)) == {}
+    with db.commit() as commit:
+        faults.add(commit, 2, (MaskFault("pi-0", "named", "in common"),))
+    assert dict(faults.suspicions(3)) == {"pi-2": 1}
+    assert faults.suspension("pi-0", 2 + SUSPENDED_ROUNDS).startswith("in common (in round 2)")
+    assert faults.suspension("pi-0", 3 + SUSPENDED_ROUNDS) == faults.suspension("pi-1", 3) == ""
