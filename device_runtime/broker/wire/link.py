@@ -265,6 +265,7 @@ class Link:
         except BrokerError as error:
             self._failure_now = BrokerUnreachable(f"{error}; reading it again at the next attempt")
         except (OSError, ValueError) as error:
+            client.avoid_endpoint()
             self._failure_now = link_reasons.unreachable(self.url, error, self._steps.name)
         except Exception as error:
             log.exception("the link to %s met an unexpected error", self.url)

@@ -100,7 +100,7 @@ class MqttClient(paho.Client):
 
     def prepare(self, url: BrokerUrl, keepalive_s: int) -> None:
         """Set what the next connection uses. Raises UrlError for TLS files that cannot be used."""
-        self.broker = url
+        self.broker, self.endpoint = url, None
         if url.user is not None:
             self.username_pw_set(url.user, url.password)
         clean: bool | Literal[3] = True if self._protocol == paho.MQTTv5 else paho.MQTT_CLEAN_START_FIRST_ONLY

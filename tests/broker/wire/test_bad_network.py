@@ -127,6 +127,19 @@ def test_a_first_address_that_is_dead_costs_moments_and_not_the_join(
         assert link.connected
 
 
+def test_an_address_that_does_not_speak_tls_is_tried_last_the_next_time(
+    ends: Ends, tls_broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, trust = tls_broker
+    other, port = ends.peer(b"HTTP/1.1 400 Bad Request\r\n").port, BrokerUrl.parse(running.url).port
+    both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", one)) for one in (other, port)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    link, _ = ends.link("mqtts://pi:x@localhost", tls=trust, steps_s=(30.0, 60.0))
+    for said in ("wrong version number", "Hostname mismatch"):  # the certificate is for 127.0.0.1
+        with pytest.raises(BrokerUnreachable, match=said):
+            link.connect()
+
+
 def test_addresses_of_both_families_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     six = [(socket.AF_INET6, 1, 6, "", (f"::{n}", 1, 0, 0)) for n in (1, 2)]
     four = [(socket.AF_INET, 1, 6, "", (f"127.0.0.{n}", 1)) for n in (1, 1, 2)]
