@@ -70,8 +70,8 @@ def _run(name: str, words: Sequence[str]) -> int:
     if {"-h", "--help"} & set(words) and missing_extra(command):
         from .absent_extras import standing_in
 
+        parser = _parser(name, command)
         with standing_in():
-            parser = _parser(name, command)
             import_module(command.module).add_arguments(parser)
             parser.parse_args(words)
     errors: tuple[type[Exception], ...] = ()
