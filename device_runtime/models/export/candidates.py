@@ -12,6 +12,7 @@ batch. Before it is called, such operators are replaced by ones for which it bui
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -156,6 +157,8 @@ def export_errors(graph: str) -> Iterator[None]:
 def advice(error: BaseException, otherwise: str = "") -> str:
     """What the user can do about an error of torch; else its text, and `otherwise`."""
     text = one_line(_first_cause(error))
+    if unknown := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", text):
+        return f"torch's operator {unknown[1]} has no counterpart in ONNX: write it in simpler ones"
     return next((say for part, say in _ADVICE.items() if part in text), text + otherwise)
 
 

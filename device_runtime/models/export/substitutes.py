@@ -81,11 +81,11 @@ def adaptive_avg_pool(x: Tensor, output_size: Any) -> Tensor | None:
     if all(int(x.shape[axis]) % size == 0 for axis, size in zip(axes, wanted, strict=True)):
         return None
     for axis, size in zip(axes, wanted, strict=True):
-        shares = torch.zeros(int(x.shape[axis]), size)
         length = int(x.shape[axis])
         bounds = [(place * length // size, -(-(place + 1) * length // size)) for place in range(size)]
-        for place, (start, end) in enumerate(bounds):
-            shares[start:end, place] = 1 / (end - start)
+        shares = torch.tensor(
+            [[(start <= row < end) / (end - start) for start, end in bounds] for row in range(length)]
+        )
         x = (x.movedim(axis, -1) @ shares).movedim(-1, axis)
     return x
 
