@@ -92,7 +92,7 @@ def check(ran: Ran, machine: Machine, expected: Mapping[str, int | str]) -> None
     for name, code in ran.codes.items():
         assert code in CODES, (name, code, ran.errors[-2000:])
         if machine.works and not name.startswith("policy"):  # whose code is of the load of the moment
-            assert code == expected[name], (name, code, ran.errors[-2000:])
+            assert code == expected[name], f"{name}: {code}\n{ran.errors[-2000:]}"
     if "2>" not in machine.streams:
         refused = sum(code == 2 for code in ran.codes.values())
         assert len(re.findall(r"^device-runtime: .{10}", ran.errors, re.MULTILINE)) >= refused, ran.errors
