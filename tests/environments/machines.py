@@ -196,7 +196,8 @@ def can_isolate() -> bool:
 
 def start(machine: Machine, trials: Mapping[str, tuple[str, ...]], state: Path) -> Ran:
     """Runs commands of device-runtime on a machine, in one process."""
-    env = {**os.environ, "HOME": str(state.parent / "home"), "STATE": str(state), "PYTHONPATH": str(ROOT)}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    env |= {"HOME": str(state.parent / "home"), "STATE": str(state), "PYTHONPATH": str(ROOT)}
     env |= {name: value for name, value in machine.env.items() if value is not None}
     for name in (name for name, value in machine.env.items() if value is None):
         env.pop(name, None)
