@@ -31,7 +31,10 @@ COMMITS = "commits.txt"
 
 
 class KeptAsks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`AskCounts` as JSON: outcomes are (group, outcome, asks), busy is (group, asks, seconds) by device."""
+    """`AskCounts` as JSON: outcomes are (group, outcome, asks), busy is (group, asks, seconds) by device.
+
+    What only notes below a report tell is not kept: reasons, stragglers, and work that no round counts.
+    """
 
     asks: int
     counted: dict[str, int]

@@ -66,8 +66,8 @@ def test_runs_of_a_folder_are_kept_and_not_done_again():
     made = (first.runs[0].folder / "run.json").stat().st_mtime_ns
     again = dr.simulate("digits", policies=["few-shot"], run_dir="here", **SMALL)
     assert (again.runs[0].folder / "run.json").stat().st_mtime_ns == made
-    with pytest.raises(ScenarioError, match=r"here holds another scenario \(task.rounds is 1, not 2\)"):
-        dr.simulate("digits", policies=["few-shot"], run_dir="here", **{**SMALL, "rounds": 2})
+    with pytest.raises(ScenarioError, match=r"here holds another scenario \(devices is \d+, not 2\)"):
+        dr.simulate("digits", policies=["few-shot"], run_dir="here", **{**SMALL, "devices": 2})
 
 
 def test_without_a_folder_the_runs_go_with_the_result():
