@@ -105,7 +105,7 @@ def log_as_service(form: LogFormat | None, level: str = "info") -> None:
 def limit_lines() -> None:
     """Adds a filter to every handler that drops lines which come too often."""
     for handler in logging.root.handlers:
-        if not any(isinstance(one, LogLimit) for one in handler.filters):
+        if not any(isinstance(log_filter, LogLimit) for log_filter in handler.filters):
             handler.addFilter(LogLimit())
 
 
@@ -117,21 +117,21 @@ class LogLimit(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: dict[tuple[str, int, type | None], tuple[float, int]] = {}
+        self._counts: dict[tuple[str, int, type | None], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether it is logged."""
         error = record.exc_info[1] if record.exc_info else None
         place = (record.pathname, record.lineno, type(error) if error else None)
         most = WARNINGS if record.levelno >= logging.WARNING else OTHERS
-        since, count = self._seen.get(place, (record.created, 0))
+        since, count = self._counts.get(place, (record.created, 0))
         over = not 0 <= record.created - since < WITHIN_S  # below 0 where the clock was set back
         if error and (_is_of_peer(record, error) or (count and not over)):
             _change(record, f"{record.getMessage().strip()}: {type(error).__name__}: {error}")
             record.exc_info = record.exc_text = None
         if over and count > most:
             _change(record, f"{record.getMessage()} ({count - most} such lines before it were suppressed)")
-        self._seen[place] = (record.created, 1) if over else (since, count + 1)
+        self._counts[place] = (record.created, 1) if over else (since, count + 1)
         return over or count < most
 
 
@@ -149,16 +149,16 @@ class CountedLines:
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log, self._clock = log, clock
-        self._seen: dict[str, tuple[float, int]] = {}
+        self._counts: dict[str, tuple[float, int]] = {}
 
     def say(self, kind: str, detail: object = "") -> None:
         """Log it, or count it. `kind`: one of few fixed texts; `detail`: of the latest one."""
         now = self._clock()
-        since, count = self._seen.get(kind, (-inf, 0))
+        since, count = self._counts.get(kind, (-inf, 0))
         if now - since < WITHIN_S:
-            self._seen[kind] = (since, count + 1)
+            self._counts[kind] = (since, count + 1)
             return
-        self._seen[kind] = (now, 0)
+        self._counts[kind] = (now, 0)
         latest = " ".join(str(detail).split())[:DETAIL]
         more = f" ({count + 1} since the last such line)" if count else ""
         self._log.warning("%s%s%s", kind, f": {latest}" if latest else "", more)

@@ -49,7 +49,7 @@ def machine_memory() -> tuple[int, int]:
 
 def allowed_memory() -> tuple[int, int] | None:
     """The least limit on this process's memory (ulimit -v, -d) and what it leaves; bytes. None: no limit."""
-    found = []
+    allowances = []
     limits = (
         (resource.getrlimit(resource.RLIMIT_AS)[0], "VmSize"),
         (resource.getrlimit(resource.RLIMIT_DATA)[1], "VmData"),  # the soft one is set by `models/data`
@@ -57,8 +57,8 @@ def allowed_memory() -> tuple[int, int] | None:
     for limit, word in limits:
         used = None if limit == resource.RLIM_INFINITY else _status_bytes(word)
         if used is not None:
-            found.append((limit, max(0, limit - used)))
-    return min(found, key=lambda one: one[1], default=None)
+            allowances.append((limit, max(0, limit - used)))
+    return min(allowances, key=lambda allowance: allowance[1], default=None)
 
 
 def core_count(physical: bool = False) -> int:
@@ -109,11 +109,11 @@ def battery() -> BatteryReading | None:
     def read() -> BatteryReading | None:
         import psutil
 
-        found = getattr(psutil, "sensors_battery", lambda: None)()
-        if found is None:
+        reading = getattr(psutil, "sensors_battery", lambda: None)()
+        if reading is None:
             return None
-        plugged = None if found.power_plugged is None else bool(found.power_plugged)
-        return BatteryReading(float(found.percent), plugged)
+        plugged = None if reading.power_plugged is None else bool(reading.power_plugged)
+        return BatteryReading(float(reading.percent), plugged)
 
     try:
         return read()
@@ -132,17 +132,18 @@ def hottest_celsius() -> float | None:
     except Exception as error:
         raise SensorDenied(_why(error)) from None
     return max(
-        (float(one.current) for group in groups.values() for one in group if one.current), default=None
+        (float(sensor.current) for group in groups.values() for sensor in group if sensor.current),
+        default=None,
     )
 
 
 def fit_thread_pools() -> None:
     """Has numpy's library start no threads where none can be started: it would send SIGINT at its import."""
-    held = threading.Lock()
-    with held:
+    lock = threading.Lock()
+    with lock:
         try:
             for _ in range((os.cpu_count() or 1) - 1):
-                threading.Thread(target=_wait_for, args=(held,), daemon=True).start()
+                threading.Thread(target=_wait_for, args=(lock,), daemon=True).start()
         except RuntimeError:
             for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
                 os.environ[name] = "1"
@@ -214,8 +215,8 @@ def _peak() -> int:
 def _memory() -> tuple[int, int]:
     import psutil
 
-    found = psutil.virtual_memory()
-    return int(found.total), int(found.available)
+    memory = psutil.virtual_memory()
+    return int(memory.total), int(memory.available)
 
 
 def _memory_of_kernel() -> tuple[int, int]:
@@ -232,7 +233,7 @@ def _status_bytes(word: str) -> int | None:
     """A line of /proc/self/status; None where that is hidden, or not Linux."""
     try:
         with Path("/proc/self/status").open(encoding="ascii", errors="replace") as status:
-            line = next((one for one in status if one.startswith(f"{word}:")), "")
+            line = next((line for line in status if line.startswith(f"{word}:")), "")
         return 1024 * int(line.split()[1])
     except (OSError, ValueError, IndexError):
         return None

@@ -233,19 +233,21 @@ class MaskHelper:
         content = self._seeds(request)
         if content is not None:
             self._began_s = self._clocks.steady()
-            known = self._checked.pop(request.id, None)
-            same = known is not None and known.request == request
-            one = known if known and same else opened_set(self._ledger.secret, request, content, limits)
+            checked = self._checked.pop(request.id, None)
+            same = checked is not None and checked.request == request
+            mask_set = (
+                checked if checked and same else opened_set(self._ledger.secret, request, content, limits)
+            )
             if request.id in self._checks:
-                self._ledger.check(one)
-                self._checked[request.id] = one
+                self._ledger.check(mask_set)
+                self._checked[request.id] = mask_set
                 while len(self._checked) > MOST_ANSWERS:
                     self._checked.popitem(last=False)
                 self._publish("sum", SumAnswer(id=request.id, checked=True))
                 self._forget(request)
                 return
-            noise = self._ledger.record(one, int(self._clocks.date()))
-            self._adding = MaskSum(one, noise)
+            noise = self._ledger.record(mask_set, int(self._clocks.date()))
+            self._adding = MaskSum(mask_set, noise)
 
     def _seeds(self, request: SumRequest) -> bytes | None:
         """The encoded list of seeds; None while it is fetched, and where it cannot be. Raises BlobError."""

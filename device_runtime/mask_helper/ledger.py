@@ -103,15 +103,15 @@ class Ledger:
         self._db.executemany("INSERT INTO used VALUES (?, ?, ?)", rows)
         return noise
 
-    def check(self, one: MaskSet) -> None:
+    def check(self, mask_set: MaskSet) -> None:
         """Raises SumRefused where `record` would do so; notes nothing."""
         with self._errors():
-            if self._db.execute("SELECT 1 FROM sets WHERE content = ?", (one.content,)).fetchone():
+            if self._db.execute("SELECT 1 FROM sets WHERE content = ?", (mask_set.content,)).fetchone():
                 return
-            of = (one.request.task, one.request.run, one.request.round)
+            of = (mask_set.request.task, mask_set.request.run, mask_set.request.round)
             query = "SELECT number FROM rounds WHERE task = ? AND run = ? AND round = ?"
             for [number] in self._db.execute(query, of).fetchall():
-                self._check_unused(number, one)
+                self._check_unused(number, mask_set)
 
     def _check_unused(self, number: int, one: MaskSet) -> None:
         asked = "SELECT 1 FROM used WHERE round = ? AND device = ?"

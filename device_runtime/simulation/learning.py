@@ -340,19 +340,19 @@ class RoundEvaluator:
 
     def _of(self, weights: Tensors, logits: NDArray[np.float32]) -> RoundFigures:
         """The figures of a model that tells classes apart, from its logits."""
-        found = accuracy_and_loss(logits, self._y, self._target.class_weights)
+        evaluation = accuracy_and_loss(logits, self._y, self._target.class_weights)
         if self._target.own:
             self._model.load(weights)
-            found = evaluate(self._model, self._x, self._y)
-        return self._figures(found, logits)
+            evaluation = evaluate(self._model, self._x, self._y)
+        return self._figures(evaluation, logits)
 
-    def _figures(self, found: Evaluation, logits: NDArray[np.float32]) -> RoundFigures:
+    def _figures(self, evaluation: Evaluation, logits: NDArray[np.float32]) -> RoundFigures:
         return RoundFigures(
-            found.eval_acc,
-            found.eval_loss,
+            evaluation.eval_acc,
+            evaluation.eval_loss,
             eval_acc_by_class=tuple(accuracy_by_class(logits, self._y).tolist()),
-            metric=found.metric,
-            eval_metrics=found.metrics,
+            metric=evaluation.metric,
+            eval_metrics=evaluation.metrics,
         )
 
     def _without_classes(self, served: Tensors, base: Tensors) -> RoundFigures:

@@ -176,8 +176,8 @@ class ClassMeans(Strategy[StatisticsFile]):
         scale = scale_in(model.manifest, model.weights)
         nothing = Statistics.none(state.labels, state.width)
         before = nothing.sums.beside({} if not self.gathered else model.memory)
-        known = replace(nothing, sums=before.times(scale))
-        limits = StatisticsBounds(state, known, model.memory.get("usual", no_rounds()))
+        earlier = replace(nothing, sums=before.times(scale))
+        limits = StatisticsBounds(state, earlier, model.memory.get("usual", no_rounds()))
         total = nothing.sums
         for one in limits.bounded():
             total = total + one.sums

@@ -56,10 +56,10 @@ class EventQueue(Protocol):
 
 @dataclass(frozen=True)
 class TasksOver:
-    """Whether a task, by its name, is over, and what is done for a device that asks for such a one."""
+    """Tells whether a task is over, by its name, and answers a device that asks for such a task."""
 
     is_over: Callable[[str], bool] = lambda _: False
-    asked: Callable[[str, str], None] = lambda _task, _device: None
+    answer: Callable[[str, str], None] = lambda _task, _device: None
 
 
 class Router:
@@ -82,7 +82,7 @@ class Router:
         helpers: the tasks of each mask helper, by its name; all of them hear it, as it says no hello.
         """
         self._inboxes, self._helpers = inboxes, helpers
-        self._over, self._asked = over.is_over, over.asked
+        self._over, self._answer = over.is_over, over.answer
         self._known: dict[str, _Known] = {}
         self._known_devices = KnownDevices(
             lambda device: not self._known[device].online, self._known.pop, most
@@ -151,7 +151,7 @@ class Router:
             self._put([wanted], known.held)
             known.held = None
         if self._over(wanted):
-            self._asked(wanted, device)
+            self._answer(wanted, device)
         self._put([wanted], event)
 
     def _first(self, device: str) -> str:

@@ -43,7 +43,7 @@ class BoundedConnection(H11Protocol):
         super().__init__(*args, **settings)
         self._places = places
         self._place: Place | None = None
-        self._seen: object = None
+        self._last_cycle: object = None
         self._body_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -84,8 +84,8 @@ class BoundedConnection(H11Protocol):
         cycle, place = self.cycle, self._place
         if cycle is None or place is None:
             return
-        if cycle is not self._seen:
-            self._seen, self._body_bytes = cycle, 0
+        if cycle is not self._last_cycle:
+            self._last_cycle, self._body_bytes = cycle, 0
             if not cycle.response_complete and place.stage < Stage.PROVEN:
                 place.enter(Stage.BUSY, self._places.shares.body_s if cycle.more_body else float("inf"))
         elif cycle.more_body:

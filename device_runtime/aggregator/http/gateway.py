@@ -177,7 +177,7 @@ def is_connect(said: bytes) -> bool:
     return False
 
 
-def is_welcome(said: bytes) -> bool:
+def is_welcome(answer: bytes) -> bool:
     """Whether the broker's first bytes are a CONNACK that accepts (MQTT 3.1.1 and 5, section 3.2)."""
-    lengths = 2 if said[1:2] >= b"\x80" else 1
-    return said[:1] == b"\x20" and said[lengths + 2 : lengths + 3] == b"\0"
+    lengths = 2 if answer[1:2] >= b"\x80" else 1
+    return answer[:1] == b"\x20" and answer[lengths + 2 : lengths + 3] == b"\0"

@@ -26,15 +26,15 @@ def open_sum(group: SumGroup, store: Store, answers: Answers) -> OpenedSum:
     """
     if group.too_small:
         raise MaskError(group.too_small)
-    said = {helper.name: answers.get((group.id, helper.name)) for helper in group.masks.helpers}
-    for name, answer in said.items():
+    by_helper = {helper.name: answers.get((group.id, helper.name)) for helper in group.masks.helpers}
+    for name, answer in by_helper.items():
         if answer is not None and answer.refusal:
             raise MaskError(f"mask helper {name} refused it: {answer.refusal}")
     size = group.layout.values, group.layout.numbers
     total = MaskedVector.zeros(*size)
     for update in group.updates:
         total.add(MaskedVector.from_bytes(store.contributions.masked_content(update), *size))
-    for name, answer in said.items():
+    for name, answer in by_helper.items():
         if answer is None:
             raise MaskError(f"mask helper {name} has not answered")
         total.subtract(MaskedVector.from_bytes(store.sums.content(answer), *size))

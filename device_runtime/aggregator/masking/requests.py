@@ -182,7 +182,11 @@ class SumRequests:
             return
         number, faults = self._round, self._store.sums.faults
         for group in self._groups.of_round(number):
-            named = {name: said for (sum_id, name), said in self._objections.items() if sum_id == group.id}
+            named = {
+                name: objection
+                for (sum_id, name), objection in self._objections.items()
+                if sum_id == group.id
+            }
             if named:
                 self._leave_out(group, named)
         plan = faults.checks(number)
@@ -196,7 +200,7 @@ class SumRequests:
         is not opened.
         """
         devices = {update.device for update in group.updates}
-        found: dict[str, MaskFault] = {}
+        faults: dict[str, MaskFault] = {}
         for helper, answer in named.items():
             if devices <= set(answer.invalid) or len(answer.invalid) >= MOST_NAMED:
                 why = (
@@ -206,12 +210,12 @@ class SumRequests:
                 log.warning("mask helper %s refuses a sum of %s: %s", helper, group.kind, why)
                 return
             used = f"mask helper {helper} has summed its mask in another set"
-            found |= {name: MaskFault(name, "used", used) for name in answer.used if name in devices}
+            faults |= {name: MaskFault(name, "used", used) for name in answer.used if name in devices}
             invalid = f"mask helper {helper} cannot open its mask"
-            found |= {name: MaskFault(name, "mask", invalid) for name in answer.invalid if name in devices}
-        for fault in found.values():
+            faults |= {name: MaskFault(name, "mask", invalid) for name in answer.invalid if name in devices}
+        for fault in faults.values():
             log.warning("%s is left out of a sum of %s: %s", fault.device, group.kind, fault.why)
-        self._store.sums.faults.leave_out(self._round, tuple(found.values()))
+        self._store.sums.faults.leave_out(self._round, tuple(faults.values()))
 
     def block(self, helper: str, sha: bytes, block: tuple[int, bytes]) -> bool:
         """Takes a block (number, bytes) of an answer. Returns whether it was expected."""

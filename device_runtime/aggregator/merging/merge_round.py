@@ -73,15 +73,15 @@ def merge_round(
     faults = tuple[MaskFault, ...]()
     if task.masks and groups:
         sums, faults = _fold_sums(groups.of_round(number), earlier, folding)
-        lost = [note for one in sums if (note := note_of(one, number))]
-        lost += [f"{device} is left out: {why}" for device, why in store.sums.faults.left_out(number)]
-        lost += [f"{one.device} is suspended: {one.why}" for one in faults if one.fault == "named"]
+        notes = [note for record in sums if (note := note_of(record, number))]
+        notes += [f"{device} is left out: {why}" for device, why in store.sums.faults.left_out(number)]
+        notes += [f"{fault.device} is suspended: {fault.why}" for fault in faults if fault.fault == "named"]
         merged, odd = folding.merged()
     else:
         with Screen(folding, task.screening, store.folder, _sizes(store, kinds, number)) as screen:
-            lost = _fold(earlier, screen)
+            notes = _fold(earlier, screen)
             merged, odd = screen.merged()
-    note = "; ".join([*lost, odd] if odd else lost)
+    note = "; ".join([*notes, odd] if odd else notes)
     served = store.models.put(tensors.encode(merged.served))
     base = next_base(store, number, merged, StepLine(manifest, task.seed))
     carried = store_carried(merged.carried, store, tools)
@@ -91,8 +91,10 @@ def merge_round(
 def _sizes(store: Store, kinds: Mapping[str, AnyStrategy], number: int) -> list[float]:
     """The samples of the device of each contribution that counts in a round."""
     return [
-        kind_statistics.most_samples(kinds[one.kind].variant_named(one.form), one.num_examples)
-        for one in store.contributions.of_round(number)
+        kind_statistics.most_samples(
+            kinds[contribution.kind].variant_named(contribution.form), contribution.num_examples
+        )
+        for contribution in store.contributions.of_round(number)
     ]
 
 

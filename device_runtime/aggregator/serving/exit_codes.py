@@ -37,8 +37,8 @@ def exit_code(error: Exception) -> int:
         return error.code
     if isinstance(error, ModuleNotFoundError):
         return Exit.MISSING
-    if found := next((code for kind, code in _OF if isinstance(error, kind)), None):
-        return found
+    if code := next((code for kind, code in _OF if isinstance(error, kind)), None):
+        return code
     if is_of_disk(error):
         return Exit.FOLDER
     lacks = isinstance(error, (MemoryError, RuntimeError)) and shortage(error) not in (None, NO_HOME)

@@ -63,14 +63,14 @@ class MaskFaults:
     def leave_out(self, number: int, faults: Sequence[MaskFault]) -> None:
         """Lets the contributions of devices to round `number` not count; durable on return."""
         with self._db.commit() as db:
-            db.executemany(_LEAVE_OUT, [(number, one.device) for one in faults])
-            db.executemany(_FORGET_MASK, [(one.device, one.device) for one in faults])
+            db.executemany(_LEAVE_OUT, [(number, fault.device) for fault in faults])
+            db.executemany(_FORGET_MASK, [(fault.device, fault.device) for fault in faults])
             self.add(db, number, faults)
 
     def add(self, db: Commit, number: int, faults: Sequence[MaskFault]) -> None:
         """Adds faults of round `number`. What a device was named for counts against no other one."""
-        db.executemany(_ADD, [(number, one.device, one.fault, one.sum, one.why) for one in faults])
-        db.executemany(_EXPLAINED, [(one.device,) for one in faults if one.fault == "named"])
+        db.executemany(_ADD, [(number, fault.device, fault.fault, fault.sum, fault.why) for fault in faults])
+        db.executemany(_EXPLAINED, [(fault.device,) for fault in faults if fault.fault == "named"])
 
     def left_out(self, number: int) -> tuple[tuple[str, str], ...]:
         """The devices that are left out of round `number`, and why."""

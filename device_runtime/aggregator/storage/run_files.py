@@ -66,7 +66,9 @@ class Records:
     def _append(self, stem: str, records: Sequence[Record]) -> None:
         lines = {
             "jsonl": b"".join(msgspec.json.encode(record) + b"\n" for record in records),
-            "csv": "".join(_line([_cell(cell) for cell in asdict(one).values()]) for one in records).encode(),
+            "csv": "".join(
+                _line([_cell(cell) for cell in asdict(record).values()]) for record in records
+            ).encode(),
         }
         for ending, content in lines.items():
             path = self._folder / f"{stem}.{ending}"

@@ -274,9 +274,13 @@ class SavedSession:
 
         `now`: of any one clock; infinity writes all. What the disk refuses is written the next time.
         """
-        known = self._written.keys() - self._forgotten
-        self._changed -= {one for one in self._changed & known if self._written[one] == _boot(state, one)}
-        due = {one for one in self._changed if one not in known or self._rate_limit.lets(one, now)}
+        stored = self._written.keys() - self._forgotten
+        self._changed -= {
+            device for device in self._changed & stored if self._written[device] == _boot(state, device)
+        }
+        due = {
+            device for device in self._changed if device not in stored or self._rate_limit.lets(device, now)
+        }
         if not due:
             return
         boots = {device: _boot(state, device) for device in due}
@@ -301,8 +305,8 @@ class SavedSession:
 
 def _boot(state: RoundsState, device: str) -> int | None:
     """The life of a device that is present and ready; None for one that is not."""
-    known = state.devices.get(device)
-    return known.boot if known and known.online and known.ready else None
+    presence = state.devices.get(device)
+    return presence.boot if presence and presence.online and presence.ready else None
 
 
 class StoredRounds:

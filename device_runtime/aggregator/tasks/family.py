@@ -27,8 +27,8 @@ def with_members(task: Task, names: tuple[str, ...]) -> Task:
     """
     if not names:
         return task
-    known = _spellings(task, names)
-    kinds = tuple(_with_members(kind, names, known) for kind in task.kinds)
+    spellings = _spellings(task, names)
+    kinds = tuple(_with_members(kind, names, spellings) for kind in task.kinds)
     return msgspec.structs.replace(task, kinds=kinds)
 
 
@@ -43,37 +43,37 @@ def unused_reason(task: Task) -> str:
 def members_called(
     members: tuple[str, ...], task: Task, names: tuple[str, ...], where: str
 ) -> tuple[str, ...]:
-    """The names of the bundles that are called so. Raises TaskError, naming `where`."""
+    """The names of the bundles that these spellings mean. Raises TaskError, naming `where`."""
     return _resolved(members, names, _spellings(task, names), where)
 
 
-def _with_members(kind: KindSettings, names: tuple[str, ...], known: Mapping[str, str]) -> KindSettings:
+def _with_members(kind: KindSettings, names: tuple[str, ...], spellings: Mapping[str, str]) -> KindSettings:
     if not has_setting(kind.name, MEMBERS):
         return kind
-    given = tuple(kind.settings.get(MEMBERS) or ())
-    members = _resolved(given, names, known, f"{MEMBERS} of {kind.name}") if given else names
-    if members == given:
+    setting = tuple(kind.settings.get(MEMBERS) or ())
+    members = _resolved(setting, names, spellings, f"{MEMBERS} of {kind.name}") if setting else names
+    if members == setting:
         return kind
     return msgspec.structs.replace(kind, settings={**kind.settings, MEMBERS: members})
 
 
 def _resolved(
-    given: tuple[str, ...], names: tuple[str, ...], known: Mapping[str, str], where: str
+    members: tuple[str, ...], names: tuple[str, ...], spellings: Mapping[str, str], where: str
 ) -> tuple[str, ...]:
-    for one in given:
-        if one != MAIN and one not in known:
-            raise TaskError(f"{where}: no {one!r} in the task's family, which has {', '.join(names)}")
-    return tuple(known.get(one, one) for one in given)
+    for member in members:
+        if member != MAIN and member not in spellings:
+            raise TaskError(f"{where}: no {member!r} in the task's family, which has {', '.join(names)}")
+    return tuple(spellings.get(member, member) for member in members)
 
 
 def _spellings(task: Task, names: tuple[str, ...]) -> dict[str, str]:
-    """What a bundle of the family may be called, to its name; what would be of two bundles is left out."""
-    found: dict[str, str] = {}
+    """The bundle that each spelling means; a spelling that fits two bundles is left out."""
+    names_by_spelling: dict[str, str] = {}
     several: set[str] = set()
     for path, name in zip(task.family, names, strict=True):
         for spelling in {path, PurePath(path).name, PurePath(path).stem, name}:
-            if found.setdefault(spelling, name) != name:
+            if names_by_spelling.setdefault(spelling, name) != name:
                 several.add(spelling)
-    return {spelling: name for spelling, name in found.items() if spelling not in several} | {
+    return {spelling: name for spelling, name in names_by_spelling.items() if spelling not in several} | {
         name: name for name in names
     }

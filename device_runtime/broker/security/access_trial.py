@@ -42,7 +42,7 @@ class AccessTrial:
     def __init__(self, url: BrokerUrl, client_id: str, filters: tuple[str, ...]) -> None:
         self.heard: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self.stated_limit: int | None = None
-        self._given, self._id, self._filters = url, client_id, filters
+        self._base_url, self._id, self._filters = url, client_id, filters
         self._answers: dict[int, ReasonCode] = {}
         self._changed = threading.Condition()
         self._answer_s = STEPS_S[0]
@@ -51,9 +51,9 @@ class AccessTrial:
     def open(self) -> None:
         """Connect, also again after the broker has closed the connection. Raises as the constructor."""
         try:
-            self._patiently(replace(self._given, mqtt5=True))
+            self._patiently(replace(self._base_url, mqtt5=True))
         except BrokerUnreachable:
-            self._patiently(replace(self._given, mqtt5=False))
+            self._patiently(replace(self._base_url, mqtt5=False))
 
     def largest_packet(self, topic: str, sizes: tuple[int, ...]) -> int:
         """The first of these sizes, the largest first, that the broker takes as a packet; 0: none of them.
@@ -134,10 +134,10 @@ class AccessTrial:
         return client
 
     def _on_connect(
-        self, client: paho.Client, _d: object, _f: object, code: ReasonCode, said: Properties | None
+        self, client: paho.Client, _d: object, _f: object, code: ReasonCode, properties: Properties | None
     ) -> None:
         if not code.is_failure:
-            self.stated_limit = getattr(said, "MaximumPacketSize", None)
+            self.stated_limit = getattr(properties, "MaximumPacketSize", None)
             client.subscribe([(topic, 1) for topic in self._filters])
             return
         if code.value == link_reasons.UNSUPPORTED_VERSION:

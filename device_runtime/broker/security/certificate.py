@@ -39,8 +39,8 @@ class PeerCertificate:
 def examine_certificate(url: BrokerUrl, timeout_s: float = 20.0) -> PeerCertificate:
     """Do the TLS handshake as `Link` would. Raises CertificateRefused, OSError, UrlError."""
     context = url.tls.context()
-    found = look_up(url.host, url.port, StepLimit.of(timeout_s))
-    with open_socket(found, StepLimit.of(timeout_s))[0] as plain:
+    endpoints = look_up(url.host, url.port, StepLimit.of(timeout_s))
+    with open_socket(endpoints, StepLimit.of(timeout_s))[0] as plain:
         plain.settimeout(timeout_s)
         try:
             with context.wrap_socket(plain, server_hostname=url.host) as secure:

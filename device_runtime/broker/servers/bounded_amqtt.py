@@ -99,9 +99,9 @@ class PacketReader(ReaderAdapter):  # type: ignore[misc]  # amqtt is not read by
             if not data:
                 raise asyncio.IncompleteReadError(bytes(self._waiting), n)
             self._waiting += data
-        taken = bytes(self._waiting[:n])
+        block = bytes(self._waiting[:n])
         del self._waiting[:n]
-        return taken
+        return block
 
     def feed_eof(self) -> None:
         """Nothing to do: the connection says when it ends."""
@@ -292,7 +292,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
 
     async def add_subscription(self, subscription: tuple[str, int], session: Any) -> int:
         topic_filter = subscription[0]
-        own = sum(any(one is session for one, _ in users) for users in self._subscriptions.values())
+        own = sum(any(user is session for user, _ in users) for users in self._subscriptions.values())
         if len(topic_filter) > FILTER_CHARACTERS or own >= SUBSCRIPTIONS:
             lines.say("the embedded broker refuses subscriptions beyond its limits", session.client_id)
             return 0x80

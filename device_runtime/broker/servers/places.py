@@ -101,7 +101,7 @@ class Place:
         """Bytes that the other end has taken so far; None while nothing waits to be sent."""
         self._places = places
         self.enter(Stage.SILENT, places.shares.first_s)
-        self._taken, self._looked_at = -1, -inf
+        self._taken_bytes, self._looked_at = -1, -inf
 
     def enter(self, stage: Stage, within_s: float = inf) -> None:
         """Note the stage; the connection must leave it within so many seconds."""
@@ -117,18 +117,18 @@ class Place:
         self._places.release(self)
 
     def _is_stalled(self, now: float) -> bool:
-        taken = self.sent() if self.sent else None
-        if taken is None:
+        taken_bytes = self.sent() if self.sent else None
+        if taken_bytes is None:
             self._looked_at = -inf
             return False
         if self._looked_at == -inf:
-            self._taken, self._looked_at = taken, now
+            self._taken_bytes, self._looked_at = taken_bytes, now
             return False
         waited_s = now - self._looked_at
         if waited_s < self._places.shares.stall_s:
             return False
-        too_little = taken - self._taken < self._places.shares.least_rate * waited_s
-        self._taken, self._looked_at = taken, now
+        too_little = taken_bytes - self._taken_bytes < self._places.shares.least_rate * waited_s
+        self._taken_bytes, self._looked_at = taken_bytes, now
         return too_little
 
 
@@ -143,9 +143,9 @@ class Places:
     ) -> None:
         self.shares, self.clock = shares or Shares(), clock
         self._name = name or "a listening socket"
-        self._trusted = [ipaddress.ip_network(one) for one in self.shares.trusted]
+        self._trusted = [ipaddress.ip_network(network) for network in self.shares.trusted]
         self._open: dict[Place, None] = {}  # the oldest first
-        self._held: Counter[str] = Counter()
+        self._by_address: Counter[str] = Counter()
         self._by_socket: dict[int, Place] = {}
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._looking = False
@@ -156,7 +156,7 @@ class Places:
         return len(self._open)
 
     def admit(self, host: str, end: Callable[[], object]) -> Place | None:
-        """A place for a connection of this address, where need be of another one; None: it is refused."""
+        """A place for a new connection, ending another one if need be; None if no place is free."""
         address = address_share(host)
         with self._lock:
             if not (self._is_in_time(address) and self._has_room(address)):
@@ -164,12 +164,12 @@ class Places:
                 return None
             place = Place(self, address, end)
             self._open[place] = None
-            self._held[address] += 1
+            self._by_address[address] += 1
             return place
 
     def held_by(self, place: Place | None) -> int:
         """The connections of the address that has this place."""
-        return self._held[place.address] if place else 0
+        return self._by_address[place.address] if place else 0
 
     def of(self, number: int) -> Place | None:
         """The place of the open socket with this file number."""
@@ -185,19 +185,19 @@ class Places:
             self.release(place)
 
     def release(self, place: Place) -> None:
-        """Give a place back; one that was given back already stays so."""
+        """Give a place back; a second time does nothing."""
         with self._lock:
             if place in self._open:
                 del self._open[place]
-                self._held[place.address] -= 1
-                if not self._held[place.address]:
-                    del self._held[place.address]
+                self._by_address[place.address] -= 1
+                if not self._by_address[place.address]:
+                    del self._by_address[place.address]
 
     def look(self) -> None:
         """End the connections whose time is over, or whose other end takes too little."""
         now = self.clock()
         with self._lock:
-            for place in [one for one in self._open if one.is_overdue(now)]:
+            for place in [place for place in self._open if place.is_overdue(now)]:
                 self._end(place)
 
     def look_often(self) -> None:
@@ -225,31 +225,33 @@ class Places:
         return left >= 1.0
 
     def _has_room(self, address: str) -> bool:
-        """Whether there is room for one more of this address, after the end of another one if need be."""
+        """Whether a connection of this address has room; another connection is ended for it if need be."""
         free = self._is_trusted(address)
-        mine = [one for one in self._open if one.address == address and one.stage < Stage.PROVEN]
-        silent = [one for one in mine if one.stage is Stage.SILENT]
+        unproven = [place for place in self._open if place.address == address and place.stage < Stage.PROVEN]
+        silent = [place for place in unproven if place.stage is Stage.SILENT]
         if not free and len(silent) >= self.shares.silent:
             self._end(silent[0])
-        elif not free and len(mine) >= self.shares.of_address:
-            return self._end_one(mine, Stage.IDLE)
+        elif not free and len(unproven) >= self.shares.of_address:
+            return self._end_one(unproven, Stage.IDLE)
         elif len(self._open) >= self.shares.most:
-            return self._end_of_crowd(address, len(mine))
+            return self._end_of_crowd(address, len(unproven))
         return True
 
-    def _end_of_crowd(self, address: str, mine: int) -> bool:
+    def _end_of_crowd(self, address: str, count: int) -> bool:
         """End a connection of the address that has most. Returns False if this address itself has most."""
-        unproven = [one for one in self._open if one.stage < Stage.PROVEN]
-        counts = Counter(one.address for one in unproven)
+        unproven = [place for place in self._open if place.stage < Stage.PROVEN]
+        counts = Counter(place.address for place in unproven)
         crowd, size = max(counts.items(), key=lambda item: item[1], default=(address, 0))
-        if size <= mine + 1:
+        if size <= count + 1:
             crowd = address
         worst = Stage.IDLE if crowd == address or self._is_trusted(crowd) else Stage.BUSY
-        return self._end_one([one for one in unproven if one.address == crowd], worst)
+        return self._end_one([place for place in unproven if place.address == crowd], worst)
 
     def _end_one(self, places: list[Place], worst: Stage) -> bool:
         """End the oldest of the lowest stage, none above `worst`. Returns False if there is none."""
-        place = min((one for one in places if one.stage <= worst), key=lambda one: one.stage, default=None)
+        place = min(
+            (place for place in places if place.stage <= worst), key=lambda place: place.stage, default=None
+        )
         if place is None:
             return False
         self._end(place)
@@ -264,8 +266,8 @@ class Places:
     def _is_trusted(self, address: str) -> bool:
         if not self._trusted or "/" in address or not address:
             return False
-        known = ipaddress.ip_address(address)
-        return any(known in network for network in self._trusted)
+        ip = ipaddress.ip_address(address)
+        return any(ip in network for network in self._trusted)
 
 
 def address_share(host: str) -> str:

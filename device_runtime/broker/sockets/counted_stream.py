@@ -53,7 +53,7 @@ class PlainStream:
         self._count = count
         self._whole = whole
         self._limit: StepLimit | None = None
-        self._taken = 0  # by the system, to be sent
+        self._taken_bytes = 0  # by the system, to be sent
         self._unsent = bytearray()
         self._ahead = b""
         self._ahead_at = 0
@@ -114,8 +114,8 @@ class PlainStream:
     def close(self) -> None:
         with suppress(OSError):
             self.flush()
-        self._count.up -= max(0, self._taken - _left(self.raw, self._taken))
-        self._taken = 0
+        self._count.up -= max(0, self._taken_bytes - _left(self.raw, self._taken_bytes))
+        self._taken_bytes = 0
         self.raw.close()
 
     def _recv_raw(self, size: int) -> bytes:
@@ -149,20 +149,20 @@ class PlainStream:
                 self.failure = error
                 raise
             self._count.up += sent
-            self._taken += sent
+            self._taken_bytes += sent
             return sent
 
 
-def _left(raw: socket.socket, taken: int) -> int:
+def _left(raw: socket.socket, taken_bytes: int) -> int:
     """Bytes that have left the socket, of those that the system has taken; all where it does not say.
 
     After a reset the rest is thrown away: it is not what went through the socket.
     """
     with suppress(OSError, AttributeError, struct.error):
-        known = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        sent, again = struct.unpack_from("QQ", known, _BYTES_SENT)
-        return min(taken, int(sent - again))
-    return taken
+        info = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        sent, again = struct.unpack_from("QQ", info, _BYTES_SENT)
+        return min(taken_bytes, int(sent - again))
+    return taken_bytes
 
 
 def _held(raw: socket.socket) -> int:
@@ -180,7 +180,7 @@ class TlsStream(PlainStream):
 
     def __init__(self, plain: PlainStream, context: ssl.SSLContext, host: str) -> None:
         super().__init__(plain.raw, plain._count, whole=True)
-        self._taken = plain._taken
+        self._taken_bytes = plain._taken_bytes
         self._takes_all = plain._whole
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
@@ -223,9 +223,9 @@ class TlsStream(PlainStream):
     def send(self, data: bytes | bytearray) -> int:
         if not self.flush():
             raise BlockingIOError
-        taken = self._tls.write(data if self._takes_all else data[:RECORD_BYTES])
+        size = self._tls.write(data if self._takes_all else data[:RECORD_BYTES])
         self._pass_on()
-        return taken
+        return size
 
     def _pass_on(self) -> None:
         """Send what TLS has made."""

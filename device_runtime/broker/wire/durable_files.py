@@ -156,9 +156,9 @@ def unsupported(folder: Path) -> tuple[str, ...]:
             lacking.append("others may read what is in it")
         return tuple(lacking)
     finally:
-        for made in (path, beside):
+        for file in (path, beside):
             with suppress(OSError):
-                made.unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
 
 
 def _works(trial: Callable[[], object]) -> bool:

@@ -54,12 +54,12 @@ class InFlight:
     def count(self, topic: str = "") -> int:
         """How many messages are not acknowledged: on this topic, or on any."""
         self._forget()
-        return sum(topic in ("", one.topic) and not one.acknowledged for one in self._sent)
+        return sum(topic in ("", message.topic) and not message.acknowledged for message in self._sent)
 
     def largest(self) -> int:
         """Bytes of the largest packet that is not acknowledged, sent or not."""
         self._forget()
-        return max((one.largest for one in self._sent if not one.acknowledged), default=0)
+        return max((message.largest for message in self._sent if not message.acknowledged), default=0)
 
     def of_packet(self, number: int) -> SentMessage | None:
         """The message that a packet belongs to, by its packet id."""
@@ -71,16 +71,16 @@ class InFlight:
     def take_all(self) -> list[SentMessage]:
         """Take out what is not acknowledged, in its order."""
         self._forget()
-        left = [one for one in self._sent if not one.acknowledged]
+        left = [message for message in self._sent if not message.acknowledged]
         self._sent.clear()
         self._bytes = 0
         return left
 
     def note_acknowledged(self) -> int:
         """Look what has been acknowledged. Returns `largest_acknowledged`."""
-        for one in self._sent:
-            if one.largest > self.largest_acknowledged and one.acknowledged:
-                self.largest_acknowledged = one.largest
+        for message in self._sent:
+            if message.largest > self.largest_acknowledged and message.acknowledged:
+                self.largest_acknowledged = message.largest
         self._forget()
         return self.largest_acknowledged
 

@@ -339,12 +339,17 @@ class Link:
         self._inbox.put(Disconnected(reason))
 
     def _on_connect(
-        self, client: paho.Client, _data: object, _flags: object, code: ReasonCode, said: Properties | None
+        self,
+        client: paho.Client,
+        _data: object,
+        _flags: object,
+        code: ReasonCode,
+        properties: Properties | None,
     ) -> None:
         if code.is_failure:
-            self._refused(code, said)
+            self._refused(code, properties)
             return
-        if not self._take_terms(said):
+        if not self._take_terms(properties):
             return
         self._accepted = True
         if self._options.subscriptions:
@@ -356,7 +361,7 @@ class Link:
         if not self._options.subscriptions:
             self._now_ready()
 
-    def _refused(self, code: ReasonCode, said: Properties | None) -> None:
+    def _refused(self, code: ReasonCode, properties: Properties | None) -> None:
         """The broker refuses the connection; what we can do without is left out of the next one."""
         if code.value == link_reasons.UNSUPPORTED_VERSION and self._client.speaks_mqtt5:
             log.warning("the broker at %s does not speak MQTT 5: going on with MQTT 3.1.1", self.url)
@@ -369,18 +374,18 @@ class Link:
         if self._at_once and self._options.will:
             will = self._options.will
             self._client.set_will(will, self._outgoing.most_qos, will.retain and self._outgoing.retains)
-        server = getattr(said, "ServerReference", "")
-        details = (getattr(said, "ReasonString", ""), f"it names {server}" if server else "")
+        server = getattr(properties, "ServerReference", "")
+        details = (getattr(properties, "ReasonString", ""), f"it names {server}" if server else "")
         detail = ", ".join(filter(None, details))
         self._failure_now = link_reasons.refusal(self.url, code, self._client_id, detail)
 
-    def _take_terms(self, said: Properties | None) -> bool:
+    def _take_terms(self, properties: Properties | None) -> bool:
         """Take what the broker says of itself (MQTT 5). Returns whether we can work with it."""
-        limit = getattr(said, "MaximumPacketSize", None)
+        limit = getattr(properties, "MaximumPacketSize", None)
         self._outgoing.limit.stated(limit)
-        self._client.limit_inflight(getattr(said, "ReceiveMaximum", MOST_INFLIGHT))
-        self._outgoing.most_qos = min(1, getattr(said, "MaximumQoS", self._outgoing.most_qos))
-        if not getattr(said, "RetainAvailable", 1) and self._outgoing.retains:
+        self._client.limit_inflight(getattr(properties, "ReceiveMaximum", MOST_INFLIGHT))
+        self._outgoing.most_qos = min(1, getattr(properties, "MaximumQoS", self._outgoing.most_qos))
+        if not getattr(properties, "RetainAvailable", 1) and self._outgoing.retains:
             log.warning(
                 "the broker at %s retains no messages: who comes later learns of a task by saying hello",
                 self.url,
@@ -390,7 +395,7 @@ class Link:
         if limit is not None and limit < SMALLEST:
             why = f"takes packets of at most {limit} bytes; at least {SMALLEST} are needed: raise its limit"
         wild = [topic for topic in self._options.subscriptions if "+" in topic or "#" in topic]
-        if wild and not getattr(said, "WildcardSubscriptionAvailable", 1):
+        if wild and not getattr(properties, "WildcardSubscriptionAvailable", 1):
             why = f"has no subscriptions with wildcards, as {', '.join(wild)}: use a broker that has them"
         if why:
             self._failure_now = BrokerRefused(f"the broker at {self.url} {why}")
@@ -436,12 +441,19 @@ class Link:
             log.warning("%s; trying again", reason)
 
     def _on_disconnect(
-        self, _client: paho.Client, _data: object, flags: paho.DisconnectFlags, code: ReasonCode, said: object
+        self,
+        _client: paho.Client,
+        _data: object,
+        flags: paho.DisconnectFlags,
+        code: ReasonCode,
+        properties: object,
     ) -> None:
-        detail = str(getattr(said, "ReasonString", ""))
+        detail = str(getattr(properties, "ReasonString", ""))
         self._ended = Ended(code, flags.is_disconnect_packet_from_server, detail=detail)
 
-    def _on_publish(self, _client: object, _data: object, mid: int, code: ReasonCode, _said: object) -> None:
+    def _on_publish(
+        self, _client: object, _data: object, mid: int, code: ReasonCode, _properties: object
+    ) -> None:
         """Say once for each reason that the broker passes no messages on (MQTT 5)."""
         if code.is_failure and self._outgoing.worth_saying(why := str(code).lower()):
             log.warning("the broker at %s does not pass on %s: %s", self.url, self._client.topic_of(mid), why)
@@ -453,7 +465,7 @@ class Link:
             log.warning("the broker at %s sent a topic that is not UTF-8: dropped", self.url)
             return
         payload = bytes(message.payload)
-        if not any(paho.topic_matches_sub(one, topic) for one in self._filters):
+        if not any(paho.topic_matches_sub(topic_filter, topic) for topic_filter in self._filters):
             log.debug("the broker at %s sent %s, which we did not ask for: dropped", self.url, topic)
         elif not PieceJoiner.is_piece(topic):
             self._inbox.put(Received(topic, payload, message.retain))

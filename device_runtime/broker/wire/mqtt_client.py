@@ -79,7 +79,7 @@ class MqttClient(paho.Client):
         self.endpoint: Endpoint | None = None
         self.avoided: list[Endpoint] = []
         self.largest_sent = 0
-        self.heard = bytearray()
+        self.beginning = bytearray()
         self._left_of_packet, self._header = 0, bytearray()
         super().__init__(
             CallbackAPIVersion.VERSION2,
@@ -107,7 +107,7 @@ class MqttClient(paho.Client):
         self.connect_async(url.host, url.port, keepalive_s, clean_start=clean)
         self.largest_sent = self._left_of_packet = 0
         self._header.clear()
-        self.heard.clear()
+        self.beginning.clear()
         self.steps.restart()
 
     def set_will(self, will: Will, qos: int, retain: bool) -> None:
@@ -135,7 +135,10 @@ class MqttClient(paho.Client):
     def avoid_endpoint(self) -> None:
         """Try other addresses before this one at the next connection: it answered, but not as a broker."""
         if self.endpoint is not None:
-            self.avoided = [*(one for one in self.avoided if one != self.endpoint), self.endpoint][-8:]
+            self.avoided = [
+                *(endpoint for endpoint in self.avoided if endpoint != self.endpoint),
+                self.endpoint,
+            ][-8:]
 
     def forget_messages(self) -> None:
         """Forget the messages with QoS 1 that are not acknowledged."""
@@ -208,10 +211,10 @@ class MqttClient(paho.Client):
 
     def _sock_recv(self, bufsize: int) -> bytes:
         data = super()._sock_recv(bufsize)
-        if len(self.heard) < 64:
-            self.heard += data
-            if self.heard and self.heard[0] != _CONNACK and self.stream is not None:
-                self.stream.failure = NotMqtt(_looks_like(bytes(self.heard) + self._rest()))
+        if len(self.beginning) < 64:
+            self.beginning += data
+            if self.beginning and self.beginning[0] != _CONNACK and self.stream is not None:
+                self.stream.failure = NotMqtt(_looks_like(bytes(self.beginning) + self._rest()))
                 raise self.stream.failure
         return data
 
@@ -254,5 +257,5 @@ def _looks_like(head: bytes) -> str:
     if head.startswith(b"SSH-"):
         return "it answers as an SSH server"
     text = head[:32].decode("ascii", "replace")
-    shown = "".join(letter if letter.isprintable() else "." for letter in text)
-    return f"it does not answer as a broker, but with {shown!r}"
+    printable = "".join(letter if letter.isprintable() else "." for letter in text)
+    return f"it does not answer as a broker, but with {printable!r}"

@@ -34,7 +34,7 @@ class Outgoing:
         self._drops = DroppedBlocks()
         self._in_flight = InFlight()
         self._lock = threading.RLock()
-        self._said: set[str] = set()
+        self._reasons: set[str] = set()
 
     def publish(self, topic: str, payload: bytes, retain: bool) -> bool:
         """See `Link.publish`."""
@@ -92,9 +92,9 @@ class Outgoing:
 
     def worth_saying(self, what: str) -> bool:
         """Whether this has not been said."""
-        if what in self._said or len(self._said) >= MOST_SAID:
+        if what in self._reasons or len(self._reasons) >= MOST_SAID:
             return False
-        self._said.add(what)
+        self._reasons.add(what)
         return True
 
     def _look_for_drops(self, topic: str, payload: bytes) -> None:

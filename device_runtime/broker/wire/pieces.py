@@ -108,7 +108,7 @@ class PieceJoiner:
         if message.size > MESSAGE_LIMIT:
             self._drop((branch, stem))
         elif len(message.pieces) == count:
-            whole = b"".join(message.pieces[one] for one in range(count))
+            whole = b"".join(message.pieces[number] for number in range(count))
             self._drop((branch, stem))
             return self._whole(branch, parts[6], label, whole)
         self._make_room(branch)
@@ -124,8 +124,8 @@ class PieceJoiner:
             self._bytes -= message.size
 
     def _make_room(self, branch: str) -> None:
-        mine = [key for key in self._open if key[0] == branch]
-        for key in mine[: max(0, len(mine) - MOST_OPEN)]:
+        keys = [key for key in self._open if key[0] == branch]
+        for key in keys[: max(0, len(keys) - MOST_OPEN)]:
             self._drop(key)
         while self._bytes > MOST_BYTES:
             self._drop(next(iter(self._open)))

@@ -63,12 +63,12 @@ def run(options: argparse.Namespace) -> int:
     keep = Selection(options.held_out, room_bytes=limit_bytes(None, memory_bytes(options)) // 2)
     samples = LocalSamples(place(options.data, options), bundle.manifest, keep, bundle.texts)
     samples.refresh()
-    told = replace(report(samples), model=_checked(samples, bundle, weights))
+    data_report = replace(report(samples), model=_checked(samples, bundle, weights))
     if options.format == "json":
-        print(as_json(told))
+        print(as_json(data_report))
     else:
-        print("\n".join(lines(told)))
-    return 0 if told.samples else 1
+        print("\n".join(lines(data_report)))
+    return 0 if data_report.samples else 1
 
 
 def _model(options: argparse.Namespace) -> tuple[Bundle, Tensors | None]:
@@ -80,11 +80,11 @@ def _model(options: argparse.Namespace) -> tuple[Bundle, Tensors | None]:
     if options.weights:
         bundle = bundle or Bundle.open(find_bundle(USUAL))
         return bundle, _read_weights(options.weights, bundle)
-    kept = _kept(options)
-    if kept is not None and (bundle is None or bundle.sha256 == kept.bundle.sha256):
-        return kept.bundle, kept.weights
-    if kept is not None and (options.state or options.name):
-        raise DataError(f"the device keeps a model of {kept.bundle.manifest.name}: leave out --bundle")
+    personal = _kept(options)
+    if personal is not None and (bundle is None or bundle.sha256 == personal.bundle.sha256):
+        return personal.bundle, personal.weights
+    if personal is not None and (options.state or options.name):
+        raise DataError(f"the device keeps a model of {personal.bundle.manifest.name}: leave out --bundle")
     return bundle or Bundle.open(find_bundle(USUAL)), None
 
 
@@ -114,18 +114,18 @@ def _checked(samples: LocalSamples, bundle: Bundle, weights: Tensors | None) -> 
         if weights is not None:
             model.load(weights)
         if len(samples.training) + len(samples.held):
-            found = check_model(_shown(samples, bundle.manifest), bundle.manifest, model.logits)
+            check = check_model(_shown(samples, bundle.manifest), bundle.manifest, model.logits)
         elif weights is None:
             return None
         else:
             raw = unlabelled(samples.source, bundle.manifest, bundle.texts)
-            found = check_unlabelled(raw, bundle.manifest, model.logits)
+            check = check_unlabelled(raw, bundle.manifest, model.logits)
     except (ModelError, MemoryError) as error:
         log.info("the model was not asked: %s", error)
         return None
-    if weights is None and found is not None and not found.trained:
+    if weights is None and check is not None and not check.trained:
         return None  # a task may begin with weights that were never trained
-    return found
+    return check
 
 
 def _shown(samples: LocalSamples, manifest: Manifest) -> LocalData:

@@ -155,11 +155,11 @@ def run(options: argparse.Namespace) -> int:
     print(_revealed(rows))
     if not (options.emulated or options.board):
         try:
-            shown = list(rules(options.state or state_folder()))
+            device_rules = list(rules(options.state or state_folder()))
         except NoHome:  # nor has any device a folder there
-            shown = []
-        for found in shown:
-            print(f"{found.what}: {found.found}")
+            device_rules = []
+        for finding in device_rules:
+            print(f"{finding.what}: {finding.found}")
     return 0
 
 

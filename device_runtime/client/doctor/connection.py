@@ -116,9 +116,9 @@ def enrolled(connection: Connection) -> Finding:
 def _reached(connection: Connection) -> Finding:
     url = connection.url
     try:
-        found = look_up(url.host, url.port, StepLimit.of(REACH_S))
+        endpoints = look_up(url.host, url.port, StepLimit.of(REACH_S))
         began = time.perf_counter()
-        way, endpoint = open_socket(found, StepLimit.of(REACH_S))
+        way, endpoint = open_socket(endpoints, StepLimit.of(REACH_S))
         took, address = time.perf_counter() - began, endpoint.address[0]
         way.close()
     except socket.gaierror as error:
@@ -226,12 +226,12 @@ def _limit(trial: AccessTrial, name: str) -> Finding:
         return Finding("packet limit", "problem", f"{size} are refused, and then: {error}")
     advice = f"raise it; Mosquitto: `message_size_limit {2 * MESSAGE_LIMIT}`, `max_packet_size` of none"
     if most < SMALLEST:
-        found = f"packets of {SMALLEST} bytes are refused ({answer.reason})"
-        return Finding("packet limit", "problem", found, advice)
-    found = f"packets of {most} bytes are taken, larger messages go in pieces"
+        detail = f"packets of {SMALLEST} bytes are refused ({answer.reason})"
+        return Finding("packet limit", "problem", detail, advice)
+    detail = f"packets of {most} bytes are taken, larger messages go in pieces"
     if most < OFFER_BYTES:
-        return Finding("packet limit", "missing", f"{found}; an offer of many kinds may not pass", advice)
-    return Finding("packet limit", "ok", found)
+        return Finding("packet limit", "missing", f"{detail}; an offer of many kinds may not pass", advice)
+    return Finding("packet limit", "ok", detail)
 
 
 def _all_offered(connection: Connection, offers: list[Received]) -> list[Finding]:

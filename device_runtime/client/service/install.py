@@ -218,7 +218,7 @@ def start(service: DeviceService) -> None:
     """Start the service. Raises InstallError with what the system says; the files stay."""
     for number, command in enumerate(service.start):
         if wrong := run_command(command):
-            left = " && ".join(shlex.join(one) for one in service.start[number:])
+            left = " && ".join(shlex.join(step) for step in service.start[number:])
             raise InstallError(
                 f"{service.files[0].path} is written, but `{shlex.join(command)}` failed: {wrong}. "
                 f"{_advice(command)}: {left}"
@@ -250,13 +250,13 @@ def remove(service: DeviceService) -> Iterator[str]:
 
 def installed_services(name: str) -> list[DeviceService]:
     """The services of a device that are installed: of any manager, as an earlier version had another."""
-    found = []
+    services = []
     for manager in MANAGERS:
         with suppress(NoHome):
             service = device_service(ServiceCommand(name, (), Path()), os.environ, manager)
             if os.path.lexists(service.files[0].path):
-                found.append(service)
-    return found
+                services.append(service)
+    return services
 
 
 def lingers(manager: Manager) -> str:

@@ -45,13 +45,13 @@ def decode_bmp(data: bytes) -> Picture:
     lines = _lines(data, begin, abs(height), (width * bits + 31) // 32 * 4)
     if bits > 8:
         pixels = lines.reshape(abs(height), -1)[:, : width * bits // 8].reshape(abs(height), width, -1)
-        made: Bytes = pixels[:, :, 2::-1]
+        rows: Bytes = pixels[:, :, 2::-1]
     else:
         start = FILE_HEADER + size
         stored = data[start : start + entry * min(colours or 1 << bits, 1 << bits)]
         palette = np.frombuffer(stored[: len(stored) // entry * entry], np.uint8).reshape(-1, entry)
-        made = _by_palette(_small(lines, bits)[:, :width], palette[:, 2::-1])
-    return Picture(np.ascontiguousarray(made if height < 0 else made[::-1]))
+        rows = _by_palette(_small(lines, bits)[:, :width], palette[:, 2::-1])
+    return Picture(np.ascontiguousarray(rows if height < 0 else rows[::-1]))
 
 
 def _is_unpacked(data: bytes, packing: int, bits: int) -> bool:
@@ -73,8 +73,8 @@ def _small(lines: Bytes, bits: int) -> Bytes:
     if bits == 8:
         return lines
     split = np.unpackbits(lines, axis=1).reshape(len(lines), -1, bits)
-    made: Bytes = split @ (1 << np.arange(bits)[::-1]).astype(np.uint8)  # stays uint8
-    return made
+    values: Bytes = split @ (1 << np.arange(bits)[::-1]).astype(np.uint8)  # stays uint8
+    return values
 
 
 def _by_palette(values: Bytes, palette: Bytes) -> Bytes:

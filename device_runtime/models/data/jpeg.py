@@ -71,8 +71,8 @@ class Photo:
         if height is None or width is None:
             least = (0, 0)
         else:
-            seen = (width, height) if lies_on_its_side(self.turned) else (height, width)
-            least = self._least(*seen)
+            size = (width, height) if lies_on_its_side(self.turned) else (height, width)
+            least = self._least(*size)
         pixels = _decoded(self.data, SPACES[self.channels], least)
         if self.channels == 4:  # Adobe's: inverted, so that 255 is no ink
             ink, black = pixels[:, :, :3].astype(np.uint16), pixels[:, :, 3:].astype(np.uint16)

@@ -90,8 +90,8 @@ class LabelMap:
         whole = whole_number(name)
         found: int | None = -1
         for text in (name, whole, FLAGS.get(folded(name), whole)):
-            for known, key in ((self._exact, text), (self._folded, folded(text))):
-                found = known.get(key, -1) if found == -1 else found
+            for names, key in ((self._exact, text), (self._folded, folded(text))):
+                found = names.get(key, -1) if found == -1 else found
         if found == -1 and self._numbered:
             number = FLAGS.get(folded(name), whole)
             place = int(number[:9]) if number.isdecimal() else -1

@@ -103,10 +103,10 @@ def _table(path: Path, source: SampleSource, found: Listing) -> None:
             if form.file is None:
                 found.add(_unit(path, source, TABLE))
                 return
-            for one in table.listed(path, form):
-                unit = one if isinstance(one, Skip) else _unit(one.path, source, SINGLE, one.label)
-                if isinstance(unit, Unit) and not isinstance(one, Skip):
-                    unit = replace(unit, client=one.client)
+            for row in table.listed(path, form):
+                unit = row if isinstance(row, Skip) else _unit(row.path, source, SINGLE, row.label)
+                if isinstance(unit, Unit) and not isinstance(row, Skip):
+                    unit = replace(unit, client=row.client)
                 found.add(unit)
     except Refused as error:
         found.add(Skip.of(error, _name(path, source)))
@@ -130,10 +130,10 @@ def _files(folder: Path, source: SampleSource, found: Listing) -> Iterator[Path]
         found.add(Skip("cannot be read", f"{_name(Path(error.filename), source)}/: {error.strerror}"))
 
     place = Path(os.path.realpath(folder))
-    seen = {os.path.realpath(source.path), str(place), *map(str, place.parents)}
+    listed = {os.path.realpath(source.path), str(place), *map(str, place.parents)}
     for at, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
         folders[:] = [
-            name for name in sorted(folders) if not is_hidden(name) and _is_new(Path(at, name), seen)
+            name for name in sorted(folders) if not is_hidden(name) and _is_new(Path(at, name), listed)
         ]
         for name in names:
             path = Path(at, name)
@@ -145,11 +145,11 @@ def _files(folder: Path, source: SampleSource, found: Listing) -> Iterator[Path]
                 found.add(Skip(LOST_LINK, _name(path, source)))
 
 
-def _is_new(folder: Path, seen: set[str]) -> bool:
+def _is_new(folder: Path, listed: set[str]) -> bool:
     """Whether a folder was not listed before: a link may lead back to a folder that it lies in."""
     place = os.path.realpath(folder)
-    new = place not in seen
-    seen.add(place)
+    new = place not in listed
+    listed.add(place)
     return new
 
 

@@ -124,7 +124,7 @@ def check_unlabelled(x: NDArray[Any], manifest: Manifest, outputs: Outputs) -> M
         tried = [
             (_sureness(mistake, x, manifest.input, outputs), mistake) for mistake in _views(x, manifest.input)
         ]
-        best, mistake = max(tried, key=lambda one: one[0], default=(0.0, None))
+        best, mistake = max(tried, key=lambda trial: trial[0], default=(0.0, None))
         if mistake is not None and best >= sure + GAIN and _is_sure(best, chance):
             hint = f"{mistake.condition} it would be {best:.0%} sure: {mistake.asks}"
         elif trained and counts.max() >= ONE_SIDED * len(x) and len(manifest.labels) > 1:
@@ -143,7 +143,7 @@ def _of_classes(x: NDArray[Any], y: NDArray[Any], manifest: Manifest, outputs: O
     before = _balanced(predicted, y)
     enough = max(before + GAIN, chance + ABOVE_CHANCE)
     guessing = before < chance + 3 * (chance * (1 - chance) / len(x)) ** 0.5
-    found: list[tuple[float, str]] = []
+    hints: list[tuple[float, str]] = []
     few = np.unique(np.linspace(0, len(x) - 1, min(FEWEST, len(x))).astype(np.int64))
     for mistake in _mistakes(x, manifest.input) if enough <= 1 else ():
         undone = _undone(mistake, x, manifest.input)
@@ -153,28 +153,30 @@ def _of_classes(x: NDArray[Any], y: NDArray[Any], manifest: Manifest, outputs: O
         score = _balanced(after.argmax(axis=1), y)
         if score >= enough and _is_sure(float(after.max(axis=1).mean()), chance):
             share = float((after.argmax(axis=1) == y).mean())
-            found.append((score, f"{mistake.condition} it would be right in {share:.0%}: {mistake.asks}"))
-    if not found and _is_sure(float(probabilities.max(axis=1).mean()), chance):
-        found += [one for one in _relabelled(predicted, y, manifest.labels) if one[0] >= enough]
-    hint = max(found, key=lambda one: one[0])[1] if found else ""
+            hints.append((score, f"{mistake.condition} it would be right in {share:.0%}: {mistake.asks}"))
+    if not hints and _is_sure(float(probabilities.max(axis=1).mean()), chance):
+        hints += [
+            candidate for candidate in _relabelled(predicted, y, manifest.labels) if candidate[0] >= enough
+        ]
+    hint = max(hints, key=lambda candidate: candidate[0])[1] if hints else ""
     trained = bool(hint) or before >= chance + ABOVE_CHANCE
     return ModelCheck(len(x), right, hint=hint, guessing=guessing, trained=trained)
 
 
-def _of_values(x: NDArray[Any], y: NDArray[Any], given: InputSpec, outputs: Outputs) -> ModelCheck | None:
+def _of_values(x: NDArray[Any], y: NDArray[Any], spec: InputSpec, outputs: Outputs) -> ModelCheck | None:
     usual = float(np.abs(y - y.mean(axis=0)).mean())
     if not usual:
         return None
 
     def error(of: NDArray[Any]) -> float:
-        made = outputs(of).reshape(y.shape)
-        return float(np.abs(made - y).mean()) / usual if np.isfinite(made).all() else np.inf
+        predicted = outputs(of).reshape(y.shape)
+        return float(np.abs(predicted - y).mean()) / usual if np.isfinite(predicted).all() else np.inf
 
     before = error(x)
     if len(x) < LEAST:
         return ModelCheck(len(x), error=before)
-    tried = [(error(_undone(mistake, x, given)), mistake) for mistake in _mistakes(x, given)]
-    best, mistake = min(tried, key=lambda one: one[0], default=(np.inf, None))
+    tried = [(error(_undone(mistake, x, spec)), mistake) for mistake in _mistakes(x, spec)]
+    best, mistake = min(tried, key=lambda trial: trial[0], default=(np.inf, None))
     hint = ""
     if mistake is not None and best <= BETTER * min(before, 1.0):
         hint = f"{mistake.condition} they would be {best:.2g} times as far off: {mistake.asks}"
@@ -182,57 +184,59 @@ def _of_values(x: NDArray[Any], y: NDArray[Any], given: InputSpec, outputs: Outp
     return ModelCheck(len(x), error=before, hint=hint, guessing=before >= 1, trained=trained)
 
 
-def _mistakes(x: NDArray[Any], given: InputSpec) -> Iterator[Mistake]:
+def _mistakes(x: NDArray[Any], spec: InputSpec) -> Iterator[Mistake]:
     """The mistakes that samples of this input may have."""
-    if given.vocabulary is not None:
+    if spec.vocabulary is not None:
         return
-    raw = _raw(x, given)
-    yield from _scales(float(raw.min()), float(raw.max()), given)
-    yield from _views(x, given)
+    raw = _raw(x, spec)
+    yield from _scales(float(raw.min()), float(raw.max()), spec)
+    yield from _views(x, spec)
 
 
-def _views(x: NDArray[Any], given: InputSpec) -> Iterator[Mistake]:
+def _views(x: NDArray[Any], spec: InputSpec) -> Iterator[Mistake]:
     """Mistakes in how pictures lie, and in their colours."""
-    if not is_picture(given) or is_sound(given):
+    if not is_picture(spec) or is_sound(spec):
         return
-    raw = _raw(x, given)
+    raw = _raw(x, spec)
     low, high = float(raw.min()), float(raw.max())
-    top, bottom = (given.usual_range or (low, high))[1], (given.usual_range or (low, high))[0]
-    if given.white is None:
+    top, bottom = (spec.usual_range or (low, high))[1], (spec.usual_range or (low, high))[0]
+    if spec.white is None:
         top, bottom = high, low
-    yield Mistake("with dark and light exchanged", "are they inverted?", lambda one: top + bottom - one)
-    if given.shape[0] == 3:
+    yield Mistake("with dark and light exchanged", "are they inverted?", lambda values: top + bottom - values)
+    if spec.shape[0] == 3:
         yield Mistake(
-            "with red and blue exchanged", "are the channels in the order BGR?", lambda one: one[:, ::-1]
+            "with red and blue exchanged",
+            "are the channels in the order BGR?",
+            lambda values: values[:, ::-1],
         )
-    if given.shape[1] == given.shape[2]:
+    if spec.shape[1] == spec.shape[2]:
         yield Mistake(
-            "with rows and columns exchanged", "are they transposed?", lambda one: one.swapaxes(2, 3)
+            "with rows and columns exchanged", "are they transposed?", lambda values: values.swapaxes(2, 3)
         )
-    yield Mistake("turned upside down", "are they upside down?", lambda one: one[:, :, ::-1, ::-1])
-    yield Mistake("mirrored", "are they mirrored?", lambda one: one[:, :, :, ::-1])
+    yield Mistake("turned upside down", "are they upside down?", lambda values: values[:, :, ::-1, ::-1])
+    yield Mistake("mirrored", "are they mirrored?", lambda values: values[:, :, :, ::-1])
 
 
-def _scales(low: float, high: float, given: InputSpec) -> Iterator[Mistake]:
+def _scales(low: float, high: float, spec: InputSpec) -> Iterator[Mistake]:
     """Other scales that the values may be in, where they are not in the usual one."""
     span = high - low
     if span <= 0:
         return
-    if usual := given.usual_range:
+    if usual := spec.usual_range:
         least, most = usual
         wide = most - least
         if 0.7 * wide < span < 1.4 * wide and abs(low - least) < 0.3 * wide:
             return
         asks = f"are they scaled? they are {low:.3g} to {high:.3g}"
         yield Mistake(
-            f"scaled to {least:g} to {most:g}", asks, lambda one: least + (one - low) * (wide / span)
+            f"scaled to {least:g} to {most:g}", asks, lambda values: least + (values - low) * (wide / span)
         )
         return
     for factor, ask in ((1 / BYTE, "0 to 255 in place of 0 to 1"), (BYTE, "0 to 1 in place of 0 to 255")):
         yield Mistake(
             f"multiplied by {factor:.3g}",
             f"are they {ask}? they are {low:.3g} to {high:.3g}",
-            lambda one, factor=factor: one * np.float32(factor),  # type: ignore[misc]
+            lambda values, factor=factor: values * np.float32(factor),  # type: ignore[misc]
         )
 
 
@@ -241,48 +245,49 @@ def _relabelled(
 ) -> Iterator[tuple[float, str]]:
     """Balanced accuracies with other labels, and what to ask for them: shifted by one, or permuted."""
     for step, way in ((1, "low"), (-1, "high")):
-        there = (y + step >= 0) & (y + step < len(labels))
+        in_range = (y + step >= 0) & (y + step < len(labels))
         share = float((predicted == y + step).mean())
-        if share >= float((predicted == y).mean()) + GAIN and there.any():
-            score = _balanced(predicted[there] - step, y[there])
+        if share >= float((predicted == y).mean()) + GAIN and in_range.any():
+            score = _balanced(predicted[in_range] - step, y[in_range])
             yield (
-                score * float(there.mean()),
+                score * float(in_range.mean()),
                 f"with labels one higher it would be right in {share:.0%}: are they one too low?"
                 if way == "low"
                 else f"with labels one lower it would be right in {share:.0%}: are they one too high?",
             )
     first, second = np.arange(len(y)) % 2 == 0, np.arange(len(y)) % 2 == 1
     classes = np.unique(y[first]).tolist()
-    meant = {one: int(np.bincount(predicted[first][y[first] == one]).argmax()) for one in classes}
-    if len(set(meant.values())) < len(meant) or not set(np.unique(y[second]).tolist()) <= set(meant):
+    lookalike = {label: int(np.bincount(predicted[first][y[first] == label]).argmax()) for label in classes}
+    unseen = set(np.unique(y[second]).tolist()) - set(lookalike)
+    if unseen or len(set(lookalike.values())) < len(lookalike):
         return
-    other = np.array([meant[one] for one in y[second].tolist()])
+    other = np.array([lookalike[label] for label in y[second].tolist()])
     score = float(
-        np.mean([(predicted[second] == other)[y[second] == one].mean() for one in np.unique(y[second])])
+        np.mean([(predicted[second] == other)[y[second] == label].mean() for label in np.unique(y[second])])
     )
-    pairs = [f"{labels[one]!r} look like {labels[to]!r}" for one, to in meant.items() if one != to]
+    pairs = [f"{labels[label]!r} look like {labels[to]!r}" for label, to in lookalike.items() if label != to]
     share = float((predicted[second] == other).mean())
     # a shift by one is the simpler answer where both are as good
     yield score - 0.02, f"samples labelled {first_of(pairs, 3)} ({share:.0%}): are labels exchanged?"
 
 
-def _undone(mistake: Mistake, x: NDArray[Any], given: InputSpec) -> NDArray[Any]:
+def _undone(mistake: Mistake, x: NDArray[Any], spec: InputSpec) -> NDArray[Any]:
     """Prepared samples as they would be without the mistake."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return given.prepare(np.ascontiguousarray(mistake.undone(_raw(x, given))))
+        return spec.prepare(np.ascontiguousarray(mistake.undone(_raw(x, spec))))
 
 
-def _raw(x: NDArray[Any], given: InputSpec) -> Floats:
+def _raw(x: NDArray[Any], spec: InputSpec) -> Floats:
     """Prepared samples (n, *input) before their preparation."""
-    channels = (-1, *(1 for _ in given.shape[1:]))
-    mean, std = (np.asarray(values, np.float32).reshape(channels) for values in (given.mean, given.std))
-    made: Floats = (x * std + mean) / np.float32(given.scale)
-    return made
+    channels = (-1, *(1 for _ in spec.shape[1:]))
+    mean, std = (np.asarray(values, np.float32).reshape(channels) for values in (spec.mean, spec.std))
+    raw: Floats = (x * std + mean) / np.float32(spec.scale)
+    return raw
 
 
-def _sureness(mistake: Mistake, x: NDArray[Any], given: InputSpec, outputs: Outputs) -> float:
+def _sureness(mistake: Mistake, x: NDArray[Any], spec: InputSpec, outputs: Outputs) -> float:
     """How sure the model is of samples without the mistake; 0 if it then says the same of most of them."""
-    probabilities = _probabilities(outputs(_undone(mistake, x, given)))
+    probabilities = _probabilities(outputs(_undone(mistake, x, spec)))
     largest = np.bincount(probabilities.argmax(axis=1)).max() / len(x)
     if largest > max(0.5, 1.5 / probabilities.shape[1]):
         return 0.0
@@ -295,11 +300,11 @@ def _is_sure(mean: float, chance: float) -> bool:
 
 def _balanced(predicted: NDArray[np.int64], y: NDArray[Any]) -> float:
     """The mean over the classes of y of the share of their samples that are predicted right."""
-    return float(np.mean([(predicted[y == one] == one).mean() for one in np.unique(y)]))
+    return float(np.mean([(predicted[y == label] == label).mean() for label in np.unique(y)]))
 
 
 def _probabilities(logits: NDArray[np.float32]) -> Floats:
     logits = np.nan_to_num(logits.astype(np.float64), nan=0.0, posinf=1e9, neginf=-1e9)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    made: Floats = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
-    return made
+    probabilities: Floats = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+    return probabilities

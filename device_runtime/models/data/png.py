@@ -120,14 +120,14 @@ def _unpacked(packed: bytes, parts: Sequence[_Header]) -> list[Bytes]:
         raise Refused("a file that ends too early", f"PNG with {len(data)} of {size} bytes")
     if len(data) > size:
         raise Refused("a damaged picture", f"PNG with more than its {size} bytes")
-    made, place = [], 0
+    passes, place = [], 0
     for height, wide in forms:
         filtered = np.frombuffer(data, np.uint8, height * wide, place).reshape(height, wide)
         if filtered[:, 0].max() > 4:
             raise Refused("a damaged picture", f"PNG with filter {filtered[:, 0].max()}")
-        made.append(_unfiltered(filtered[:, 0], filtered[:, 1:], max(1, bits // 8)))
+        passes.append(_unfiltered(filtered[:, 0], filtered[:, 1:], max(1, bits // 8)))
         place += height * wide
-    return made
+    return passes
 
 
 def _unfiltered(filters: Bytes, lines: Bytes, pixel: int) -> Bytes:

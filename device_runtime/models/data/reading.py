@@ -105,17 +105,17 @@ def unlabelled(source: SampleSource, manifest: Manifest, texts: Texts | None = N
     """The readable samples of a source, with labels or not, prepared (n, *input); at most MOST."""
     source = replace(for_task(source, None, manifest.target, texts is not None), unlabelled=True)
     wanted = WantedSamples(manifest.input, source, texts=texts)
-    found: list[NDArray[Any]] = []
+    samples: list[NDArray[Any]] = []
     for unit in listing(source).units.values():
         try:
             parts = unit.read(wanted)
-            found += [manifest.input.prepare(part.x) for part in parts if not isinstance(part, Skip)]
+            samples += [manifest.input.prepare(part.x) for part in parts if not isinstance(part, Skip)]
         except (Refused, ModelError) as error:
             log.debug("not read: %s: %s", unit.name, error)
-        if sum(map(len, found)) >= MOST:
+        if sum(map(len, samples)) >= MOST:
             break
     empty = np.empty((0, *manifest.input.shape), manifest.input.dtype)
-    return np.concatenate([empty, *found])[:MOST]
+    return np.concatenate([empty, *samples])[:MOST]
 
 
 def target_values(

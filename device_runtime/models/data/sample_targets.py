@@ -43,20 +43,20 @@ class SampleTargets:
         count = len(batch.x)
         if batch.labels is None and label is None and self.unlabelled:
             return np.zeros(count, np.int64), np.ones(count, bool)
-        given = [label or ""] * count if batch.labels is None else batch.labels
+        labels = [label or ""] * count if batch.labels is None else batch.labels
         if self.target.has_columns:
-            return self._columns(given, name, skipped)
-        names = given.tolist() if isinstance(given, np.ndarray) else given
+            return self._columns(labels, name, skipped)
+        names = labels.tolist() if isinstance(labels, np.ndarray) else labels
         y, read = np.zeros(count, np.int64), np.zeros(count, bool)
         numbers: dict[Any, int | Refused] = {}
-        for i, one in enumerate(names):
-            if one not in numbers:
-                numbers[one] = self._number(one)
-            found = numbers[one]
-            if isinstance(found, Refused):
-                skipped.add(Skip.of(found, name))
+        for i, value in enumerate(names):
+            if value not in numbers:
+                numbers[value] = self._number(value)
+            number = numbers[value]
+            if isinstance(number, Refused):
+                skipped.add(Skip.of(number, name))
             else:
-                y[i], read[i] = found, True
+                y[i], read[i] = number, True
         return y, read
 
     def _number(self, name: str | int) -> int | Refused:
@@ -69,18 +69,18 @@ class SampleTargets:
             return error
 
     def _columns(
-        self, given: Sequence[str] | NDArray[Any], name: str, skipped: SkippedTally
+        self, labels: Sequence[str] | NDArray[Any], name: str, skipped: SkippedTally
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        y, read = np.zeros((len(given), *self.target.shape), np.float64), np.zeros(len(given), bool)
-        if isinstance(given, np.ndarray):
+        y, read = np.zeros((len(labels), *self.target.shape), np.float64), np.zeros(len(labels), bool)
+        if isinstance(labels, np.ndarray):
             try:
-                self.target.prepare(given)
-                return given.reshape(y.shape).astype(np.float64), np.ones(len(given), bool)
+                self.target.prepare(labels)
+                return labels.reshape(y.shape).astype(np.float64), np.ones(len(labels), bool)
             except TensorError:
                 pass  # then the samples are looked at one by one
-        for i, one in enumerate(given):
+        for i, label in enumerate(labels):
             try:
-                values = column_values(one, self.target.columns) if isinstance(one, str) else one
+                values = column_values(label, self.target.columns) if isinstance(label, str) else label
                 self.target.prepare(np.array([values]))
                 y[i], read[i] = values, True
             except TensorError as error:

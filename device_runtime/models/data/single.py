@@ -93,8 +93,8 @@ def decode_unnamed(data: bytes) -> Item | None:
 
 def content_of(data: bytes) -> str:
     """The ending that a file with this content usually has; empty if it is not recognised."""
-    found = BEGINNING.match(data)
-    return list(BEGINNINGS.values())[int(str(found.lastgroup)[1:])] if found else ""
+    match = BEGINNING.match(data)
+    return list(BEGINNINGS.values())[int(str(match.lastgroup)[1:])] if match else ""
 
 
 def _decoded(data: bytes, ending: str) -> Item:
@@ -109,9 +109,9 @@ def _decoded(data: bytes, ending: str) -> Item:
         raise Refused("a damaged file", f"{type(error).__name__}: {error}"[:200]) from None
 
 
-def raw(held: Item, given: InputSpec, texts: TokenIds | None) -> NDArray[Any]:
+def raw(item: Item, spec: InputSpec, texts: TokenIds | None) -> NDArray[Any]:
     """Samples (n, *shape), before `InputSpec.prepare`; a text is tokenized by `texts`. Raises Refused."""
-    return held.ids(texts) if isinstance(held, cells.TextCell) and texts else held.raw(given)
+    return item.ids(texts) if isinstance(item, cells.TextCell) and texts else item.raw(spec)
 
 
 def ending_of(name: str) -> str:

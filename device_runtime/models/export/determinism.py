@@ -110,11 +110,11 @@ def check_function(subject: FunctionalModule, norms: tuple[str, ...], draw: Call
         called = _Subject(subject, batch_norms)
         with seeded(1):
             first = _checked_run(called, samples)
-        known = _attributes(called.subject.module)
+        attributes = _attributes(called.subject.module)
         with seeded(2), recorded(called.subject.module, python=True) as draws:
             called.results(others)
             again = called.results(samples)
-        _check_equal(first, again, draws, _changed(known, _attributes(called.subject.module)))
+        _check_equal(first, again, draws, _changed(attributes, _attributes(called.subject.module)))
         _check_draws(called, samples, draws)
         _check_first_call(_Subject(subject, batch_norms), samples, others, first)
         if not batch_norms:
@@ -122,14 +122,14 @@ def check_function(subject: FunctionalModule, norms: tuple[str, ...], draw: Call
 
 
 def _checked_run(called: _Subject, samples: Samples) -> _Results:
-    found = called.results(samples)
-    for name in found.changed:
+    results = called.results(samples)
+    for name in results.changed:
         whose = f"{name} in place" if name.startswith("its ") else f"its tensor {name}, in eval mode too"
         raise ExportError(
             f"the network or its loss changes {whose}, which no graph can do: "
             f"{_way_out_of_change(called.subject.module, name)}"
         )
-    return found
+    return results
 
 
 def _way_out_of_change(module: nn.Module, name: str) -> str:
@@ -170,19 +170,19 @@ def _check_draws(called: _Subject, samples: Samples, draws: Draws) -> None:
         for outcome in (LOWEST, HIGHEST):
             try:
                 with seeded(1), recorded(called.subject.module, outcome):
-                    found = called.results(samples)
+                    results = called.results(samples)
             except ExportError as error:
                 raise ExportError(_random("network", draws.torch)) from error
-            if any(not _same(found.values[n], value) for n, value in usual.values.items()):
-                raise ExportError(_random(_what(usual.values, found.values), draws.torch))
+            if any(not _same(results.values[n], value) for n, value in usual.values.items()):
+                raise ExportError(_random(_what(usual.values, results.values), draws.torch))
     if draws.python:
         usual = called.results(samples, gradients=False)
         for seed in range(MORE_RUNS):
             with seeded(seed):
-                found = called.results(samples, gradients=False)
-            if _worst(usual.values, found.values)[1] > ROUNDING:
+                results = called.results(samples, gradients=False)
+            if _worst(usual.values, results.values)[1] > ROUNDING:
                 raise ExportError(
-                    f"the {_what(usual.values, found.values)} depends on {_listed(draws.python)}, "
+                    f"the {_what(usual.values, results.values)} depends on {_listed(draws.python)}, "
                     "not on input and weights alone"
                 )
 
@@ -196,10 +196,10 @@ def _check_first_call(fresh: _Subject, samples: Samples, others: Samples, first:
     name, off = _worst(first.values, later.values)
     if off > ROUNDING:
         attributes = _changed(before, _attributes(fresh.subject.module))
-        kept = f"its attribute {', '.join(attributes[:3])}" if attributes else "something"
+        state = f"its attribute {', '.join(attributes[:3])}" if attributes else "something"
         raise ExportError(
             f"the {_what(first.values, later.values)} is no function of its input and weights: it keeps "
-            f"{kept} from its first call, and equal inputs give {name} that are {off:.2g} of the largest "
+            f"{state} from its first call, and equal inputs give {name} that are {off:.2g} of the largest "
             "value apart"
         )
 
@@ -207,10 +207,10 @@ def _check_first_call(fresh: _Subject, samples: Samples, others: Samples, first:
 def _check_batches(called: _Subject, samples: Samples, first: _Results) -> None:
     """Raises ExportError if a sample's place in the batch matters; other samples may, which is said."""
     turned = torch.arange(len(samples.x) - 1, -1, -1)
-    found = called.results(samples.at(turned), gradients=False)
+    results = called.results(samples.at(turned), gradients=False)
     per_sample = {name: first.values[name] for name in ("logits", "losses")}
-    back = {name: found.values[name][turned] for name in per_sample}
-    if any(len(value) != len(turned) for value in found.values.values()):
+    back = {name: results.values[name][turned] for name in per_sample}
+    if any(len(value) != len(turned) for value in results.values.values()):
         return  # said with its shape elsewhere
     name, off = _worst(per_sample, back)
     if off > REORDERED:

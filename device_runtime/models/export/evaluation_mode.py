@@ -108,10 +108,10 @@ def _run(subject: FunctionalModule) -> _Outputs:
 def _differs(subject: FunctionalModule, layers: Layers, usual: _Outputs | None) -> bool:
     if not layers or usual is None:
         return False
-    found = _outputs(subject, layers)
-    if found is None or found.logits.shape != usual.logits.shape or found.moved:
+    outputs = _outputs(subject, layers)
+    if outputs is None or outputs.logits.shape != usual.logits.shape or outputs.moved:
         return True
-    return bool((found.logits - usual.logits).abs().max() > CLOSE * usual.logits.abs().max())
+    return bool((outputs.logits - usual.logits).abs().max() > CLOSE * usual.logits.abs().max())
 
 
 @contextmanager

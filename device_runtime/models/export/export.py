@@ -211,8 +211,8 @@ def other_errors(name: str) -> Iterator[None]:
 
 
 def _say_left_out(subject: FunctionalModule, spec: ExportSpec) -> None:
-    if there := left_out(subject):
-        logger.warning("exported as in eval mode, so that devices train without: %s", there)
+    if layers := left_out(subject):
+        logger.warning("exported as in eval mode, so that devices train without: %s", layers)
     if spec.batchnorm == "frozen" and (frozen := frozen_norms(subject.module)):
         logger.warning("%s", frozen)
 

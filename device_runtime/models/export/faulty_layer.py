@@ -44,14 +44,14 @@ def faulty_layer(subject: FunctionalModule) -> str:
 
 def _calls(subject: FunctionalModule) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """The innermost layers with the input that each gets, in the order of the module's pass."""
-    found: list[tuple[str, nn.Module, Tensor]] = []
+    calls: list[tuple[str, nn.Module, Tensor]] = []
 
-    def keep(name: str, layer: nn.Module, given: tuple[Any, ...]) -> None:
-        if len(given) == 1 and isinstance(given[0], Tensor) and len(given[0]) == len(subject.example):
-            found.append((name, layer, given[0].detach()))
+    def keep(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if len(inputs) == 1 and isinstance(inputs[0], Tensor) and len(inputs[0]) == len(subject.example):
+            calls.append((name, layer, inputs[0].detach()))
 
     hooks = [
-        layer.register_forward_pre_hook(lambda layer, given, name=name: keep(name, layer, given))
+        layer.register_forward_pre_hook(lambda layer, inputs, name=name: keep(name, layer, inputs))
         for name, layer in subject.module.named_modules()
         if name and (not list(layer.children()) or type(layer).__module__.startswith("torch.nn.modules.act"))
     ]
@@ -61,7 +61,7 @@ def _calls(subject: FunctionalModule) -> Iterator[tuple[str, nn.Module, Tensor]]
     finally:
         for hook in hooks:
             hook.remove()
-    yield from found
+    yield from calls
 
 
 def _is_exported(layer: nn.Module, x: Tensor, loss: SampleLoss) -> bool:

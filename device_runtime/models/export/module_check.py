@@ -118,8 +118,8 @@ def _check_hidden(module: nn.Module) -> None:
             if name in ("_parameters", "_buffers", "_modules") or name in vars(nn.Module()):
                 continue
             for hidden in _inside(value):
-                found = hidden.parameters() if isinstance(hidden, nn.Module) else [hidden]
-                if any(t.requires_grad and t.is_leaf and id(t) not in registered for t in found):
+                tensors = hidden.parameters() if isinstance(hidden, nn.Module) else [hidden]
+                if any(t.requires_grad and t.is_leaf and id(t) not in registered for t in tensors):
                     whole = f"{layer}.{name}" if layer else name
                     way = (
                         "keep layers in nn.ModuleList or nn.ModuleDict"
@@ -242,17 +242,17 @@ def other_than_logits(subject: FunctionalModule, passed: ForwardPass) -> str:
 
 def _last_layer(subject: FunctionalModule) -> str:
     """The layer that gives the module's result, as "3 (LogSoftmax)"; empty if it is a function."""
-    given: list[tuple[str, nn.Module, Any]] = []
+    results: list[tuple[str, nn.Module, Any]] = []
     parts = [(name, part) for name, part in subject.module.named_modules() if not list(part.children())]
     hooks = [
-        part.register_forward_hook(lambda part, _, out, name=name: given.append((name, part, out)))
+        part.register_forward_hook(lambda part, _, out, name=name: results.append((name, part, out)))
         for name, part in parts
     ]
     with torch.no_grad():
         result = run(subject, subject.example, stored_tensors(subject.module)).logits
     for hook in hooks:
         hook.remove()
-    name, part, out = given[-1]
+    name, part, out = results[-1]
     if name == subject.head or out is not result:
         return ""
     return f"{name} ({type(part).__name__})"

@@ -141,7 +141,9 @@ class _Recorder(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         sources = [torch.default_generator]
-        sources += [given for given in (*args, *kwargs.values()) if isinstance(given, torch.Generator)]
+        sources += [
+            generator for generator in (*args, *kwargs.values()) if isinstance(generator, torch.Generator)
+        ]
         states = [source.get_state() for source in sources]
         result = func(*args, **kwargs)
         if all(torch.equal(source.get_state(), state) for source, state in zip(sources, states, strict=True)):

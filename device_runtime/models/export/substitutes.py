@@ -20,9 +20,9 @@ class Substitutes(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if (substitute := SUBSTITUTES.get(func)) is not None:
-            found = substitute(*args, **kwargs)
-            if found is not None:
-                return found
+            result = substitute(*args, **kwargs)
+            if result is not None:
+                return result
         return func(*args, **kwargs)
 
 
@@ -77,10 +77,10 @@ def adaptive_avg_pool(x: Tensor, output_size: Any) -> Tensor | None:
     """A product with a matrix of shares for each axis. None where the sizes divide those before."""
     axes = range(2, x.dim())
     sizes = [output_size] * len(axes) if isinstance(output_size, int) else list(output_size)
-    wanted = [int(x.shape[axis]) if size is None else size for axis, size in zip(axes, sizes, strict=True)]
-    if all(int(x.shape[axis]) % size == 0 for axis, size in zip(axes, wanted, strict=True)):
+    new_sizes = [int(x.shape[axis]) if size is None else size for axis, size in zip(axes, sizes, strict=True)]
+    if all(int(x.shape[axis]) % size == 0 for axis, size in zip(axes, new_sizes, strict=True)):
         return None
-    for axis, size in zip(axes, wanted, strict=True):
+    for axis, size in zip(axes, new_sizes, strict=True):
         length = int(x.shape[axis])
         bounds = [(place * length // size, -(-(place + 1) * length // size)) for place in range(size)]
         shares = torch.tensor(

@@ -243,12 +243,12 @@ def finite_samples(x: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether all values of each sample are finite in float32, (n,)."""
     if x.dtype.kind != "f":
         return np.ones(len(x), bool)
-    found = np.empty(len(x), bool)
+    finite = np.empty(len(x), bool)
     for first in range(0, len(x), BLOCK):
         with np.errstate(over="ignore"):
             block = np.asarray(x[first : first + BLOCK], np.float32)
-        found[first : first + len(block)] = np.isfinite(block).reshape(len(block), -1).all(axis=1)
-    return found
+        finite[first : first + len(block)] = np.isfinite(block).reshape(len(block), -1).all(axis=1)
+    return finite
 
 
 def check_finite(x: NDArray[Any], where: str) -> None:

@@ -64,8 +64,8 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     listed, others = task.listed(train), task.listed(test)
     if task.manifest is None and (strange := sorted(others.names - listed.names)):
         raise DataSetError(f"{test} has the class {strange[0]!r}, which {train} does not have")
-    [known, asked], labels = task.read([listed, others])
-    return DataSet(known.x, known.y, asked.x, asked.y, labels, known.clients)
+    [training, testing], labels = task.read([listed, others])
+    return DataSet(training.x, training.y, testing.x, testing.y, labels, training.clients)
 
 
 class ListedFile(NamedTuple):
@@ -77,7 +77,7 @@ class ListedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class ListedFolder:
-    """What there is to read in a folder, and what is not read."""
+    """The files of a folder that are read, and those that are skipped."""
 
     folder: Path
     files: list[ListedFile]
@@ -86,7 +86,7 @@ class ListedFolder:
     @property
     def names(self) -> set[str]:
         """The labels of files, folded."""
-        return {folded(one.unit.label) for one in self.files if one.unit.label is not None}
+        return {folded(file.unit.label) for file in self.files if file.unit.label is not None}
 
 
 class FolderSamples(NamedTuple):
@@ -137,7 +137,7 @@ class FolderTask:
         if spec.size not in (SIZE, manifest.input.shape[-1]) and is_picture(manifest.input):
             takes = "x".join(map(str, manifest.input.shape))
             raise DataSetError(f"size is {spec.size}, and bundle {manifest.name} takes {takes}: leave it out")
-        file = next((one for one in (root / FILE, root / "train" / FILE) if one.is_file()), None)
+        file = next((path for path in (root / FILE, root / "train" / FILE) if path.is_file()), None)
         try:
             labels = LabelMap.of(SampleSource(root, labels=file), manifest.labels)
         except DataError as error:
@@ -146,47 +146,49 @@ class FolderTask:
         return cls(spec, manifest.input, manifest.target, manifest, labels if by_name else None, file)
 
     def listed(self, folder: Path) -> ListedFolder:
-        """What there is to read in a folder. Raises DataSetError if that is nothing."""
-        found = ListedFolder(folder, [], SkippedTally())
+        """Lists the files of a folder. Raises DataSetError if there are none."""
+        content = ListedFolder(folder, [], SkippedTally())
         for part, client in self._parts(folder):
-            there = listing(self._source(part))
-            for stray in there.strays:
-                found.skipped.add(stray)
-            found.files.extend(
-                ListedFile(unit, client or self._client(unit)) for unit in there.units.values()
+            listed = listing(self._source(part))
+            for stray in listed.strays:
+                content.skipped.add(stray)
+            content.files.extend(
+                ListedFile(unit, client or self._client(unit)) for unit in listed.units.values()
             )
-        if not found.files and not tuple(found.skipped):
+        if not content.files and not tuple(content.skipped):
             raise DataSetError(f"{folder} has no pictures: expected a folder of them for each class")
-        return found
+        return content
 
     def read(self, folders: Sequence[ListedFolder]) -> tuple[list[FolderSamples], tuple[str, ...]]:
         """The samples of each folder, and the names of the classes. Raises DataSetError if none are left."""
-        classes = self._classes([one.unit.label for folder in folders for one in folder.files])
+        classes = self._classes([file.unit.label for folder in folders for file in folder.files])
         arrays = [self._arrays(folder, classes) for folder in folders]
         if isinstance(classes, ClassOrder):
             classes = ClassOrder.of(name for each in arrays for name in each["names"].tolist())
-        found = [self._samples(folder, each, classes) for folder, each in zip(folders, arrays, strict=True)]
+        folder_samples = [
+            self._samples(folder, each, classes) for folder, each in zip(folders, arrays, strict=True)
+        ]
         for folder in folders:
-            for one in folder.skipped:
-                log.warning("%s: skipped %s", folder.folder, one)
-        for folder, samples in zip(folders, found, strict=True):
+            for skip in folder.skipped:
+                log.warning("%s: skipped %s", folder.folder, skip)
+        for folder, samples in zip(folders, folder_samples, strict=True):
             if not len(samples.y):
-                why = "; ".join(str(one) for one in [*folder.skipped][:3])
+                why = "; ".join(str(skip) for skip in [*folder.skipped][:3])
                 raise DataSetError(f"{folder.folder} has no readable samples: {why}")
         if self.target.has_columns:
-            return found, self.target.columns
+            return folder_samples, self.target.columns
         if isinstance(classes, ClassOrder):
-            return found, classes.labels
-        return found, () if self.manifest is None else self.manifest.labels
+            return folder_samples, classes.labels
+        return folder_samples, () if self.manifest is None else self.manifest.labels
 
     def _parts(self, folder: Path) -> list[tuple[Path, str]]:
         """The folders that devices would read, and their clients."""
         if self.spec.client_level != 1:
             return [(folder, "")]
-        found = sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
-        if not found:
+        folders = sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
+        if not folders:
             raise DataSetError(f"{folder} has no folders, expected one for each client")
-        return [(path, path.name) for path in found]
+        return [(path, path.name) for path in folders]
 
     def _client(self, unit: Unit) -> str:
         """The folder at `client_level` that the file lies in, or as a table lists it; empty for none."""
@@ -204,12 +206,12 @@ class FolderTask:
 
     def _classes(self, names: Sequence[str | None]) -> LabelMap | ClassOrder:
         """How classes are numbered: by the bundle's labels, or in the order of their names."""
-        there = {name for name in names if name is not None}
+        class_names = {name for name in names if name is not None}
         if self.labels is None or self.manifest is None:
-            return ClassOrder.of(there)
-        words = there and not any(map(str.isdecimal, map(str.strip, there)))
+            return ClassOrder.of(class_names)
+        words = class_names and not any(map(str.isdecimal, map(str.strip, class_names)))
         if self.file is None and words and all_numbers(self.manifest.labels):
-            order = ClassOrder.of(there)
+            order = ClassOrder.of(class_names)
             log.warning(
                 "classes are numbered in the order of their names (%s), as the bundle's labels are only "
                 "numbers: a device would leave these folders out, without a %s or export --labels",
@@ -222,19 +224,19 @@ class FolderTask:
     def _arrays(self, folder: ListedFolder, classes: LabelMap | ClassOrder) -> dict[str, NDArray[Any]]:
         """The samples of the folder's files with a label of the task, from the cache if they were read."""
         files: list[ListedFile] = []
-        for one in folder.files:
+        for file in folder.files:
             try:
-                if one.unit.label is not None and not self.target.has_columns:
-                    classes.number(one.unit.label)
-                files.append(one)
+                if file.unit.label is not None and not self.target.has_columns:
+                    classes.number(file.unit.label)
+                files.append(file)
             except Refused as error:
-                folder.skipped.add(Skip.of(error, one.unit.name))
+                folder.skipped.add(Skip.of(error, file.unit.name))
         if not files:
             return {**_nothing(self.input), "skipped": np.array([], np.str_)}
-        told = [(one.unit.name, one.unit.label, one.client) for one in files]
+        entries = [(file.unit.name, file.unit.label, file.client) for file in files]
         columns = (self.spec.label_column, self.spec.client_column)
-        settings = ("folder", msgspec.json.encode(self.input), columns, told)
-        key = listing_key((one.unit.path for one in files), *settings)
+        settings = ("folder", msgspec.json.encode(self.input), columns, entries)
+        key = listing_key((file.unit.path for file in files), *settings)
         arrays = cached(key, lambda: self._decoded(files, folder.folder))
         for line in arrays["skipped"].tolist():
             folder.skipped.add(msgspec.json.decode(line, type=SkippedSamples))
@@ -244,7 +246,7 @@ class FolderTask:
         """Reads the files: x, the number of each sample's label in `names`, its client's in `whose`."""
         skipped, names, whose = SkippedTally(), dict[str, int](), dict[str, int]()
         only_bytes = is_picture(self.input) and white(self.input) == BYTE
-        only_bytes &= not any(one.unit.path.suffix.lower() in ARRAYS for one in files)
+        only_bytes &= not any(file.unit.path.suffix.lower() in ARRAYS for file in files)
         rows = Rows(self.input.shape, "uint8" if only_bytes else self.input.dtype)
         rows.reserve(len(files))
         label: list[int] = []
@@ -257,10 +259,10 @@ class FolderTask:
                         skipped.add(part)
                         continue
                     rows.append(part.x, np.zeros(len(part.x), np.int64))
-                    given = [unit.label or ""] * len(part.x) if part.labels is None else part.labels
-                    label += [names.setdefault(_text(one), len(names)) for one in given]
+                    part_labels = [unit.label or ""] * len(part.x) if part.labels is None else part.labels
+                    label += [names.setdefault(_text(value), len(names)) for value in part_labels]
                     owners = [owner] * len(part.x) if part.clients is None else part.clients
-                    client += [whose.setdefault(one, len(whose)) for one in owners]
+                    client += [whose.setdefault(name, len(whose)) for name in owners]
             except Refused as error:
                 skipped.add(Skip.of(error, unit.name))
         return {
@@ -269,7 +271,7 @@ class FolderTask:
             "client": np.array(client, np.int64),
             "names": np.array(list(names), np.str_),
             "whose": np.array(list(whose), np.str_),
-            "skipped": np.array([msgspec.json.encode(one).decode() for one in skipped], np.str_),
+            "skipped": np.array([msgspec.json.encode(skip).decode() for skip in skipped], np.str_),
         }
 
     def _samples(
@@ -282,12 +284,12 @@ class FolderTask:
         for number, (name, target) in enumerate(zip(names, targets, strict=True)):
             if isinstance(target, Refused) and (count := int((label == number).sum())):
                 folder.skipped.add(SkippedSamples(target.reason, count, (name,)))
-        there = np.array([not isinstance(target, Refused) for target in targets], bool)
+        has_target = np.array([not isinstance(target, Refused) for target in targets], bool)
         values = np.array(
             [np.zeros(self.target.shape) if isinstance(target, Refused) else target for target in targets],
             np.float64 if self.target.has_columns else np.int64,
         ).reshape(len(targets), *self.target.shape)
-        chosen = there[label] if len(label) else np.zeros(0, bool)
+        chosen = has_target[label] if len(label) else np.zeros(0, bool)
         x, label, client = arrays["x"], label[chosen], np.asarray(arrays["client"])[chosen]
         whose = arrays["whose"].tolist()
         order = sorted(name for name in whose if name)
@@ -314,7 +316,7 @@ def _text(label: object) -> str:
     return ",".join(map(str, label.tolist())) if isinstance(label, np.ndarray) and label.ndim else str(label)
 
 
-def _nothing(given: InputSpec) -> dict[str, NDArray[Any]]:
+def _nothing(spec: InputSpec) -> dict[str, NDArray[Any]]:
     none = {name: np.empty(0, np.int64) for name in ("label", "client")}
     texts = {name: np.array([], np.str_) for name in ("names", "whose")}
-    return {"x": np.empty((0, *given.shape), np.uint8), **none, **texts}
+    return {"x": np.empty((0, *spec.shape), np.uint8), **none, **texts}

@@ -159,8 +159,8 @@ def _any(writer: Writer, node: fx.Node) -> Any:
     axes = list(range(rank_of(first_of(node)))) if axes is None else [axes] if isinstance(axes, int) else axes
     number = writer.operand(first_of(node), torch.int64)
     keep = int(bool(argument_of(node, 2, False)))
-    found = writer.emit("ReduceMax", number, writer.integers(list(axes)), keepdims=keep)
-    return writer.emit("Cast", found, to=TensorProto.BOOL)
+    largest = writer.emit("ReduceMax", number, writer.integers(list(axes)), keepdims=keep)
+    return writer.emit("Cast", largest, to=TensorProto.BOOL)
 
 
 def _maximum_with_place(writer: Writer, node: fx.Node) -> Any:
