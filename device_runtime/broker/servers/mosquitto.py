@@ -110,8 +110,12 @@ class Mosquitto:
         for attempts_left in reversed(range(1 if self.options.port else 3)):
             self.port, self._web_port = find_ports(self.options)
             self._process = self._launch(program)
-            if self._is_ready():
-                break
+            try:
+                if self._is_ready():
+                    break
+            except BrokerStartError:
+                self.kill()
+                raise
             complaint = self._complaint()
             self.kill()
             if not attempts_left:

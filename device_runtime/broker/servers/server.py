@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -148,10 +148,20 @@ def _free(host: str, port: int) -> int:
 
 
 def accepts(host: str, port: int, timeout_s: float, alive: Callable[[], bool]) -> bool:
-    """Wait until something accepts connections there; False when it is no longer alive, or too slow."""
+    """Wait until something accepts connections there; False when it is no longer alive, or too slow.
+
+    Raises BrokerStartError where the machine has no network that leads there.
+    """
     end = time.monotonic() + timeout_s
     while alive() and time.monotonic() < end:
-        with suppress(OSError), socket.create_connection((host, port), timeout=0.5):
-            return alive()
+        try:
+            with socket.create_connection((host, port), timeout=0.5):
+                return alive()
+        except OSError as error:
+            if error.errno in (errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH):
+                why = (error.strerror or str(error)).lower()
+                raise BrokerStartError(
+                    f"the broker at {host} port {port} cannot be reached ({why}): is the network up?"
+                ) from None
         time.sleep(0.02)
     return False

@@ -1,12 +1,13 @@
 """Which broker runs, and why."""
 
+import errno
 import subprocess
 import sys
 
 import pytest
 
 from device_runtime.broker.errors import BrokerStartError
-from device_runtime.broker.servers import brokers, mosquitto
+from device_runtime.broker.servers import brokers, mosquitto, server
 
 
 def test_auto_takes_mosquitto_where_it_is_installed() -> None:
@@ -53,3 +54,14 @@ def test_what_a_device_imports_brings_in_neither_amqtt_nor_numpy() -> None:
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(BrokerStartError, match="use auto, mosquitto, amqtt"):
         brokers.start("rabbit")  # type: ignore[arg-type]
+
+
+def test_a_machine_whose_network_is_down_is_said_at_once(monkeypatch):
+    def unreachable(*_, **__):
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(server.socket, "create_connection", unreachable)
+    with pytest.raises(
+        BrokerStartError, match=r"127\.0\.0\.1 port 1883 cannot be reached \(network is unreach"
+    ):
+        server.accepts("127.0.0.1", 1883, 0.1, lambda: True)
