@@ -96,27 +96,41 @@ class Samples:
 def split(samples: Samples, share: float, seed: int, in_place: bool = False) -> DataSet:
     """Splits off a random `share` of the samples, at least one, for evaluation.
 
-    in_place: the training samples stay in the memory of `samples.x`, which is lost. Raises DataSetError for
-    fewer than 2 samples.
+    in_place: all samples stay in the memory of `samples.x` and `samples.y`, whose order is lost. Raises
+    DataSetError for fewer than 2 samples.
     """
-    if len(samples.y) < 2:
-        raise DataSetError(f"{len(samples.y)} samples, expected 2 or more to split")
-    order = np.random.default_rng([seed, SPLIT]).permutation(len(samples.y))
-    tests = min(max(1, round(share * len(order))), len(order) - 1)
-    test, train = np.sort(order[:tests]), np.sort(order[tests:])
-    groups = None if samples.groups is None else samples.groups[train]
-    x, y = samples.x, samples.y
-    test_x = x[test]
-    train_x = _moved_up(x, train) if in_place else x[train]
-    return DataSet(train_x, y[train], test_x, y[test], samples.labels, groups)
+    count = len(samples.y)
+    if count < 2:
+        raise DataSetError(f"{count} samples, expected 2 or more to split")
+    tests = min(max(1, round(share * count)), count - 1)
+    test = np.zeros(count, bool)
+    test[_shuffled(count, np.random.default_rng([seed, SPLIT]))[:tests]] = True
+    groups = None if samples.groups is None else samples.groups[~test].astype(np.int64, copy=False)
+    (train_x, test_x), (train_y, test_y) = (
+        _parted(of, test) if in_place else (of[~test], of[test]) for of in (samples.x, samples.y)
+    )
+    return DataSet(train_x, train_y, test_x, test_y, samples.labels, groups)
 
 
-def _moved_up(x: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
-    """The rows (sorted) of x, moved to its beginning, a block at a time."""
-    for first in range(0, len(rows), BLOCK):
-        block = rows[first : first + BLOCK]
-        x[first : first + len(block)] = x[block]
-    return x[: len(rows)]
+def _shuffled(count: int, rng: np.random.Generator) -> NDArray[np.signedinteger[Any]]:
+    """The numbers below `count` as `rng.permutation` draws them, in half of its memory."""
+    order: NDArray[np.signedinteger[Any]] = np.arange(count, dtype=np.int32 if count < 1 << 31 else np.int64)
+    rng.shuffle(order)
+    return order
+
+
+def _parted(x: NDArray[Any], last: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The rows of x (n, ..) that are not `last` (n,), moved to its beginning, and those that are."""
+    end, behind = 0, np.empty((int(last.sum()), *x.shape[1:]), x.dtype)
+    for first in range(0, len(x), BLOCK):
+        rows, goes = x[first : first + BLOCK], last[first : first + BLOCK]
+        moved = first - end
+        behind[moved : moved + int(goes.sum())] = rows[goes]
+        stay = rows[~goes]
+        x[end : end + len(stay)] = stay
+        end += len(stay)
+    x[end:] = behind
+    return x[:end], x[end:]
 
 
 def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
@@ -160,7 +174,8 @@ def numbered_as(data: DataSet, manifest: Manifest, spec: DataSpec) -> DataSet:
     try:
         path = Path(spec.path).expanduser()
         names = LabelMap.of(SampleSource(path), labels) if spec.path else LabelMap(labels)
-        for number in np.union1d(data.train_y, data.test_y).tolist():
+        counts = sum(np.bincount(y, minlength=len(data.labels)) for y in (data.train_y, data.test_y))
+        for number in np.flatnonzero(counts).tolist():
             place[number] = names.number(data.labels[number])
     except (Refused, DataError) as error:
         if compared == "input":  # then all classes may stand for normal samples

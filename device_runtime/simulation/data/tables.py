@@ -95,23 +95,38 @@ class TableTask:
             return self.manifest.input
         return InputSpec((max(1, len(columns.features)),))
 
-    def named(self, y: NDArray[Any], classes: bool = False) -> tuple[NDArray[Any], tuple[str, ...]]:
-        """The targets, and the names of the classes or columns; new classes are numbered in order.
+    def names(self, samples: int, classes: bool = False) -> ClassNames:
+        """The names of the classes or columns of so many samples; new classes are numbered in order.
 
         Without a task, numbers that rarely recur, or are no whole numbers from 0 on, are targets without a
         name, unless they are certainly `classes`.
         """
         if self.target.has_columns:
-            return y, self.target.columns
+            return ClassNames(self.target.columns)
         if isinstance(self.labels, LabelMap):
-            return y, () if self.manifest is None else self.manifest.labels
+            return ClassNames(() if self.manifest is None else self.manifest.labels)
         names = self.labels.names
-        values = None if classes or self.manifest is not None else _values(names, len(y))
+        values = None if classes or self.manifest is not None else _values(names, samples)
         if values is not None:
-            return values[y][:, None], ()
+            return ClassNames((), values[:, None])
         order = in_order(names)
-        place = np.array([order.index(name) for name in names], np.int64)
-        return place[y], order
+        place = {name: number for number, name in enumerate(order)}
+        return ClassNames(order, np.array([place[name] for name in names], np.int64))
+
+
+@dataclass(frozen=True)
+class ClassNames:
+    """Names of classes or columns, none of unnamed values; of_number: what a number that was read is."""
+
+    names: tuple[str, ...]
+    of_number: NDArray[Any] | None = None
+
+    def targets(self, y: NDArray[Any]) -> NDArray[Any]:
+        """Class numbers int64 (n,), or targets float64 (n, columns), of those that were read."""
+        if self.of_number is None:
+            return y.astype(np.int64) if y.ndim == 1 else y
+        targets: NDArray[Any] = self.of_number[y]
+        return targets
 
 
 def _values(names: tuple[str, ...], samples: int) -> NDArray[np.float64] | None:
@@ -140,23 +155,20 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     task = TableTask.of(spec, None if bundle is None else bundle.manifest)
     train, columns = task.read(path)
     if not spec.test_path:
-        y, labels = task.named(train.y)
-        samples = Samples(train.x, y, labels or (_label(columns),), train.clients)
+        classes = task.names(len(train.y))
+        samples = Samples(train.x, train.y, classes.names or (_label(columns),), train.clients)
         data = split(samples, spec.test_share, seed, in_place=True)
-        return replace(data, notes=notes(train, columns, named=bool(labels)))
-    test_path = Path(spec.test_path).expanduser()
-    test_x, test_y = _alike(task, test_path, columns, path)
-    every, labels = task.named(np.concatenate([train.y, test_y]))
-    named = labels or (_label(columns),)
-    count = len(train.y)
-    return DataSet(
-        train.x,
-        every[:count],
-        test_x,
-        every[count:],
-        named,
-        train.clients,
-        notes=notes(train, columns, named=bool(labels)),
+    else:
+        test_path = Path(spec.test_path).expanduser()
+        test_x, test_y = _alike(task, test_path, columns, path)
+        classes = task.names(len(train.y) + len(test_y))
+        whose = None if train.clients is None else train.clients.astype(np.int64)
+        data = DataSet(train.x, train.y, test_x, test_y, classes.names or (_label(columns),), whose)
+    return replace(
+        data,
+        train_y=classes.targets(data.train_y),
+        test_y=classes.targets(data.test_y),
+        notes=notes(train, columns, named=bool(classes.names)),
     )
 
 

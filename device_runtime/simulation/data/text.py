@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,8 @@ from device_runtime.simulation.errors import DataSetError
 from .dataset import DataSet, Samples, in_order, split
 from .files import existing
 from .spec import DataSpec
-from .tables import TableTask, notes
+from .tables import ClassNames, TableTask, notes
+from .text_store import ChosenTexts, TextStore, ids_of
 
 PADDING, UNKNOWN = "<padding>", "<unknown>"
 SPECIAL = (PADDING, UNKNOWN)
@@ -37,23 +39,10 @@ TOKEN = re.compile(r"[\w']+|[^\w\s]")
 class Sentences:
     """Texts, and the class number of each; clients: the number of each one's client, (n,), -1 for none."""
 
-    texts: tuple[str, ...]
-    y: NDArray[np.int64]
-    clients: NDArray[np.int64] | None
+    texts: ChosenTexts
+    y: NDArray[Any]
+    clients: NDArray[Any] | None
     notes: tuple[str, ...]
-
-
-class _Kept:
-    """Keeps texts in place of making their ids, which need a vocabulary: the id of each is its place."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def ids(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """The places of the texts, (n, 1)."""
-        first = len(self.texts)
-        self.texts += texts
-        return np.arange(first, len(self.texts))[:, None]
 
 
 def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
@@ -74,32 +63,36 @@ def read_texts(spec: DataSpec, seed: int, texts: Texts | None, manifest: Manifes
     task = TableTask.of(spec, manifest)
     known = sentences(train, task)
     if test is None:
-        numbers = np.arange(len(known.texts))
-        y, labels = _named(task, known.y, train)
-        both = split(Samples(numbers, y, labels, known.clients), spec.test_share, seed)
-        trained = [known.texts[i] for i in both.train_x.tolist()]
-        vocabulary = () if texts else _vocabulary(trained, spec)
-        x = _inputs(trained, vocabulary, spec, texts)
-        test_x = _inputs([known.texts[i] for i in both.test_x.tolist()], vocabulary, spec, texts)
-        return replace(both, train_x=x, test_x=test_x, vocabulary=vocabulary, notes=known.notes)
-    before = task.labels.names
-    asked = sentences(test, task)
-    if task.labels.names != before:
-        strange = [name for name in task.labels.names if name not in before]
-        there = first_of(in_order(before), 10)
-        raise DataSetError(f"{test} has the label {strange[0]!r}, training has {there}")
-    vocabulary = () if texts else _vocabulary(known.texts, spec)
-    x, test_x = (_inputs(some.texts, vocabulary, spec, texts) for some in (known, asked))
-    every, labels = _named(task, np.concatenate([known.y, asked.y]), train)
-    y, test_y = every[: len(x)], every[len(x) :]
-    return DataSet(x, y, test_x, test_y, labels, known.clients, vocabulary, notes=known.notes)
+        classes = _classes(task, len(known.y), train)
+        places = np.arange(len(known.y), dtype=np.int32)
+        samples = Samples(places, known.y, classes.names, known.clients)
+        both = split(samples, spec.test_share, seed, in_place=True)
+        trained, others = (known.texts.at(some) for some in (both.train_x, both.test_x))
+        y, test_y = (classes.targets(some) for some in (both.train_y, both.test_y))
+        data = replace(both, train_y=y, test_y=test_y, notes=known.notes)
+    else:
+        before = task.labels.names
+        asked = sentences(test, task)
+        if task.labels.names != before:
+            strange = [name for name in task.labels.names if name not in before]
+            there = first_of(in_order(before), 10)
+            raise DataSetError(f"{test} has the label {strange[0]!r}, training has {there}")
+        classes = _classes(task, len(known.y) + len(asked.y), train)
+        trained, others = known.texts, asked.texts
+        y, test_y = (classes.targets(some.y) for some in (known, asked))
+        whose = None if known.clients is None else known.clients.astype(np.int64)
+        nothing = np.empty(0)
+        data = DataSet(nothing, y, nothing, test_y, classes.names, whose, notes=known.notes)
+    vocabulary = () if texts else _vocabulary(trained, spec)
+    x, test_x = (_inputs(some, vocabulary, spec, texts) for some in (trained, others))
+    return replace(data, train_x=x, test_x=test_x, vocabulary=vocabulary)
 
 
-def _named(task: TableTask, y: NDArray[np.int64], file: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """The class numbers, and the names of the classes. Raises DataSetError for numbers as targets."""
+def _classes(task: TableTask, samples: int, file: Path) -> ClassNames:
+    """The classes of so many texts. Raises DataSetError for numbers as targets."""
     if task.target.has_columns:
         raise DataSetError(f"{file}: a text has one label, and the task's targets are columns of numbers")
-    return task.named(y, classes=True)
+    return task.names(samples, classes=True)
 
 
 def tokens(text: str) -> list[str]:
@@ -130,9 +123,9 @@ def only(folder: Path, part: str) -> Path:
 
 def sentences(file: Path, task: TableTask) -> Sentences:
     """The texts of one file with their labels, as a device reads them. Raises DataSetError."""
-    kept = _Kept()
-    samples, columns = task.read(file, kept)
-    texts = tuple(kept.texts[i] for i in samples.x[:, 0].tolist())
+    store = TextStore()
+    samples, columns = task.read(file, store)
+    texts = ChosenTexts(store, samples.x[:, 0])
     return Sentences(texts, samples.y, samples.clients, notes(samples, columns, named=True))
 
 
@@ -145,21 +138,20 @@ def _vocabulary(texts: Iterable[str], spec: DataSpec) -> tuple[str, ...]:
 
 
 def _inputs(
-    written: Sequence[str], vocabulary: tuple[str, ...], spec: DataSpec, texts: Texts | None
+    written: ChosenTexts, vocabulary: tuple[str, ...], spec: DataSpec, texts: Texts | None
 ) -> NDArray[np.int32]:
     if texts is not None:
-        return texts.ids(written).astype(np.int32)
-    return _ids(written, vocabulary, spec.length)
-
-
-def _ids(texts: Iterable[str], vocabulary: tuple[str, ...], length: int) -> NDArray[np.int32]:
-    texts = tuple(texts)
+        return ids_of(written, texts.ids)
     numbers = {word: number for number, word in enumerate(vocabulary)}
-    ids = np.zeros((len(texts), length), np.int32)
-    for row, text in enumerate(texts):
-        found = [numbers.get(token, 1) for token in tokens(text)[:length]]
-        ids[row, : len(found)] = found
-    return ids
+
+    def ids(some: Sequence[str]) -> NDArray[np.int32]:
+        rows = np.zeros((len(some), spec.length), np.int32)
+        for row, text in zip(rows, some, strict=True):
+            found = [numbers.get(token, 1) for token in tokens(text)[: spec.length]]
+            row[: len(found)] = found
+        return rows
+
+    return ids_of(written, ids)
 
 
 def words(file: Path) -> frozenset[str]:

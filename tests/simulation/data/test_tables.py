@@ -119,3 +119,23 @@ def test_a_table_with_a_wide_cell_takes_no_more_memory_than_without(tmp_path):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 50_000  # one array of fixed width would take 2000 * 3 * 6000 bytes
+
+
+def test_short_rows_take_no_more_than_three_times_their_size(tmp_path):
+    peaks = []
+    for rows in (5_000, 20_000):
+        tracemalloc.start()
+        loaded(tmp_path, "a,b,c,label\n" + "1,2,3,0\n4,5,6,1\n" * (rows // 2))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 3 * 15_000 * len("1,2,3,0\n")
+
+
+def test_classes_are_the_same_however_many_there_are(tmp_path):
+    names = [f"k{number % 300}" for number in range(900)]  # more than a byte numbers
+    data = loaded(tmp_path, "n,kind\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names)))
+    assert data.train_y.dtype == data.test_y.dtype == np.int64
+    x, y = np.concatenate([data.train_x, data.test_x])[:, 0], np.concatenate([data.train_y, data.test_y])
+    assert [data.labels[number] for number in y] == [names[int(i)] for i in x]
+    assert sorted(x.tolist()) == list(range(900))
+    assert (np.diff(data.train_x[:, 0]) > 0).all() and (np.diff(data.test_x[:, 0]) > 0).all()

@@ -1,7 +1,10 @@
+import tempfile
+import tracemalloc
+
 import numpy as np
 import pytest
 
-from device_runtime.simulation.data import DataSpec, load
+from device_runtime.simulation.data import DataSpec, load, text_store
 from device_runtime.simulation.data.text import tokens
 from device_runtime.simulation.errors import DataSetError
 
@@ -122,3 +125,32 @@ def test_the_real_reviews_have_their_published_sizes(shared):
     assert len(data.vocabulary) == 10_000
     assert data.vocabulary[2] == "the"
     assert (data.test_x == 1).mean() < 0.1
+
+
+def test_short_texts_take_no_more_than_three_times_their_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_store, "IN_MEMORY_BYTES", 1 << 14)
+    peaks = []
+    row = "a good film to be seen,1\na bad film not to see!,0\n"
+    for rows in (1_000, 4_000):
+        (tmp_path / "d.csv").write_text("sentence,label\n" + "x" * 1500 + ",1\n" + row * (rows // 2))
+        tracemalloc.start()
+        data = load(spec(tmp_path / "d.csv", length=32), 0)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(data.train_x) + len(data.test_x) == rows + 1
+    assert peaks[1] - peaks[0] < 3 * 1_500 * len(row)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_ids_of_many_texts_are_the_same_in_a_file_or_where_the_disk_is_full(folder, monkeypatch, full):
+    few = load(spec(folder), 0)
+    monkeypatch.setattr(text_store, "IN_MEMORY_BYTES", 0)
+    if full:
+
+        def refuse():
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    many = load(spec(folder), 0)
+    assert isinstance(many.train_x, np.memmap) is not full
+    assert (many.train_x.tolist(), many.test_x.tolist()) == (few.train_x.tolist(), few.test_x.tolist())
