@@ -1,7 +1,7 @@
 """What one lying device of ten does to the served closed-form head, by lie, claimed size and robust rule.
 
     .venv/bin/python benchmarks/poisoned_statistics.py [--partition iid dirichlet] [--robust none median]
-        [--liars 1] [--rounds 12]
+        [--liars 1] [--first 6] [--rounds 12]
 
 Ten equal devices train on digits once, as the default task runs them. Class statistics do not change what is
 trained, so that each lie is tried by merging the recorded updates again with the liar's statistics replaced:
@@ -38,8 +38,8 @@ from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import MOST_NORM, ClassSums
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-DEVICES, FIRST = 10, 6
-"""The fleet, and the round of the first lie."""
+DEVICES = 10
+"""The fleet."""
 LARGEST = 1_000_000
 """The largest number of samples that a default task lets a device claim (`max_num_examples`)."""
 BACK = 0.02
@@ -306,9 +306,9 @@ def recorded(partition: str, rounds: int, seed: int) -> tuple[PreparedRun, Recor
     return prepared, recording[0]
 
 
-def harm(honest: NDArray[np.float64], lied: NDArray[np.float64]) -> tuple[float, int]:
-    """The largest loss of accuracy, and in how many rounds it is more than BACK."""
-    loss = (honest - lied)[FIRST - 1 :]
+def harm(honest: NDArray[np.float64], lied: NDArray[np.float64], first: int) -> tuple[float, int]:
+    """The largest loss of accuracy, and in how many rounds from `first` on it is more than BACK."""
+    loss = (honest - lied)[first - 1 :]
     return float(loss.max()), int((loss > BACK + 1e-9).sum())
 
 
@@ -317,10 +317,12 @@ def main() -> None:
     parser.add_argument("--partition", nargs="+", default=["iid", "dirichlet"])
     parser.add_argument("--robust", nargs="+", default=["none", "median"])
     parser.add_argument("--liars", type=int, default=1, help="devices that are tried as the liar")
+    parser.add_argument("--first", type=int, default=6, help="the round of the first lie")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    once, always = range(FIRST, FIRST + 1), range(FIRST, options.rounds + 1)
+    first = options.first
+    once, always = range(first, first + 1), range(first, options.rounds + 1)
     for partition in options.partition:
         prepared, known = recorded(partition, options.rounds, options.seed)
         replay = Replay(prepared, known.rounds)
@@ -335,7 +337,8 @@ def main() -> None:
                 for rule in options.robust:
                     for when in (once, always):
                         attacks = [Attack(device, lie, times, when) for device in names]
-                        worst = [harm(honest[rule], replay.accuracies(rule, one)) for one in attacks]
+                        lied = [replay.accuracies(rule, one) for one in attacks]
+                        worst = [harm(honest[rule], values, first) for values in lied]
                         row += [f"{100 * max(w[0] for w in worst):.1f}", max(w[1] for w in worst)]
                 rows.append(row)
         headers = ["lie", "claimed size"]

@@ -8,7 +8,9 @@ counts and class means of device i, S_i its mean scatter within classes, d the n
     spread     tau: the median distance of means from their centres; v: the median trace of S_i
     mean       |mu_ic - m_c|^2 <= TIMES^2 (tau^2 + v / n_ic + drift^2): one further away is moved to the bound
     alone      a class of one device, new to the pool: within TIMES times the usual distance from the middle
-               of all means. It does not count if the device's means of other classes are mostly too far.
+               of all means
+    device     nothing of a device counts whose means are mostly too far from those of at least two others:
+               its counts and scatter would be false too
     scatter    -R <= S_i <= SCATTER (1 + sqrt(d / n_i))^2 R as matrices; R: the shrunk scatter of all others
     held out   the share of samples by which a device finds the trained head better is at most the next
                highest of the others', and at least the next lowest
@@ -51,7 +53,7 @@ SHRINKAGE = 0.1
 VOICES = 32
 """The most devices whose means make a centre; of more, evenly many are left out."""
 MOSTLY = 0.5
-"""The share of a device's compared means from which on, if they are too far, its other means do not count."""
+"""The share of a device's compared means from which on, if they are too far, nothing of it counts."""
 ROUNDS = 8
 """Rounds whose usual numbers are remembered."""
 FIGURES = 4
@@ -128,7 +130,7 @@ class StatisticsBounds:
         """`rounds` is that of the round before."""
         self._sent, self._pool = sent, pool
         self._pooled, self._known = class_means(pool.sums), pool.sums.counts > 0
-        self._fewer = self._moved = self._narrowed = 0
+        self._fewer = self._moved = self._narrowed = self._left_out = 0
         sizes = [source.size for source in sent.sources]
         traces = [trace for one in sent if (trace := _trace(one)) is not None]
         first = Usual(size=_quartile(sizes), scatter=_median(traces))
@@ -145,6 +147,7 @@ class StatisticsBounds:
         self._usual = Usual.of(own, rounds)
         remembered = [value if isfinite(value) else UNKNOWN for value in own.numbers()]
         self.rounds = np.concatenate([rounds, [remembered]])[-ROUNDS:]
+        self._counted = [self._counts(*pair) for pair in zip(sent, sent.sources, strict=True)]
         self._scatter, self._scattered = self._all_scatter()
 
     @property
@@ -153,17 +156,19 @@ class StatisticsBounds:
             "sizes": self._fewer,
             "class means": self._moved,
             "second moments": self._narrowed,
+            "all (they do not count)": self._left_out,
         }
         parts = [f"{what} of {count} device{'s'[: count > 1]}" for what, count in counts.items() if count]
         return f"statistics far from the others' are bounded: {', '.join(parts)}" if parts else ""
 
     def bounded(self) -> Iterator[Statistics]:
         """Each device's statistics within the bounds, in order; unchanged objects where they are."""
-        for source, one in zip(self._sent.sources, self._sent, strict=True):
-            yield self._within(one, source)
+        for counted, source, one in zip(self._counted, self._sent.sources, self._sent, strict=True):
+            self._left_out += not counted
+            yield self._within(one, source) if counted else Statistics.none(*one.sums.sums.shape)
 
     def _within(self, one: Statistics, source: Source) -> Statistics:
-        bounded = _with_means(one, *self._near(one, source))
+        bounded = _with_means(one, self._near(one, source))
         if bounded is not one:
             self._moved += 1
         if (scatter := self._possible(bounded, *self._limited(one, source))) is not None:
@@ -237,28 +242,34 @@ class StatisticsBounds:
                 drifts.append(float(np.median(distances[compared])))
         return _median(drifts)
 
-    def _near(self, one: Statistics, source: Source) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """The class means within the bounds (classes, width), and which classes count (classes,)."""
-        centres, usual, has = self._centres, self._usual, one.sums.counts > 0
-        means = class_means(one.sums)
+    def _reach(self, one: Statistics, source: Source) -> NDArray[np.float64]:
+        """How far from its centre each class's mean may be, float64 (classes,); inf if that is not known."""
+        usual = self._usual
         noise = usual.scatter / np.maximum(1, one.sums.counts)
         moved = (source.late * usual.drift) ** 2 if source.late else 0.0
-        reach = TIMES * np.sqrt(
-            usual.spread**2 + noise + moved + np.where(centres.of_pool, usual.drift**2, 0)
-        )
+        of_pool = np.where(self._centres.of_pool, usual.drift**2, 0)
+        reach: NDArray[np.float64] = TIMES * np.sqrt(usual.spread**2 + noise + moved + of_pool)
+        return reach
+
+    def _counts(self, one: Statistics, source: Source) -> bool:
+        """Whether the device counts: not if its means are mostly too far where LEAST voices are compared."""
+        judged = (one.sums.counts > 0) & (self._centres.voices >= LEAST)
+        far = _lengths(class_means(one.sums) - self._centres.means) > self._reach(one, source)
+        return not judged.any() or float(far[judged].mean()) < MOSTLY
+
+    def _near(self, one: Statistics, source: Source) -> NDArray[np.float64]:
+        """The class means within the bounds (classes, width)."""
+        centres, has, reach = self._centres, one.sums.counts > 0, self._reach(one, source)
+        means = class_means(one.sums)
         compared = has & (centres.voices > 1)
         far = compared & (_lengths(means - centres.means) > reach)
-        judged = has & (centres.voices >= LEAST)
-        alone = has & (centres.voices == 1)
-        doubted = bool(judged.any()) and far[judged].mean() >= MOSTLY
         wide = (
             has
             & ~(compared & np.isfinite(reach))
             & (_lengths(means - centres.middle) > TIMES * centres.radius)
         )
         means = _pulled(means, wide, centres.middle, np.full(len(means), TIMES * centres.radius))
-        means = _pulled(means, far, centres.means, reach)
-        return means, has & ~alone if doubted else has
+        return _pulled(means, far, centres.means, reach)
 
     def _all_leads(self) -> tuple[float, float]:
         """The second lowest and the second highest lead of the trained head by held-out samples."""
@@ -276,10 +287,13 @@ class StatisticsBounds:
         return np.array([held, closed, closed + lead * held])
 
     def _all_scatter(self) -> tuple[NDArray[np.float64], float]:
-        """The sum of scatter over devices and pool, each trace at most TIMES the usual; and its samples."""
+        """The sum of scatter over the pool and devices that count, with their samples.
+
+        The trace of each device is at most TIMES the usual one.
+        """
         total, samples = _scatter(self._pool), float(self._pool.moment_sums.counts.sum())
-        for source, one in zip(self._sent.sources, self._sent, strict=True):
-            if one.moment_sums.counts.any():
+        for counted, source, one in zip(self._counted, self._sent.sources, self._sent, strict=True):
+            if counted and one.moment_sums.counts.any():
                 part, count = self._limited(one, source)
                 total, samples = total + part, samples + count
         return total, samples
@@ -366,18 +380,16 @@ def _trace(one: Statistics) -> float | None:
     return max(0.0, float(np.trace(one.moments) - squares @ counts) / float(counts.sum()))
 
 
-def _with_means(one: Statistics, means: NDArray[np.float64], counted: NDArray[np.bool_]) -> Statistics:
-    """The statistics with these class means, without classes not `counted`, and the same mean scatter."""
-    before, counts = class_means(one.sums), one.sums.counts * counted
-    if np.array_equal(means, before) and np.array_equal(counts, one.sums.counts):
+def _with_means(one: Statistics, means: NDArray[np.float64]) -> Statistics:
+    """The statistics with these class means, and the same scatter."""
+    before, counts = class_means(one.sums), one.sums.counts
+    if np.array_equal(means, before):
         return one
-    sums = ClassSums(means * counts[:, None], counts)
-    own, n = one.moment_sums.counts, one.moment_sums.counts * counted
-    if not n.any():
-        return replace(one, sums=sums, moment_sums=ClassSums(0 * sums.sums, 0 * n), moments=0 * one.moments)
+    n = one.moment_sums.counts
     shifted = class_means(one.moment_sums) + means - before
-    moments = _scatter(one) * (n.sum() / own.sum()) + (shifted * n[:, None]).T @ shifted
-    return replace(one, sums=sums, moment_sums=ClassSums(shifted * n[:, None], n), moments=moments)
+    moments = _scatter(one) + (shifted * n[:, None]).T @ shifted
+    sums, moment_sums = (ClassSums(m * c[:, None], c) for m, c in ((means, counts), (shifted, n)))
+    return replace(one, sums=sums, moment_sums=moment_sums, moments=moments)
 
 
 def _with_scatter(one: Statistics, scatter: NDArray[np.float64]) -> Statistics:

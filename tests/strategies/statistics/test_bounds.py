@@ -84,6 +84,32 @@ def test_one_liar_of_ten_moves_the_head_by_less_than_two_points(name, size):
         assert limits.note.startswith("statistics far from the others' are bounded: ")
 
 
+@pytest.mark.parametrize("name", [name for name in LIES if name != "all samples in one class"])
+def test_a_liar_in_the_first_round_of_uneven_devices_moves_the_head_by_less_than_two_points(
+    name, monkeypatch
+):
+    """There is no pool, and a device may have most samples of a class."""
+    monkeypatch.setitem(globals(), "CENTRES", 0.4 * CENTRES)
+    rng = np.random.default_rng(2)
+    sent = [honest(i, rng.choice(LABELS, 140, p=rng.dirichlet([0.3] * LABELS)), 140) for i in range(10)]
+    within, _ = round_of(sent)
+    assert all(same(one, other) for one, other in zip(sent, within, strict=True))
+    before = accuracy(pooled(within))
+    for size in (10, 7000):
+        for liar in range(0, 10, 2):
+            lie = LIES[name](sent[liar], rng)
+            lie = lie.decayed(size * 140 / lie.sums.counts.sum())
+            within, _ = round_of([*sent[:liar], lie, *sent[liar + 1 :]])
+            assert before - accuracy(pooled(within)) < 0.02, (size, liar)
+
+
+def test_nothing_of_a_device_counts_whose_means_are_mostly_too_far():
+    sent = [honest(i) for i in range(9)]
+    within, limits = round_of([LIES["huge means"](sent[0], np.random.default_rng(0)), *sent[1:]])
+    assert same(within[0], NONE)
+    assert limits.note.endswith("all (they do not count) of 1 device")
+
+
 def test_the_largest_size_is_three_times_the_upper_quartile():
     """Of 10, 20, 30, 40 and a million the upper quartile is 40."""
     assert bounds.largest_size([10, 20, 1_000_000, 30, 40], no_rounds()) == 3 * 40
