@@ -19,6 +19,8 @@ from .units import EMPTY, Refused, Skip, SkippedSamples, SkippedTally, Unit, Wan
 
 LEAST = 64
 """Rows that get room at first."""
+LARGEST = np.iinfo(np.uint32).max
+"""Numbers beyond it are signed, since numpy makes floats of unsigned and signed ones of 8 bytes together."""
 
 
 @dataclass(frozen=True)
@@ -98,5 +100,6 @@ def _narrow(numbers: NDArray[Any], *, signed: bool = False) -> NDArray[Any]:
     """Whole numbers in the narrowest dtype that holds them; other numbers as they are."""
     if numbers.dtype.kind not in "iu" or not len(numbers):
         return numbers
-    dtype = np.min_scalar_type(-1 - int(numbers.max()) if signed else int(numbers.max()))
+    low, high = int(numbers.min()), int(numbers.max())
+    dtype = np.min_scalar_type(min(low, -1 - high) if signed or low < 0 or high > LARGEST else high)
     return numbers.astype(dtype)

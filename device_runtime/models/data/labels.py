@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from device_runtime.models.errors import DataError
 from device_runtime.toml_file import read_toml
@@ -138,6 +141,26 @@ class NewLabels:
         if not text:
             raise Refused("label '' is not of the task")
         return self._numbers.setdefault(text, len(self._numbers))
+
+
+class NewNumbers(NewLabels):
+    """As NewLabels; beyond MOST names, the number of a fraction is that of its bits, and takes no memory."""
+
+    def number(self, name: str) -> int:
+        """The number of a name; bits are below 0 or from LEAST_BITS. Raises Refused for an empty name."""
+        text = whole_number(name)
+        if len(self._numbers) >= MOST and text not in self._numbers:
+            with suppress(ValueError):
+                value = float(text)
+                if repr(value) == text and SMALLEST <= abs(value) < inf and not value.is_integer():
+                    return int(np.float64(value).view(np.int64))
+        return super().number(text)
+
+
+MOST = 4096
+"""Names of new labels that are held as they come, whatever they are."""
+LEAST_BITS, SMALLEST = 1 << 52, 2.0**-1022
+"""The bits of the smallest fraction that has such a number, and that fraction."""
 
 
 def whole_number(name: str) -> str:

@@ -17,7 +17,7 @@ from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 from device_runtime.models.data.cells import folded
 from device_runtime.models.data.collected import CollectedSamples, collect
 from device_runtime.models.data.columns import Columns
-from device_runtime.models.data.labels import LabelMap, NewLabels
+from device_runtime.models.data.labels import LEAST_BITS, LabelMap, NewLabels, NewNumbers
 from device_runtime.models.data.local_samples import for_task
 from device_runtime.models.data.sample_source import SampleSource
 from device_runtime.models.data.sample_targets import SampleTargets
@@ -58,7 +58,7 @@ class TableTask:
             return cls(spec, known if by_name else NewLabels(), manifest.target, manifest)
         names = [name.strip() for name in spec.label_column.split(",")]
         target = TargetSpec("mse", "values", tuple(names)) if len(names) > 1 else CROSS_ENTROPY
-        return cls(spec, NewLabels(), target, None)
+        return cls(spec, NewNumbers() if spec.source == "table" else NewLabels(), target, None)
 
     def source(self, path: Path) -> SampleSource:
         """The file with the columns that are asked for, as the task reads it."""
@@ -95,8 +95,8 @@ class TableTask:
             return self.manifest.input
         return InputSpec((max(1, len(columns.features)),))
 
-    def names(self, samples: int, classes: bool = False) -> ClassNames:
-        """The names of the classes or columns of so many samples; new classes are numbered in order.
+    def names(self, *ys: NDArray[Any], classes: bool = False) -> ClassNames:
+        """The names of the classes or columns of all targets that were read; new classes are put in order.
 
         Without a task, numbers that rarely recur, or are no whole numbers from 0 on, are targets without a
         name, unless they are certainly `classes`.
@@ -106,33 +106,52 @@ class TableTask:
         if isinstance(self.labels, LabelMap):
             return ClassNames(() if self.manifest is None else self.manifest.labels)
         names = self.labels.names
-        values = None if classes or self.manifest is not None else _values(names, samples)
+        every = [np.empty(0, np.int64), *(y[_of_bits(y)] for y in ys if y.itemsize == 8)]
+        fractions = (bits := np.unique(np.concatenate(every))).view(np.float64)
+        unnamed = not classes and self.manifest is None
+        values = _values(names, fractions, sum(map(len, ys))) if unnamed else None
         if values is not None:
-            return ClassNames((), values[:, None])
+            return ClassNames((), values[:, None], bits)
+        names = (*names, *map(repr, fractions.tolist()))
         order = in_order(names)
         place = {name: number for number, name in enumerate(order)}
-        return ClassNames(order, np.array([place[name] for name in names], np.int64))
+        return ClassNames(order, np.array([place[name] for name in names], np.int64), bits)
 
 
 @dataclass(frozen=True)
 class ClassNames:
-    """Names of classes or columns, none of unnamed values; of_number: what a number that was read is."""
+    """Names of classes or columns, none of unnamed values.
+
+    of_number: what each number that was read is; behind them those of `bits`, see `NewNumbers`.
+    """
 
     names: tuple[str, ...]
     of_number: NDArray[Any] | None = None
+    bits: NDArray[Any] | None = None
 
     def targets(self, y: NDArray[Any]) -> NDArray[Any]:
         """Class numbers int64 (n,), or targets float64 (n, columns), of those that were read."""
         if self.of_number is None:
             return y.astype(np.int64) if y.ndim == 1 else y
+        if self.bits is not None and len(self.bits):
+            far = _of_bits(y)
+            numbers = np.where(far, 0, y).astype(np.int32)
+            numbers[far] = len(self.of_number) - len(self.bits) + np.searchsorted(self.bits, y[far])
+            y = numbers
         targets: NDArray[Any] = self.of_number[y]
         return targets
 
 
-def _values(names: tuple[str, ...], samples: int) -> NDArray[np.float64] | None:
-    """The labels as numbers, if they look like values and not like classes; else None."""
+def _of_bits(y: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which numbers of labels are the bits of one, (n,)."""
+    far: NDArray[np.bool_] = (y < 0) | (y >= LEAST_BITS) if y.itemsize == 8 else np.zeros(len(y), bool)
+    return far
+
+
+def _values(names: tuple[str, ...], more: NDArray[np.float64], samples: int) -> NDArray[np.float64] | None:
+    """The labels as numbers, and `more`, if they look like values and not like classes; else None."""
     try:
-        values = np.array([float(name) for name in names])
+        values = np.concatenate([np.array([float(name) for name in names]), more])
     except ValueError:
         return None
     return None if look_like_classes(values, samples) else values
@@ -155,13 +174,13 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     task = TableTask.of(spec, None if bundle is None else bundle.manifest)
     train, columns = task.read(path)
     if not spec.test_path:
-        classes = task.names(len(train.y))
+        classes = task.names(train.y)
         samples = Samples(train.x, train.y, classes.names or (_label(columns),), train.clients)
         data = split(samples, spec.test_share, seed, in_place=True)
     else:
         test_path = Path(spec.test_path).expanduser()
         test_x, test_y = _alike(task, test_path, columns, path)
-        classes = task.names(len(train.y) + len(test_y))
+        classes = task.names(train.y, test_y)
         whose = None if train.clients is None else train.clients.astype(np.int64)
         data = DataSet(train.x, train.y, test_x, test_y, classes.names or (_label(columns),), whose)
     return replace(

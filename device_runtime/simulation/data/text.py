@@ -63,7 +63,7 @@ def read_texts(spec: DataSpec, seed: int, texts: Texts | None, manifest: Manifes
     task = TableTask.of(spec, manifest)
     known = sentences(train, task)
     if test is None:
-        classes = _classes(task, len(known.y), train)
+        classes = _classes(task, train, known.y)
         places = np.arange(len(known.y), dtype=np.int32)
         samples = Samples(places, known.y, classes.names, known.clients)
         both = split(samples, spec.test_share, seed, in_place=True)
@@ -77,7 +77,7 @@ def read_texts(spec: DataSpec, seed: int, texts: Texts | None, manifest: Manifes
             strange = [name for name in task.labels.names if name not in before]
             there = first_of(in_order(before), 10)
             raise DataSetError(f"{test} has the label {strange[0]!r}, training has {there}")
-        classes = _classes(task, len(known.y) + len(asked.y), train)
+        classes = _classes(task, train, known.y, asked.y)
         trained, others = known.texts, asked.texts
         y, test_y = (classes.targets(some.y) for some in (known, asked))
         whose = None if known.clients is None else known.clients.astype(np.int64)
@@ -88,11 +88,11 @@ def read_texts(spec: DataSpec, seed: int, texts: Texts | None, manifest: Manifes
     return replace(data, train_x=x, test_x=test_x, vocabulary=vocabulary)
 
 
-def _classes(task: TableTask, samples: int, file: Path) -> ClassNames:
-    """The classes of so many texts. Raises DataSetError for numbers as targets."""
+def _classes(task: TableTask, file: Path, *ys: NDArray[Any]) -> ClassNames:
+    """The classes of the texts. Raises DataSetError for numbers as targets."""
     if task.target.has_columns:
         raise DataSetError(f"{file}: a text has one label, and the task's targets are columns of numbers")
-    return task.names(samples, classes=True)
+    return task.names(*ys, classes=True)
 
 
 def tokens(text: str) -> list[str]:

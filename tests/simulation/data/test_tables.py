@@ -3,6 +3,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from device_runtime.models.data import labels
 from device_runtime.profiles.fleets import fleet as presets
 from device_runtime.simulation.clients import prepared_targets
 from device_runtime.simulation.data import divide_fleet, load
@@ -139,3 +140,27 @@ def test_classes_are_the_same_however_many_there_are(tmp_path):
     assert [data.labels[number] for number in y] == [names[int(i)] for i in x]
     assert sorted(x.tolist()) == list(range(900))
     assert (np.diff(data.train_x[:, 0]) > 0).all() and (np.diff(data.test_x[:, 0]) > 0).all()
+
+
+@pytest.mark.parametrize("word", [False, True])
+def test_targets_of_many_different_numbers_are_as_of_few(tmp_path, monkeypatch, word):
+    cells = [f"{sign}{i / 7:.{i % 5}f}" for i in range(200) for sign in ("", "-")]
+    text = "n,price\n" + "".join(f"{i},{cell}\n" for i, cell in enumerate([*cells, "n/a"][: 400 + word]))
+    few = loaded(tmp_path, text, label_column="price")
+    monkeypatch.setattr(labels, "MOST", 3)
+    many = loaded(tmp_path, text, label_column="price")
+    assert few.train_y.tolist() == many.train_y.tolist() and few.test_y.tolist() == many.test_y.tolist()
+    assert few.labels == many.labels and few.has_columns is not word
+
+
+def test_targets_of_many_different_numbers_take_no_more_than_three_times_their_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(labels, "MOST", 100)
+    peaks, sizes = [], []
+    for rows in (8_000, 16_000):
+        text = "a,b,c,price\n" + "".join(f"0.25000,1.25000,2.25000,{i / 70001:.6f}\n" for i in range(rows))
+        tracemalloc.start()
+        loaded(tmp_path, text)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        sizes.append(len(text))
+    assert peaks[1] - peaks[0] < 3 * (sizes[1] - sizes[0])
