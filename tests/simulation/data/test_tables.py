@@ -123,6 +123,7 @@ def test_a_table_with_a_wide_cell_takes_no_more_memory_than_without(tmp_path):
 
 
 def test_short_rows_take_no_more_than_three_times_their_size(tmp_path):
+    loaded(tmp_path, ROWS)  # imports
     peaks = []
     for rows in (5_000, 20_000):
         tracemalloc.start()
@@ -155,6 +156,7 @@ def test_targets_of_many_different_numbers_are_as_of_few(tmp_path, monkeypatch, 
 
 def test_targets_of_many_different_numbers_take_no_more_than_three_times_their_size(tmp_path, monkeypatch):
     monkeypatch.setattr(labels, "MOST", 100)
+    loaded(tmp_path, ROWS)  # imports
     peaks, sizes = [], []
     for rows in (8_000, 16_000):
         text = "a,b,c,price\n" + "".join(f"0.25000,1.25000,2.25000,{i / 70001:.6f}\n" for i in range(rows))
