@@ -261,7 +261,7 @@ def test_the_list_of_commands_imports_none_of_them(bare):
     ours = set(re.findall(r"'(device_runtime[^']*)'", loaded))
     assert ours == {
         "device_runtime", "device_runtime.cli", "device_runtime.cli.table", "device_runtime.console",
-        "device_runtime.extras",
+        "device_runtime.extras", "device_runtime.machine_readings", "device_runtime.system_errors",
     }  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_said_and_nothing_is_written(network, wrong, messag
 
 def test_without_torch_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ExportError, match=r"export needs torch, .*: pip install 'device-runtime\[torch\]'"):
+    with pytest.raises(ExportError, match=r"needs the extra torch: pip install 'device-runtime\[torch\]'"):
         dr.export(object(), "mine", input=(1, 8, 8), labels="01")
 
 

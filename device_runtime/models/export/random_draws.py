@@ -2,6 +2,7 @@
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
 import datetime
+import gc
 import random
 import sys
 import sysconfig
@@ -84,13 +85,20 @@ def recorded(module: nn.Module, outcome: float | None = None, python: bool = Fal
 
 @contextmanager
 def _python_recorded(draws: Draws) -> Iterator[None]:
-    """Records calls of built-in functions; numpy's show in the state of its generator alone."""
+    """Records calls of built-in functions; numpy's show in the state of its generator alone.
+
+    Garbage is collected before and after, as callbacks of other libraries may read a clock then.
+    """
     previous, state = sys.getprofile(), np.random.get_state(legacy=False)
+    collected = gc.isenabled()
+    gc.disable()
     sys.setprofile(_profile(draws))
     try:
         yield
     finally:
         sys.setprofile(previous)
+        if collected:
+            gc.enable()
         if str(np.random.get_state(legacy=False)) != str(state):
             draws.python.append(Draw("numpy.random", "", ""))
 

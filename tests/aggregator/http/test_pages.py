@@ -152,7 +152,7 @@ def test_texts_are_sent_in_few_bytes_to_who_can_read_them(shelf, web):
 
 
 def test_without_the_libraries_it_is_said_what_brings_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(join.platformdirs, "user_data_dir", lambda *_, **__: str(tmp_path / "home"))
+    monkeypatch.setattr(join, "data_folder", lambda: tmp_path / "home")
     web = lay(tmp_path / "web", {"package-lock.json": "{}"})
     with pytest.raises(MissingExtra, match="run `device-runtime web fetch`"):
         join.library_folder(web)

@@ -49,7 +49,7 @@ def test_a_folder_with_other_things_is_not_written_into(tmp_path):
 
 def test_missing_torch_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ExportError, match=r"export needs (torch|onnx), .* 'device-runtime\[torch\]'"):
+    with pytest.raises(ExportError, match=r"needs the extra torch: pip install 'device-runtime\[torch\]'"):
         export.run(parsed(WRN, *PLACE))
 
 

@@ -113,7 +113,7 @@ def linear(*layers) -> "torch.nn.Module":
     ("module", "message"),
     [
         (linear(nn.Linear(32, 4)), "gives 4 logits for 3 labels"),
-        (linear(nn.Linear(32, 3), nn.Softmax(1)), "does not return the logits of its head 1"),
+        (linear(nn.Linear(32, 3), nn.Softmax(1)), "the module returns softmax of what its head 1 gives"),
         (linear(nn.Linear(30, 3)), r"the module fails on \(4, 2, 4, 4\)"),
         (nn.Sequential(nn.Linear(4, 3)), r"head 0 is given \(4, 2, 4, 4\), expected \(n, width\)"),
         (linear(nn.Linear(32, 3)).double(), "is torch.float64; only torch.float32"),
