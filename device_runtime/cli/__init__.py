@@ -36,8 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = 130
     except OSError as error:
-        if output_failed(error):
-            code = 2
+        if output_failed(error):  # a reader such as `head` has ended, or the disk is full
+            code = 0 if isinstance(error, BrokenPipeError) else 2
         elif lack := shortage(error):
             code = _fail(lack, 2)
         else:

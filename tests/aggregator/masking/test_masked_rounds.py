@@ -20,6 +20,7 @@ from device_runtime.models.bundles import manifest as manifests
 from device_runtime.models.bundles import tensors
 from device_runtime.models.engines.available import open_model
 from device_runtime.strategies.statistics import kind_statistics
+from device_runtime.strategies.statistics.bounds import StatisticsBounds
 from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 
 JOINED = KindSettings(name="few-shot", settings={"join_base": True})
@@ -151,8 +152,12 @@ def test_masked_slices_of_members_are_not_mixed_though_their_tensors_are_alike(b
     assert distance(masked.family, clear.family) < 1e-6
 
 
-def test_masked_class_statistics_serve_the_head_that_they_serve_in_the_clear(both, play, digits):
-    """All kinds of a mixed round, with a head in closed form: class means are class statistics then."""
+def test_masked_class_statistics_serve_the_head_that_they_serve_in_the_clear(both, play, digits, monkeypatch):
+    """All kinds of a mixed round, with a head in closed form: class means are class statistics then.
+
+    Scatter is not bounded: bounds look at single devices in the clear, and at sums under masks.
+    """
+    monkeypatch.setattr(StatisticsBounds, "_possible", lambda *_: None)
     full = KindSettings(name="full", settings={"epochs": 1, "lr": 0.05, "batch": 16})
     head = KindSettings(name="few-shot", settings={"join_base": True, "epochs": 1})
     masked, clear = both(full, head, "class-means", devices=6, samples=40, rounds=1)

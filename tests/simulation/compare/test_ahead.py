@@ -78,5 +78,8 @@ def test_a_policy_is_held_against_the_family_that_the_task_has(tmp_path, monkeyp
     kind = KindSettings(name="width-slice", settings={"members": ["other"]})
     other = msgspec.structs.replace(mine, task=msgspec.structs.replace(mine.task, kinds=(kind,)))
     monkeypatch.setattr("device_runtime.simulation.compare.plan.of_policy", lambda *_: other)
-    with pytest.raises(ScenarioError, match="heterofl: width-slice cannot be merged: 'other'"):
+    with pytest.raises(
+        ScenarioError,
+        match="heterofl: members of width-slice: no 'other' in the task's family",
+    ):
         check(mine, (RunName("heterofl", 0),), ExecutorRequest("plain"))

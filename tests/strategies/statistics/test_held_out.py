@@ -79,7 +79,8 @@ class Named:
 
     def __init__(self):
         head = SimpleNamespace(weight="w", bias="b", features=2)
-        self.manifest = SimpleNamespace(labels=("a", "b"), outputs=2, head=head)
+        target = SimpleNamespace(class_weights=())
+        self.manifest = SimpleNamespace(labels=("a", "b"), outputs=2, head=head, target=target)
         self.weights = {"w": np.float32([[0, 0], [1, 0]]), "b": np.zeros(2, np.float32)}
 
     def features(self, x):
