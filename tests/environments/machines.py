@@ -65,6 +65,14 @@ class Machine:
     streams: str = ""
 
 
+def hides_checkout(machine: Machine) -> bool:
+    """Whether the machine hides /tmp, and this checkout or its Python lies below it."""
+    programs = (ROOT, Path(sys.prefix), Path(sys.base_prefix))
+    return _NO_TMP in machine.shell and any(
+        program.is_relative_to(hidden) for program in programs for hidden in ("/tmp", "/var/tmp")
+    )
+
+
 def _failing(call: str, number: str, when: str = "True") -> str:
     return f"""
 import errno, os, stat
