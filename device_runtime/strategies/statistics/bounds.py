@@ -46,6 +46,8 @@ TIMES = 3.0
 """The largest distance of a mean, in multiples of the usual one."""
 SCATTER = 3.0
 """The largest scatter in any direction, in multiples of the others'."""
+FAR = 1.5
+"""Bounded second moments are noted if they had so many times the scatter; single directions always vary."""
 ENOUGH = 2
 """Samples of others for each feature of which their scatter is known; with fewer the bound grows."""
 SHRINKAGE = 0.1
@@ -325,16 +327,16 @@ class StatisticsBounds:
         known = (1 - shrinkage) * known + shrinkage * trace / width * np.eye(width)
         most = SCATTER * (1 + sqrt(width / count)) ** 2 * max(1.0, ENOUGH * width / others)
         sent = _scatter(one) / count
-        is_large = not _is_positive(most * known - sent)
-        self._narrowed += is_large
-        if not is_large and _is_positive(known + sent):  # rounded means of few samples give less than 0
+        fits = _is_positive(most * known - sent)
+        if fits and _is_positive(known + sent):  # rounded means of few samples give less than 0
             return None
         squares, axes = np.linalg.eigh(known)
         lengths = np.sqrt(squares.clip(1e-9 * squares[-1]))
         values, vectors = np.linalg.eigh(axes.T @ sent @ axes / np.outer(lengths, lengths))
         half: NDArray[np.float64] = axes * lengths @ vectors
-        bounded: NDArray[np.float64] = (half * values.clip(-1, most)) @ half.T * count
-        return bounded
+        bounded: NDArray[np.float64] = (half * values.clip(-1, most)) @ half.T
+        self._narrowed += float(np.trace(sent)) > FAR * float(np.trace(bounded))
+        return bounded * count
 
 
 def class_means(sums: ClassSums) -> NDArray[np.float64]:

@@ -141,11 +141,22 @@ def test_scatter_in_one_direction_is_bounded_there_alone():
     axis = np.eye(WIDTH)[3]
     count = sent[0].sums.counts.sum()
     lie = replace(sent[0], moments=sent[0].moments + 1e6 * count * np.outer(axis, axis))
-    within, _ = round_of([lie, *sent[1:]])
+    within, limits = round_of([lie, *sent[1:]])
+    assert limits.note.endswith("second moments of 1 device")
     got, true = (bounds._scatter(one) / count for one in (within[0], sent[0]))
     most = bounds.SCATTER * (1 + np.sqrt(WIDTH / count)) ** 2
     assert 1 < got[3, 3] < 1.5 * most
     np.testing.assert_allclose(np.delete(np.diag(got), 3), np.delete(np.diag(true), 3), rtol=0.5)
+
+
+def test_a_direction_that_varies_a_little_too_much_is_bounded_without_a_note():
+    sent = [honest(i) for i in range(9)]
+    count, axis = sent[0].sums.counts.sum(), np.eye(WIDTH)[3]
+    most = bounds.SCATTER * (1 + np.sqrt(WIDTH / count)) ** 2
+    wide = replace(sent[0], moments=sent[0].moments + 1.2 * most * count * np.outer(axis, axis))
+    within, limits = round_of([wide, *sent[1:]])
+    assert within[0] is not wide
+    assert limits.note == ""
 
 
 def test_a_class_of_one_device_does_not_count_if_its_other_means_are_mostly_far():
