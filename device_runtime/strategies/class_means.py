@@ -28,7 +28,7 @@ from .statistics.bounds import StatisticsBounds, no_rounds
 from .statistics.class_statistics import Statistics
 from .statistics.class_sums import ClassSums, sum_by_class
 from .statistics.feature_scale import scale_by, scale_in
-from .statistics.statistics_file import Source, StatisticsFile
+from .statistics.statistics_file import StatisticsFile, StatisticsSource
 from .training.device_half import NO_TENSORS, LocalData, Run, TrainedUpdate
 from .training.local_training import follows_plan
 from .training.workload import ENVELOPE_BYTES, forward_work, too_few_of_each
@@ -165,7 +165,7 @@ class ClassMeans(Strategy[StatisticsFile]):
         sums, counts = contribution.tensors["sums"].astype(np.float64), contribution.tensors["counts"]
         if counts.any():
             nothing = Statistics.none(state.labels, state.width)
-            size = Source(float(counts.sum()))
+            size = StatisticsSource(float(counts.sum()))
             state.add(replace(nothing, sums=ClassSums(sums, counts)), size)
         return state
 

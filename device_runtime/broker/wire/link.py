@@ -36,7 +36,7 @@ from device_runtime.broker.sockets.waiting import Abandoned
 from . import link_reasons
 from .link_events import Connected, Disconnected, Event, Received, Will
 from .link_options import LinkOptions
-from .link_reasons import Ended
+from .link_reasons import EndedConnection
 from .link_timing import STEADY_S, Outage, ReconnectDelay, StepTime, duration, packet_bytes
 from .messages import MESSAGE_LIMIT, MessageError
 from .mqtt_client import ANSWER, MOST_INFLIGHT, SUBSCRIPTION, ConnectSteps, MqttClient
@@ -95,7 +95,7 @@ class Link:
         self._answered, self._leaving, self._ready = threading.Event(), threading.Event(), threading.Event()
         self._was_ready = self._closing = self._at_once = self._accepted = False
         self._patient_until = self._ready_since = 0.0
-        self._ended = Ended()
+        self._ended = EndedConnection()
         self._failure: BrokerError | None = None  # of the last attempt
         self._failure_now: BrokerError | None = None  # of the attempt that is being made
         self._client = self._build()
@@ -250,7 +250,7 @@ class Link:
     def _attempt(self) -> BrokerError | None:
         """Connect and work until the connection ends. Returns why there was none; None: there was one."""
         client = self._client
-        self._ended, self._failure_now, self._accepted = Ended(), None, False
+        self._ended, self._failure_now, self._accepted = EndedConnection(), None, False
         try:
             client.prepare(self._address(), self._options.keepalive_s)
             client.reconnect()
@@ -449,7 +449,7 @@ class Link:
         properties: object,
     ) -> None:
         detail = str(getattr(properties, "ReasonString", ""))
-        self._ended = Ended(code, flags.is_disconnect_packet_from_server, detail=detail)
+        self._ended = EndedConnection(code, flags.is_disconnect_packet_from_server, detail=detail)
 
     def _on_publish(
         self, _client: object, _data: object, mid: int, code: ReasonCode, _properties: object

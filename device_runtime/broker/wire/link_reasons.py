@@ -50,7 +50,7 @@ _SUBSCRIPTION_REFUSED = {
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedConnection:
     """How a connection ended. `code`: of MQTT 5's DISCONNECT, else of paho; `failure`: of the socket."""
 
     code: ReasonCode | None = None
@@ -88,7 +88,7 @@ def subscription_refused(url: BrokerUrl, topics: str, code: ReasonCode) -> str:
     return f"the broker at {url} does not let {user_of(url)} read {topics}: check its access list"
 
 
-def disconnect_reason(ended: Ended) -> str:
+def disconnect_reason(ended: EndedConnection) -> str:
     """Why a connection ended: one phrase."""
     detail = f" ({ended.detail})" if ended.detail else ""
     code = ended.code

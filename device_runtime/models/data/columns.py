@@ -36,7 +36,7 @@ ROW_NUMBERS = ("", "unnamed: 0", "index", "idx", "id", "row", "no", "nr", "#")
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """What the columns of a table are.
 
     names: None without a header. width: cells of a row; a row may have an empty one more if `trailing`.
@@ -96,7 +96,7 @@ def columns_of(
     channels: frozenset[str] | None = None,
     *,
     named: bool = False,
-) -> Columns:
+) -> TableColumns:
     """Decides by the first rows, the source's settings and the task's labels.
 
     channels: of a recording: the folded names of its channels, which are no labels. named: the first row is
@@ -126,7 +126,7 @@ def columns_of(
     features = tuple(c for c in range(width) if c not in targets and c not in aside)
     if source.feature_columns:
         features = _chosen(source.feature_columns, names, width, targets, aside)
-    return Columns(names, width, label, targets, features, client, head.trailing, tuple(notes))
+    return TableColumns(names, width, label, targets, features, client, head.trailing, tuple(notes))
 
 
 def _needs_no_label(source: SampleSource, head: _Head) -> bool:

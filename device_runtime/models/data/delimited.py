@@ -33,7 +33,7 @@ NUMBER = re.compile(r"\s*[+-]?(\d+([.,]\d*)*|[.,]\d+)([eE][+-]?\d+)?\s*")
 """Cells that look like numbers, with a point or a comma."""
 
 
-class TableRow(NamedTuple):
+class CellRow(NamedTuple):
     """A row by its number in the file, from 1, and its cells."""
 
     number: int
@@ -113,7 +113,7 @@ def _separator(lines: Sequence[str]) -> str:
 
 
 @contextmanager
-def table_rows(path: Path, form: Dialect) -> Iterator[Iterator[TableRow]]:
+def table_rows(path: Path, form: Dialect) -> Iterator[Iterator[CellRow]]:
     """The rows that are not blank, without comments above the first. Raises Refused.
 
     In a file of tabs a quote is an ordinary character, since no cell has tabs or line ends; only a cell that
@@ -167,20 +167,20 @@ def _lines(file: TextIO, quotes: _Quotes) -> Iterator[str]:
         yield line
 
 
-def _numbered(rows: Iterator[list[str]], quotes: _Quotes | None) -> Iterator[TableRow]:
+def _numbered(rows: Iterator[list[str]], quotes: _Quotes | None) -> Iterator[CellRow]:
     """The rows that are not blank. Raises Refused if the last one takes in the rest, for want of a quote."""
     row: list[str] = []
     number = 0
     for number, row in enumerate(rows, 1):
         if row and any(row) and any(map(str.strip, row)):
-            yield TableRow(number, row)
+            yield CellRow(number, row)
     if quotes is not None and quotes.count % 2 and row and "\n" in row[-1]:
         raise Refused("a quote that is not closed", f"in row {number}")
 
 
-def _without_comments(rows: Iterator[TableRow]) -> Iterator[TableRow]:
+def _without_comments(rows: Iterator[CellRow]) -> Iterator[CellRow]:
     """Skips lines above the table that begin with #; the last is the header if it has as many cells."""
-    above: list[TableRow] = []
+    above: list[CellRow] = []
     for row in rows:
         first = row.cells[0].lstrip()
         if row.number == 1 and re.fullmatch(r"sep=.?", first):  # a line for spreadsheets, see `dialect`
@@ -189,7 +189,7 @@ def _without_comments(rows: Iterator[TableRow]) -> Iterator[TableRow]:
             above.append(row)
             continue
         header = above[-1:] if above and len(above[-1].cells) == len(row.cells) > 1 else []
-        named = [TableRow(one.number, _uncommented(one.cells)) for one in header]
+        named = [CellRow(one.number, _uncommented(one.cells)) for one in header]
         yield from chain(named, [row], rows)
         return
     yield from islice(above, len(above) if above and len(above[0].cells) > 1 else 0)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .delimited import TableRow
+from .delimited import CellRow
 from .parquet_trial import try_parquet
 from .units import Refused, TemporarilyRefused
 
@@ -18,7 +18,7 @@ ROWS = 256
 
 
 @contextmanager
-def table_rows(path: Path) -> Iterator[Iterator[TableRow]]:
+def table_rows(path: Path) -> Iterator[Iterator[CellRow]]:
     """The names of the columns as the first row, then the rows. Raises Refused."""
     try:
         from arro3.io import read_parquet
@@ -57,8 +57,8 @@ def _check_ends(path: Path) -> None:
         raise Refused("not a .parquet file", "it is damaged, or was cut")
 
 
-def _rows(batches: Any) -> Iterator[TableRow]:
-    yield TableRow(1, [str(name) for name in batches.schema.names])
+def _rows(batches: Any) -> Iterator[CellRow]:
+    yield CellRow(1, [str(name) for name in batches.schema.names])
     number = 1
     for batch in batches:
         for start in range(0, batch.num_rows, ROWS):
@@ -66,7 +66,7 @@ def _rows(batches: Any) -> Iterator[TableRow]:
             columns = [_cells(part.column(i)) for i in range(part.num_columns)]
             for cells in zip(*columns, strict=True):
                 number += 1
-                yield TableRow(number, cells)
+                yield CellRow(number, cells)
 
 
 def _cells(column: Any) -> list[Any]:

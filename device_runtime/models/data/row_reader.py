@@ -14,7 +14,7 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.errors import TensorError
 
 from .cells import text_cell, text_column
-from .columns import Columns
+from .columns import TableColumns
 from .number_cells import SAID, NumberStyle, as_number, is_number, number_style, numbers
 from .units import Refused, TokenIds, WantedSamples
 
@@ -30,7 +30,7 @@ class RowReader:
     texts, text: what makes ids of texts, and their column.
     """
 
-    columns: Columns
+    columns: TableColumns
     input: InputSpec
     style: NumberStyle
     notes: tuple[str, ...]
@@ -39,7 +39,7 @@ class RowReader:
     text: int = -1
 
     @classmethod
-    def of(cls, columns: Columns, first: Sequence[Sequence[Any]], wanted: WantedSamples) -> RowReader:
+    def of(cls, columns: TableColumns, first: Sequence[Sequence[Any]], wanted: WantedSamples) -> RowReader:
         """The reader for a task; first: the first rows. Raises Refused if no row could fit the task."""
         rows = [row for row in first if len(row) >= columns.width]
         has_targets = bool(wanted.source.target_columns)
@@ -109,7 +109,7 @@ class RowReader:
         return ""
 
 
-def _check_features(columns: Columns, given: InputSpec, rows: Sequence[Sequence[Any]]) -> None:
+def _check_features(columns: TableColumns, given: InputSpec, rows: Sequence[Sequence[Any]]) -> None:
     """Raises Refused for another number of features than the task's, or if one holds words."""
     words = [c for c in columns.features if rows and not any(is_number(row[c]) for row in rows)]
     of_words = (

@@ -20,8 +20,8 @@ from device_runtime.models.bundles.inputs import InputSpec
 
 from . import parquet
 from .cells import NO_LABEL_COLUMN, folded
-from .columns import Columns, columns_of
-from .delimited import Dialect, TableRow, count_lines, dialect, table_rows
+from .columns import TableColumns, columns_of
+from .delimited import CellRow, Dialect, count_lines, dialect, table_rows
 from .recording import AXES, TimeStep, WindowCutter
 from .row_reader import RowReader, values_of
 from .sample_source import SampleSource
@@ -46,7 +46,7 @@ class TableLayout:
     first row that is a sample.
     """
 
-    columns: Columns
+    columns: TableColumns
     first: Sequence[Sequence[str]]
     file: int | None
     form: Dialect | None
@@ -72,7 +72,7 @@ def layout(path: Path, source: SampleSource, cutter: WindowCutter | None = None)
     return TableLayout(columns, cells, file, form, begins)
 
 
-def _first(rows: Iterator[TableRow]) -> Iterator[TableRow]:
+def _first(rows: Iterator[CellRow]) -> Iterator[CellRow]:
     """The first rows, fewer where they are wide."""
     cells = 0
     for count, row in enumerate(rows):
@@ -267,13 +267,13 @@ def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:
         yield one_stored("\x1f".join(cells).encode())
 
 
-def _samples(path: Path, form: TableLayout) -> Iterator[TableRow]:
+def _samples(path: Path, form: TableLayout) -> Iterator[CellRow]:
     """The rows that are samples. Raises Refused."""
     with _rows(path, form.form) as rows:
         yield from (row for row in rows if row.number >= form.begins)
 
 
-def _rows(path: Path, form: Dialect | None) -> AbstractContextManager[Iterator[TableRow]]:
+def _rows(path: Path, form: Dialect | None) -> AbstractContextManager[Iterator[CellRow]]:
     """The rows of a table that are not blank, with the header. Raises Refused."""
     return parquet.table_rows(path) if form is None else table_rows(path, form)
 

@@ -21,7 +21,7 @@ from device_runtime.models.errors import ExportError
 
 from .candidates import advice
 from .functional_module import FunctionalModule, run, statistics, stored_tensors, with_batch_statistics
-from .random_draws import HIGHEST, LOWEST, Draw, Draws, recorded, seeded
+from .random_draws import HIGHEST, LOWEST, Draw, RandomDraws, recorded, seeded
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +37,15 @@ _WAY_OUT = "draw only where self.training is true, or draw once in __init__ and 
 
 
 @dataclass(frozen=True)
-class Samples:
+class ProbeSamples:
     """Inputs x (n, ...) and targets y (n, *target.shape)."""
 
     x: Tensor
     y: Tensor
 
-    def at(self, places: Tensor) -> "Samples":
+    def at(self, places: Tensor) -> "ProbeSamples":
         """The samples at these places, a copy."""
-        return Samples(self.x[places], self.y[places])
+        return ProbeSamples(self.x[places], self.y[places])
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _Subject:
         self.subject = with_batch_statistics(fresh, norms)
         self.moving = frozenset(statistics(norms))
 
-    def results(self, samples: Samples, gradients: bool = True) -> _Results:
+    def results(self, samples: ProbeSamples, gradients: bool = True) -> _Results:
         """Logits, losses, and the gradients of the mean loss, of one pass. Raises ExportError if it fails."""
         try:
             return self._results(samples, gradients)
@@ -72,7 +72,7 @@ class _Subject:
             what = advice(error, "; look for Python code of the module that depends on the batch size")
             raise ExportError(f"the network or its loss fails on {len(samples.x)} samples: {what}") from error
 
-    def _results(self, samples: Samples, gradients: bool) -> _Results:
+    def _results(self, samples: ProbeSamples, gradients: bool) -> _Results:
         module, stored = self.subject.module, stored_tensors(self.subject.module)
         tensors = {name: value.clone() for name, value in stored.items()}
         hidden = {n: b for n, b in module.named_buffers() if n not in stored and not n.endswith(COUNTERS)}
@@ -98,7 +98,9 @@ class _Subject:
         return _Results(values, changed)
 
 
-def check_function(subject: FunctionalModule, norms: tuple[str, ...], draw: Callable[[int], Samples]) -> None:
+def check_function(
+    subject: FunctionalModule, norms: tuple[str, ...], draw: Callable[[int], ProbeSamples]
+) -> None:
     """Runs the network and its loss on equal inputs again and again.
 
     subject: as it was given, not called before; it is copied. norms: the layers that use batch statistics in
@@ -121,7 +123,7 @@ def check_function(subject: FunctionalModule, norms: tuple[str, ...], draw: Call
             _check_batches(called, samples, first)
 
 
-def _checked_run(called: _Subject, samples: Samples) -> _Results:
+def _checked_run(called: _Subject, samples: ProbeSamples) -> _Results:
     results = called.results(samples)
     for name in results.changed:
         whose = f"{name} in place" if name.startswith("its ") else f"its tensor {name}, in eval mode too"
@@ -141,7 +143,7 @@ def _way_out_of_change(module: nn.Module, name: str) -> str:
     return "change it only where self.training is true"
 
 
-def _check_equal(first: _Results, again: _Results, draws: Draws, attributes: list[str]) -> None:
+def _check_equal(first: _Results, again: _Results, draws: RandomDraws, attributes: list[str]) -> None:
     """Raises ExportError where two runs differ, naming what was drawn, read or changed."""
     name, off = _worst(first.values, again.values)
     if off <= ROUNDING and not _nan_differs(first, again):
@@ -162,7 +164,7 @@ def _check_equal(first: _Results, again: _Results, draws: Draws, attributes: lis
     )
 
 
-def _check_draws(called: _Subject, samples: Samples, draws: Draws) -> None:
+def _check_draws(called: _Subject, samples: ProbeSamples, draws: RandomDraws) -> None:
     """Raises ExportError if numbers that are drawn matter, though two runs gave the same."""
     if draws.torch:
         with seeded(1):
@@ -187,7 +189,7 @@ def _check_draws(called: _Subject, samples: Samples, draws: Draws) -> None:
                 )
 
 
-def _check_first_call(fresh: _Subject, samples: Samples, others: Samples, first: _Results) -> None:
+def _check_first_call(fresh: _Subject, samples: ProbeSamples, others: ProbeSamples, first: _Results) -> None:
     """Raises ExportError if what came first changes the results of what comes later."""
     before = _attributes(fresh.subject.module)
     with seeded(3):
@@ -204,7 +206,7 @@ def _check_first_call(fresh: _Subject, samples: Samples, others: Samples, first:
         )
 
 
-def _check_batches(called: _Subject, samples: Samples, first: _Results) -> None:
+def _check_batches(called: _Subject, samples: ProbeSamples, first: _Results) -> None:
     """Raises ExportError if a sample's place in the batch matters; other samples may, which is said."""
     turned = torch.arange(len(samples.x) - 1, -1, -1)
     results = called.results(samples.at(turned), gradients=False)

@@ -40,7 +40,7 @@ from device_runtime.models.torch_engine.objectives import OutputSizes, sizes_of
 
 from .candidates import WantedGraphs, candidates
 from .described import undescribed
-from .determinism import Samples, check_function
+from .determinism import ProbeSamples, check_function
 from .evaluation_mode import frozen_norms, left_out
 from .faulty_layer import faulty_layer
 from .functional_module import FunctionalModule, HeadUnused, batch_norms, run, stored_tensors
@@ -217,10 +217,10 @@ def _say_left_out(subject: FunctionalModule, spec: ExportSpec) -> None:
         logger.warning("%s", frozen)
 
 
-def _samples(subject: FunctionalModule, sizes: OutputSizes, count: int) -> Samples:
+def _samples(subject: FunctionalModule, sizes: OutputSizes, count: int) -> ProbeSamples:
     generator = torch.Generator().manual_seed(count)
     target = subject.loss.target
-    return Samples(
+    return ProbeSamples(
         random_inputs(subject.example, count, generator),
         random_targets(target, sizes.classes, count, generator),
     )

@@ -47,7 +47,7 @@ class Draw:
 
 
 @dataclass
-class Draws:
+class RandomDraws:
     """What was drawn while `recorded` ran, in order, each place once."""
 
     torch: list[Draw] = field(default_factory=list)
@@ -63,12 +63,12 @@ class Draws:
 
 
 @contextmanager
-def recorded(module: nn.Module, outcome: float | None = None, python: bool = False) -> Iterator[Draws]:
+def recorded(module: nn.Module, outcome: float | None = None, python: bool = False) -> Iterator[RandomDraws]:
     """Records torch's draws while the module runs; with `python` those from other sources, too.
 
     outcome: every number that torch draws is replaced by this. The module has hooks meanwhile.
     """
-    draws = Draws()
+    draws = RandomDraws()
     with ExitStack() as stack:
         for name, part in module.named_modules():
             entry = (name, type(part).__name__)
@@ -84,7 +84,7 @@ def recorded(module: nn.Module, outcome: float | None = None, python: bool = Fal
 
 
 @contextmanager
-def _python_recorded(draws: Draws) -> Iterator[None]:
+def _python_recorded(draws: RandomDraws) -> Iterator[None]:
     """Records calls of built-in functions; numpy's show in the state of its generator alone.
 
     Garbage is collected before and after, as callbacks of other libraries may read a clock then.
@@ -118,14 +118,14 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(of_numpy)
 
 
-def _popped(draws: Draws) -> None:
+def _popped(draws: RandomDraws) -> None:
     draws._layers.pop()
 
 
 class _Names(TorchFunctionMode):
     """Notes the function that the user's code called, as the user writes it."""
 
-    def __init__(self, draws: Draws) -> None:
+    def __init__(self, draws: RandomDraws) -> None:
         super().__init__()
         self._draws = draws
 
@@ -140,7 +140,7 @@ class _Names(TorchFunctionMode):
 class _Recorder(TorchDispatchMode):
     """Adds each operator that draws from a generator; one with dropout of 0 or in eval mode draws nothing."""
 
-    def __init__(self, draws: Draws, outcome: float | None) -> None:
+    def __init__(self, draws: RandomDraws, outcome: float | None) -> None:
         super().__init__()
         self._draws, self._outcome = draws, outcome
 
@@ -164,7 +164,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def _profile(draws: Draws) -> Callable[[FrameType, str, Any], None]:
+def _profile(draws: RandomDraws) -> Callable[[FrameType, str, Any], None]:
     def called(frame: FrameType, event: str, function: Any) -> None:
         if event == "c_call" and (source := _source(function)):
             draws.add(draws.python, source)

@@ -68,7 +68,7 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     return DataSet(training.x, training.y, testing.x, testing.y, labels, training.clients)
 
 
-class ListedFile(NamedTuple):
+class ListedPicture(NamedTuple):
     """A file or table of a folder, and its client ("" for none)."""
 
     unit: Unit
@@ -80,7 +80,7 @@ class ListedFolder:
     """The files of a folder that are read, and those that are skipped."""
 
     folder: Path
-    files: list[ListedFile]
+    files: list[ListedPicture]
     skipped: SkippedTally
 
     @property
@@ -153,7 +153,7 @@ class FolderTask:
             for stray in listed.strays:
                 content.skipped.add(stray)
             content.files.extend(
-                ListedFile(unit, client or self._client(unit)) for unit in listed.units.values()
+                ListedPicture(unit, client or self._client(unit)) for unit in listed.units.values()
             )
         if not content.files and not tuple(content.skipped):
             raise DataSetError(f"{folder} has no pictures: expected a folder of them for each class")
@@ -223,7 +223,7 @@ class FolderTask:
 
     def _arrays(self, folder: ListedFolder, classes: LabelMap | ClassOrder) -> dict[str, NDArray[Any]]:
         """The samples of the folder's files with a label of the task, from the cache if they were read."""
-        files: list[ListedFile] = []
+        files: list[ListedPicture] = []
         for file in folder.files:
             try:
                 if file.unit.label is not None and not self.target.has_columns:
@@ -242,7 +242,7 @@ class FolderTask:
             folder.skipped.add(msgspec.json.decode(line, type=SkippedSamples))
         return arrays
 
-    def _decoded(self, files: Sequence[ListedFile], folder: Path) -> dict[str, NDArray[Any]]:
+    def _decoded(self, files: Sequence[ListedPicture], folder: Path) -> dict[str, NDArray[Any]]:
         """Reads the files: x, the number of each sample's label in `names`, its client's in `whose`."""
         skipped, names, whose = SkippedTally(), dict[str, int](), dict[str, int]()
         only_bytes = is_picture(self.input) and white(self.input) == BYTE

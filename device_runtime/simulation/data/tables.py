@@ -16,7 +16,7 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 from device_runtime.models.data.cells import folded
 from device_runtime.models.data.collected import CollectedSamples, collect
-from device_runtime.models.data.columns import Columns
+from device_runtime.models.data.columns import TableColumns
 from device_runtime.models.data.labels import LEAST_BITS, LabelMap, NewLabels, NewNumbers
 from device_runtime.models.data.local_samples import for_task
 from device_runtime.models.data.sample_source import SampleSource
@@ -75,7 +75,7 @@ class TableTask:
             known = LabelMap(self.manifest.labels)
         return for_task(given, known, self.target, spec.source != "table")
 
-    def read(self, path: Path, texts: TokenIds | None = None) -> tuple[CollectedSamples, Columns]:
+    def read(self, path: Path, texts: TokenIds | None = None) -> tuple[CollectedSamples, TableColumns]:
         """All samples of a file, and its columns. Raises DataSetError."""
         if not path.is_file():
             raise DataSetError(f"{path}: no such file, expected a .csv, .tsv or .parquet table")
@@ -88,7 +88,7 @@ class TableTask:
         except Refused as error:
             raise DataSetError(f"{path}: {error}") from None
 
-    def _input(self, columns: Columns, texts: TokenIds | None) -> InputSpec:
+    def _input(self, columns: TableColumns, texts: TokenIds | None) -> InputSpec:
         if texts is not None:
             return InputSpec((1,), dtype="int64", vocabulary=1 << 31)
         if self.manifest is not None:
@@ -191,12 +191,14 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     )
 
 
-def _label(columns: Columns) -> str:
+def _label(columns: TableColumns) -> str:
     number = columns.label.number
     return columns.names[number] if columns.names else str(number)
 
 
-def _alike(task: TableTask, path: Path, columns: Columns, trained: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+def _alike(
+    task: TableTask, path: Path, columns: TableColumns, trained: Path
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """The samples of a second file, with the features in the order of the first. Raises DataSetError."""
     spec = task.spec
     if columns.names and not spec.label_column and not task.target.has_columns and columns.targets:
@@ -214,7 +216,7 @@ def _alike(task: TableTask, path: Path, columns: Columns, trained: Path) -> tupl
     return x, test.y
 
 
-def notes(samples: CollectedSamples, columns: Columns, *, named: bool) -> tuple[str, ...]:
+def notes(samples: CollectedSamples, columns: TableColumns, *, named: bool) -> tuple[str, ...]:
     """What is to be said of how a table was read: its label, what was decided by default, and left out.
 
     named: whether the labels are names of classes or of targets, and not numbers that are taken for targets.

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from .class_statistics import Statistics
 from .class_sums import ClassSums
-from .statistics_file import Source, StatisticsFile
+from .statistics_file import StatisticsFile, StatisticsSource
 
 LEAST = 3
 """The fewest devices, or voices on a class, that are compared with each other."""
@@ -169,7 +169,7 @@ class StatisticsBounds:
             self._left_out += not counted
             yield self._within(one, source) if counted else Statistics.none(*one.sums.sums.shape)
 
-    def _within(self, one: Statistics, source: Source) -> Statistics:
+    def _within(self, one: Statistics, source: StatisticsSource) -> Statistics:
         bounded = _with_means(one, self._near(one, source))
         if bounded is not one:
             self._moved += 1
@@ -244,7 +244,7 @@ class StatisticsBounds:
                 drifts.append(float(np.median(distances[compared])))
         return _median(drifts)
 
-    def _reach(self, one: Statistics, source: Source) -> NDArray[np.float64]:
+    def _reach(self, one: Statistics, source: StatisticsSource) -> NDArray[np.float64]:
         """How far from its centre each class's mean may be, float64 (classes,); inf if that is not known."""
         usual = self._usual
         noise = usual.scatter / np.maximum(1, one.sums.counts)
@@ -253,13 +253,13 @@ class StatisticsBounds:
         reach: NDArray[np.float64] = TIMES * np.sqrt(usual.spread**2 + noise + moved + of_pool)
         return reach
 
-    def _counts(self, one: Statistics, source: Source) -> bool:
+    def _counts(self, one: Statistics, source: StatisticsSource) -> bool:
         """Whether the device counts: not if its means are mostly too far where LEAST voices are compared."""
         judged = (one.sums.counts > 0) & (self._centres.voices >= LEAST)
         far = _lengths(class_means(one.sums) - self._centres.means) > self._reach(one, source)
         return not judged.any() or float(far[judged].mean()) < MOSTLY
 
-    def _near(self, one: Statistics, source: Source) -> NDArray[np.float64]:
+    def _near(self, one: Statistics, source: StatisticsSource) -> NDArray[np.float64]:
         """The class means within the bounds (classes, width)."""
         centres, has, reach = self._centres, one.sums.counts > 0, self._reach(one, source)
         means = class_means(one.sums)
@@ -300,7 +300,7 @@ class StatisticsBounds:
                 total, samples = total + part, samples + count
         return total, samples
 
-    def _limited(self, one: Statistics, source: Source) -> tuple[NDArray[np.float64], float]:
+    def _limited(self, one: Statistics, source: StatisticsSource) -> tuple[NDArray[np.float64], float]:
         """The scatter of a device as it counts in bounds of others, and the number of its samples."""
         part, count = _scatter(one), float(one.moment_sums.counts.sum())
         most, trace = TIMES * self._usual.scatter * count, float(np.trace(part))

@@ -52,7 +52,7 @@ from .bounds import StatisticsBounds
 from .class_statistics import Statistics
 from .class_sums import ClassSums, Projection
 from .feature_scale import scale_in
-from .statistics_file import Source, StatisticsFile
+from .statistics_file import StatisticsFile, StatisticsSource
 
 MEMORY = "closed-form"
 """The key of the pool in `CarriedState.memory`, whose other keys are names of kinds."""
@@ -258,7 +258,7 @@ class RoundStatistics:
         if self._manifest.scale is not None:
             sent = sent.times(1 / scale_in(self._manifest, base))
         size = samples / devices / (late.times if late else 1.0)
-        self._sent.add(sent, Source(size, max(1, self._number - late.round) if late else 0))
+        self._sent.add(sent, StatisticsSource(size, max(1, self._number - late.round) if late else 0))
         self._bases[number] = base
         self._made_for.append(number)
 

@@ -19,7 +19,7 @@ IN_MEMORY = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Source:
+class StatisticsSource:
     """Of which devices statistics are.
 
     size: samples of a device, without the factor for the rounds that they stand for.
@@ -35,7 +35,7 @@ class StatisticsFile:
 
     def __init__(self, labels: int, width: int) -> None:
         self.labels, self.width = labels, width
-        self.sources: list[Source] = []
+        self.sources: list[StatisticsSource] = []
         self._scratch: str | None = None
         self._file: Any = None
         self._places: list[int] = []
@@ -47,7 +47,7 @@ class StatisticsFile:
     def __len__(self) -> int:
         return len(self.sources)
 
-    def add(self, sent: Statistics, source: Source) -> None:
+    def add(self, sent: Statistics, source: StatisticsSource) -> None:
         """Add one device's statistics. Raises OSError."""
         if self._file is None:
             self._file = SpooledTemporaryFile(IN_MEMORY, dir=self._scratch, prefix="statistics-")  # noqa: SIM115 - closed with the last reference

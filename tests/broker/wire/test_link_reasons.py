@@ -9,7 +9,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from device_runtime.broker.wire import mqtt_client
 from device_runtime.broker.wire.link_reasons import (
-    Ended,
+    EndedConnection,
     disconnect_reason,
     subscription_refused,
     unreachable,
@@ -67,7 +67,7 @@ def test_a_step_that_ran_out_of_time_is_named(step: str, said: str) -> None:
     ],
 )
 def test_what_a_broker_of_mqtt_5_gives_as_a_reason_is_passed_on(name: str, said: str) -> None:
-    ended = Ended(ReasonCode(PacketTypes.DISCONNECT, name), by_broker=True, shared_id="pi")
+    ended = EndedConnection(ReasonCode(PacketTypes.DISCONNECT, name), by_broker=True, shared_id="pi")
     assert disconnect_reason(ended) == said
 
 

@@ -11,7 +11,7 @@ from device_runtime.strategies.statistics.bounds import StatisticsBounds, no_rou
 from device_runtime.strategies.statistics.class_statistics import Statistics, measure_statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums
 from device_runtime.strategies.statistics.closed_form import solve_head
-from device_runtime.strategies.statistics.statistics_file import Source, StatisticsFile
+from device_runtime.strategies.statistics.statistics_file import StatisticsFile, StatisticsSource
 
 LABELS, WIDTH = 5, 12
 CENTRES = 2.5 * np.random.default_rng(0).normal(size=(LABELS, WIDTH))
@@ -33,7 +33,7 @@ def round_of(devices, pool=NONE, rounds=None, late=0):
     """The statistics of a round within the bounds, and the bounds."""
     file = StatisticsFile(LABELS, WIDTH)
     for one in devices:
-        file.add(one, Source(float(one.sums.counts.sum()), late))
+        file.add(one, StatisticsSource(float(one.sums.counts.sum()), late))
     limits = StatisticsBounds(file, pool, no_rounds() if rounds is None else rounds)
     return list(limits.bounded()), limits
 
@@ -199,7 +199,7 @@ def test_statistics_are_read_back_bit_for_bit_from_a_file_too(monkeypatch, tmp_p
     file = StatisticsFile(LABELS, WIDTH)
     file.keep_in(tmp_path)
     for one in sent:
-        file.add(one, Source(1.0))
+        file.add(one, StatisticsSource(1.0))
     for _ in range(2):
         assert all(same(one, other) for one, other in zip(sent, file, strict=True))
     np.testing.assert_array_equal(file.read(3).right, [3, 2, 1])

@@ -9,7 +9,7 @@ from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums
 from device_runtime.strategies.statistics.feature_scale import scale_by, scale_in
-from device_runtime.strategies.statistics.statistics_file import Source, StatisticsFile
+from device_runtime.strategies.statistics.statistics_file import StatisticsFile, StatisticsSource
 
 SCALE = "head.scale"
 
@@ -28,7 +28,7 @@ def sums(features: np.ndarray, counts: list[int]) -> StatisticsFile:
     """What one device sent, of classes whose means are these."""
     file, nothing = StatisticsFile(10, 64), Statistics.none(10, 64)
     own = ClassSums(features * np.array(counts)[:, None], np.array(counts))
-    file.add(replace(nothing, sums=own), Source(float(sum(counts))))
+    file.add(replace(nothing, sums=own), StatisticsSource(float(sum(counts))))
     return file
 
 
