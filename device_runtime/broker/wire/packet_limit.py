@@ -14,26 +14,37 @@ class DroppedBlocks:
     """Notices a broker that acknowledges messages and drops them, as MQTT 3.1.1 lets it do with large ones.
 
     A block that is asked for again and again, though the broker acknowledged it each time, may be too large.
+    It is not where a block before it has arrived: receivers ask for the first blocks that they miss, and all
+    blocks but the last are equally long. Then the broker drops what its queue does not hold.
     """
 
     TIMES, WITHIN_S, LEAST_BYTES, MOST = 3, 120.0, 8 * 1024, 512
 
     def __init__(self) -> None:
-        self._sent: OrderedDict[tuple[str, int], list[float]] = OrderedDict()
+        self._first: OrderedDict[str, tuple[int, list[float]]] = OrderedDict()
+        """Of each blob its first block that was sent, and of each topic its content: when it was sent."""
 
     def suspicious(self, topic: str, payload: bytes, now: float) -> bool:
         """Note that a message is sent. Returns whether it has been sent too often to have arrived."""
-        if len(payload) < self.LEAST_BYTES or not ("/block/" in topic or topic.endswith("/contribution")):
+        if len(payload) < self.LEAST_BYTES:
             return False
-        key = topic, hash(payload)
-        times = [at for at in self._sent.pop(key, []) if now - at < self.WITHIN_S]
-        times.append(now)
-        if len(times) >= self.TIMES:
-            return True
-        self._sent[key] = times
-        if len(self._sent) > self.MOST:
-            self._sent.popitem(last=False)
-        return False
+        if "/block/" in topic:
+            key, _, index = topic.rpartition("/")
+            identity = int(index)
+        elif topic.endswith("/contribution"):
+            key, identity = topic, hash(payload)
+        else:
+            return False
+        first, sent_at = self._first.pop(key, (identity, []))
+        if identity < first or (identity > first and key == topic):
+            first, sent_at = identity, []
+        if identity == first:
+            sent_at = [at for at in sent_at if now - at < self.WITHIN_S] + [now]
+        suspicious = identity == first and len(sent_at) >= self.TIMES
+        self._first[key] = first, [] if suspicious else sent_at
+        if len(self._first) > self.MOST:
+            self._first.popitem(last=False)
+        return suspicious
 
 
 class PacketLimit:

@@ -60,6 +60,28 @@ def test_a_block_that_is_asked_for_a_third_time_within_two_minutes_may_have_been
     assert [drops.suspicious(topic, block, now) for now in (100.0, 221.0, 300.0)] == [False, False, False]
 
 
+def test_a_block_is_not_suspicious_where_one_before_it_has_arrived() -> None:
+    """A queue that overflows drops blocks too; smaller pieces would only be more of them."""
+    drops = DroppedBlocks()
+    topic, block = "fl/v1/d/pi/up/block/ab", bytes(65_536)
+    asked = [(0, 1, 2, 3, 4), (2, 3, 4), (2, 3), (2,), (2,)]
+    assert not any(
+        drops.suspicious(f"{topic}/{i}", block, 5.0 * k) for k, gap in enumerate(asked) for i in gap
+    )
+
+
+def test_of_blocks_that_never_arrive_the_first_is_suspicious_however_few_are_asked_for() -> None:
+    drops = DroppedBlocks()
+    topic, block = "fl/v1/d/pi/up/block/ab", bytes(65_536)
+    suspects = [
+        i
+        for k, most in enumerate((8, 4, 2, 1, 1, 1))
+        for i in range(most)
+        if drops.suspicious(f"{topic}/{i}", block, 9.0 * k)
+    ]
+    assert suspects == [0, 0]
+
+
 def test_other_content_short_messages_and_other_topics_are_not_suspicious() -> None:
     drops = DroppedBlocks()
     for round_ in range(9):
