@@ -19,6 +19,8 @@ from .addresses import UNSENT_BYTES
 from .waiting import StepLimit, wait_until_ready
 
 READ_BYTES = 16 * 1024
+MOST_READ_BYTES = 64 * 1024
+"""The most bytes that are read at once: a buffer for them is made first, and a packet may claim any size."""
 SMALL_BYTES = 1024
 """What is not larger is sent without a look at what the system holds."""
 RECORD_BYTES = 16 * 1024
@@ -45,6 +47,7 @@ class PlainStream:
 
     whole: `send` takes all that it is given and keeps what the system does not take yet (`unsent`), as
     paho's WebSocket needs it; otherwise it says how much it took. `failure`: the error that ended it.
+    beginning: the first bytes that `recv` returned, `most_beginning` at most.
     """
 
     def __init__(self, raw: socket.socket, count: ByteCount, whole: bool = False) -> None:
@@ -57,6 +60,7 @@ class PlainStream:
         self._unsent = bytearray()
         self._ahead = b""
         self._ahead_at = 0
+        self.beginning, self.most_beginning = bytearray(), 0
 
     @property
     def unsent(self) -> int:
@@ -84,7 +88,7 @@ class PlainStream:
     def recv(self, size: int) -> bytes:
         """Up to `size` bytes; empty at the end. Raises OSError."""
         if self._whole:  # paho's WebSocket does not ask what is pending
-            return self._recv_raw(size)
+            return self._note(self._recv_raw(size))
         if not self.pending():
             self._ahead, self._ahead_at = self._recv_raw(max(size, READ_BYTES)), 0
         data = self._ahead[self._ahead_at : self._ahead_at + size]
@@ -118,10 +122,15 @@ class PlainStream:
         self._taken_bytes = 0
         self.raw.close()
 
+    def _note(self, data: bytes) -> bytes:
+        if len(self.beginning) < self.most_beginning:
+            self.beginning += data[: self.most_beginning]
+        return data
+
     def _recv_raw(self, size: int) -> bytes:
         while True:
             try:
-                data = self.raw.recv(size)
+                data = self.raw.recv(min(size, MOST_READ_BYTES))
             except BlockingIOError:
                 if self._limit is None:
                     raise
@@ -208,7 +217,7 @@ class TlsStream(PlainStream):
     def recv(self, size: int) -> bytes:
         while True:
             try:
-                data = self._tls.read(size)
+                data = self._tls.read(min(size, MOST_READ_BYTES))
             except ssl.SSLWantReadError:
                 self._pass_on()
                 self._take_in()
@@ -218,7 +227,7 @@ class TlsStream(PlainStream):
                 self.failure = error
                 raise
             else:
-                return data
+                return self._note(data)
 
     def send(self, data: bytes | bytearray) -> int:
         if not self.flush():

@@ -37,9 +37,9 @@ from . import link_reasons
 from .link_events import Connected, Disconnected, Event, Received, Will
 from .link_options import LinkOptions
 from .link_reasons import EndedConnection
-from .link_timing import STEADY_S, Outage, ReconnectDelay, StepTime, duration, packet_bytes
+from .link_timing import STEADY_S, KeepAlive, Outage, ReconnectDelay, StepTime, duration, packet_bytes
 from .messages import MESSAGE_LIMIT, MessageError
-from .mqtt_client import ANSWER, MOST_INFLIGHT, SUBSCRIPTION, ConnectSteps, MqttClient
+from .mqtt_client import ANSWER, MOST_BYTES, MOST_INFLIGHT, SUBSCRIPTION, ConnectSteps, MqttClient
 from .outgoing import Outgoing
 from .packet_limit import SMALLEST
 from .pieces import PieceJoiner
@@ -89,6 +89,7 @@ class Link:
         self._delay = ReconnectDelay(self._options.reconnect_s, self._options.seed)
         self._steps = ConnectSteps(StepTime(self._options.steps_s), lambda: self._closing)
         self._outage = Outage()
+        self._keepalive = KeepAlive(self._options.keepalive_s)
         self._joiner = PieceJoiner()
         self._thread: threading.Thread | None = None
         self._answer: BrokerError | None = None
@@ -252,7 +253,7 @@ class Link:
         client = self._client
         self._ended, self._failure_now, self._accepted = EndedConnection(), None, False
         try:
-            client.prepare(self._address(), self._options.keepalive_s)
+            client.prepare(self._address(), self._keepalive.seconds)
             client.reconnect()
             self._steps.begin(ANSWER)
             self._work()
@@ -330,7 +331,16 @@ class Link:
         self._ready.clear()
         ended = replace(self._ended, failure=stream.failure if stream else None)
         lasted_s = time.monotonic() - self._ready_since
-        self._delay.lost(lasted_s, rivalry=not suspicious and not self.unacknowledged())
+        wordless = link_reasons.is_wordless(ended)
+        self._delay.lost(lasted_s, rivalry=wordless and not suspicious and not self.unacknowledged())
+        silent_s = min(lasted_s, self._client.silent_s)
+        if wordless and self._keepalive.ended(silent_s, lasted_s):
+            log.warning(
+                "connections to the broker at %s end after %s of silence: pings come each %d s from now on",
+                self.url,
+                duration(silent_s),
+                self._keepalive.seconds,
+            )
         taken_over = ended.code is not None and ended.code.value == link_reasons.TAKEN_OVER
         if taken_over or (self._delay.crowded and lasted_s < STEADY_S):
             ended = replace(ended, shared_id=self._client_id)
@@ -381,6 +391,7 @@ class Link:
 
     def _take_terms(self, properties: Properties | None) -> bool:
         """Take what the broker says of itself (MQTT 5). Returns whether we can work with it."""
+        self._client.cap_keepalive(self._keepalive.seconds)
         limit = getattr(properties, "MaximumPacketSize", None)
         self._outgoing.limit.stated(limit)
         self._client.limit_inflight(getattr(properties, "ReceiveMaximum", MOST_INFLIGHT))
@@ -407,13 +418,12 @@ class Link:
         answers = zip(self._options.subscriptions, codes, strict=False)
         refused = [(topic, code) for topic, code in answers if code.is_failure]
         if refused:
-            code = refused[0][1]
+            final = [code for _, code in refused if code.value not in link_reasons.PASSING]
+            code = final[0] if final else refused[0][1]
             topics = ", ".join(topic for topic, _ in refused)
-            text = link_reasons.subscription_refused(self.url, topics, code)
-            if not self._was_ready:
-                self._failure_now = BrokerRefused(text)
-                return
-            log.warning("%s", text)
+            mqtt5 = self._client.speaks_mqtt5
+            self._failure_now = link_reasons.subscription_refused(self.url, topics, code, mqtt5)
+            return
         self._now_ready()
 
     def _now_ready(self) -> None:
@@ -438,7 +448,8 @@ class Link:
     def _say(self, reason: str) -> None:
         """Log why there is no connection, if it has not been said."""
         if self._outage.worth_saying(reason, time.monotonic()):
-            log.warning("%s; trying again", reason)
+            often = " (this comes often, and is not said again for 10 minutes)"
+            log.warning("%s; trying again%s", reason, often if self._outage.is_frequent(reason) else "")
 
     def _on_disconnect(
         self,
@@ -462,7 +473,17 @@ class Link:
         try:
             topic = message.topic
         except UnicodeDecodeError:
-            log.warning("the broker at %s sent a topic that is not UTF-8: dropped", self.url)
+            if self._outgoing.worth_saying("a topic that is not UTF-8"):
+                log.warning("the broker at %s sent a topic that is not UTF-8: dropped", self.url)
+            return
+        if self._client.received_bytes > MOST_BYTES:
+            if self._outgoing.worth_saying(f"large {topic}"):
+                log.warning(
+                    "dropped a message of %d bytes on %s: at most %d are sent in one",
+                    self._client.received_bytes,
+                    topic,
+                    MESSAGE_LIMIT,
+                )
             return
         payload = bytes(message.payload)
         if not any(paho.topic_matches_sub(topic_filter, topic) for topic_filter in self._filters):

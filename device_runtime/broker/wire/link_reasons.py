@@ -20,8 +20,8 @@ from .mqtt_client import ANSWER, HANDSHAKE, LOOK_UP, SUBSCRIPTION, TCP, UPGRADE,
 from .url import BrokerUrl
 
 CLOSED_SILENTLY = "it closed the connection without giving a reason; with TLS, look at the certificates"
-PASSING = frozenset({0x80, 0x83, 0x88, 0x89, 0x8B, 0x96, 0x97, 0x9C, 0x9D, 0x9F})
-"""Reason codes of a refused connection that may pass: unspecified, unavailable, busy, quota, rate, elsewhere.
+PASSING = frozenset({0x80, 0x83, 0x88, 0x89, 0x8B, 0x91, 0x96, 0x97, 0x9C, 0x9D, 0x9F})
+"""Reason codes of a refusal that may pass: unspecified, unavailable, busy, quota, rate, elsewhere.
 
 MQTT 3.1.1 has only "server unavailable" (3) of these; paho gives its codes as those of MQTT 5.
 """
@@ -81,11 +81,23 @@ def refusal_reason(url: BrokerUrl, code: ReasonCode, client_id: str = "") -> str
     return f"refused the connection: {text}"
 
 
-def subscription_refused(url: BrokerUrl, topics: str, code: ReasonCode) -> str:
-    """Why a subscription was refused, and what to check."""
+def subscription_refused(url: BrokerUrl, topics: str, code: ReasonCode, mqtt5: bool = True) -> BrokerError:
+    """A subscription that was refused, as an error: why, and what to check."""
     if code.value in _SUBSCRIPTION_REFUSED:
-        return f"the broker at {url} {_SUBSCRIPTION_REFUSED[code.value].format(topics=topics)}"
-    return f"the broker at {url} does not let {user_of(url)} read {topics}: check its access list"
+        text = f"the broker at {url} {_SUBSCRIPTION_REFUSED[code.value].format(topics=topics)}"
+    elif mqtt5 and code.value != NOT_AUTHORIZED:
+        text = f"the broker at {url} does not take the subscription to {topics}: {str(code).lower()}"
+    else:
+        text = f"the broker at {url} does not let {user_of(url)} read {topics}: check its access list"
+    # MQTT 3.1.1 has one code for all reasons, which most often stands for an access list
+    return BrokerBusy(text) if mqtt5 and code.value in PASSING else BrokerRefused(text)
+
+
+def is_wordless(ended: EndedConnection) -> bool:
+    """Whether the other end, or what lies between, closed the connection without saying why."""
+    silent = ended.failure is None or isinstance(ended.failure, ConnectionResetError | BrokenPipeError)
+    lost = ended.code is None or str(ended.code).lower() == "unspecified error"
+    return silent and lost and not ended.by_broker
 
 
 def disconnect_reason(ended: EndedConnection) -> str:

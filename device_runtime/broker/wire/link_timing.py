@@ -86,35 +86,81 @@ class StepTime:
 
 
 class Outage:
-    """One absence of the broker: which reasons are worth a line, and how long it has lasted.
+    """Absences of the broker: which reasons are worth a line, and how long one has lasted.
 
     Times are seconds of any clock. A reason is said when it differs from the one before; one that was said
-    less than AGAIN_S ago is not, so that two that alternate do not fill the log.
+    in this absence less than AGAIN_S ago is not, so that two that alternate do not fill the log. Over all
+    absences a reason is said MOST times in AGAIN_S, as connections may end for it again and again.
     """
 
     AGAIN_S = 600.0
+    MOST = 3
 
     def __init__(self) -> None:
         self._began_at: float | None = None
         self._reason = ""
-        self._said_at: dict[str, float] = {}
+        self._spoken = False
+        self._said_at: dict[str, list[float]] = {}
 
     def worth_saying(self, reason: str, now: float) -> bool:
         """Note why there is no connection now. Returns whether to say so."""
         if self._began_at is None:
-            self._began_at = now
+            self._began_at, self._spoken = now, False
         changed, self._reason = reason != self._reason, reason
-        if not changed or now - self._said_at.get(reason, float("-inf")) < self.AGAIN_S:
+        for text, times in list(self._said_at.items()):
+            self._said_at[text] = [at for at in times if now - at < self.AGAIN_S]
+            if not self._said_at[text]:
+                del self._said_at[text]
+        times = self._said_at.get(reason, [])
+        if not changed or len(times) >= self.MOST or (times and times[-1] >= self._began_at):
             return False
-        self._said_at[reason] = now
+        self._said_at[reason] = [*times, now]
+        self._spoken = True
         return True
 
+    def is_frequent(self, reason: str) -> bool:
+        """Whether the reason is not said again for a while, however often it comes."""
+        return len(self._said_at.get(reason, ())) >= self.MOST
+
     def over(self, now: float) -> float | None:
-        """Note a connection. Returns the seconds that the broker was away; None if it was not."""
+        """Note a connection. Returns the seconds of an absence of which something was said, else None."""
         began_at = self._began_at
         self._began_at, self._reason = None, ""
-        self._said_at.clear()
-        return None if began_at is None else now - began_at
+        return None if began_at is None or not self._spoken else now - began_at
+
+
+class KeepAlive:
+    """The seconds between pings of a link: `most_s`, or less where what lies between ends silent connections.
+
+    Where two connections in a row end without a word after the same time of silence, the pings come twice as
+    often, LEAST_S at least. Where that does not make connections last longer, their silence was not the
+    reason, and nothing is changed from then on.
+    """
+
+    LEAST_S = 5
+    ALIKE = 0.1
+
+    def __init__(self, most_s: int) -> None:
+        self.seconds = self._most_s = most_s
+        self._silent_s = self._lasted_s = 0.0
+        self._settled = False
+
+    def ended(self, silent_s: float, lasted_s: float) -> bool:
+        """Note a connection that ended without a word. Returns whether the pings come more often now."""
+        before_s, self._silent_s = self._silent_s, silent_s
+        if self._settled or silent_s < self.LEAST_S or not _alike(before_s, silent_s, self.ALIKE):
+            return False
+        if self._lasted_s and _alike(self._lasted_s, lasted_s, self.ALIKE):
+            self.seconds, self._settled = self._most_s, True
+            return False
+        self._lasted_s, self._silent_s = lasted_s, 0.0
+        seconds = max(self.LEAST_S, int(min(silent_s, self.seconds) / 2))
+        lower, self.seconds = seconds < self.seconds, min(self.seconds, seconds)
+        return lower
+
+
+def _alike(one: float, other: float, share: float) -> bool:
+    return abs(one - other) <= share * max(one, other)
 
 
 def duration(seconds: float) -> str:

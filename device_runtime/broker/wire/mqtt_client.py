@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import paho.mqtt.client as paho
+from paho.mqtt.client import WebsocketConnectionError
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
 from device_runtime.broker.sockets.addresses import Endpoint, look_up, open_socket
@@ -18,6 +20,7 @@ from device_runtime.broker.sockets.waiting import StepLimit
 
 from .link_events import Will
 from .link_timing import StepTime
+from .messages import MESSAGE_LIMIT
 from .url import BrokerUrl
 
 log = logging.getLogger(__name__)
@@ -27,7 +30,14 @@ ANSWER, SUBSCRIPTION = "answer to CONNECT", "answer to SUBSCRIBE"
 """The steps of connecting, in this order."""
 MOST_INFLIGHT = 20
 """Messages with QoS 1 that wait for their PUBACK, if the broker takes so many (MQTT 5: Receive Maximum)."""
+MOST_BYTES = MESSAGE_LIMIT + 64 * 1024
+"""The most bytes that are kept of a packet that comes in; of larger ones only the first ROOM_FOR_TOPIC."""
+ROOM_FOR_TOPIC = 66_000
+MOST_FRAME_BYTES = 16 * 1024**2
+"""The most bytes of a frame of a WebSocket, of which paho keeps all until it is complete."""
 _CONNACK, _PUBLISH = 0x20, 0x30
+_ANSWER_BYTES = 256
+"""Bytes of a web server's answer that are looked at."""
 
 
 class NotMqtt(ConnectionError):
@@ -123,6 +133,21 @@ class MqttClient(paho.Client):
         """Use MQTT 3.1.1 from the next connection on."""
         self._protocol, self._clean_session = paho.MQTTv311, True
 
+    def cap_keepalive(self, most_s: int) -> None:
+        """Ping at least as often as this, whatever a broker of MQTT 5 states: 0 would mean never."""
+        self._keepalive = min(self._keepalive, most_s) or most_s
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since bytes came or went."""
+        with self._msgtime_mutex:
+            return time.monotonic() - max(self._last_msg_out, self._last_bytes_received)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of the packet that is being received or handled, kept or not."""
+        return int(self._in_packet["remaining_length"])
+
     def topic_of(self, number: int) -> str:
         """The topic of a message that is not acknowledged, by its packet id."""
         message = self._out_messages.get(number)
@@ -175,13 +200,22 @@ class MqttClient(paho.Client):
 
     def _create_socket(self) -> paho.SocketLike:
         try:
-            return super()._create_socket()
+            connected = super()._create_socket()
         except (IndexError, UnicodeError) as error:  # of headers that are no HTTP
             self._close_stream()
             raise NotMqtt(f"no answer of a web server: {error}") from None
+        except WebsocketConnectionError as error:
+            answer = bytes(self.stream.beginning) if self.stream else b""
+            self._close_stream()
+            raise NotMqtt(_refused_upgrade(answer, str(error))) from None
         except BaseException:
             self._close_stream()
             raise
+        if isinstance(connected, paho._WebsocketWrapper):
+            connected._create_frame = partial(_masked_frame, connected._create_frame)  # type: ignore[method-assign]
+        if self.stream is not None:
+            self.stream.most_beginning = 0
+        return connected
 
     def _create_socket_connection(self) -> PlainStream:  # type: ignore[override]
         endpoints = look_up(self.broker.host, self.broker.port, self.steps.begin(LOOK_UP))
@@ -202,6 +236,7 @@ class MqttClient(paho.Client):
     def _enter(self, stream: PlainStream) -> None:
         """Begin the step after TCP and TLS. paho makes the upgrade, and then lets nothing wait."""
         if self.broker.path:
+            stream.most_beginning = _ANSWER_BYTES
             stream.within(self.steps.begin(UPGRADE))
 
     def _close_stream(self) -> None:
@@ -210,7 +245,15 @@ class MqttClient(paho.Client):
             self.stream = None
 
     def _sock_recv(self, bufsize: int) -> bytes:
-        data = super()._sock_recv(bufsize)
+        try:
+            data = super()._sock_recv(bufsize)
+        except BlockingIOError:
+            if len(getattr(self._sock, "_readbuffer", b"")) > MOST_FRAME_BYTES and self.stream is not None:
+                self.stream.failure = NotMqtt(f"it sends a frame of more than {MOST_FRAME_BYTES} bytes")
+                raise self.stream.failure from None
+            raise
+        if self._in_packet["remaining_length"] > MOST_BYTES:
+            del self._in_packet["packet"][ROOM_FOR_TOPIC:]
         if len(self.beginning) < 64:
             self.beginning += data
             if self.beginning and self.beginning[0] != _CONNACK and self.stream is not None:
@@ -246,6 +289,21 @@ class MqttClient(paho.Client):
                     self.largest_sent = max(self.largest_sent, len(self._header) + size)
                 self._left_of_packet = size
                 self._header.clear()
+
+
+def _masked_frame(
+    frame_of: Callable[[int, bytearray, int], bytearray], opcode: int, data: bytearray, _masked: int = 1
+) -> bytearray:
+    """A masked frame, as RFC 6455 (5.1) wants each of a client to be. paho's pongs are not."""
+    return frame_of(opcode, data, 1)
+
+
+def _refused_upgrade(answer: bytes, error: str) -> str:
+    """Why there is no WebSocket, in words: the status of the web server's answer."""
+    status = answer.partition(b"\r\n")[0].decode("ascii", "replace").split(" ", 1)
+    if not (status[0].startswith("HTTP/") and len(status) == 2):
+        return f"no answer of a web server: {error}"
+    return f"the web server answers {status[1].strip()!r} and makes no WebSocket"
 
 
 def _looks_like(head: bytes) -> str:

@@ -2,7 +2,14 @@
 
 import pytest
 
-from device_runtime.broker.wire.link_timing import STEADY_S, Outage, ReconnectDelay, StepTime, duration
+from device_runtime.broker.wire.link_timing import (
+    STEADY_S,
+    KeepAlive,
+    Outage,
+    ReconnectDelay,
+    StepTime,
+    duration,
+)
 
 
 def test_the_wait_grows_until_a_connection_was_steady() -> None:
@@ -76,6 +83,44 @@ def test_two_reasons_that_alternate_do_not_fill_the_log() -> None:
     outage = Outage()
     said = [outage.worth_saying(("a", "b")[now % 2], float(now)) for now in range(1200)]
     assert sum(said) == 4  # each at first, and again after ten minutes
+
+
+def test_connections_that_end_again_and_again_are_said_three_times_in_ten_minutes() -> None:
+    outage, said, ends = Outage(), [], []
+    for now in range(0, 1200, 30):  # one that is cut every 30 s
+        said.append(outage.worth_saying("lost", float(now)))
+        ends.append(outage.over(now + 1.0))
+    assert said[:4] == [True, True, True, False]
+    assert sum(said) == 6
+    assert [end is not None for end in ends] == said
+    assert outage.is_frequent("lost")
+    assert outage.worth_saying("refused", 1200.0)
+
+
+def test_pings_come_more_often_where_silent_connections_are_cut() -> None:
+    keep = KeepAlive(30)
+    assert [keep.ended(30.0, 45.0), keep.ended(30.5, 900.0)] == [False, True]
+    assert keep.seconds == 15
+    keep.ended(0.1, 3000.0)
+    assert keep.seconds == 15
+
+
+def test_connections_that_are_cut_while_busy_or_at_any_time_change_no_pings() -> None:
+    keep = KeepAlive(30)
+    for silent_s in (0.1, 0.1, 8.0, 20.0, 12.0, 1.0, 1.0):
+        assert not keep.ended(silent_s, 40.0)
+    assert keep.seconds == 30
+
+
+def test_connections_that_may_last_only_so_long_keep_their_pings() -> None:
+    """Cut after 29 s whatever passes: the pings were not the reason."""
+    keep = KeepAlive(30)
+    keep.ended(28.0, 29.0)
+    keep.ended(28.0, 29.0)
+    assert keep.seconds == 14
+    for _ in range(4):
+        keep.ended(14.0, 29.0)
+    assert keep.seconds == 30
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import secrets
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from device_runtime.broker.errors import BrokerBusy, BrokerRefused, BrokerSilent, BrokerUnreachable
 from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.sockets import addresses
-from device_runtime.broker.wire import topics
+from device_runtime.broker.wire import mqtt_client, topics
 from device_runtime.broker.wire.link import (
     Connected,
     Disconnected,
@@ -50,6 +51,10 @@ class Ends:
         made = Peer(*answers, **kwargs)
         self._stack.callback(made.close)
         return made
+
+    def closes(self, part: Any) -> None:
+        """Close it when the test ends."""
+        self._stack.callback(part.close)
 
     def link(
         self, url: str, name: str = "pi", tls: TLS | None = None, **options: Any
@@ -583,3 +588,115 @@ def test_a_broker_that_closes_at_each_message_is_not_taken_for_another_client(en
         assert received(inbox, Disconnected).reason == "connection lost"
         received(inbox, Connected)
     assert link.connected
+
+
+@pytest.mark.parametrize("code", [0x80, 0x83, 0x97])
+def test_a_subscription_that_is_refused_later_is_asked_for_again(ends: Ends, caplog: Any, code: int) -> None:
+    """A link without its subscription would be deaf for as long as the connection lasts."""
+    refused = b"\x90\x04\x00\x01\x00" + bytes((code,))
+    accepted = b"\x90\x04\x00\x01\x00\x01"
+    welcome = connack5(0)
+    peer = ends.peer(welcome + accepted, welcome + refused, welcome + refused, welcome + accepted)
+    _, inbox = ends.joined(f"{peer.url}?mqtt=5", subscriptions=("t",))
+    peer.hang_up()
+    received(inbox, Disconnected)
+    assert received(inbox, Connected) == Connected(first=False)
+    assert peer.connections == 4
+    assert sum(" t" in text and "subscription" in text for text in caplog.messages) == 1
+
+
+def test_a_first_subscription_that_is_refused_for_now_is_waited_for(ends: Ends) -> None:
+    answers = [connack5(0) + b"\x90\x04\x00\x01\x00" + bytes((code,)) for code in (0x97, 0x01)]
+    link, _ = ends.joined(f"{ends.peer(*answers).url}?mqtt=5", subscriptions=("t",))
+    assert link.connected
+
+
+@pytest.mark.parametrize("stated_s", [0, 3600])
+def test_a_broker_that_wants_no_pings_is_pinged_all_the_same(ends: Ends, stated_s: int) -> None:
+    """A broker of MQTT 5 that states no keep-alive and dies: nothing else would ever say so."""
+    terms = b"\x13" + stated_s.to_bytes(2, "big")
+    _, inbox = ends.joined(f"{ends.peer(connack5(0, terms)).url}?mqtt=5", keepalive_s=1)
+    assert received(inbox, Disconnected).reason == "the broker does not answer pings any more"
+
+
+def test_a_message_that_is_too_large_is_dropped_and_not_kept_in_memory(ends: Ends, caplog: Any) -> None:
+    """Anybody may send one where the broker is open, and the broker may retain it."""
+    size = 8_000_000
+    length = bytes(((size + 3) >> shift & 0x7F) | (0x80 if shift < 21 else 0) for shift in (0, 7, 14, 21))
+    large = b"\x30" + length + b"\x00\x01t" + bytes(size)
+    peer = ends.peer(ACCEPT + b"\x90\x03\x00\x01\x01" + large + b"\x30\x08\x00\x01tsmall")
+    tracemalloc.start()
+    try:
+        _, inbox = ends.joined(peer.url, subscriptions=("t",))
+        assert received(inbox).payload == b"small"
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < size / 4
+    assert f"dropped a message of {size + 3} bytes on t" in caplog.text
+
+
+def upgrade(heard: bytes) -> bytes:
+    """The answer to an upgrade to WebSocket."""
+    import base64
+    import hashlib
+    import re
+
+    key = re.search(rb"Sec-WebSocket-Key: (\S+)", heard)
+    assert key is not None
+    accept = base64.b64encode(hashlib.sha1(key[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())  # noqa: S324
+    return (
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n"
+    )
+
+
+class WebPeer(Peer):
+    """A WebSocket server that sends `frames` after the CONNECT."""
+
+    def __init__(self, frames: bytes) -> None:
+        self.frames = frames
+        super().__init__()
+
+    def _answer(self, client: socket.socket, *_: object) -> None:
+        client.sendall(upgrade(client.recv(4096)))
+        client.recv(4096)
+        with suppress(OSError):
+            client.sendall(b"\x82\x04" + ACCEPT + self.frames)
+            while data := client.recv(4096):
+                self.heard += data
+
+    def _serve(self) -> None:
+        self.answers = [None]
+        super()._serve()
+
+
+def test_a_ping_of_a_web_socket_is_answered_as_clients_must(ends: Ends) -> None:
+    """Masked (RFC 6455, 5.1): servers end a connection for a frame that is not."""
+    peer = WebPeer(b"\x89\x02hi")
+    ends.closes(peer)
+    ends.joined(peer.url.replace("mqtt:", "ws:") + "/mqtt")
+    end = time.monotonic() + 60
+    while len(peer.heard) < 8 and time.monotonic() < end:
+        time.sleep(0.01)
+    first, second, *rest = bytes(peer.heard)
+    assert (first, second) == (0x8A, 0x80 | 2)
+    assert bytes(letter ^ rest[n] for n, letter in enumerate(rest[4:6])) == b"hi"
+
+
+def test_a_frame_of_a_web_socket_that_never_ends_is_not_kept_in_memory(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt_client, "MOST_FRAME_BYTES", 100_000)
+    peer = WebPeer(b"\x82\x7f\0\0\1\0\0\0\0\0" + b"\x30\xff\xff\xff\x7f\0\1t" + bytes(300_000))
+    ends.closes(peer)
+    _, inbox = ends.joined(peer.url.replace("mqtt:", "ws:") + "/mqtt")
+    assert received(inbox, Disconnected).reason == "it sends a frame of more than 100000 bytes"
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "404 Not Found", "502 Bad Gateway"])
+def test_a_web_server_that_makes_no_web_socket_is_said_with_its_answer(ends: Ends, status: str) -> None:
+    peer = ends.peer(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode())
+    link, _ = ends.link(peer.url.replace("mqtt:", "ws:") + "/mqtt")
+    with pytest.raises(BrokerUnreachable, match=f"the web server answers '{status}' and makes no WebSocket"):
+        link.connect()

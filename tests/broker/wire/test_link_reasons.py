@@ -7,6 +7,7 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
+from device_runtime.broker.errors import BrokerBusy, BrokerRefused
 from device_runtime.broker.wire import mqtt_client
 from device_runtime.broker.wire.link_reasons import (
     EndedConnection,
@@ -77,4 +78,11 @@ def test_what_a_broker_of_mqtt_5_gives_as_a_reason_is_passed_on(name: str, said:
 )
 def test_a_refused_subscription_says_what_the_broker_lacks(code: int, said: str) -> None:
     refused = ReasonCode(PacketTypes.SUBACK, identifier=code)
-    assert said in subscription_refused(URL, "fl/v1/#", refused)
+    assert said in str(subscription_refused(URL, "fl/v1/#", refused, mqtt5=code != 0x80))
+
+
+@pytest.mark.parametrize("code", [0x80, 0x83, 0x91, 0x97])
+def test_a_subscription_that_mqtt_5_refuses_for_now_is_waited_for(code: int) -> None:
+    refused = ReasonCode(PacketTypes.SUBACK, identifier=code)
+    assert isinstance(subscription_refused(URL, "fl/v1/#", refused), BrokerBusy)
+    assert isinstance(subscription_refused(URL, "fl/v1/#", refused, mqtt5=False), BrokerRefused)
