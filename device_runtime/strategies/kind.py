@@ -17,11 +17,11 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Workload
 
 from . import settings as ranges
+from .directions.projection import Projection, projection
 from .errors import KindError
 from .merging.aggregator_half import KindResult, RoundModel
 from .plugins import Plugin
 from .settings import MOST, Setting, SmallestCount
-from .statistics.class_sums import Projection, projection
 from .training.device_half import LocalData, Run, TrainedUpdate
 
 S = TypeVar("S")

@@ -14,6 +14,7 @@ from device_runtime.aggregator.errors import UpdateRefused
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.tasks.task import Task
+from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import INLINE_LIMIT, Contribution, Metrics
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.manifest import Manifest
@@ -36,6 +37,15 @@ MOST_METRICS = {
 """The largest metrics that one update can have."""
 LEAST_LOSS = -1e-3
 """The smallest loss that is accepted: no kind's loss is below 0, except by rounding."""
+
+
+@dataclass(frozen=True)
+class CheckedMessage(Received):
+    """A message that a worker has checked. `refusal` says why it is refused; it is empty if the content is
+    accepted, and None if it could not be checked.
+    """
+
+    refusal: str | None = None
 
 
 @dataclass(frozen=True)

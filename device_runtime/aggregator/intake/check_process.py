@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from device_runtime.aggregator.errors import DatabaseError, RunFolderError, UpdateRefused
@@ -26,18 +25,9 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 
 from . import check
-from .check import ExpectedContributions
+from .check import CheckedMessage, ExpectedContributions
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class CheckedMessage(Received):
-    """A message that a worker has checked. `refusal` says why it is refused; it is empty if the content is
-    accepted, and None if it could not be checked.
-    """
-
-    refusal: str | None = None
 
 
 class ContributionChecker:

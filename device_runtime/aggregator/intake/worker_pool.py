@@ -22,7 +22,7 @@ from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.child_python import python_command
 from device_runtime.service_process import Exit
 
-from .check_process import CheckedMessage
+from .check import CheckedMessage
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class CheckedContribution(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A contribution that a worker has checked; `refusal` as in `check_process.CheckedMessage`."""
+    """A contribution that a worker has checked; `refusal` as in `check.CheckedMessage`."""
 
     topic: str
     payload: bytes

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from device_runtime.aggregator.delivery.last_will import HeldWills
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import DatabaseError, RunFolderError, UpdateRefused
-from device_runtime.aggregator.intake.check_process import CheckedMessage
+from device_runtime.aggregator.intake.check import CheckedMessage
 from device_runtime.aggregator.intake.limits import RATE, KnownDevices, RateLimit, message_cost
 from device_runtime.aggregator.views.run_events import DeviceSeen, PlanReported
 from device_runtime.aggregator.views.text import printable

@@ -10,6 +10,8 @@ TUNABLE_SETS = (*LEVELS_OF, "bias", "adapter", "prompt", "prefix", "lora", "spar
 
 PRECISIONS = ("float32", "int8", "float16")
 """Precisions of the weights of forward graphs: forward, forward.int8 and forward.float16."""
+RUNNING_STATISTICS = (".running_mean", ".running_var")
+"""Name endings of tensors that are running statistics of a normalisation, not parameters."""
 SCALE = "scale"
 """Last part of the name of the head's tensor that multiplies the features."""
 

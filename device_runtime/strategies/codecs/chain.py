@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.names import RUNNING_STATISTICS
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.errors import TensorError
-from device_runtime.strategies.merging.server_optimizer import STATISTICS
 
 from . import codec
 from .codec import MAIN, CodecError, Deflate, Half, Int8, Numbers, Parts
@@ -162,7 +162,7 @@ class Chain:
     def _parameter(self, name: str, base: Tensors) -> NDArray[np.float32] | None:
         """The base's tensor of this name, if such a tensor may be shortened; None otherwise."""
         old = base.get(name)
-        if not (self.delta or self.numbers) or name.endswith(STATISTICS) or old is None:
+        if not (self.delta or self.numbers) or name.endswith(RUNNING_STATISTICS) or old is None:
             return None
         return old if old.dtype == np.float32 else None
 

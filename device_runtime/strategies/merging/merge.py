@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.broker.wire.messages import Step
+from device_runtime.models.bundles.names import RUNNING_STATISTICS
 from device_runtime.models.bundles.tensors import Tensors, all_finite
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
 from .aggregator_half import CarriedState, KindResult, RoundModel
-from .server_optimizer import STATISTICS, ServerOptimizer
+from .server_optimizer import ServerOptimizer
 from .tensor_mean import TensorMean
 
 NOTHING_CARRIED = CarriedState()
@@ -156,7 +157,7 @@ def rebased_tensors(update: Tensors, made_for: Tensors, now: Tensors, share: flo
         if old is None or base is None or value.dtype.kind != "f":
             continue
         if value.shape == old.shape == base.shape:
-            start = base if name.endswith(STATISTICS) else old
+            start = base if name.endswith(RUNNING_STATISTICS) else old
             with np.errstate(over="ignore", invalid="ignore"):
                 after[name] = (base + np.float32(share) * (value - start)).astype(np.float32, copy=False)
     return after

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.names import RUNNING_STATISTICS
 from device_runtime.models.bundles.tensors import Tensors, Vector
 from device_runtime.models.engines.blocks import BLOCK, blocks
 from device_runtime.strategies import settings as ranges
@@ -20,9 +21,6 @@ from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.settings import Setting
 
 from .merge_rule import MergeRule
-
-STATISTICS = (".running_mean", ".running_var")
-"""Name endings of tensors that are running statistics of a normalisation, not parameters."""
 
 Name = Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
 
@@ -123,7 +121,7 @@ class ServerOptimizer:
         if self.name == "fedavg" and self.rate == 1:
             return after, kept
         for name, value in mean.items():
-            if name in base and value.dtype.kind == "f" and not name.endswith(STATISTICS):
+            if name in base and value.dtype.kind == "f" and not name.endswith(RUNNING_STATISTICS):
                 after[name] = _copy(name, base[name], value.shape)
                 moments = {which: self._moment(which, name, value, memory) for which in self.moments}
                 self._move(after[name], np.asarray(value, np.float32), moments)

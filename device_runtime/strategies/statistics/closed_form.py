@@ -44,13 +44,14 @@ from numpy.typing import NDArray
 from device_runtime.broker.wire.messages import MOST_RARE
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.directions.projection import Projection
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
 from . import bounds, class_statistics
 from .bounds import StatisticsBounds
 from .class_statistics import Statistics
-from .class_sums import ClassSums, Projection
+from .class_sums import ClassSums
 from .feature_scale import scale_in
 from .statistics_file import StatisticsFile, StatisticsSource
 

@@ -18,7 +18,8 @@ from device_runtime import cli
 from device_runtime.aggregator.delivery.router import Router
 from device_runtime.aggregator.errors import ConfigError, DatabaseError, WorkerError
 from device_runtime.aggregator.intake import worker_main as worker
-from device_runtime.aggregator.intake.check_process import CheckedMessage, ContributionChecker, check_received
+from device_runtime.aggregator.intake.check import CheckedMessage
+from device_runtime.aggregator.intake.check_process import ContributionChecker, check_received
 from device_runtime.aggregator.intake.worker_pool import (
     CheckedContribution,
     MessageOfWorker,

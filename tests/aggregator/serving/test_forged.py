@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.delivery.router import Router
-from device_runtime.aggregator.intake.check_process import CheckedMessage, check_received
+from device_runtime.aggregator.intake.check import CheckedMessage
+from device_runtime.aggregator.intake.check_process import check_received
 from device_runtime.aggregator.serving.enrolled import Enrolled, enrolled_devices
 from device_runtime.broker.security.register import RegisteredDevice
 from device_runtime.broker.security.signing import DeviceSigner, Signer

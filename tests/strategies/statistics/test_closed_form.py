@@ -7,11 +7,11 @@ import pytest
 
 from device_runtime.models.bundles.tensors import decode, encode
 from device_runtime.strategies import registry
+from device_runtime.strategies.directions.projection import Projection
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.statistics import class_statistics, closed_form, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import Statistics
-from device_runtime.strategies.statistics.class_sums import Projection
 from device_runtime.strategies.statistics.closed_form import StatisticsPool
 from device_runtime.strategies.training.device_half import Late, LocalData, TrainedUpdate
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.strategies.statistics.class_sums import Projection
+from device_runtime.strategies.directions.projection import Projection
 
 
 def matrix(made: Projection):
