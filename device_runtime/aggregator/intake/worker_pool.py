@@ -204,7 +204,7 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class CheckedContribution(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A contribution that a worker has checked; `refusal` as in `check.CheckedMessage`."""
+    """A contribution that a worker has checked; `refusal` as in `CheckedMessage`."""
 
     topic: str
     payload: bytes

@@ -1,7 +1,7 @@
 """Class statistics of features, sent with an update: counts, means, second moments.
 
 The method is in docs/closed-form-head.md. Before local training, a device computes the features f that the
-base's head takes, or fewer random sums of them if there are many (`class_sums.Projection`). For each class it
+base's head takes, or fewer random sums of them if there are many (`projection.Projection`). For each class it
 sends the count n_c and the mean of f; time permitting, it also sends one mean of f f^T for all classes. The
 sums that these stand for add up over devices to those of all samples, however these are divided (FedNCM:
 Legate et al. 2023; with second moments Fed3R: Fani et al. 2024).

@@ -17,7 +17,7 @@ C' is the number of classes with N'_c > 0. A class that no device sent has W_c =
 model is the extractor E with the head W, b: E is averaged with the weights of the statistics, so that old
 means fit it to first order. Late statistics add the base that they were measured on to w_t theta_t. The next
 base keeps its own, trained head. If the head has more features than the statistics, these are of f R
-(`class_sums.Projection`), d is their number, and the served head is W R', b. n_c and s_c include all samples
+(`projection.Projection`), d is their number, and the served head is W R', b. n_c and s_c include all samples
 and rounds that a device's statistics stand for (`kind_statistics.samples_per_measured`, `device_half.Late`).
 
 m_c is the logit of c at mu_c, less the highest of the other classes there. Training shrinks Sigma on the
