@@ -130,6 +130,18 @@ class InputSpec(ManifestRecord, frozen=True):
             raise ValueError(f"columns are {', '.join(names)}, expected {count} different ones")
 
     @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """The dtype in which prepared samples are kept: float32, or the narrowest that holds all ids.
+
+        Engines take these ids too, and give the graphs int64 (`as_graphs_take`).
+        """
+        return np.dtype(self.dtype) if self.vocabulary is None else np.min_scalar_type(self.vocabulary - 1)
+
+    def as_graphs_take(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Prepared samples in the dtype of the graphs' input, contiguous; as they are if they have it."""
+        return np.ascontiguousarray(x, self.dtype)
+
+    @property
     def usual_range(self) -> tuple[float, float] | None:
         """The least and the largest raw value that samples normally have; None if not known.
 

@@ -14,12 +14,13 @@ from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 
 @dataclass(frozen=True)
 class LocalData:
-    """Samples to train or evaluate on: prepared inputs float32 (n, *input), and their targets.
+    """Samples to train or evaluate on: prepared inputs (n, *input), and their targets.
 
-    y: as the graphs take it: class numbers int64 (n,), or float32 (n, columns); see `TargetSpec`.
+    x: float32, or token ids in a dtype that holds them; engines take both as they are.
+    y: class numbers (n,), integers, or float32 (n, columns) as the graphs take it; see `TargetSpec`.
     """
 
-    x: NDArray[np.float32]
+    x: NDArray[Any]
     y: NDArray[Any]
 
     def __len__(self) -> int:
@@ -33,17 +34,22 @@ class LocalData:
 
 
 LEAST = 64
+CLASSES = np.int32
+"""The dtype in which class numbers are kept: half of what the graphs take, which engines make of them."""
 
 
 class Rows:
     """Prepared samples in one buffer, to which new ones are added without copying the others.
 
-    x: (n, *shape), float32 or int64; y: (n, *targets). Free rows take address space, but no memory.
+    x: (n, *shape), of the dtype given; y: (n, *targets), class numbers as int32. Free rows take address
+    space, but no memory.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, target: TargetSpec = CROSS_ENTROPY) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: str | np.dtype[Any], target: TargetSpec = CROSS_ENTROPY
+    ) -> None:
         self._x: NDArray[Any] = np.empty((0, *shape), dtype)
-        self._y: NDArray[Any] = np.empty((0, *target.shape), target.dtype)
+        self._y: NDArray[Any] = np.empty((0, *target.shape), target.dtype if target.has_columns else CLASSES)
         self._count = 0
 
     def __len__(self) -> int:

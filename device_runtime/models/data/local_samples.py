@@ -105,7 +105,7 @@ class LocalSamples:
         self._targets = SampleTargets(self._labels, target, source.unlabelled)
         self._wanted = WantedSamples(manifest.input, source, self._keep.room_bytes, texts)
         given = manifest.input
-        self._rows = tuple(Rows(given.shape, given.dtype, target) for _ in range(2))
+        self._rows = tuple(Rows(given.shape, given.stored_dtype, target) for _ in range(2))
         self._known: dict[str, _Known] = {}  # in the order of their rows
         self._strays = SkippedTally()
         self._sides = self._split_sides()

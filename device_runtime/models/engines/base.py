@@ -15,7 +15,7 @@ from device_runtime.models.bundles.manifest import Graph, Manifest
 from device_runtime.models.bundles.tensors import Flat, Tensors, check
 from device_runtime.models.errors import EngineError, TensorError
 
-Inputs = NDArray[Any]  # (n, *manifest.input.shape), prepared: float32, or int64 token ids
+Inputs = NDArray[Any]  # (n, *manifest.input.shape), prepared: float32, or token ids, see `stored_dtype`
 Labels = NDArray[Any]  # class numbers int (n,), or float32 (n, columns) as target.prepare gives them
 Matrix = NDArray[np.float32]
 NO_EXTRAS: Tensors = MappingProxyType({})
@@ -143,11 +143,14 @@ def copied_weights(manifest: Manifest, weights: Tensors) -> Tensors:
 
 
 def checked_inputs(manifest: Manifest, x: Inputs) -> Inputs:
-    """`x` as contiguous array (n, *shape). Raises EngineError for a wrong dtype, shape or token id."""
+    """`x` as contiguous array (n, *shape); ids as they are stored, for `input.as_graphs_take`.
+
+    Raises EngineError for a wrong dtype, shape or token id.
+    """
     if x.shape[1:] != manifest.input.shape or x.ndim == 0:
         wanted = ", ".join(str(n) for n in manifest.input.shape)
         raise EngineError(f"x is {x.shape}, {manifest.name} takes (n, {wanted})")
-    if x.dtype != manifest.input.dtype:
+    if x.dtype not in (manifest.input.dtype, manifest.input.stored_dtype):
         takes = f"{manifest.name} takes {manifest.input.dtype}, as input.prepare gives it"
         raise EngineError(f"x is {x.dtype}, {takes}")
     try:

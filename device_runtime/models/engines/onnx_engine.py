@@ -156,7 +156,7 @@ class OnnxModel:
         loaded = self.session(name)
         results: list[Matrix] = []
         for part in batches(len(x), self.rows(loaded.graph)):
-            values = loaded.run(list(outputs), {"x": x[part]})
+            values = loaded.run(list(outputs), {"x": self.manifest.input.as_graphs_take(x[part])})
             for (output, shape), value in zip(outputs.items(), values, strict=True):
                 if value.shape[1:] != shape:
                     raise EngineError(
@@ -267,13 +267,14 @@ class OnnxGradients:
 
     def _losses(self, x: Inputs, y: Labels, extras: Tensors) -> Iterator[tuple[float, float]]:
         """Runs batch by batch; yields each batch's share of the samples, and its mean loss."""
-        x = checked_inputs(self._model.manifest, x)
+        x, given = checked_inputs(self._model.manifest, x), self._model.manifest.input
         labels = checked_labels(self._model.manifest, x, y)
         rows = {extra.name for extra in self._graph.extras if extra.per_sample}
         for part in batches(len(x), self._rows):
             samples = part.stop - part.start
             run = self._run(samples)
-            for name, value in {"x": x[part], "y": labels[part], **extras}.items():
+            batch = {"x": given.as_graphs_take(x[part]), "y": labels[part], **extras}
+            for name, value in batch.items():
                 run.bind_input(name, value[part] if name in rows else value)
             run.run(samples)
             np.copyto(self.statistics.vector, self._next.vector)

@@ -42,7 +42,8 @@ class OnnxProbe:
         labels = checked_labels(self._manifest, x, y)
         losses = np.empty(len(y), np.float32)
         for part in batches(len(x), self._rows):
-            self._bound.bind_input("x", x[part])
+            batch = self._manifest.input.as_graphs_take(x[part])  # which the session reads in place
+            self._bound.bind_input("x", batch)
             self._bound.bind_input("y", labels[part])
             self._bound.bind_output("losses", losses[part])
             self._bound.run(part.stop - part.start)

@@ -156,7 +156,8 @@ class TorchModel:
         results: list[Matrix] = []
         for part in batches(max(len(x), 1), self.batch):
             with self.place.running(name, graph, len(x[part])), torch.no_grad():
-                values = give(run(subject, self.place.tensor(x[part]), tensors))
+                batch = self.place.tensor(self.manifest.input.as_graphs_take(x[part]))
+                values = give(run(subject, batch, tensors))
                 results = results or [np.empty((len(x), *value.shape[1:]), np.float32) for value in values]
                 for result, value in zip(results, values, strict=True):
                     result[part] = value.cpu().numpy()
@@ -193,7 +194,8 @@ class _TrainableGraph:
         for part in batches(len(x), self._batch):
             cut = {name: value[part] if name in rows else value for name, value in extras.items()}
             given = {name: tensor(value) for name, value in cut.items()}
-            images = channels_innermost(tensor(x[part])) if self._tuned else tensor(x[part])
+            batch = tensor(self._manifest.input.as_graphs_take(x[part]))
+            images = channels_innermost(batch) if self._tuned else batch
             yield part, Given(images, tensor(labels[part]), given, self._tensors)
 
     def _running(self, part: slice) -> AbstractContextManager[None]:

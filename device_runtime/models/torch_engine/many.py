@@ -94,6 +94,7 @@ class _Training:
         self._module = model.opened("forward").module
         self._sample_losses = model.untuned.loss
         self._specs = model.manifest.specs(tunable)
+        self._input, self._target = model.manifest.input, model.manifest.target
         every = model.tensors()
         names = [spec.name for spec in self._specs]
         self._frozen = {name: tensor for name, tensor in every.items() if name not in names}
@@ -142,8 +143,8 @@ class _Training:
     def _batch(self, step: int, k: int) -> tuple[NDArray[Any], ...]:
         """x (k, rows, *input), y (k, rows, ..), each row's weight in the mean, 1 where its loss counts."""
         copies = self._copies[:k]
-        x = np.zeros((k, self._rows, *copies[0].x.shape[1:]), copies[0].x.dtype)
-        y = np.zeros((k, self._rows, *copies[0].y.shape[1:]), copies[0].y.dtype)
+        x = np.zeros((k, self._rows, *copies[0].x.shape[1:]), self._input.dtype)
+        y = np.zeros((k, self._rows, *copies[0].y.shape[1:]), self._target.dtype)
         shares, counts = np.zeros((k, self._rows), np.float32), np.zeros((k, self._rows), np.float32)
         for i, copy in enumerate(copies):
             batch = copy.batches[step]

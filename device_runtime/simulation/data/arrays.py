@@ -51,7 +51,8 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     train = reader.part(arrays, found)
     notes = (*([] if (found.x, found.y) in USUAL else [found.said]), *train.notes)
     if test is None:
-        data = split(Samples(train.x, train.y, train.labels, train.groups), spec.test_share, seed)
+        samples = Samples(train.x, train.y, train.labels, train.groups)
+        data = split(samples, spec.test_share, seed, in_place=True)
         return replace(data, notes=notes)
     other = reader.part(arrays, replace(test, clients="", names=found.names))
     if train.y.ndim != other.y.ndim:

@@ -96,8 +96,8 @@ class Samples:
 def split(samples: Samples, share: float, seed: int, in_place: bool = False) -> DataSet:
     """Splits off a random `share` of the samples, at least one, for evaluation.
 
-    in_place: all samples stay in the memory of `samples.x` and `samples.y`, whose order is lost. Raises
-    DataSetError for fewer than 2 samples.
+    in_place: all samples stay in the memory of `samples.x` and `samples.y`, whose order is lost, unless they
+    are read-only. Raises DataSetError for fewer than 2 samples.
     """
     count = len(samples.y)
     if count < 2:
@@ -107,7 +107,8 @@ def split(samples: Samples, share: float, seed: int, in_place: bool = False) -> 
     test[_shuffled(count, np.random.default_rng([seed, SPLIT]))[:tests]] = True
     groups = None if samples.groups is None else samples.groups[~test].astype(np.int64, copy=False)
     (train_x, test_x), (train_y, test_y) = (
-        _parted(of, test) if in_place else (of[~test], of[test]) for of in (samples.x, samples.y)
+        _parted(of, test) if in_place and of.flags.writeable else (of[~test], of[test])
+        for of in (samples.x, samples.y)
     )
     return DataSet(train_x, train_y, test_x, test_y, samples.labels, groups)
 
@@ -133,6 +134,20 @@ def _parted(x: NDArray[Any], last: NDArray[np.bool_]) -> tuple[NDArray[Any], NDA
     return x[:end], x[end:]
 
 
+def _rows(x: NDArray[Any], chosen: NDArray[np.integer]) -> NDArray[Any]:
+    """These rows of x (n, ..), ascending: a copy or, of more than half of x, moved to its beginning."""
+    if not x.flags.writeable or 2 * len(chosen) <= len(x):
+        few: NDArray[Any] = x[chosen]
+        return few
+    for first in range(0, len(chosen), BLOCK):
+        rows = chosen[first : first + BLOCK]
+        x[first : first + len(rows)] = x[rows]
+    return x[: len(chosen)]
+
+
+# What follows takes over the arrays of its data set: inputs that it keeps may be moved within their memory.
+
+
 def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
     """Keeps only the samples of `spec.classes`, relabelled 0, 1, .. in that order.
 
@@ -149,9 +164,9 @@ def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
     train, test = (np.flatnonzero(place[y] >= 0) for y in (data.train_y, data.test_y))
     kept = replace(
         data,
-        train_x=data.train_x[train],
+        train_x=_rows(data.train_x, train),
         train_y=place[data.train_y[train]],
-        test_x=data.test_x[test],
+        test_x=_rows(data.test_x, test),
         test_y=place[data.test_y[test]],
         labels=tuple(data.labels[index] for index in spec.classes),
         groups=None if data.groups is None else data.groups[train],
@@ -201,10 +216,10 @@ def limited(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
     if spec.max_train is not None and spec.max_train < len(data.train_y):
         kept = np.sort(rng.choice(len(data.train_y), spec.max_train, replace=False))
         groups = None if data.groups is None else data.groups[kept]
-        data = replace(data, train_x=data.train_x[kept], train_y=data.train_y[kept], groups=groups)
+        data = replace(data, train_x=_rows(data.train_x, kept), train_y=data.train_y[kept], groups=groups)
     if spec.max_test is not None and spec.max_test < len(data.test_y):
         kept = np.sort(rng.choice(len(data.test_y), spec.max_test, replace=False))
-        data = replace(data, test_x=data.test_x[kept], test_y=data.test_y[kept])
+        data = replace(data, test_x=_rows(data.test_x, kept), test_y=data.test_y[kept])
     return data
 
 
@@ -220,7 +235,10 @@ def validated(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
     held, left = np.sort(order[:count]), np.sort(order[count:])
     x, y = data.train_x, data.train_y
     groups = None if data.groups is None else data.groups[left]
-    return replace(data, train_x=x[left], train_y=y[left], test_x=x[held], test_y=y[held], groups=groups)
+    test_x = x[held]  # before the others are moved
+    return replace(
+        data, train_x=_rows(x, left), train_y=y[left], test_x=test_x, test_y=y[held], groups=groups
+    )
 
 
 def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
@@ -247,7 +265,7 @@ def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
     left = np.delete(np.arange(len(y)), taken)
     groups = None if data.groups is None else data.groups[left]
     generic = Samples(data.train_x[taken], y[taken], data.labels)
-    return replace(data, train_x=data.train_x[left], train_y=y[left], groups=groups, generic=generic)
+    return replace(data, train_x=_rows(data.train_x, left), train_y=y[left], groups=groups, generic=generic)
 
 
 BLOCK = 1024

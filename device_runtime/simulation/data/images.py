@@ -57,7 +57,8 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     if not train.is_dir():
         listed = task.listed(root)
         [every], labels = task.read([listed])
-        return split(Samples(every.x, every.y, labels, every.clients), spec.test_share, seed)
+        samples = Samples(every.x, every.y, labels, every.clients)
+        return split(samples, spec.test_share, seed, in_place=True)
     test = next((root / name for name in TESTS if (root / name).is_dir()), None)
     if test is None:
         raise DataSetError(f"{root} has a folder train, but none of {', '.join(TESTS)}")

@@ -144,7 +144,7 @@ def test_about_the_share_is_held_out_and_another_seed_holds_out_others():
 
 
 def test_more_samples_than_there_is_memory_for_are_left_out_and_said(folder, bundle):
-    room = 4 * (64 * 4 + 8)
+    room = 4 * (64 * 4 + 4)
     samples = samples_of(folder, bundle, room_bytes=room)
     assert (len(samples.training), samples.memory_bytes) == (4, room)
     assert samples.skipped[0].reason == "no memory for more samples"
@@ -242,7 +242,7 @@ def test_a_database_that_was_locked_is_read_when_it_is_not(tmp_path, bundle, mon
 
 
 def test_what_had_no_room_is_read_when_there_is_room(folder, bundle):
-    samples = samples_of(folder, bundle, room_bytes=4 * (64 * 4 + 8))
+    samples = samples_of(folder, bundle, room_bytes=4 * (64 * 4 + 4))
     (folder.path / "0" / "0.png").unlink()
     assert samples.refresh()
     assert (len(samples.training), samples.skipped[0].count) == (4, 1)
@@ -251,7 +251,7 @@ def test_what_had_no_room_is_read_when_there_is_room(folder, bundle):
 def test_many_files_to_come_ask_for_no_more_memory_than_samples_may_take(folder, bundle):
     for number in range(6, 300):
         folder.add(f"blank/{number}.png")
-    samples = samples_of(folder, bundle, room_bytes=10 * (64 * 4 + 8))
+    samples = samples_of(folder, bundle, room_bytes=10 * (64 * 4 + 4))
     assert (len(samples.training), samples.training.x.base.shape[0]) == (6, 64)
 
 

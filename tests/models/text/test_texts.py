@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 from device_runtime.cli.options import add_data
+from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.data import SampleSource, load, open_samples, raw
 from device_runtime.models.data.cells import text_column
-from device_runtime.models.data.local_samples import LocalSamples
+from device_runtime.models.data.local_data import is_held_out
+from device_runtime.models.data.local_samples import LocalSamples, Selection
 from device_runtime.models.data.report import lines, report
 from device_runtime.models.data.units import Refused
+from device_runtime.models.engines.available import EngineSettings, open_model
 from device_runtime.models.errors import DataError
 
 GOOD, BAD = "a great film , it was warm .", "a terrible plot , it was dull ."
@@ -41,7 +44,7 @@ def test_a_file_in_a_class_folder_is_one_text(tmp_path, loaded, ids):
         (tmp_path / label / name).write_text(text, "utf-8")
     found = loaded(tmp_path)
     assert (found.x.tolist(), found.y.tolist()) == (ids(GOOD, BAD), [1, 0])
-    assert found.x.dtype == np.int64
+    assert (found.x.dtype, found.y.dtype) == (np.uint16, np.int32)  # as they are stored
 
 
 @pytest.mark.parametrize(
@@ -139,3 +142,32 @@ def test_the_columns_can_be_said_on_the_command_line():
     parser = argparse.ArgumentParser()
     add_data(parser)
     assert parser.parse_args(["--text-column", "said"]).text_column == "said"
+
+
+def test_ids_are_kept_narrow_and_held_out_and_judged_as_their_long_form(tmp_path, text_bundle):
+    texts = [f"film {number} , it was {'warm' if number % 2 else 'dull'} ." for number in range(200)]
+    (tmp_path / "a.tsv").write_text("".join(f"{text}\t{number % 2}\n" for number, text in enumerate(texts)))
+    samples = open_samples(tmp_path, text_bundle.manifest, Selection(0.3, 5), text_bundle.texts)
+    ids = text_bundle.texts.ids(texts)
+    held = is_held_out(ids, 0.3, 5)
+    assert ids.dtype == np.int64 and 40 < held.sum() < 80
+    assert samples.held.x.tolist() == ids[held].tolist()
+    assert samples.training.x.tolist() == ids[~held].tolist()
+    assert samples.memory_bytes == 200 * (24 * 2 + 4)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+def test_graphs_get_the_same_of_narrow_ids_as_of_long_ones(text_bundle, engine):
+    ids, y = text_bundle.texts.ids([GOOD, BAD, GOOD, f"{BAD} {GOOD}"]), np.array([1, 0, 1, 0])
+    results = []
+    for x, targets in ((ids, y), (ids.astype(np.uint16), y.astype(np.int32))):
+        model = open_model(text_bundle, EngineSettings(engine=engine))
+        trainer, probe = model.trainer(), model.probe()
+        losses = trainer.loss_and_grads(x, targets), probe.loss(x, targets)
+        results.append((losses, trainer.grads.vector.tobytes(), model.logits(x).tobytes()))
+    assert results[0] == results[1]
+
+
+def test_a_large_vocabulary_takes_wider_ids():
+    for vocabulary, dtype in ((256, np.uint8), (1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)):
+        assert InputSpec((4,), dtype="int64", vocabulary=vocabulary).stored_dtype == dtype

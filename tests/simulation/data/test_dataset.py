@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation.data import DataSet, DataSpec, load
-from device_runtime.simulation.data.dataset import held_out, of_classes, validated
+from device_runtime.simulation.data.dataset import Samples, held_out, limited, of_classes, split, validated
 from device_runtime.simulation.errors import DataSetError
 
 Y = np.repeat(np.arange(5), 20)
-WHOLE = DataSet(np.arange(100)[:, None], Y, np.zeros((2, 1)), np.zeros(2, np.int64), tuple("abcde"), Y % 3)
+X = np.arange(100)[:, None]
+X.flags.writeable = False  # else rows of it may be moved
+WHOLE = DataSet(X, Y, np.zeros((2, 1)), np.zeros(2, np.int64), tuple("abcde"), Y % 3)
 
 
 def spec(**settings) -> DataSpec:
@@ -97,3 +99,44 @@ def test_more_than_there_is_cannot_be_held_out(settings, says):
 def test_classes_of_no_samples_are_a_mistake():
     with pytest.raises(ValueError, match="generic_classes is for generic_samples"):
         spec(generic_classes=3)
+
+
+CUTS = {
+    "validation_share": (validated, {"validation_share": 0.2}),
+    "max_train": (limited, {"max_train": 70}),
+    "generic_samples": (held_out, {"generic_samples": 30, "generic_classes": 3}),
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_what_stays_of_own_arrays_stays_in_their_memory_and_is_the_same(name):
+    cut, settings = CUTS[name]
+    own = X.copy()
+    expected, data = (cut(replace(WHOLE, train_x=x), spec(**settings), 4) for x in (X, own))
+    assert np.shares_memory(data.train_x, own)
+    for one, other in ((data.train_x, expected.train_x), (data.test_x, expected.test_x)):
+        assert one.tolist() == other.tolist()
+    if expected.generic is not None:
+        assert data.generic.x.tolist() == expected.generic.x.tolist()
+
+
+def test_classes_stay_in_the_memory_of_own_arrays_unless_they_are_few():
+    for classes, shared in (((0, 1, 3, 4), True), ((2,), False)):
+        own = X.copy()
+        whole = replace(WHOLE, train_x=own, test_y=np.array([classes[0]] * 2))
+        data = of_classes(whole, spec(classes=classes), "there")
+        assert data.train_x[:, 0].tolist() == [k for k in range(100) if Y[k] in classes]
+        assert np.shares_memory(data.train_x, own) == shared
+
+
+def test_a_split_in_place_is_that_of_copies_and_leaves_read_only_arrays_as_they_are():
+    own = X.copy()
+    copied, moved, mapped = (
+        split(Samples(x, Y.copy(), tuple("abcde")), 0.2, 7, in_place)
+        for x, in_place in ((X.copy(), False), (own, True), (X, True))
+    )
+    assert np.shares_memory(moved.train_x, own) and np.shares_memory(moved.test_x, own)
+    assert not np.shares_memory(mapped.train_x, X)
+    for data in (moved, mapped):
+        assert data.train_x.tolist() == copied.train_x.tolist()
+        assert data.test_x.tolist() == copied.test_x.tolist()
