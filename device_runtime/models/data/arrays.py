@@ -60,7 +60,7 @@ LARGEST_BYTES = 4 << 30
 """Most bytes of the unpacked arrays of a file that are read."""
 OF_X = ("x", "data", "features", "inputs", "images", "samples")
 OF_Y = ("y", "label", "labels", "target", "targets", "class", "classes")
-OF_NAMES = ("class_names", "labels", "label_names", "target_names")
+OF_NAMES = ("class_names", "labels", "label_names", "target_names", "classes", "categories")
 OF_CLIENTS = ("groups", "client", "clients")
 TRAINING, TESTING = "_train", "_test"
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .labels import NewLabels
 from .sample_targets import SampleTargets
-from .table import ENDINGS, TABLE
+from .table import TABLE
 from .units import EMPTY, Refused, Skip, SkippedSamples, SkippedTally, Unit, WantedSamples, file_stamp
 
 LEAST = 64
@@ -43,9 +43,7 @@ class CollectedSamples:
 
 
 def collect(path: Path, wanted: WantedSamples, targets: SampleTargets) -> CollectedSamples:
-    """Reads a file of many samples with their labels. Raises Refused, also if no sample is left."""
-    if (ending := path.suffix.lower()) not in ENDINGS:
-        raise Refused(f"unsupported kind of file ({ending or 'no ending'})", f"expected {', '.join(ENDINGS)}")
+    """Reads a table of samples with their labels. Raises Refused, also if no sample is left."""
     try:
         unit = Unit(path.name, path, file_stamp(path), TABLE)
     except OSError as error:

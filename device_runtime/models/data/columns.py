@@ -33,6 +33,8 @@ FEW_ROWS = 4
 """Rows of words alone from which on a header is told by what recurs below it."""
 ROW_NUMBERS = ("", "unnamed: 0", "index", "idx", "id", "row", "no", "nr", "#")
 """Names of a column that numbers the rows, if its cells are different whole numbers."""
+PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+"""The name of a column in which pandas writes its index, wherever it is."""
 
 
 @dataclass(frozen=True)
@@ -223,13 +225,16 @@ def _client(names: Sequence[str] | None, width: int, source: SampleSource) -> in
 
 
 def _row_numbers(head: _Head, source: SampleSource) -> int | None:
-    """The first column, if it only numbers the rows."""
-    if head.names is None or len(head.names) < 3 or folded(head.names[0]) not in ROW_NUMBERS:
-        return None
-    cells = [row[0].strip() for row in head.samples if row]
+    """The first column, if it only numbers the rows, or an index of pandas."""
     asked = {folded(name) for name in (source.label_column, source.text_column, *source.target_columns)} - {
         ""
     }
+    indices = (i for i, name in enumerate(head.names or ()) if PANDAS_INDEX.fullmatch(name))
+    if (index := next(indices, None)) is not None and not {head.names[index], str(index)} & asked:  # type: ignore[index]
+        return index
+    if head.names is None or len(head.names) < 3 or folded(head.names[0]) not in ROW_NUMBERS:
+        return None
+    cells = [row[0].strip() for row in head.samples if row]
     if folded(head.names[0]) in asked or "0" in asked or not all(map(str.isdecimal, cells)):
         return None
     return 0 if len(set(cells)) == len(cells) and cells else None

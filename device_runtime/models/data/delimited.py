@@ -25,6 +25,8 @@ LONGEST_LINE = 1 << 24
 """Most characters of a line, so that a file without line ends is not read into memory as one."""
 BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -61,6 +62,7 @@ class LabelMap:
         self._others = self._exact.pop(OTHERS, -1)
         self._folded = _folded(self._exact)
         self._numbered = not any(label.strip().isdecimal() for label in self._labels)
+        self._misnumbered: MisnumberedClasses | None = None
 
     @classmethod
     def of(cls, source: SampleSource, labels: Sequence[str]) -> LabelMap:
@@ -73,6 +75,25 @@ class LabelMap:
         except OSError as error:
             raise DataError(f"{source.path} cannot be read: {error.strerror}") from None
         return cls(labels, {} if file is None else _read(file))
+
+    def among(self, names: Iterable[str]) -> LabelMap:
+        """The map for files that have these labels: no class number counts if one is beyond the task's."""
+        others = copy.copy(self)
+        others._misnumbered = None
+        for name in names:
+            try:
+                self.number(name)
+            except MisnumberedClasses as error:
+                others._misnumbered = error
+                break
+            except Refused:
+                continue
+        return others
+
+    @property
+    def are_misnumbered(self) -> bool:
+        """Whether class numbers count no more, see `among`."""
+        return self._misnumbered is not None
 
     def __len__(self) -> int:
         """The number of the task's labels."""
@@ -100,6 +121,8 @@ class LabelMap:
             place = int(number[:9]) if number.isdecimal() else -1
             if place >= len(self._labels) and self._others == -1:
                 raise MisnumberedClasses(number, self._labels)
+            if place >= 0 and self._misnumbered is not None:
+                raise self._misnumbered
             found = place if place < len(self._labels) else -1
         if found == -1:
             found = self._others

@@ -11,7 +11,7 @@ from . import database, labels, table
 from .arrays import NPZ
 from .database import DATABASE
 from .sample_source import DATABASES, SampleSource
-from .single import DECODERS, SINGLE, UNREAD
+from .single import DECODERS, SINGLE, not_read
 from .table import TABLE
 from .units import Refused, SampleFormat, Skip, SkippedTally, Unit, file_stamp, refusing
 
@@ -52,14 +52,15 @@ def listing(source: SampleSource) -> Listing:
 
 
 def _folder(source: SampleSource, found: Listing) -> None:
-    """Lists files before folders, since a table may list files in the folders. Skips pipes and the like."""
+    """Lists tables first, and files before folders, as a table may list others. Skips pipes and the like."""
     try:
         entries = sorted(path for path in source.path.iterdir() if not is_hidden(path.name))
     except OSError as error:
         found.add(Skip("cannot be read", f"{source}: {error.strerror}"))
         return
-    for path in entries:
-        if os.path.isfile(path) and path.name != labels.FILE:  # noqa: PTH113 (Path's raises for odd links)
+    files = [path for path in entries if os.path.isfile(path)]  # noqa: PTH113 (Path's raises for odd links)
+    for path in sorted(files, key=lambda path: path.suffix.lower() not in table.ENDINGS):
+        if path.name != labels.FILE and _name(path, source) not in found.units:
             _file(path, source, found)
     for path in entries:
         if os.path.isdir(path):  # noqa: PTH112
@@ -154,10 +155,7 @@ def _is_new(folder: Path, listed: set[str]) -> bool:
 
 
 def _unread(path: Path, source: SampleSource) -> Skip:
-    if (ending := path.suffix.lower()) in UNREAD:
-        return Skip(UNREAD[ending], _name(path, source))
-    ending = printable(ending[:12]) or "no ending"
-    return Skip(f"unsupported kind of file ({ending})", _name(path, source))
+    return Skip(not_read(printable(path.suffix.lower()[:12])), _name(path, source))
 
 
 def _unit(

@@ -100,6 +100,7 @@ class LocalSamples:
     ) -> None:
         """Reads nothing yet; `texts` are the bundle's. Raises DataError for a label map that does not fit."""
         self._labels, target = LabelMap.of(source, manifest.labels), manifest.target
+        self._of_files = self._labels  # of files that have one label as a whole
         self.source = source = for_task(source, self._labels, target, texts is not None)
         self.manifest, self._keep = manifest, keep or Selection()
         self._targets = SampleTargets(self._labels, target, source.unlabelled)
@@ -186,7 +187,13 @@ class LocalSamples:
         """
         found = listing(self.source)
         self._strays = found.strays
+        before_files = self._of_files.are_misnumbered
+        self._of_files = self._labels.among(
+            {unit.label for unit in found.units.values() if unit.label is not None}
+        )
         gone = {name for name, known in self._known.items() if not known.is_still(found.units.get(name))}
+        if self._of_files.are_misnumbered != before_files:
+            gone |= {name for name, known in self._known.items() if known.label is not None}
         if gone:  # units that had no room may fit now
             self._forget(gone | {name for name, known in self._known.items() if known.full})
         new = [unit for name, unit in found.units.items() if name not in self._known]
@@ -212,7 +219,7 @@ class LocalSamples:
         known = _Known(unit.stamp, unit.label)
         try:
             if unit.label is not None and not self.manifest.target.has_columns:
-                self._labels.number(unit.label)  # refuses an unknown label before anything is read
+                self._of_files.number(unit.label)  # refuses an unknown label before anything is read
             for part in unit.read(self._wanted):
                 if isinstance(part, Skip):
                     known.skipped.add(part)

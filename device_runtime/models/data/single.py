@@ -59,13 +59,29 @@ BEGINNING = re.compile(
 )
 
 CONVERT = "save it as JPEG or PNG"
+NO_TABLE = "tables of this kind are not read"
 UNREAD: Mapping[str, str] = {
     **dict.fromkeys((".heic", ".heif", ".avif", ".hif"), f"HEIC and AVIF pictures are not read: {CONVERT}"),
     **dict.fromkeys((".dng", ".cr2", ".cr3", ".nef", ".arw"), f"raw photos are not read: {CONVERT}"),
     **dict.fromkeys((".jp2", ".jxl", ".svg", ".psd"), f"pictures of this kind are not read: {CONVERT}"),
     **dict.fromkeys((".mp3", ".m4a", ".aac", ".ogg", ".opus", ".flac"), "sound is read from WAV: convert it"),
+    **dict.fromkeys(
+        (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"), "a packed file: unpack it"
+    ),
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".ods"), "a spreadsheet: save it as .csv"),
+    **dict.fromkeys((".json", ".jsonl", ".arff", ".feather", ".arrow"), f"{NO_TABLE}: save it as .csv"),
+    **dict.fromkeys((".data", ".dat"), f"{NO_TABLE}: call it .csv if it is a table of text"),
+    ".pq": f"{NO_TABLE}: call it .parquet",
+    **dict.fromkeys(
+        (".mat", ".h5", ".hdf5", ".pkl", ".pt", ".pth", ".tfrecord"), "arrays are read from .npz"
+    ),
 }
 """Files that are not read although they hold samples, and what to do."""
+
+
+def not_read(ending: str) -> str:
+    """Why files with this ending are not read, and what to do where that is known."""
+    return UNREAD.get(ending) or f"unsupported kind of file ({ending or 'no ending'})"
 
 
 def decode_file(data: bytes, name: str) -> Item:
@@ -74,10 +90,8 @@ def decode_file(data: bytes, name: str) -> Item:
     Raises Refused.
     """
     ending = ending_of(name)
-    if ending in UNREAD:
-        raise Refused(UNREAD[ending])
-    if ending not in DECODERS:
-        raise Refused(f"unsupported kind of file ({ending or 'no ending'})")
+    if ending in UNREAD or ending not in DECODERS:
+        raise Refused(not_read(ending))
     if not data:
         raise Refused("an empty file")
     if ending in PICTURES and (content := content_of(data)) in PICTURES | UNREAD.keys():

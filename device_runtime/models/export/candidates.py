@@ -30,6 +30,7 @@ from device_runtime.models.errors import ExportError, one_line
 
 from .functional_module import FunctionalModule, batch_norms, statistics, with_batch_statistics
 from .graph import convert, subgraph, to_onnx
+from .network_factory import raised_at
 from .parity import GraphCandidate
 from .trace import trace_features, trace_forward, trace_losses, trace_training, trainable_sets
 
@@ -39,6 +40,8 @@ _ADVICE = {
     "data-dependent": "the module's Python code branches on values of its input; use torch.where instead",
     "does not require grad and does not have a grad_fn": "no weight influences the loss: remove .detach(), "
     ".data and torch.no_grad()",
+    "SymIntArrayRef expected": "an operator of torch cannot be traced without a fixed number of samples: "
+    "write it in simpler ones",
     ".numpy() is not supported": "numpy is called on a tensor, and gives no gradient: use torch",
     "Expected more than 1 value per channel": "a batch norm without running statistics cannot take one "
     "sample alone; give it track_running_stats=True, or use GroupNorm",
@@ -151,7 +154,7 @@ def export_errors(graph: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ExportError(f"graph {graph} cannot be exported: {advice(error)}") from error
+        raise ExportError(f"graph {graph} cannot be exported: {advice(error)}{raised_at(error)}") from error
 
 
 def advice(error: BaseException, otherwise: str = "") -> str:

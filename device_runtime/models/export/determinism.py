@@ -120,7 +120,9 @@ def check_function(
         _check_draws(called, samples, draws)
         _check_first_call(_Subject(subject, batch_norms), samples, others, first)
         if not batch_norms:
+            _check_own_tensors(subject, samples, others)
             _check_batches(called, samples, first)
+            _say_changing(called.subject.module, attributes)
 
 
 def _checked_run(called: _Subject, samples: ProbeSamples) -> _Results:
@@ -204,6 +206,46 @@ def _check_first_call(fresh: _Subject, samples: ProbeSamples, others: ProbeSampl
             f"{state} from its first call, and equal inputs give {name} that are {off:.2g} of the largest "
             "value apart"
         )
+
+
+def _check_own_tensors(subject: FunctionalModule, samples: ProbeSamples, others: ProbeSamples) -> None:
+    """Raises ExportError if the module goes on with tensors that a call put in place of its buffers.
+
+    A pass with tensors that are given, as all others here, forgets these.
+    """
+    module = copy.deepcopy(subject.module).eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with torch.no_grad(), seeded(1):
+        first, _, again = (module(given.x.clone()) for given in (samples, others, samples))
+    if all(isinstance(result, Tensor) for result in (first, again)):
+        name, off = _worst({"logits": first}, {"logits": again})
+        now = module.state_dict()
+        if off > ROUNDING and (changed := [n for n, tensor in before.items() if not _same(now[n], tensor)]):
+            raise ExportError(
+                f"the network puts something else in place of its tensor {changed[0]} in each call, in eval "
+                f"mode too, which no graph can do, and equal inputs give {name} that are {off:.2g} of the "
+                f"largest value apart: {_way_out_of_change(module, changed[0])}"
+            )
+
+
+def _say_changing(module: nn.Module, attributes: Mapping[str, str]) -> None:
+    """Warns of attributes that calls change without an effect so far, such as counters."""
+    changed = [
+        name
+        for name in _changed(attributes, _attributes(module))
+        if isinstance(_attribute(module, name), bool | int | float | str | list | dict | deque)
+    ]
+    if changed:
+        logger.warning(
+            "calls change its attribute %s, without an effect in the first few: a bundle has the network of "
+            "these calls",
+            ", ".join(changed[:3]),
+        )
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    layer, _, own = name.rpartition(".")
+    return getattr(module.get_submodule(layer), own, None)
 
 
 def _check_batches(called: _Subject, samples: ProbeSamples, first: _Results) -> None:

@@ -2,6 +2,7 @@
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import copy
+import logging
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,8 @@ from torch.nn.utils import parametrize
 from device_runtime.models.errors import ExportError, one_line
 
 from .functional_module import ForwardPass, FunctionalModule, run, stored_tensors, without_computed
+
+logger = logging.getLogger(__name__)
 
 KINDS: Mapping[str, Any] = {
     "log_softmax": lambda logits: torch.log_softmax(logits, 1),
@@ -30,8 +33,13 @@ KINDS: Mapping[str, Any] = {
 
 
 def exportable_copy(module: nn.Module, example: Tensor) -> nn.Module:
-    """A copy in eval mode, its lazy layers made by a pass of the example. Raises ExportError."""
+    """A copy in eval mode, its lazy layers made by a pass of the example. Raises ExportError.
+
+    A linear layer alone becomes the only layer of a network.
+    """
     kind = type(module).__name__
+    if isinstance(module, nn.Linear):
+        module = nn.Sequential(module)
     if isinstance(module, torch.jit.ScriptModule):
         raise ExportError(f"the module is a {kind} of torch.jit: give the nn.Module that it was made from")
     if hasattr(module, "_orig_mod") or isinstance(module, nn.DataParallel):
@@ -39,6 +47,7 @@ def exportable_copy(module: nn.Module, example: Tensor) -> nn.Module:
         raise ExportError(f"the module is wrapped in {kind}: give what is inside, its attribute {inner}")
     _check_devices(module)
     _check_memory(module)
+    _check_gradient_hooks(module)
     try:
         copied = copy.deepcopy(_materialised(module, example)).eval()
     except ExportError:
@@ -47,6 +56,10 @@ def exportable_copy(module: nn.Module, example: Tensor) -> nn.Module:
         raise ExportError(f"the module {kind} cannot be copied: {one_line(error)}") from error
     _check_types(copied)
     _check_hidden(copied)
+    for name, part in copied.named_modules():
+        if isinstance(part, nn.TransformerEncoder) and part.use_nested_tensor:
+            part.use_nested_tensor = False  # in eval mode it makes zeros of what a mask of padding leaves out
+            logger.info("%s computes padded places, as torch does in training", name or "the module")
     return copied
 
 
@@ -142,6 +155,16 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from _inside(list(value.values()))
 
 
+def _check_gradient_hooks(module: nn.Module) -> None:
+    """Raises ExportError for hooks of parameters, which graphs do not have."""
+    for name, tensor in module.named_parameters():
+        if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+            raise ExportError(
+                f"{name} has a hook on its gradient, which devices would train without: remove it, and "
+                "multiply the parameter by a mask in forward, or freeze it whole with requires_grad=False"
+            )
+
+
 def _check_memory(module: nn.Module) -> None:
     """Raises ExportError for two parameters that share a part of their memory, and would be trained apart."""
     spans = []
@@ -210,7 +233,8 @@ def other_than_logits(subject: FunctionalModule, passed: ForwardPass) -> str:
     """How the module's result differs from its head's, and what to do; empty if it is the same."""
     logits, head = passed.logits, subject.head
     with torch.no_grad():
-        from_head = subject.module.get_submodule(head)(passed.features)
+        layer = subject.module.get_submodule(head)  # its own hooks or forward may add something
+        from_head = nn.functional.linear(passed.features, layer.weight, layer.bias)
         if logits.shape == from_head.shape and torch.allclose(logits, from_head):
             return ""
         last = _last_layer(subject)

@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+LEAST = -3e38
+"""Below every value of float32 that a sum may have, but finite."""
+
 
 class Substitutes(TorchFunctionMode):
     """Calls a function's substitute, if it has one that fits the arguments."""
@@ -112,12 +115,34 @@ def embedding_bag(  # the arguments of torch's function
     padding_idx: int | None = None,
 ) -> Tensor | None:
     """The mean, sum or maximum of the words of each row. None for bags of other lengths than the row."""
-    if offsets is not None or x.dim() != 2 or max_norm is not None or padding_idx is not None:
+    if offsets is not None or x.dim() != 2 or max_norm is not None:
         return None
     words = functional.embedding(x, weight)
     if per_sample_weights is not None:
         words = words * per_sample_weights.unsqueeze(2)
-    return words.amax(1) if mode == "max" else words.sum(1) if mode == "sum" else words.mean(1)
+    if padding_idx is None:
+        return words.amax(1) if mode == "max" else words.sum(1) if mode == "sum" else words.mean(1)
+    counts = (x != padding_idx % weight.shape[0]).to(words.dtype).unsqueeze(2)  # 0 for padding
+    if mode == "max":
+        most = torch.where(counts > 0, words, torch.full((), LEAST)).amax(1)
+        return most * counts.amax(1)  # 0 for padding alone
+    total = (words * counts).sum(1)
+    return total if mode == "sum" else total / counts.sum(1).clamp(min=1)
+
+
+def rrelu(
+    x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor | None:
+    """A leaky ReLU with the mean slope. None in training, where slopes are drawn."""
+    return None if training else functional.leaky_relu(x, (lower + upper) / 2)
+
+
+def cdist(a: Tensor, b: Tensor, p: float = 2.0, compute_mode: str = "") -> Tensor | None:
+    """Euclidean distances of the rows of a (.., n, width) and b (.., m, width); None for others."""
+    if p != 2.0:
+        return None
+    squares = ((a.unsqueeze(-2) - b.unsqueeze(-3)) ** 2).sum(-1)
+    return torch.where(squares > 0, squares, 1.0).sqrt() * (squares > 0).to(a.dtype)
 
 
 def local_response_norm(
@@ -166,5 +191,7 @@ SUBSTITUTES: dict[Any, Callable[..., Tensor | None]] = {
     functional.embedding_bag: embedding_bag,
     functional.local_response_norm: local_response_norm,
     functional.one_hot: one_hot,
+    functional.rrelu: rrelu,
+    torch.cdist: cdist,
     functional.gaussian_nll_loss: gaussian_nll_loss,
 }

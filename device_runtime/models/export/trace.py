@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules import transformer
 
 from device_runtime.models.bundles.manifest import Extra
 from device_runtime.models.errors import ExportError
@@ -199,7 +200,22 @@ def _tracing(mode: FakeTensorMode) -> Iterator[None]:
         stack.enter_context(mode)
         stack.enter_context(enable_python_dispatcher())
         stack.enter_context(Substitutes())
+        stack.enter_context(_no_look_at_masks())
         yield
+
+
+@contextmanager
+def _no_look_at_masks() -> Iterator[None]:
+    """Keeps nn.TransformerEncoder from looking at the values of a mask, to find out whether it is causal.
+
+    It may use another kernel then, with the same result.
+    """
+    look = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = look
 
 
 def _decompositions(gradients: bool) -> dict[Any, Callable[..., Any]]:

@@ -15,6 +15,8 @@ from device_runtime.models.data.arrays import ArrayNames, labels_of, one_label_e
 from device_runtime.models.data.labels import LabelMap, NewLabels
 from device_runtime.models.data.sample_source import SampleSource
 from device_runtime.models.data.sample_targets import SampleTargets
+from device_runtime.models.data.single import not_read
+from device_runtime.models.data.table import ENDINGS
 from device_runtime.models.data.units import RawSamples, Refused, SkippedTally
 from device_runtime.models.errors import DataError
 from device_runtime.simulation.errors import DataSetError
@@ -67,6 +69,9 @@ USUAL = (("x", "y"), ("x_train", "y_train"), ("x", ""))
 
 def _open(path: Path, *, labelled: bool) -> tuple[dict[str, NDArray[Any]], ArrayNames, ArrayNames | None]:
     """The arrays that are needed, and what they hold; those of a folder are mapped. Raises DataSetError."""
+    if not path.is_dir() and (ending := path.suffix.lower()) != ".npz":
+        why = "a table is of source table" if ending in ENDINGS else not_read(ending)
+        raise DataSetError(f"{path}: not a .npz file: {why}{EXPECTED}")
     try:
         if path.is_dir():
             files = {file.stem: file for file in sorted(path.glob("*.npy"))}

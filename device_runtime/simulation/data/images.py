@@ -220,7 +220,7 @@ class FolderTask:
                 FILE,
             )
             return order
-        return self.labels
+        return self.labels.among(class_names)
 
     def _arrays(self, folder: ListedFolder, classes: LabelMap | ClassOrder) -> dict[str, NDArray[Any]]:
         """The samples of the folder's files with a label of the task, from the cache if they were read."""

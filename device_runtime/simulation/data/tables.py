@@ -21,7 +21,8 @@ from device_runtime.models.data.labels import LEAST_BITS, LabelMap, NewLabels, N
 from device_runtime.models.data.local_samples import for_task
 from device_runtime.models.data.sample_source import SampleSource
 from device_runtime.models.data.sample_targets import SampleTargets
-from device_runtime.models.data.table import layout
+from device_runtime.models.data.single import not_read
+from device_runtime.models.data.table import ENDINGS, layout
 from device_runtime.models.data.units import Refused, TokenIds, WantedSamples
 from device_runtime.models.errors import DataError
 from device_runtime.simulation.errors import DataSetError
@@ -79,6 +80,8 @@ class TableTask:
         """All samples of a file, and its columns. Raises DataSetError."""
         if not path.is_file():
             raise DataSetError(f"{path}: no such file, expected a .csv, .tsv or .parquet table")
+        if (ending := path.suffix.lower()) not in ENDINGS:
+            raise DataSetError(f"{path}: {not_read(ending)}; expected {', '.join(ENDINGS)}")
         source = self.source(path)
         try:
             columns = layout(path, source).columns

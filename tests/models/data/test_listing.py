@@ -40,6 +40,15 @@ def test_folders_behind_links_are_read_once_and_none_above(tmp_path, digit_png):
     assert [unit.label for unit in found.units.values()] == ["0", "1", "1", "2"]
 
 
+def test_files_that_a_table_beside_them_lists_are_not_called_unlabelled(tmp_path, digit_png):
+    for name in ("1.png", "2.png"):
+        (tmp_path / name).write_bytes(digit_png())
+    (tmp_path / "labels.csv").write_text("file,label\n1.png,0\n2.png,1\n")
+    found = listing(SampleSource(tmp_path))
+    assert {name: unit.label for name, unit in found.units.items()} == {"1.png": "0", "2.png": "1"}
+    assert not list(found.strays)
+
+
 def test_what_systems_leave_beside_pictures_is_not_mentioned(tmp_path, digit_png):
     for folder in ("0", "__MACOSX", "@eaDir"):
         (tmp_path / folder).mkdir()

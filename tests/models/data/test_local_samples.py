@@ -2,6 +2,7 @@ import os
 import sqlite3
 from contextlib import closing
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -309,3 +310,15 @@ def test_a_few_held_out_samples_are_trained_on_unless_somebody_wishes_them_held_
 def test_samples_that_would_all_be_held_out_are_not_said_to_be_missing(folder, bundle):
     with pytest.raises(DataError, match="all samples, 6, would be held out"):
         open_samples(folder.path, bundle.manifest, Selection(held_out=0.9999))
+
+
+def test_a_folder_that_shows_numbers_to_begin_at_1_is_noticed_when_it_comes_later(
+    tmp_path, bundle, digit_png
+):
+    manifest = msgspec.structs.replace(bundle.manifest, labels=("cat", "dog"))
+    samples = LocalSamples(SampleSource(tmp_path), manifest, Selection(0.0))
+    for folder, count in (("1", 1), ("2", 0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.png").write_bytes(digit_png())
+        samples.refresh()
+        assert len(samples.training) == count

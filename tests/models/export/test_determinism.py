@@ -55,6 +55,11 @@ def moving(net, x):
     return x - net.mean
 
 
+def replacing(net, x):
+    net.mean = 0.9 * net.mean + 0.1 * x.detach().mean(0)
+    return x - net.mean
+
+
 def seeded(net, x):
     torch.manual_seed(3)
     return functional.dropout(x, 0.5, training=True)
@@ -117,6 +122,10 @@ DRAWN = (
         ),
         (by_the_first, "it keeps its attribute first from its first call, and equal inputs give"),
         (moving, "changes its tensor mean, in eval mode too, which no graph can do: change it only where"),
+        (
+            replacing,
+            "something else in place of its tensor mean in each call, in eval mode too, .*: change it only",
+        ),
         (lambda net, x: x.mul_(2), "changes its input in place, which no graph can do: write x = x \\* 2"),
         (lambda net, x: x - x[:1], "the network depends on a sample's place in its batch"),
     ],
@@ -187,6 +196,23 @@ def test_a_cache_that_changes_no_result_is_no_reason_to_refuse(tmp_path):
         return x + net.places
 
     assert export(Of(cached), SPEC, tmp_path / "out").manifest.name == "it"
+
+
+def test_a_buffer_that_each_call_makes_anew_from_its_input_is_no_reason_to_refuse(tmp_path):
+    def masked(net, x):
+        net.mean = torch.arange(8.0)
+        return x + net.mean
+
+    assert export(Of(masked), SPEC, tmp_path / "out").manifest.name == "it"
+
+
+def test_an_attribute_that_calls_change_without_an_effect_so_far_is_said(tmp_path, caplog):
+    def counting(net, x):
+        net.calls = getattr(net, "calls", 0) + 1
+        return x if net.calls < 1000 else 2 * x
+
+    export(Of(counting), SPEC, tmp_path / "out")
+    assert "calls change its attribute calls, without an effect in the first few" in caplog.text
 
 
 def test_batch_norms_may_move_their_statistics_in_training(tmp_path):

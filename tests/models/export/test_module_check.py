@@ -43,6 +43,34 @@ def changed(**attributes):
     return Of(usual, prepare)
 
 
+class Scaled(nn.Linear):
+    """A head that does more than its weight and bias say."""
+
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class Cosine(nn.Linear):
+    """A head on its own weight made to length 1."""
+
+    def forward(self, x):
+        return functional.linear(x, functional.normalize(self.weight), self.bias)
+
+
+def hooked(inputs, outputs):
+    head = nn.Linear(inputs, outputs)
+    head.register_forward_hook(lambda layer, given, logits: 2 * logits)
+    return head
+
+
+def with_head(kind):
+    return Of(usual, lambda net: setattr(net, "head", kind(8, 3)))
+
+
+def halving(net):
+    net.fc.weight.register_hook(lambda gradient: gradient / 2)
+
+
 def layers(*parts):
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), *parts)
 
@@ -96,6 +124,19 @@ def layers(*parts):
         (
             layers(nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))),
             "the weight of head 2 is computed from other tensors, as by weight_norm: the head must be a",
+        ),
+        (
+            with_head(Scaled),
+            "returns 3 times what its head head gives: return the logits, and scale",
+        ),
+        (
+            with_head(Cosine),
+            "something else than the logits of its head head: .* as in a cosine head",
+        ),
+        (with_head(hooked), "returns 2 times what its head head gives: return the logits, and scale"),
+        (
+            Of(usual, halving),
+            "fc.weight has a hook on its gradient, which devices would train without",
         ),
         (nn.Sequential(nn.Conv1d(8, 3, 1)), "has no nn.Linear, which the head must be: end with one"),
         (Of(lambda net, x: 1 / 0), r"fails on \(4, 8\): division by zero \(test_module_check.py, line \d+\)"),
@@ -159,6 +200,44 @@ def test_a_layer_with_two_names_is_stored_and_trained_once(tmp_path):
     trainer.loss_and_grads(x, y)
     functional.cross_entropy(module(torch.from_numpy(x)), torch.from_numpy(y)).backward()
     np.testing.assert_allclose(trainer.grads.views["fc.weight"], module.fc.weight.grad.numpy(), atol=1e-5)
+
+
+def test_a_linear_layer_alone_is_a_network(tmp_path):
+    bundle = exported(nn.Linear(8, 3), tmp_path)
+    assert {p.name for p in bundle.manifest.parameters} == {"0.weight", "0.bias"}
+
+
+def test_what_a_hook_puts_in_front_of_the_head_is_a_part_of_the_features(tmp_path):
+    def shift(net):
+        net.head.register_forward_pre_hook(lambda layer, given: (given[0] + 1,))
+
+    exported(Of(usual, shift), tmp_path)
+
+
+class Encoder(nn.Module):
+    """A transformer whose attention has a mask over places."""
+
+    def __init__(self, **masks) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.body, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(4, 3)
+        self.masks = masks
+
+    def forward(self, x):
+        masks = {name: mask(x) for name, mask in self.masks.items()}
+        return self.head(self.body(x, **masks).mean(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {"mask": lambda x: nn.Transformer.generate_square_subsequent_mask(x.shape[1])},
+        {"src_key_padding_mask": lambda x: x.abs().sum(-1) == 0},
+    ],
+)
+def test_a_transformer_may_have_masks(masks, tmp_path):
+    exported(Encoder(**masks), tmp_path, (6, 4))
 
 
 def test_lazy_layers_get_their_shapes_by_a_first_pass(tmp_path):

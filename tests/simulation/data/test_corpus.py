@@ -99,6 +99,7 @@ CASES = {
     "quotes": table(LAST.replace("cat", '"cat"').replace("a,b", '"a","b"')),
     "UTF-8 mark": table(LAST, encoding="utf-8-sig"),
     "UTF-16": table(LAST, encoding="utf-16"),
+    "UTF-32": table(LAST, encoding="utf-32"),
     "UTF-16 without mark": table(LAST, encoding="utf-16-le"),
     "CRLF": table(LAST.replace("\n", "\r\n")),
     "no end of the last line": table(LAST.rstrip("\n")),
@@ -212,6 +213,16 @@ CASES = {
     "a note beside": members({"x.npy": npy(X), "y.npy": npy(Y), "readme.txt": b"hello"}, "", count=4),
     "packed otherwise": members({"x.npy": npy(X), "y.npy": npy(Y)}, "another method", zipfile.ZIP_BZIP2),
     "no x": npz(0, "has no array 'x'", a=X, b=Y),
+    "names of numbers, as classes": npz(
+        3, "label 'cow' is not of the task: 1", x=X, y=np.array([0, 1, 2, 3]), classes=np.array(["bird", "dog", "cat", "cow"])
+    ),
+    "a name that ends otherwise": Case(npz(x=X, y=Y).content, 0, "unsupported kind of file (.bin)", name="a.bin", source="npz"),
+    "a spreadsheet": Case(b"PK\x03\x04", 0, "a spreadsheet: save it as .csv", name="a.xlsx"),
+    "a packed table": Case(b"\x1f\x8b\x08", 0, "a packed file: unpack it", name="a.csv.gz"),
+    "a table called .data": table(LAST, 0, "call it .csv if it is a table of text", name="iris.data"),
+    "an index of pandas": table(
+        "a,b,c,label,__index_level_0__\n" + "".join(f"{row},7\n" for row in ROWS.split()), said="'__index_level_0__' is left out"
+    ),
     "no zip": Case(zlib.compress(b"text"), 0, "not a .npz file", name="a.npz", source="npz"),
     "half a zip": Case(npz(x=X, y=Y).content[:200], 0, "not a .npz file", name="a.npz", source="npz"),
 }  # fmt: skip

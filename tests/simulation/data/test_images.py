@@ -263,3 +263,19 @@ def test_sounds_may_have_numbers_as_targets(tmp_path, bundle):
     assert sorted(ordered.tolist()) == [[-n, n + 0.5] for n in range(4, -1, -1)]
     device = local_data.open_samples(tmp_path, manifest)
     assert sorted(target.restore(device.training.y)[:, 1].tolist()) == [0.5, 1.5, 2.5, 3.5, 4.5]
+
+
+def test_no_folder_called_by_a_number_counts_if_one_is_beyond_the_classes(tmp_path, bundle):
+    manifest = msgspec.structs.replace(bundle.manifest, labels=("cat", "dog"))
+    for folder in ("1", "2", "dog"):
+        for number in range(2):
+            picture(tmp_path / "in" / folder / f"{number}.png", (number, 0, 0))
+    task = SimpleNamespace(manifest=manifest, texts=None)
+    samples = local_data.LocalSamples(local_data.SampleSource(tmp_path / "in"), manifest)
+    samples.refresh()
+    data = load(spec(tmp_path / "in"), 0, task)
+    assert samples.training.y.tolist() == [1, 1] == [*data.train_y, *data.test_y]
+    assert [one.count for one in samples.skipped] == [4]
+    (tmp_path / "in" / "labels.toml").write_text('[labels]\n1 = "cat"\n2 = "dog"\n')
+    data = load(spec(tmp_path / "in"), 0, task)
+    assert sorted([*data.train_y, *data.test_y]) == [0, 0, 1, 1, 1, 1]
