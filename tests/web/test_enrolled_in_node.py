@@ -83,4 +83,13 @@ def test_a_token_that_was_cut_is_refused_in_one_line(tmp_path):
     words = [NODE, str(WEB / "node" / "run.js"), "--enrol", "fl1.abc", "--data", "x", "--state", tmp_path]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2
+    warning, refused = ended.stderr.splitlines()
+    assert "can see the token on this command line" in warning and "fl1.abc" not in ended.stderr
+    assert refused == "device-runtime: the token of the enrolment is cut or mistyped: paste it whole"
+
+
+def test_a_token_on_the_standard_input_is_on_no_command_line(tmp_path):
+    words = [NODE, str(WEB / "node" / "run.js"), "--enrol", "-", "--data", "x", "--state", tmp_path]
+    ended = subprocess.run(words, input="fl1.abc\n", capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
     assert ended.stderr == "device-runtime: the token of the enrolment is cut or mistyped: paste it whole\n"

@@ -1,7 +1,8 @@
 /**
  * Runs a device in Node, with the same modules as in a browser: `node web/node/run.js --broker ws://127.0.0.1:9001
  * --name pi --data x.npz --state folder`. It logs to the standard error; with `--events` it also writes each event to
- * the standard output, as one line of JSON.
+ * the standard output, as one line of JSON. `--enrol -` reads a token from the standard input; the password for the user
+ * of a broker's URL comes from `--password-file` or DEVICE_RUNTIME_PASSWORD.
  */
 import { parseArgs } from "node:util";
 
@@ -17,11 +18,13 @@ import { parseUrl } from "../device/url.js";
 import { FileDisk } from "./disk_files.js";
 import { FileSamples } from "./file_samples.js";
 import { nodeHost } from "./host.js";
+import { PASSWORD_VARIABLE, tokenOf, warnOfVisibleSecrets, withPassword } from "./secrets.js";
 import { inNode } from "./transport.js";
 
 const OPTIONS = /** @type {const} */ ({
   broker: { type: "string" },
   enrol: { type: "string" },
+  "password-file": { type: "string" },
   name: { type: "string" },
   data: { type: "string" },
   state: { type: "string" },
@@ -36,6 +39,9 @@ const OPTIONS = /** @type {const} */ ({
 /** The exit status of a refused command, as on the command line of Python. */
 const REFUSED = 2;
 
+/** Logs a line. @param {string} text */
+const log = (text) => void process.stderr.write(`${text}\n`);
+
 /** Writes an event as JSON, a manifest by its name. @param {import("../device/event_reporter.js").DeviceEvent} event */
 function printed(event) {
   /** @param {string} key @param {any} value */
@@ -44,10 +50,15 @@ function printed(event) {
 }
 
 /** The broker's URL, and the device's name and keys. @param {any} given */
-async function connectionOf({ broker, enrol, name, insecure }) {
-  if (enrol) return enrolmentOf(enrol);
-  if (!broker) throw new DeviceError("where is the broker? Give its URL with --broker, or --enrol TOKEN");
-  const url = parseUrl(broker, { insecure });
+async function connectionOf({ broker, enrol, name, insecure, "password-file": file }) {
+  warnOfVisibleSecrets(process.argv.slice(2), log);
+  if (file && (enrol || !broker)) {
+    throw new DeviceError("--password-file is for a broker's URL, and none is given: mqtts://USER@host");
+  }
+  if (enrol) return enrolmentOf(await tokenOf(enrol, process.stdin));
+  if (!broker) throw new DeviceError("where is the broker? Give its URL with --broker, or --enrol -");
+  const variable = process.env[PASSWORD_VARIABLE];
+  const url = await withPassword(parseUrl(broker, { insecure }), { file, user: name, variable, warn: log });
   const who = checkDevice(name ?? url.user ?? "");
   return { url, name: who, clientId: who, key: new Uint8Array(), secret: new Uint8Array() };
 }
@@ -57,9 +68,8 @@ async function main() {
   if (!given.data || !given.state) throw new DeviceError("--data FILE and --state FOLDER are needed");
   const { url, name, clientId, key, secret, authority } = await connectionOf(given);
   const runtime = await wasmRuntime({ threads: Number(given.threads) });
-  const log = (/** @type {string} */ _level, /** @type {string} */ text) => process.stderr.write(`${text}\n`);
   const tell = (/** @type {any} */ event) => {
-    if (event.type === "log") log(event.level, event.text);
+    if (event.type === "log") log(event.text);
     if (given.events) printed(event);
   };
   const agent = await Agent.open(
@@ -74,7 +84,8 @@ async function main() {
     },
   );
   const { will, greeting, subscriptions } = agent;
-  const options = { will, greeting, subscriptions, log };
+  const leveled = (/** @type {string} */ _level, /** @type {string} */ text) => log(text);
+  const options = { will, greeting, subscriptions, log: leveled };
   const link = new Link(url, clientId, (event) => agent.took(event), options, inNode({ authority }));
   let isStopped = false;
   for (const signal of ["SIGINT", "SIGTERM"]) {
@@ -84,7 +95,7 @@ async function main() {
     });
   }
   agent.begin(link);
-  if (await firstConnection(link, log, () => isStopped)) await agent.run({ untilDone: given["until-done"] });
+  if (await firstConnection(link, leveled, () => isStopped)) await agent.run({ untilDone: given["until-done"] });
   await link.close(agent.farewell);
 }
 
