@@ -6,6 +6,7 @@ import atexit
 import base64
 import hashlib
 import hmac
+import logging
 import os
 import pwd
 import secrets
@@ -16,14 +17,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from device_runtime.broker.errors import BrokerStartError
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.durable_files import private_folder
+from device_runtime.broker.wire.durable_files import private_folder, private_opener
 
 from .dependent_process import DependentProcess
 from .server import WEB_USER, BrokerOptions, accepts, find_ports, url_of, web_url_of
+
+log = logging.getLogger(__name__)
 
 START_S = 60.0
 """Seconds in which it must accept connections."""
@@ -57,6 +61,15 @@ sessions of our clients do not outlive their connections, so persistent clients 
 ROOT = "root"
 USERS = ("mosquitto", "nobody")
 """Users without rights: that of Mosquitto's package, and the system's."""
+TLS_COPIES = {"cert": "server.pem", "key": "server.key", "ca": "ca.pem"}
+"""Copies of the files of TLS that a user without rights can read."""
+FILES = frozenset(
+    (
+        *("mosquitto.conf", "passwords", "access", "mosquitto.log", "mosquitto.db", "mosquitto.db.new"),
+        *TLS_COPIES.values(),
+    )
+)
+"""The files of a folder, which that user owns then."""
 
 
 def unprivileged_user() -> str | None:
@@ -154,22 +167,48 @@ class Mosquitto:
         try:
             private_folder(self._folder)
             ports, user = (self.port, self._web_port), self._user()
-            _write_private(configuration, configure(self.options, ports, self._folder.resolve(), user))
+            options = self.options if user == ROOT else self._with_own_tls()
+            _write_private(configuration, configure(options, ports, self._folder.resolve(), user))
             _write_private(self._folder / "passwords", hash_passwords(self.options))
             _write_private(self._folder / "access", access_list(self.options))
             if user != ROOT:
+                self._log.unlink(missing_ok=True)
                 owner = pwd.getpwnam(user)
                 for path in (self._folder, *self._folder.iterdir()):
-                    os.chown(path, owner.pw_uid, owner.pw_gid)
+                    os.chown(path, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
             return DependentProcess([program, "-c", str(configuration)], self._log)
         except OSError as error:
             raise BrokerStartError(f"cannot start {self.name} in {self._folder}: {error}") from error
 
     def _user(self) -> str:
-        """The user that Mosquitto becomes where root starts it: one who may read a temporary folder."""
-        user = unprivileged_user() if os.geteuid() == 0 else None
-        own = self._temporary is not None and self.options.tls is None
-        return user if user and own and not shut_to(self._folder.parent, user) else ROOT
+        """The user that Mosquitto becomes where root starts it, who will own its folder; else ROOT, said."""
+        if os.geteuid() != 0:
+            return ROOT
+        user = unprivileged_user()
+        why = f"there is no user {' or '.join(USERS)}"
+        if user is not None:
+            others = sorted(path.name for path in self._folder.iterdir() if path.name not in FILES)
+            shut = shut_to(self._folder.resolve().parent, user)
+            why = f"user {user} may not enter {shut}: give a folder that it may enter" if shut else ""
+            if others:
+                why = f"{self._folder} has other files ({others[0]}): give a folder of its own"
+        if user is None or why:
+            log.warning("Mosquitto runs as root: %s", why)
+            return ROOT
+        return user
+
+    def _with_own_tls(self) -> BrokerOptions:
+        """The options with copies of the files of TLS in the folder, which Mosquitto's user can read."""
+        tls = self.options.tls
+        if tls is None:
+            return self.options
+        copies = {}
+        for field, name in TLS_COPIES.items():
+            path: Path | None = getattr(tls, field)
+            if path is not None:
+                copies[field] = self._folder.resolve() / name
+                _write_private(copies[field], path.read_text())
+        return replace(self.options, tls=replace(tls, **copies))
 
     def _let_go(self) -> None:
         atexit.unregister(self.stop)
@@ -286,5 +325,7 @@ def _version(program: str) -> str:
 
 
 def _write_private(path: Path, text: str) -> None:
-    path.touch(mode=0o600)
-    path.write_text(text)
+    """Writes a new file: what is there may be a link that Mosquitto's user has made."""
+    path.unlink(missing_ok=True)
+    with open(path, "x", opener=private_opener) as file:
+        file.write(text)

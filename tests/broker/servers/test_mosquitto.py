@@ -6,9 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +261,56 @@ def test_tls_with_certificates_of_devices(mosquitto_house: Any, certificates: Ca
     assert aggregator.expect(Received) == Received("fl/v1/d/pi-1/up/hello", b"mine")
     with pytest.raises((BrokerRefused, BrokerUnreachable)):
         mosquitto_house.peer(url, "nobody", options, TLS(ca=server.ca))
+
+
+@pytest.fixture
+def enterable() -> Iterator[Path]:
+    """A folder that all users may enter."""
+    with tempfile.TemporaryDirectory(prefix="mosquitto-tests-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Mosquitto as somebody else")
+
+
+def user_of(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^Uid:\s+(\d+)", status, re.MULTILINE)[1])  # type: ignore[index]
+
+
+@only_root
+@needs_openssl
+def test_started_by_root_with_tls_and_a_folder_it_runs_without_rights(
+    enterable: Path, certificates: Callable[[str], TLS]
+) -> None:
+    tls = certificates("127.0.0.1")
+    folder = enterable / "broker"
+    options = BrokerOptions(folder=folder, persistence=True, tls=tls, users=USERS)
+    for _ in range(2):  # the second start finds what the first has left
+        broker = Mosquitto(options)
+        try:
+            assert user_of(broker.pid) != 0
+        finally:
+            broker.stop()
+        assert (folder / "mosquitto.db").stat().st_uid != 0
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir() if path.name != "mosquitto.log"} == {
+            0o600
+        }
+    assert tls.key is not None and tls.key.stat().st_uid == 0
+
+
+@only_root
+def test_where_root_must_stay_root_it_says_why(enterable: Path, tmp_path: Path, caplog: Any) -> None:
+    (shut := tmp_path / "shut").mkdir(mode=0o700)
+    (full := enterable / "full").mkdir()
+    (full / "thesis.txt").write_text("mine")
+    for folder, why in ((shut / "broker", "may not enter"), (full, "has other files \\(thesis.txt\\)")):
+        caplog.clear()
+        broker = Mosquitto(BrokerOptions(folder=folder))
+        try:
+            assert user_of(broker.pid) == 0
+        finally:
+            broker.stop()
+        assert re.search(f"Mosquitto runs as root: .*{why}", caplog.text)
+    assert (full / "thesis.txt").stat().st_uid == full.stat().st_uid == 0
