@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nacl.bindings import crypto_scalarmult_base
 
-from device_runtime.broker.wire.durable_files import sync_folder
+from device_runtime.broker.wire.durable_files import private_folder, shut_to_others, sync_folder
 from device_runtime.broker.wire.sum_messages import MOST_NAMED
 from device_runtime.strategies.masking.seeds import KEY_BYTES
 
@@ -56,7 +56,9 @@ class Ledger:
     def __init__(self, folder: Path, draw: Callable[[int], bytes]) -> None:
         self._path, self._draw = folder / FILE, draw
         with self._errors():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(folder)
+            if self._path.exists():
+                shut_to_others(folder)
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite's own files take its mode
             self._db = sqlite3.connect(self._path, isolation_level=None, timeout=WAIT_S)
             # with these two a commit that has returned survives a power cut

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from device_runtime.aggregator.errors import RunFolderError, RunInUse
-from device_runtime.broker.wire.durable_files import PRIVATE, lock, private_folder
+from device_runtime.broker.wire.durable_files import PRIVATE, lock, private_folder, shut_to_others
 
 from . import tables
 from .tables import SQLITE, VERSION, Statement, wrong_version
@@ -80,6 +80,8 @@ class Database:
         try:
             private_folder(folder)
             self._lock = _locked(folder)
+            if has_run(folder):
+                shut_to_others(folder)
         except OSError as error:
             raise RunFolderError(f"cannot use run folder {folder}: {error.strerror or error}") from None
         try:

@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -111,6 +112,30 @@ def lock(handle: int, path: Path, wait: bool = False) -> bool:
 def private_folder(folder: Path) -> None:
     """Make a folder that only its owner may enter; one that is there stays as it is."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def shut_to_others(folder: Path) -> None:
+    """Take from others what they may do in a folder of ours and with its files, and say so.
+
+    Earlier versions left them the permissions of the umask. Only a folder in which others have rights is
+    changed: one that was given to a group alone stays. So do what may not be changed, a folder of all
+    (as /tmp), and the working folder, which has other things.
+    """
+    try:
+        if not (before := folder.stat().st_mode) & 0o007 or before & stat.S_ISVTX:
+            return
+        if Path.cwd().is_relative_to(folder.resolve()):
+            return
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    for path in (*entries, folder):
+        with suppress(OSError):
+            if not path.is_symlink():
+                path.chmod(stat.S_IMODE(path.stat().st_mode) & 0o700)
+    with suppress(OSError):
+        if folder.stat().st_mode != before:  # some file systems accept it and do nothing
+            log.warning("%s was open to others on this machine: now only its owner may enter it", folder)
 
 
 def private_opener(path: str, flags: int) -> int:

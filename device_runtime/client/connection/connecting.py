@@ -17,6 +17,7 @@ from typing import Protocol
 
 from device_runtime.broker.errors import BrokerUnreachable, UrlError
 from device_runtime.broker.security.enrolment import FILE, Enrolment, EnrolmentError
+from device_runtime.broker.wire.durable_files import shut_to_others
 from device_runtime.broker.wire.link import LinkOptions
 from device_runtime.broker.wire.link_timing import ReconnectDelay
 from device_runtime.broker.wire.topics import check_device
@@ -235,9 +236,13 @@ def claim(folder: Path) -> None:
     """Make the folder a device's own, open to its owner only. Raises NoDevice if it has other files."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stranger = None if is_device(folder) else next(folder.iterdir(), None)
+        if is_device(folder):
+            shut_to_others(folder)
+            stranger = None
+        else:
+            stranger = next(folder.iterdir(), None)
         if stranger is None:
-            (folder / "lock").touch()
+            (folder / "lock").touch(mode=0o600)
     except OSError as error:
         raise NoDevice(f"no device can be in {folder}: {(error.strerror or str(error)).lower()}") from None
     if stranger is not None:

@@ -14,8 +14,10 @@ from device_runtime.aggregator.views.run_events import Started
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.durable_files import locked_folder, replace_file, sync_folder, unsupported
 from device_runtime.broker.wire.messages import Blob
+from device_runtime.client.connection.connecting import claim
 from device_runtime.client.delivery.outbox import Outbox
 from device_runtime.client.service.instance_lock import folder_lock
+from device_runtime.mask_helper.ledger import Ledger
 
 
 def test_a_secret_never_lies_in_a_file_that_others_may_read(tmp_path):
@@ -137,3 +139,55 @@ def test_what_is_written_is_for_its_owner_only(tmp_path):
         os.umask(before)
     for path in tmp_path.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize("opened", ["state", "run", "helper"])
+def test_a_folder_that_an_earlier_version_left_open_is_shut_and_that_is_said_once(tmp_path, caplog, opened):
+    folder = tmp_path / opened
+
+    def open_it():
+        if opened == "state":
+            claim(folder)
+        elif opened == "run":
+            Database(folder).close()
+        else:
+            Ledger(folder, bytes).close()
+
+    open_it()
+    (folder / "outbox").mkdir(exist_ok=True)
+    (file := folder / "log.txt").write_text("x")
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    open_it()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert caplog.text.count("was open to others") == 1
+    file.chmod(0o644)
+    folder.chmod(0o750)  # of a group that the operator chose
+    open_it()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+    assert caplog.text.count("was open to others") == 1
+
+
+def test_where_permissions_cannot_be_changed_a_folder_is_used_as_it_is(tmp_path, monkeypatch, caplog):
+    def refused(*_, **__):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    claim(tmp_path / "a")
+    (tmp_path / "a").chmod(0o755)
+    for change in (refused, lambda *_, **__: None):
+        monkeypatch.setattr(os, "chmod", change)
+        claim(tmp_path / "a")
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o755
+    assert "was open to others" not in caplog.text
+
+
+def test_the_working_folder_and_one_of_all_are_not_shut(tmp_path, monkeypatch):
+    (all_may := tmp_path / "all").mkdir()
+    for folder, mode in ((tmp_path, 0o755), (all_may, 0o1777)):
+        monkeypatch.chdir(tmp_path)
+        for _ in range(2):
+            Database(folder).close()
+            folder.chmod(mode)
+            Database(folder).close()
+        assert stat.S_IMODE(folder.stat().st_mode) == mode
