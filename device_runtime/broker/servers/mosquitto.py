@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from device_runtime.broker.errors import BrokerStartError
 from device_runtime.broker.wire import topics
@@ -202,7 +203,7 @@ class Mosquitto:
         tls = self.options.tls
         if tls is None:
             return self.options
-        copies = {}
+        copies: dict[str, Any] = {}
         for field, name in TLS_COPIES.items():
             path: Path | None = getattr(tls, field)
             if path is not None:
