@@ -67,6 +67,16 @@ class BoundedConnection(H11Protocol):
             super().data_received(part)
             self._look_at_request(len(part))
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP; a connection on which an answer has begun is ended instead."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # whoever answers this request now answers nobody
+            self.cycle.message_event.set()
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.transport.abort()
+
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         if self._place:
             self._place.enter(Stage.SILENT, self._places.shares.first_s)

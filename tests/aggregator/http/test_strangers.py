@@ -47,6 +47,7 @@ SENT = {
     "a body that stops": POST + b"{",
     "a chunk that stops": CHUNKED + b"ff\r\n{",
     "chunks without end": CHUNKED + b"1\r\n{\r\n" * 4000,
+    "a chunk that is none, after the answer": CHUNKED + b"1;" + b"a" * 40_000,
     "large headers": GET + b"X: " + b"x" * 200_000,
     "many headers": GET + b"X: 1\r\n" * 30_000,
     "many requests at once": (GET + b"\r\n") * 500,
