@@ -77,7 +77,7 @@ def init_broker(folder: Path, site: BrokerSetup, now: datetime, days: int = SERV
         SITE: msgspec.json.format(msgspec.json.encode(site)).decode() + "\n",
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         write(folder / BEGUN, "")
         (folder / DATA).mkdir(exist_ok=True)
         (folder / DATA).chmod(0o700)

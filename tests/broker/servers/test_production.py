@@ -192,6 +192,15 @@ def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     assert stat.S_IMODE((opened.folder / "data").stat().st_mode) == 0o700
 
 
+def test_others_can_replace_no_file_of_the_folder_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        opened = made(tmp_path / "enrolment")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(opened.folder.stat().st_mode) & 0o022 == 0
+
+
 def test_neither_a_password_nor_a_key_is_in_what_others_may_read(tmp_path: Path) -> None:
     opened = made(tmp_path / "enrolment")
     enrolment = register.add(opened, "pi-1", NOW)
