@@ -7,7 +7,6 @@ sets since then.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from nacl.bindings import crypto_scalarmult_base
 
+from device_runtime.broker.wire.durable_database import connect
 from device_runtime.broker.wire.durable_files import private_folder, shut_to_others, sync_folder
 from device_runtime.broker.wire.sum_messages import MOST_NAMED
 from device_runtime.strategies.masking.seeds import KEY_BYTES
@@ -25,8 +25,6 @@ from .summing import MaskSet, named
 FILE = "masks.sqlite"
 VERSION = 1
 """Of the tables."""
-WAIT_S = 10.0
-"""Seconds to wait for another process that writes."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS key (secret BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS rounds (
@@ -59,11 +57,7 @@ class Ledger:
             private_folder(folder)
             if self._path.exists():
                 shut_to_others(folder)
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite's own files take its mode
-            self._db = sqlite3.connect(self._path, isolation_level=None, timeout=WAIT_S)
-            # with these two a commit that has returned survives a power cut
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
+            self._db = connect(self._path)
             self._prepare()
             for made in (folder, folder.parent):
                 sync_folder(made)  # a file is durable only if its name is

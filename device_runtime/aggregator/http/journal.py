@@ -8,7 +8,6 @@ closes, or at the next start. A failing disk loses lines, but never stops the lo
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import sqlite3
 import threading
@@ -28,7 +27,7 @@ from device_runtime.aggregator.views.run_events import (
     RunEvent,
     Started,
 )
-from device_runtime.broker.wire.durable_files import PRIVATE
+from device_runtime.broker.wire.durable_database import connect, connect_to_read
 
 from .shapes import Entries, LogEntry, measured
 
@@ -141,7 +140,7 @@ class Journal:
         those = f"WHERE {' AND '.join(where)}" if where else ""
         sql = f"SELECT * FROM entries {those} ORDER BY id DESC LIMIT ?"  # noqa: S608 - columns are ours
         try:
-            with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            with closing(connect_to_read(self._path)) as db:
                 rows = db.execute(sql, [*values, wanted.limit]).fetchall()
         except sqlite3.Error as error:
             if str(error).startswith("no such table"):  # it is being made at this moment
@@ -225,11 +224,9 @@ class Journal:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, PRIVATE))  # SQLite's other files take its mode
-    db = sqlite3.connect(path, timeout=10)
+    db = connect(path, synchronous="NORMAL")
     try:
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=NORMAL")
+        db.isolation_level = "DEFERRED"  # changes wait for a commit
         db.executescript(_TABLES)
     except BaseException:
         db.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from device_runtime.aggregator.errors import RunFolderError, RunInUse
+from device_runtime.broker.wire.durable_database import connect, connect_to_read
 from device_runtime.broker.wire.durable_files import PRIVATE, lock, private_folder, shut_to_others
 
 from . import tables
@@ -150,12 +151,7 @@ class SqliteFile:
         """Raises RunFolderError for another version."""
         self._folder = folder
         with self._errors():
-            if reading:
-                file = f"{(folder / FILE).resolve().as_uri()}?mode=ro"
-                self._db = sqlite3.connect(file, uri=True)
-            else:
-                os.close(os.open(folder / FILE, os.O_CREAT | os.O_RDWR, PRIVATE))  # SQLite's others take it
-                self._db = sqlite3.connect(folder / FILE, isolation_level=None)
+            self._db = connect_to_read(folder / FILE) if reading else connect(folder / FILE)
             try:
                 self._db.row_factory = sqlite3.Row
                 if reading:
@@ -199,9 +195,7 @@ class SqliteFile:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    """Creates the tables. WAL with synchronous=FULL: a commit that has returned survives a power cut."""
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=FULL")
+    """Creates the tables."""
     _check_version(db)
     db.executescript(SQLITE)
     db.execute(f"PRAGMA user_version={VERSION}")

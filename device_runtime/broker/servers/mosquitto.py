@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -174,9 +174,8 @@ class Mosquitto:
             _write_private(self._folder / "access", access_list(self.options))
             if user != ROOT:
                 self._log.unlink(missing_ok=True)
-                owner = pwd.getpwnam(user)
-                for path in (self._folder, *self._folder.iterdir()):
-                    os.chown(path, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
+                if why := _hand_over([*self._folder.iterdir()], user):
+                    raise BrokerStartError(f"cannot start {self.name}: {why}")
             return DependentProcess([program, "-c", str(configuration)], self._log)
         except OSError as error:
             raise BrokerStartError(f"cannot start {self.name} in {self._folder}: {error}") from error
@@ -193,6 +192,7 @@ class Mosquitto:
             why = f"user {user} may not enter {shut}: give a folder that it may enter" if shut else ""
             if others:
                 why = f"{self._folder} has other files ({others[0]}): give a folder of its own"
+            why = why or _hand_over([self._folder], user)
         if user is None or why:
             log.warning("Mosquitto runs as root: %s", why)
             return ROOT
@@ -238,6 +238,17 @@ class Mosquitto:
         lines = self._said().splitlines()
         errors = [line for line in lines if "Error" in line] or lines[-1:]
         return errors[0].split(": ", 1)[-1] if errors else "it says nothing"
+
+
+def _hand_over(paths: Iterable[Path], user: str) -> str:
+    """Make a user the owner of files. Returns why not: root of a container may not be allowed to."""
+    owner = pwd.getpwnam(user)
+    for path in paths:
+        try:
+            os.chown(path, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
+        except OSError as error:
+            return f"{path} cannot be given to user {user} ({(error.strerror or str(error)).lower()})"
+    return ""
 
 
 def configure(options: BrokerOptions, ports: tuple[int, int], folder: Path, user: str = ROOT) -> str:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 PRIVATE = 0o600
 """Mode of files that only their owner reads."""
-_UNSUPPORTED = frozenset(
+UNSUPPORTED = frozenset(
     (
         *(errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTTY, errno.EISDIR),
         *(errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK),
@@ -73,7 +73,7 @@ def sync_folder(folder: Path) -> None:
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        if error.errno in (*_UNSUPPORTED, errno.EACCES, errno.EPERM):  # written to, but not listed
+        if error.errno in (*UNSUPPORTED, errno.EACCES, errno.EPERM):  # written to, but not listed
             return
         raise
     try:
@@ -88,7 +88,7 @@ def sync(handle: int) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in UNSUPPORTED:
             raise
 
 
@@ -102,7 +102,7 @@ def lock(handle: int, path: Path, wait: bool = False) -> bool:
     except BlockingIOError:
         raise
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in UNSUPPORTED:
             raise _named(error, path) from None
         _warn_of_no_lock(path)
         return False
@@ -190,7 +190,7 @@ def _works(trial: Callable[[], object]) -> bool:
     try:
         trial()
     except OSError as error:
-        if error.errno in _UNSUPPORTED:
+        if error.errno in UNSUPPORTED:
             return False
         raise
     return True

@@ -314,3 +314,19 @@ def test_where_root_must_stay_root_it_says_why(enterable: Path, tmp_path: Path, 
             broker.stop()
         assert re.search(f"Mosquitto runs as root: .*{why}", caplog.text)
     assert (full / "thesis.txt").stat().st_uid == full.stat().st_uid == 0
+
+
+@only_root
+def test_root_that_may_give_nothing_away_starts_it_as_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", refused)
+    broker = Mosquitto()
+    try:
+        assert user_of(broker.pid) == 0
+    finally:
+        broker.stop()
+    assert "cannot be given to user" in caplog.text
