@@ -36,14 +36,20 @@ from device_runtime.client.service.instance_lock import pause_on_signals
 from device_runtime.client.settings import Settings, check_policy
 from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
-from device_runtime.service_process import stopped_by_signals
+from device_runtime.service_process import Exit, stopped_by_signals
 from device_runtime.strategies.names import check_kinds
 from device_runtime.strategies.terms.accountant import PrivacyBudget
+from device_runtime.system_errors import is_of_disk
 from device_runtime.user_account import provide_temporary_folder
 
 from . import policy_options
 
 log = logging.getLogger(__name__)
+
+
+def exit_code(error: Exception) -> int:
+    """The code of an error: that of a service whose disk is full, read-only or fails, else of a refusal."""
+    return Exit.FOLDER if is_of_disk(error) else Exit.SETTINGS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,6 +24,7 @@ from device_runtime.broker.wire.topics import check_device
 from device_runtime.broker.wire.url import TLS, BrokerUrl
 from device_runtime.client.errors import NoDevice
 from device_runtime.service_process import sleep_until
+from device_runtime.system_errors import disk_reason
 from device_runtime.user_account import NoHome, state_folder
 
 from .trust import ISSUED
@@ -244,7 +245,7 @@ def claim(folder: Path) -> None:
         if stranger is None:
             (folder / "lock").touch(mode=0o600)
     except OSError as error:
-        raise NoDevice(f"no device can be in {folder}: {(error.strerror or str(error)).lower()}") from None
+        raise NoDevice(f"no device can be in {folder}: {disk_reason(error)}") from None
     if stranger is not None:
         raise NoDevice(
             f"{folder} has other things in it, as {stranger.name}: a device has its folder to itself. "

@@ -1,7 +1,10 @@
 """`join`, as far as the link: who the device is, and where."""
 
 import argparse
+import errno
+import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,3 +149,24 @@ def test_a_device_that_joined_keeps_its_folder(devices, tmp_path, monkeypatch):
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process"]) == 0
     assert (devices / "a" / "outbox").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [
+        (errno.ENOSPC, 4, "no space left on device: free some space"),
+        (errno.EROFS, 4, "read-only file system: name a folder on a disk that is not read-only"),
+        (errno.EACCES, 2, "permission denied"),
+    ],
+)
+def test_a_disk_that_is_full_before_the_first_start_has_the_code_of_a_full_disk(
+    devices, monkeypatch, capfd, number, code, says
+):
+    def refused(path, *_, **__):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "touch", refused)
+    words = ["join", "mqtt://127.0.0.1:9", "--data", str(devices.parent / "samples.npz"), "--name", "new"]
+    assert main(words) == code
+    errors = capfd.readouterr().err
+    assert errors.startswith("device-runtime: no device can be in ") and says in errors
