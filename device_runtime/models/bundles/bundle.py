@@ -52,8 +52,8 @@ class Bundle:
     def entry(self, name: str) -> Graph:
         """The manifest's entry of a graph. Raises BundleError for an unknown name."""
         if name not in self.manifest.graphs:
-            known = ", ".join(self.manifest.graphs)
-            raise BundleError(f"bundle {self.manifest.name} has no graph {name!r}; it has {known}")
+            names = ", ".join(self.manifest.graphs)
+            raise BundleError(f"bundle {self.manifest.name} has no graph {name!r}; it has {names}")
         return self.manifest.graphs[name]
 
     def graph(self, name: str) -> bytes:
@@ -69,15 +69,15 @@ class Bundle:
         text = self.manifest.input.text
         if not isinstance(text, TextInput):
             return None
-        made = tokenizers.decode(_verified(self.manifest, text.tokenizer, _files(self.path)))
+        tokenizer = tokenizers.decode(_verified(self.manifest, text.tokenizer, _files(self.path)))
         vocabulary = self.manifest.input.vocabulary
-        if made.form != text.form or vocabulary is None or made.size > vocabulary:
+        if tokenizer.form != text.form or vocabulary is None or tokenizer.size > vocabulary:
             says = f"{text.form} of at most {vocabulary} ids"
             raise BundleError(
-                f"{text.tokenizer.file} of bundle {self.manifest.name} is {made.form} of {made.size} ids, "
-                f"the manifest says {says}"
+                f"{text.tokenizer.file} of bundle {self.manifest.name} is {tokenizer.form} of "
+                f"{tokenizer.size} ids, the manifest says {says}"
             )
-        return Texts(text, made.tokenizer(), self.manifest.input.shape[0])
+        return Texts(text, tokenizer.tokenizer(), self.manifest.input.shape[0])
 
     @cached_property
     def sha256(self) -> str:
@@ -155,8 +155,8 @@ def find_bundle(name_or_path: str | Path) -> Path:
         return path
     if str(name_or_path) in shipped_names():
         return shipped_folder(str(name_or_path))
-    known = ", ".join(shipped_names())
-    raise BundleError(f"{name_or_path} is neither a bundle folder or zip nor a shipped bundle ({known})")
+    names = ", ".join(shipped_names())
+    raise BundleError(f"{name_or_path} is neither a bundle folder or zip nor a shipped bundle ({names})")
 
 
 def content_of(folder: Path) -> Literal["", "bundle", "other"]:
@@ -232,11 +232,11 @@ def _with_hashes(manifest: Manifest, data: Mapping[str, bytes]) -> Manifest:
         return {"sha256": hashlib.sha256(data[name]).hexdigest(), "bytes": len(data[name])}
 
     graphs = {name: replace(graph, **seal(graph.file)) for name, graph in manifest.graphs.items()}
-    given = manifest.input
-    if isinstance(given.text, TextInput):
+    spec = manifest.input
+    if isinstance(spec.text, TextInput):
         tokenizer = File(file=TOKENIZER, **seal(TOKENIZER))
-        given = replace(given, text=replace(given.text, tokenizer=tokenizer))
-    return replace(manifest, graphs=graphs, input=given, weights=File(file=WEIGHTS, **seal(WEIGHTS)))
+        spec = replace(spec, text=replace(spec.text, tokenizer=tokenizer))
+    return replace(manifest, graphs=graphs, input=spec, weights=File(file=WEIGHTS, **seal(WEIGHTS)))
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -260,12 +260,12 @@ def _check_names(manifest: Manifest) -> None:
     for file in files:
         if not is_plain(file):
             raise BundleError(f"names the file {file!r}, expected a plain file name")
-    said = (text.template, *text.words) if text else ()
+    texts = (text.template, *text.words) if text else ()
     names = (
         manifest.name,
         *manifest.labels,
         *manifest.target.columns,
-        *said,
+        *texts,
         *(parameter.name for parameter in manifest.parameters),
     )
     if strange := [name for name in names if not name.isprintable()]:
@@ -279,11 +279,11 @@ def _check_names(manifest: Manifest) -> None:
 
 
 def _check_once(what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for name in names:
-        if name in seen:
+        if name in earlier:
             raise BundleError(f"{what} {name!r} occurs twice")
-        seen.add(name)
+        earlier.add(name)
 
 
 def _check_graphs(manifest: Manifest) -> None:
@@ -341,8 +341,8 @@ def _check_head(manifest: Manifest, stored: Mapping[str, TensorSpec]) -> None:
     shapes = {head.weight: (outputs, head.features)} | ({head.bias: (outputs,)} if head.bias else {})
     for name, shape in shapes.items():
         if name not in stored or stored[name].shape != shape:
-            found = stored[name].shape if name in stored else "missing"
-            raise BundleError(f"head parameter {name} is {found}, expected {shape}")
+            stored_shape = stored[name].shape if name in stored else "missing"
+            raise BundleError(f"head parameter {name} is {stored_shape}, expected {shape}")
     if manifest.features.get("head", (head.features,)) != (head.features,):
         raise BundleError(
             f"features of the head are {manifest.features['head']}, expected ({head.features},)"

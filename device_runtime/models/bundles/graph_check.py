@@ -81,12 +81,12 @@ def varint(value: int) -> bytes:
     """Encodes a number with seven bits a byte, the lowest first."""
     if 0 <= value <= 0x7F:
         return _SMALL[value]
-    made = bytearray()
+    content = bytearray()
     while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
+        content.append(value & 0x7F | 0x80)
         value >>= 7
-    made.append(value)
-    return bytes(made)
+    content.append(value)
+    return bytes(content)
 
 
 _SMALL = [bytes([value]) for value in range(0x80)]
@@ -139,8 +139,8 @@ class _Table:
 
     @cached_property
     def content(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = json.loads(Path(__file__).with_name("allowed_graphs.json").read_bytes())
-        return found
+        table: Mapping[str, Any] = json.loads(Path(__file__).with_name("allowed_graphs.json").read_bytes())
+        return table
 
     @cached_property
     def messages(self) -> Mapping[str, Mapping[int, _Rule]]:
@@ -197,7 +197,7 @@ class _Reader:
         Raises BundleError for a field that is not allowed, occurs too often, or is missing.
         """
         rules = _TABLE.messages[kind]
-        found: dict[str, list[Any]] = {rule.name: [] for rule in rules.values()}
+        message: dict[str, list[Any]] = {rule.name: [] for rule in rules.values()}
         for field in fields(data):
             self._left -= 1
             if self._left < 0:
@@ -207,7 +207,7 @@ class _Reader:
                 raise BundleError(_unknown(kind, field.number))
             if field.kind != WIRES[rule.wire]:
                 raise BundleError(f"{rule.name} of {_a(kind)} is of kind {field.kind}, expected {rule.wire}")
-            values = found[rule.name]
+            values = message[rule.name]
             if len(values) == rule.times:
                 raise BundleError(f"{_a(kind)} has {rule.name} more than {_times(rule.times)}")
             if rule.message:
@@ -217,15 +217,15 @@ class _Reader:
             else:
                 values.append(_number(kind, rule, number(field)) if rule.wire == "varint" else None)
         if missing := next(
-            (rule.name for rule in rules.values() if rule.needed and not found[rule.name]), ""
+            (rule.name for rule in rules.values() if rule.needed and not message[rule.name]), ""
         ):
             raise BundleError(f"{_a(kind)} has no {missing}")
-        return found
+        return message
 
 
 def _unknown(kind: str, field: int) -> str:
-    known = _TABLE.content["refused"].get(kind, {}).get(str(field))
-    return f"{_a(kind)} has {known or f'field {field}'}, which is not allowed"
+    refusal = _TABLE.content["refused"].get(kind, {}).get(str(field))
+    return f"{_a(kind)} has {refusal or f'field {field}'}, which is not allowed"
 
 
 def _a(kind: str) -> str:
@@ -248,11 +248,11 @@ def _text(kind: str, rule: _Rule, content: bytes) -> str:
 
 
 def _number(kind: str, rule: _Rule, value: int) -> int:
-    said = value if value <= LARGEST else "beyond 2**53"
+    text = value if value <= LARGEST else "beyond 2**53"
     if rule.one_of and value not in rule.one_of:
-        raise BundleError(f"{rule.name} of {_a(kind)} is {said}, expected one of {_listed(rule.one_of)}")
+        raise BundleError(f"{rule.name} of {_a(kind)} is {text}, expected one of {_listed(rule.one_of)}")
     if rule.least is not None and not rule.least <= value <= rule.largest:
-        raise BundleError(f"{rule.name} of {_a(kind)} is {said}, expected {rule.least} to {rule.largest}")
+        raise BundleError(f"{rule.name} of {_a(kind)} is {text}, expected {rule.least} to {rule.largest}")
     return value
 
 
@@ -282,18 +282,18 @@ def _check_operator(node: Message) -> None:
 
 def _domain(message: Message) -> str:
     """The operator domain; ONNX's own has two names, "" and "ai.onnx"."""
-    found: str = message["domain"][0] if message["domain"] else ""
-    return "" if found == "ai.onnx" else found
+    domain: str = message["domain"][0] if message["domain"] else ""
+    return "" if domain == "ai.onnx" else domain
 
 
 def _check_attributes(node: Message) -> None:
     """Checks that each attribute occurs once, with a value of its type and no other."""
-    seen = set()
+    names = set()
     for attribute in node["attribute"]:
         [name], [kind] = attribute["name"], attribute["type"]
-        if name in seen:
+        if name in names:
             raise BundleError(f"a node has attribute {_shown(name)} twice")
-        seen.add(name)
+        names.add(name)
         named = _TABLE.content["value_of_type"]
         for other in named.values():
             if attribute[other] and other != named[str(kind)]:
@@ -302,15 +302,15 @@ def _check_attributes(node: Message) -> None:
 
 def _check_names(graph: Message) -> None:
     """Checks that every value is made only once: by an input, an initialiser or a node."""
-    made: set[str] = set()
+    names: set[str] = set()
     for name in chain(
         _names(graph["input"]),
         _names(graph["initializer"]),
         (output for node in graph["node"] for output in node["output"] if output),
     ):
-        if name in made:
+        if name in names:
             raise BundleError(f"value {_shown(name)} is made twice")
-        made.add(name)
+        names.add(name)
 
 
 def _names(messages: Sequence[Message]) -> Iterator[str]:
@@ -330,14 +330,14 @@ def _outside(graph: Message) -> Iterator[str]:
             continue
         if any(tensor[data] for data in _TABLE.content["data"]):
             raise BundleError(f"initialiser {_shown(name)} has data inside and outside")
-        said = {one["key"][0]: one["value"][0] for one in tensor["external_data"]}
+        entries = {entry["key"][0]: entry["value"][0] for entry in tensor["external_data"]}
         length = prod(tensor["dims"]) * _TABLE.content["element_bytes"][str(tensor["data_type"][0])]
         if length > _TABLE.content["most_tensor_bytes"]:
             raise BundleError(f"initialiser {_shown(name)} has too many bytes")
         expected = {**_TABLE.content["outside"], "length": str(length)}
-        if said != expected:
+        if entries != expected:
             raise BundleError(
-                f"initialiser {_shown(name)} lies in {_entries(said)}, expected {_entries(expected)}"
+                f"initialiser {_shown(name)} lies in {_entries(entries)}, expected {_entries(expected)}"
             )
         yield name
 

@@ -43,14 +43,14 @@ def initial_values(manifest: Manifest, names: Iterable[str], rng: np.random.Gene
     of a sparse set, and parameters that the network never trains, such as given word vectors.
     Raises BundleError for a name that the bundle does not have.
     """
-    known = {parameter.name: parameter for parameter in manifest.parameters}
+    parameters = {parameter.name: parameter for parameter in manifest.parameters}
     root = int(rng.integers(2**63))
     values = {}
     for name in names:
-        if name not in known:
+        if name not in parameters:
             raise BundleError(f"bundle {manifest.name} has no tensor {name!r}")
-        if not _is_given(known[name], manifest):
-            values[name] = _value(known[name], known)(generator_of(f"{root}:{name}"))
+        if not _is_given(parameters[name], manifest):
+            values[name] = _value(parameters[name], parameters)(generator_of(f"{root}:{name}"))
     return values
 
 
@@ -69,7 +69,7 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _value(parameter: Parameter, known: dict[str, Parameter]) -> Draw:
+def _value(parameter: Parameter, parameters: dict[str, Parameter]) -> Draw:
     """How a tensor is drawn: a function from its random stream to its values."""
     shape, last = parameter.shape, _last(parameter.name)
     if last in STATISTICS:
@@ -78,22 +78,22 @@ def _value(parameter: Parameter, known: dict[str, Parameter]) -> Draw:
         return _filled(shape, 0)
     if last in GLOROT:  # for dim inputs and outputs: (tokens, dim), or (heads, tokens, dim / heads)
         return _uniform(shape, (3 / (prod(shape) / shape[-2])) ** 0.5)
-    if found := RECURRENT.fullmatch(last):
-        hidden = known[parameter.name[: -len(last)] + "weight_hh" + found[1]].shape[1]
+    if match := RECURRENT.fullmatch(last):
+        hidden = parameters[parameter.name[: -len(last)] + "weight_hh" + match[1]].shape[1]
         return _uniform(shape, hidden**-0.5)
     if len(shape) < 2:
-        return _one_row(parameter, known)
+        return _one_row(parameter, parameters)
     if _is_table(parameter.name, shape):
         return lambda stream: stream.standard_normal(shape, np.float32) * np.float32(DEVIATION)
     return _uniform(shape, _bound(parameter))
 
 
-def _one_row(parameter: Parameter, known: dict[str, Parameter]) -> Draw:
+def _one_row(parameter: Parameter, parameters: dict[str, Parameter]) -> Draw:
     """How a tensor of one axis is drawn: of a normalisation, or the bias of a layer."""
     last = _last(parameter.name)
     if "bias" not in last:
         return _filled(parameter.shape, 1 if last in ("weight", "gamma") else 0)
-    layer = known.get(parameter.name[: -len(last)] + last.replace("bias", "weight"))
+    layer = parameters.get(parameter.name[: -len(last)] + last.replace("bias", "weight"))
     if layer is None or len(layer.shape) != 2:
         return _filled(parameter.shape, 0)
     return _uniform(parameter.shape, _bound(layer))

@@ -46,9 +46,9 @@ class TextInput(ManifestRecord, frozen=True):
 
     def said(self, length: int) -> str:
         """A description for people, for an input of `length` tokens."""
-        asked = f", read as {self.template!r}" if self.template != "{text}" else ""
-        answered = f", answered by {', '.join(map(repr, self.words))}" if self.words else ""
-        return f"texts as {length} tokens ({self.form}){asked}{answered}"
+        template = f", read as {self.template!r}" if self.template != "{text}" else ""
+        words = f", answered by {', '.join(map(repr, self.words))}" if self.words else ""
+        return f"texts as {length} tokens ({self.form}){template}{words}"
 
 
 class WindowInput(ManifestRecord, frozen=True):
@@ -181,8 +181,8 @@ class InputSpec(ManifestRecord, frozen=True):
         """
         shapes = [self.shape, self.shape[1:]] if self.shape[:1] == (1,) else [self.shape]
         if raw.ndim == 0 or raw.shape[1:] not in shapes:
-            wanted = ", ".join(str(n) for n in self.shape)
-            raise TensorError(f"input is {raw.shape}, expected (n, {wanted})")
+            shape = ", ".join(str(n) for n in self.shape)
+            raise TensorError(f"input is {raw.shape}, expected (n, {shape})")
         raw = raw.reshape((raw.shape[0], *self.shape))
         return self._ids(raw) if self.vocabulary is not None else self._scaled(raw)
 

@@ -174,8 +174,8 @@ class Manifest(ManifestRecord, frozen=True):
     def specs(self, tunable: str = "all") -> tuple[TensorSpec, ...]:
         """The parameters trained in a tunable set. Raises BundleError for an unknown set."""
         if tunable not in self.sets:
-            known = ", ".join(self.sets)
-            raise BundleError(f"bundle {self.name} has no tunable set {tunable!r}; it has {known}")
+            names = ", ".join(self.sets)
+            raise BundleError(f"bundle {self.name} has no tunable set {tunable!r}; it has {names}")
         return tuple(parameter.spec for parameter in self.parameters if tunable in parameter.sets)
 
     @property
@@ -185,8 +185,8 @@ class Manifest(ManifestRecord, frozen=True):
         It is never trained. Everywhere else, "features" are those after this multiplication.
         """
         name = f"{self.head.weight.rpartition('.')[0]}.{SCALE}"
-        given = Parameter(name, (self.head.features,), "float32", "head", ())
-        return name if given in self.parameters else None
+        parameter = Parameter(name, (self.head.features,), "float32", "head", ())
+        return name if parameter in self.parameters else None
 
     def statistics(self, tunable: str) -> tuple[TensorSpec, ...]:
         """Running statistics that change while a set is trained; an update holds them and `specs`."""

@@ -62,10 +62,10 @@ def has_exact_int8(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
 
 
-def derive(wanted: Iterable[Derived], weights: Tensors) -> dict[str, Values]:
+def derive(entries: Iterable[Derived], weights: Tensors) -> dict[str, Values]:
     """The derived initialisers by name; each parameter is quantised once for values, scale and zero point."""
     groups: dict[tuple[str, bool, bool, str], list[Derived]] = {}
-    for derived in wanted:
+    for derived in entries:
         kind = derived.what.partition(".")[0]
         groups.setdefault((derived.parameter, derived.transposed, derived.columns, kind), []).append(derived)
     result: dict[str, Values] = {}
@@ -73,8 +73,8 @@ def derive(wanted: Iterable[Derived], weights: Tensors) -> dict[str, Values]:
         value = weights[parameter]
         if transposed:
             value = np.ascontiguousarray(value.reshape(len(value), -1).T)
-        made = _made(parameter, value, kind, columns)
-        result |= {derived.name: made[derived.what] for derived in members}
+        parts = _made(parameter, value, kind, columns)
+        result |= {derived.name: parts[derived.what] for derived in members}
     return result
 
 
@@ -83,8 +83,8 @@ def _made(parameter: str, value: Values, kind: str, columns: bool) -> dict[str, 
         return {kind: value}
     if kind == "float16":
         return {kind: _float16(parameter, value)}
-    made = _int8(value, columns) if kind == "int8" else _uint8(value)
-    return {kind: made.values, f"{kind}.scale": made.scale, f"{kind}.zero_point": made.zero_point}
+    integers = _int8(value, columns) if kind == "int8" else _uint8(value)
+    return {kind: integers.values, f"{kind}.scale": integers.scale, f"{kind}.zero_point": integers.zero_point}
 
 
 def _float16(parameter: str, value: Values) -> Values:

@@ -73,13 +73,13 @@ def _check_ends(main: Manifest, member: Manifest) -> None:
 
 
 def _input_text(manifest: Manifest) -> str:
-    given = manifest.input
-    return f"{given.dtype} {given.shape} (scale {given.scale:g}, mean {given.mean}, std {given.std})"
+    spec = manifest.input
+    return f"{spec.dtype} {spec.shape} (scale {spec.scale:g}, mean {spec.mean}, std {spec.std})"
 
 
 def _check_names(wide: Mapping[str, TensorSpec], narrow: Mapping[str, TensorSpec]) -> None:
-    for there, here, whose in ((wide, narrow, "only the main model"), (narrow, wide, "only it")):
-        if names := sorted(there.keys() - here.keys()):
+    for first, second, whose in ((wide, narrow, "only the main model"), (narrow, wide, "only it")):
+        if names := sorted(first.keys() - second.keys()):
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             raise TensorError(f"{whose} has {', '.join(names[:NAMED])}{more}")
 

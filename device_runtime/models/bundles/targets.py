@@ -72,8 +72,8 @@ class TargetSpec(ManifestRecord, frozen=True):
     quantile: Share = 0.99  # input: samples with an error above this quantile are anomalies
 
     def __post_init__(self) -> None:
-        known = LOSSES.get(self.loss)
-        takes = (known, "input") if self.loss in OF_VALUES else (known,)
+        default = LOSSES.get(self.loss)
+        takes = (default, "input") if self.loss in OF_VALUES else (default,)
         if not self.own and self.compared not in takes:
             raise ValueError(f"loss {self.loss!r} of {self.compared} is none of {', '.join(LOSSES)}")
         if bool(self.columns) != (self.compared in ("values", "flags")):
@@ -123,8 +123,10 @@ class TargetSpec(ManifestRecord, frozen=True):
         """
         count = len(self.columns)
         if raw.dtype.kind not in "buif" or (raw.shape[1:] != (count,) and (raw.ndim != 1 or count != 1)):
-            said = ", ".join(self.columns[:8])
-            raise TensorError(f"targets are {raw.dtype} {raw.shape}, expected numbers (n, {count}): {said}")
+            columns = ", ".join(self.columns[:8])
+            raise TensorError(
+                f"targets are {raw.dtype} {raw.shape}, expected numbers (n, {count}): {columns}"
+            )
         with np.errstate(over="ignore"):
             y = raw.reshape(len(raw), count).astype(np.float32)
         if not np.isfinite(y).all():
@@ -178,7 +180,7 @@ def targets_of(
     if compared not in METRICS:
         raise ValueError(f"targets are {compared!r}, expected one of {', '.join(METRICS)}")
     named = tuple(settings.pop("columns", ())) or (tuple(labels) if compared in ("values", "flags") else ())
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
-    if compared != "values" and {"mean", "std"} & given.keys():
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
+    if compared != "values" and {"mean", "std"} & values.keys():
         raise ValueError(f"targets are {compared}: only values have a mean and a std")
-    return TargetSpec(loss, compared, named, own=own, **given)  # type: ignore[arg-type]  # checked above
+    return TargetSpec(loss, compared, named, own=own, **values)  # type: ignore[arg-type]  # checked above

@@ -96,11 +96,11 @@ def all_finite(tensors: Tensors) -> bool:
 
 def check(tensors: Tensors, expected: Sequence[TensorSpec]) -> None:
     """Raises TensorError unless `tensors` are exactly `expected`: names, shapes, dtypes, all finite."""
-    wanted = {spec.name for spec in expected}
-    if missing := sorted(wanted - tensors.keys()):
+    names = {spec.name for spec in expected}
+    if missing := sorted(names - tensors.keys()):
         raise TensorError(f"{_listed(missing)} missing; got {_listed(sorted(tensors))}")
-    if extra := sorted(tensors.keys() - wanted):
-        raise TensorError(f"{_listed(extra)} not expected; expected {_listed(sorted(wanted))}")
+    if extra := sorted(tensors.keys() - names):
+        raise TensorError(f"{_listed(extra)} not expected; expected {_listed(sorted(names))}")
     for spec in expected:
         _check_one(spec, tensors[spec.name])
 
@@ -150,10 +150,10 @@ class Flat:
 
         Raises TensorError for a tensor that is missing or does not fit.
         """
-        known = {name: tensors[name] for name in self.views if name in tensors}
-        check(known, self.specs)
+        subset = {name: tensors[name] for name in self.views if name in tensors}
+        check(subset, self.specs)
         for name, view in self.views.items():
-            view[...] = known[name]
+            view[...] = subset[name]
 
     def load_part(self, tensors: Tensors, begin: int, size: int) -> Vector:
         """Copies in only elements `begin` to `begin` + `size`, or to the end, and returns that slice.

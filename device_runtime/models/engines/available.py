@@ -36,10 +36,10 @@ def engine_choices(bundle: Bundle | None = None) -> tuple[EngineChoice, ...]:
 
     Without a bundle, for bundles in general. Looks at what is installed, and imports no engine.
     """
-    found = (_onnxruntime(), _training(bundle), _torch(bundle))
-    usable = {choice.name: choice for choice in found if choice.usable}
+    choices = (_onnxruntime(), _training(bundle), _torch(bundle))
+    usable = {choice.name: choice for choice in choices if choice.usable}
     best = next((name for name in PREFERRED if name in usable), None)
-    return tuple(replace(choice, chosen=choice.name == best) for choice in found)
+    return tuple(replace(choice, chosen=choice.name == best) for choice in choices)
 
 
 def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineChoice:
@@ -100,7 +100,7 @@ def _onnxruntime() -> EngineChoice:
 
 
 def _training(bundle: Bundle | None) -> EngineChoice:
-    version = next((found for name, found in installed_builds().items() if name in BUILDS), "")
+    version = next((release for name, release in installed_builds().items() if name in BUILDS), "")
     if missing := available(None if bundle is None else bundle.manifest):
         return EngineChoice("onnxruntime-training", version, False, missing)
     reason = "gradient operators of its own, for cross-entropy only; its makers have deprecated it"

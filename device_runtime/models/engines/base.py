@@ -148,8 +148,8 @@ def checked_inputs(manifest: Manifest, x: Inputs) -> Inputs:
     Raises EngineError for a wrong dtype, shape or token id.
     """
     if x.shape[1:] != manifest.input.shape or x.ndim == 0:
-        wanted = ", ".join(str(n) for n in manifest.input.shape)
-        raise EngineError(f"x is {x.shape}, {manifest.name} takes (n, {wanted})")
+        shape = ", ".join(str(n) for n in manifest.input.shape)
+        raise EngineError(f"x is {x.shape}, {manifest.name} takes (n, {shape})")
     if x.dtype not in (manifest.input.dtype, manifest.input.stored_dtype):
         takes = f"{manifest.name} takes {manifest.input.dtype}, as input.prepare gives it"
         raise EngineError(f"x is {x.dtype}, {takes}")
@@ -162,16 +162,16 @@ def checked_inputs(manifest: Manifest, x: Inputs) -> Inputs:
 
 def checked_extras(graph: Graph, samples: int, extras: Tensors) -> dict[str, NDArray[np.float32]]:
     """Extra inputs of a training graph, contiguous float32. Raises EngineError for wrong names or shapes."""
-    wanted = [extra.name for extra in graph.extras]
-    if sorted(extras) != sorted(wanted):
-        takes = ", ".join(wanted) or "none"
+    names = [extra.name for extra in graph.extras]
+    if sorted(extras) != sorted(names):
+        takes = ", ".join(names) or "none"
         raise EngineError(f"extra inputs are {', '.join(sorted(extras)) or 'none'}, expected {takes}")
-    given = {extra.name: np.ascontiguousarray(extras[extra.name], np.float32) for extra in graph.extras}
+    arrays = {extra.name: np.ascontiguousarray(extras[extra.name], np.float32) for extra in graph.extras}
     for extra in graph.extras:
         shape = (samples, *extra.shape) if extra.per_sample else extra.shape
         if np.shape(extras[extra.name]) != shape:
             raise EngineError(f"extra input {extra.name} is {np.shape(extras[extra.name])}, expected {shape}")
-    return {name: value.reshape(np.shape(extras[name])) for name, value in given.items()}
+    return {name: value.reshape(np.shape(extras[name])) for name, value in arrays.items()}
 
 
 def checked_labels(manifest: Manifest, x: Inputs, y: Labels) -> NDArray[Any]:

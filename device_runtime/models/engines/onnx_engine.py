@@ -127,7 +127,7 @@ class OnnxModel:
 
         Raises BundleError if the bundle has no graph for it, EngineError.
         """
-        shapes = {str(known): shape for known, shape in self.manifest.features.items()}
+        shapes = {str(key): shape for key, shape in self.manifest.features.items()}
         return self._run(f"features.{level}", x, {"features": shapes.get(level, ())})[0]
 
     def probe(self, tunable: str = "all") -> OnnxProbe | ConstantProbe:
@@ -172,8 +172,8 @@ class OnnxModel:
         if name not in self._sessions:
             onnx = self._bundle.graph(name)
             graph = self.manifest.graphs[name]
-            given = initialisers(graph, self._weights)
-            self._sessions[name] = load_session(name, graph, onnx, given, self._settings)
+            tensors = initialisers(graph, self._weights)
+            self._sessions[name] = load_session(name, graph, onnx, tensors, self._settings)
         return self._sessions[name]
 
     def blocked_session(self, name: str, samples: int) -> LoadedGraph | None:
@@ -192,9 +192,9 @@ class OnnxModel:
         graph = self.manifest.graphs[name]
         shapes = {spec.name: spec.shape for spec in self.manifest.stored()}
         shapes["x"] = self.manifest.input.shape
-        given = initialisers(graph, self._weights), shapes
+        tensors = initialisers(graph, self._weights), shapes
         try:
-            return load_blocked(name, graph, self._bundle.graph(name), given, samples, self._settings)
+            return load_blocked(name, graph, self._bundle.graph(name), tensors, samples, self._settings)
         except (BundleError, EngineError) as error:
             logger.warning("graph %s cannot be used in the blocked layout: %s", name, error)
             return None
@@ -220,9 +220,9 @@ class OnnxModel:
         changed = {n for n, value in weights.items() if n not in old or not np.array_equal(value, old[n])}
         self._weights = {**old, **{name: weights[name] for name in changed}}
         graphs = self.manifest.graphs
-        for held in (self._sessions, self._blocked):
-            for name in [name for name in held if changed & graphs[name].parameters]:
-                del held[name]
+        for sessions in (self._sessions, self._blocked):
+            for name in [name for name in sessions if changed & graphs[name].parameters]:
+                del sessions[name]
 
 
 class OnnxGradients:
@@ -250,14 +250,14 @@ class OnnxGradients:
 
     def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
         """The mean loss of the objective; leaves its gradient in `grads`."""
-        given = checked_extras(self._graph, len(x), extras)
+        arrays = checked_extras(self._graph, len(x), extras)
         if len(x) <= self._rows:
-            return sum(loss for _, loss in self._losses(x, y, given))
+            return sum(loss for _, loss in self._losses(x, y, arrays))
         if self._sum is None:
             self._sum = np.empty_like(self.grads.vector)
         self._sum.fill(0)
         total = 0.0
-        for share, loss in self._losses(x, y, given):
+        for share, loss in self._losses(x, y, arrays):
             total += share * loss
             for summed, grads in blocks(self._sum, self.grads.vector):
                 np.multiply(grads, np.float32(share), out=grads)
@@ -267,13 +267,13 @@ class OnnxGradients:
 
     def _losses(self, x: Inputs, y: Labels, extras: Tensors) -> Iterator[tuple[float, float]]:
         """Runs batch by batch; yields each batch's share of the samples, and its mean loss."""
-        x, given = checked_inputs(self._model.manifest, x), self._model.manifest.input
+        x, spec = checked_inputs(self._model.manifest, x), self._model.manifest.input
         labels = checked_labels(self._model.manifest, x, y)
         rows = {extra.name for extra in self._graph.extras if extra.per_sample}
         for part in batches(len(x), self._rows):
             samples = part.stop - part.start
             run = self._run(samples)
-            batch = {"x": given.as_graphs_take(x[part]), "y": labels[part], **extras}
+            batch = {"x": spec.as_graphs_take(x[part]), "y": labels[part], **extras}
             for name, value in batch.items():
                 run.bind_input(name, value[part] if name in rows else value)
             run.run(samples)

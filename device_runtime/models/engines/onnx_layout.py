@@ -61,16 +61,16 @@ class PlacedValue:
 
 def float_initialisers(model: bytes) -> dict[str, Initialiser]:
     """Shape and flat values of every float32 initialiser that has its data inside."""
-    found = {}
+    initialisers = {}
     for field in graph_fields(cast(bytes, memoryview(model))):  # parts of a view are not copied
         if field.number == GRAPH_INITIALISER:
             parts = list(fields(field.content))
-            kept = {part.number: part for part in parts}
-            if TENSOR_BYTES in kept and number(kept[TENSOR_TYPE]) == TYPES["float32"]:
+            tensor = {part.number: part for part in parts}
+            if TENSOR_BYTES in tensor and number(tensor[TENSOR_TYPE]) == TYPES["float32"]:
                 shape = tuple(number(part) for part in parts if part.number == TENSOR_SHAPE)
-                name = bytes(kept[TENSOR_NAME].content).decode()
-                found[name] = shape, np.frombuffer(kept[TENSOR_BYTES].content, "<f4")
-    return found
+                name = bytes(tensor[TENSOR_NAME].content).decode()
+                initialisers[name] = shape, np.frombuffer(tensor[TENSOR_BYTES].content, "<f4")
+    return initialisers
 
 
 def values(graph: Sequence[Node], parameters: Sequence[str]) -> Iterator[Value]:
@@ -220,24 +220,24 @@ def optimise_layout(
     if sum(value.nbytes for value in source.frozen.values()) > MOST_BYTES:
         return None
     try:
-        found = _found(source, _optimised(source, settings, seed=1))
+        layout = _layout_of(source, _optimised(source, settings, seed=1))
         again = _optimised(source, settings, seed=2)
     except OSError:  # no folder for temporary files
         return None
-    if not found.fits(again):
+    if not layout.fits(again):
         return None
-    shapes = {name: again.initialisers[name][0] for name in found.places}
+    shapes = {name: again.initialisers[name][0] for name in layout.places}
     graph = msgspec.structs.replace(source.graph, trainable=tuple(shapes), frozen=())
     onnx = with_inputs(again.onnx, shapes)
     del again
     loaded = load_session(source.name, graph, onnx, {}, replace(settings, optimised=True))
     buffers = Flat([TensorSpec(name, shape) for name, shape in shapes.items()])
     trim_heap()
-    return OptimisedProbe(OnnxProbe(manifest, rows, loaded, buffers), found.places)
+    return OptimisedProbe(OnnxProbe(manifest, rows, loaded, buffers), layout.places)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Layout:
     """The initialisers that are made of parameters, and hashes of the others."""
 
     places: Mapping[str, PlacedValue]
@@ -245,27 +245,29 @@ class _Found:
 
     def fits(self, optimised: _Optimised) -> bool:
         """Whether it holds for other values, too: every initialiser is as computed, or unchanged."""
-        there = optimised.initialisers
+        initialisers = optimised.initialisers
         return (
-            there.keys() == {*self.places, *self.others}
-            and all(_sha(there[name]) == sha for name, sha in self.others.items())
-            and all(place.holds(optimised.tensors, there[name][1]) for name, place in self.places.items())
+            initialisers.keys() == {*self.places, *self.others}
+            and all(_sha(initialisers[name]) == sha for name, sha in self.others.items())
+            and all(
+                place.holds(optimised.tensors, initialisers[name][1]) for name, place in self.places.items()
+            )
         )
 
 
-def _found(source: ProbeGraph, optimised: _Optimised) -> _Found:
+def _layout_of(source: ProbeGraph, optimised: _Optimised) -> _Layout:
     graph = nodes(source.onnx)
-    tried = [CandidateValue.of(value, optimised.tensors) for value in values(graph, source.graph.frozen)]
+    candidates = [CandidateValue.of(value, optimised.tensors) for value in values(graph, source.graph.frozen)]
     places, others = {}, {}
     for name, initialiser in optimised.initialisers.items():
         total = float(initialiser[1].sum(dtype=np.float64))
-        layouts = (one.placed(initialiser, total) for one in tried)
+        layouts = (candidate.placed(initialiser, total) for candidate in candidates)
         place = next((layout for layout in layouts if layout is not None), None)
         if place is None:
             others[name] = _sha(initialiser)
         else:
             places[name] = place
-    return _Found(places, others)
+    return _Layout(places, others)
 
 
 def _sha(initialiser: Initialiser) -> bytes:

@@ -112,10 +112,10 @@ def _written(name: str, value: Attribute) -> bytes:
         kind, content = INT, _integer(ATTRIBUTE_INT, value)
     elif isinstance(value, float):
         kind, content = FLOAT, _float(ATTRIBUTE_FLOAT, value)
-    elif all(isinstance(one, int) for one in value):
-        kind, content = INTS, b"".join(_integer(ATTRIBUTE_INTS, int(one)) for one in value)
+    elif all(isinstance(element, int) for element in value):
+        kind, content = INTS, b"".join(_integer(ATTRIBUTE_INTS, int(element)) for element in value)
     else:
-        kind, content = FLOATS, b"".join(_float(ATTRIBUTE_FLOATS, one) for one in value)
+        kind, content = FLOATS, b"".join(_float(ATTRIBUTE_FLOATS, element) for element in value)
     return delimited_field(ATTRIBUTE_NAME, name.encode()) + content + number_field(ATTRIBUTE_TYPE, kind)
 
 

@@ -128,13 +128,13 @@ def with_inputs(onnx: bytes, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
         if field.number != MODEL_GRAPH:
             parts.append(field.encoded)
             continue
-        kept = [
+        rest = [
             part.encoded
             for part in fields(field.content)
             if part.number != GRAPH_INITIALISER or _name(part.content, TENSOR_NAME) not in names
         ]
         inputs = (delimited_field(GRAPH_INPUT, encoded_input(name, shape)) for name, shape in shapes.items())
-        parts.append(delimited_field(MODEL_GRAPH, b"".join((*kept, *inputs))))
+        parts.append(delimited_field(MODEL_GRAPH, b"".join((*rest, *inputs))))
     return b"".join(parts)
 
 

@@ -51,12 +51,12 @@ _OUTPUTS = {
 
 def metadata_of(manifest: Manifest) -> dict[str, str]:
     """Metadata that another program needs to use the file: labels, preprocessing, meaning of the output."""
-    given = manifest.input
+    spec = manifest.input
     return {
         "name": manifest.name,
         "labels": json.dumps(manifest.labels),
-        "input": msgspec.json.encode(given).decode(),
-        "preprocessing": f"{describe_input(given)}; then x = (raw * scale - mean) / std for each channel",
+        "input": msgspec.json.encode(spec).decode(),
+        "preprocessing": f"{describe_input(spec)}; then x = (raw * scale - mean) / std for each channel",
         "output": _OUTPUTS[manifest.target.compared],
         **({"targets": msgspec.json.encode(target).decode()} if (target := manifest.target).columns else {}),
     }

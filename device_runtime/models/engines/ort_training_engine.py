@@ -23,11 +23,11 @@ def available(manifest: Manifest | None = None) -> str:
 
     Loads nothing.
     """
-    found = installed_builds()
-    name, version = next(((n, v) for n, v in found.items() if n in BUILDS), ("", ""))
+    builds = installed_builds()
+    name, version = next(((n, v) for n, v in builds.items() if n in BUILDS), ("", ""))
     if not name:
         return f"onnxruntime-training is not installed; {_INSTALL}"
-    if other := sorted(found.keys() - {name}):
+    if other := sorted(builds.keys() - {name}):
         return (
             f"{name} and {other[0]} are both installed and overwrite each other; remove both, then {_INSTALL}"
         )
@@ -66,8 +66,8 @@ def installed_builds() -> dict[str, str]:
     if spec is None or spec.origin is None:
         return {}
     folder = str(Path(spec.origin).parent.parent)
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in (*BUILDS, *_ORDINARY):
         for distribution in metadata.Distribution.discover(name=name, path=[folder]):
-            found[name] = distribution.version
-    return found
+            versions[name] = distribution.version
+    return versions

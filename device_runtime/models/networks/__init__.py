@@ -52,22 +52,22 @@ def build(name: str, settings: Mapping[str, Setting]) -> "nn.Module":
     Raises ExportError for an unknown name, a setting that the network does not take, or a value it refuses.
     """
     function = _function(name)
-    taken = inspect.signature(function).parameters
-    if unknown := sorted(settings.keys() - taken.keys()):
-        raise ExportError(f"{name} takes no setting {unknown[0]}; it takes {', '.join(taken)}")
+    parameters = inspect.signature(function).parameters
+    if unknown := sorted(settings.keys() - parameters.keys()):
+        raise ExportError(f"{name} takes no setting {unknown[0]}; it takes {', '.join(parameters)}")
     try:
         return function(**settings)
     except ExportError:
         raise
     except Exception as error:  # torch refuses values with errors of many types
-        given = ", ".join(f"{key}={value}" for key, value in settings.items())
-        raise ExportError(f"{name} with {given or 'no settings'} fails: {one_line(error)}") from error
+        text = ", ".join(f"{key}={value}" for key, value in settings.items())
+        raise ExportError(f"{name} with {text or 'no settings'} fails: {one_line(error)}") from error
 
 
 def described(name: str, settings: Mapping[str, Setting]) -> str:
     """The settings of a network in words, as "in_channels=3, size=32". Raises ExportError as `build`."""
-    taken = inspect.signature(_function(name)).parameters
-    values = {key: settings.get(key, taken[key].default) for key in taken if key not in FILES}
+    parameters = inspect.signature(_function(name)).parameters
+    values = {key: settings.get(key, parameters[key].default) for key in parameters if key not in FILES}
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
@@ -75,5 +75,5 @@ def _function(name: str) -> Callable[..., Any]:
     if name not in NETWORKS:
         raise ExportError(f"no network {name!r}; known are {', '.join(NETWORKS)}")
     module, _, function = NETWORKS[name].partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(f".{module}", __name__), function)
-    return found
+    network: Callable[..., Any] = getattr(importlib.import_module(f".{module}", __name__), function)
+    return network

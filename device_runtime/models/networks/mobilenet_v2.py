@@ -118,10 +118,10 @@ class MobileNetV2(nn.Module):
         return self.classifier(self.features(x).mean((2, 3)))
 
 
-def _channels(wanted: float) -> int:
-    """The nearest multiple of 8 that is at least nine tenths of `wanted`."""
-    near = max(MULTIPLE, int(wanted + MULTIPLE / 2) // MULTIPLE * MULTIPLE)
-    return near + MULTIPLE if near < 0.9 * wanted else near
+def _channels(width: float) -> int:
+    """The nearest multiple of 8 that is at least nine tenths of `width`."""
+    near = max(MULTIPLE, int(width + MULTIPLE / 2) // MULTIPLE * MULTIPLE)
+    return near + MULTIPLE if near < 0.9 * width else near
 
 
 def mobilenet_v2(

@@ -82,12 +82,12 @@ class _Gru(torch.autograd.Function):
         a_r = a_q * q * (1 - r)
         a_z = (before - n) * z * (1 - z)
         factors = _split(torch.cat([a_r, a_z, a_q, z], 1), steps)
-        given = _split(grad[0].flatten(0, 1), steps)
+        grads = _split(grad[0].flatten(0, 1), steps)
         recurrent = torch.cat([w_hh, torch.eye(w_hh.shape[1])])
-        deltas = [given[-1]]
+        deltas = [grads[-1]]
         for t in range(steps - 1, 0, -1):
             flow = torch.cat([deltas[0]] * 4, 1) * factors[t]
-            deltas.insert(0, _gemm(flow, recurrent, given[t - 1]))
+            deltas.insert(0, _gemm(flow, recurrent, grads[t - 1]))
         delta = torch.cat(deltas)
         to_r, to_z = a_r * delta, a_z * delta
         to_x = torch.cat([to_r, to_z, a_n * delta], 1)
@@ -130,25 +130,25 @@ class _Lstm(torch.autograd.Function):
         a_c = o - h * torch.tanh(torch.cat(ctx.cells))
         c_before = torch.cat([torch.zeros_like(ctx.cells[0]), *ctx.cells[:-1]])
         factors = torch.cat([added * (1 - i), c_before * f * (1 - f), i - added * g, h * (1 - o)], 1)
-        given, forgets = _split(grad[0].flatten(0, 1), steps), _split(f, steps)
-        flows = _flows(given, _split(factors, steps), forgets, _split(a_c, steps), w_hh)
+        grads, forgets = _split(grad[0].flatten(0, 1), steps), _split(f, steps)
+        flows = _flows(grads, _split(factors, steps), forgets, _split(a_c, steps), w_hh)
         to_gates = torch.cat(flows)
         return _gradients(ctx, to_gates, to_gates, _before(y))
 
 
 def _flows(
-    given: Sequence[Tensor],
+    grads: Sequence[Tensor],
     factors: Sequence[Tensor],
     forgets: Sequence[Tensor],
     a_c: Sequence[Tensor],
     w_hh: Tensor,
 ) -> list[Tensor]:
     """The gradient of the four gates before their activations, (n, 4 H) for each step."""
-    d_h = given[-1]
+    d_h = grads[-1]
     d_c = d_h * a_c[-1]
     flows = [torch.cat([d_c, d_c, d_c, d_h], 1) * factors[-1]]
-    for t in range(len(given) - 1, 0, -1):
-        d_h = _gemm(flows[0], w_hh, given[t - 1])
+    for t in range(len(grads) - 1, 0, -1):
+        d_h = _gemm(flows[0], w_hh, grads[t - 1])
         d_c = d_c * forgets[t] + d_h * a_c[t - 1]
         flows.insert(0, torch.cat([d_c, d_c, d_c, d_h], 1) * factors[t - 1])
     return flows
@@ -176,8 +176,8 @@ def _before(y: Tensor) -> Tensor:
 def _gemm(x: Tensor, weight: Tensor, added: Tensor, transposed: bool = False) -> Tensor:
     """x (m, A) @ weight (A, B), or weight (B, A) if it is transposed, + added (m, B) or (B,), in one node."""
     shape = (x.shape[0], weight.shape[0 if transposed else 1])
-    given, settings = [x, weight, added], {"transB": int(transposed)}
-    return ops.symbolic("Gemm", given, settings, dtype=x.dtype, shape=shape, version=PLAIN_VERSION)
+    inputs, settings = [x, weight, added], {"transB": int(transposed)}
+    return ops.symbolic("Gemm", inputs, settings, dtype=x.dtype, shape=shape, version=PLAIN_VERSION)
 
 
 def _operator(
@@ -187,18 +187,18 @@ def _operator(
     gates, hidden = len(order), weights[1].shape[1]
     w_ih, w_hh, b_ih, b_hh = (_reordered(w.reshape(gates, hidden, -1), order) for w in weights)
     biases = torch.cat([b_ih, b_hh]).reshape(1, -1)
-    given = [x, *(w.reshape(1, gates * hidden, -1) for w in (w_ih, w_hh)), biases]
+    inputs = [x, *(w.reshape(1, gates * hidden, -1) for w in (w_ih, w_hh)), biases]
     shape = (x.shape[0], 1, x.shape[1], hidden)
     attributes = {"hidden_size": hidden, **settings}
     return ops.symbolic(
-        kind, given, attributes, dtype=x.dtype, shape=shape, version=OPERATOR_VERSION
+        kind, inputs, attributes, dtype=x.dtype, shape=shape, version=OPERATOR_VERSION
     ).squeeze(1)
 
 
 def _reordered(w: Tensor, order: Sequence[int]) -> Tensor:
     """w (gates, H, ..) with the gates in another order, in one node, which copies whole gates."""
-    given = [w, torch.tensor(order)]
-    return ops.symbolic("Gather", given, {"axis": 0}, dtype=w.dtype, shape=w.shape, version=PLAIN_VERSION)
+    inputs = [w, torch.tensor(order)]
+    return ops.symbolic("Gather", inputs, {"axis": 0}, dtype=w.dtype, shape=w.shape, version=PLAIN_VERSION)
 
 
 def _split(x: Tensor, steps: int) -> Sequence[Tensor]:

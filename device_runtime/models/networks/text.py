@@ -42,8 +42,8 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, length, inputs) -> (n, length, hidden)."""
-        for number, seen in enumerate((self.first, self.second)):
-            x = seen(self.layer(x.transpose(0, 1), self._weights(number)).transpose(0, 1))
+        for number, level in enumerate((self.first, self.second)):
+            x = level(self.layer(x.transpose(0, 1), self._weights(number)).transpose(0, 1))
         return x
 
 

@@ -69,12 +69,12 @@ def sizes_of(name: str, config: Mapping[str, Any]) -> dict[str, int]:
     names, inner = SETTINGS[name], INNER[name]
     if missing := [theirs for theirs in (*names.values(), inner) if not isinstance(config.get(theirs), int)]:
         raise ExportError(f"config.json has no number {missing[0]}")
-    found = {ours: int(config[theirs]) for ours, theirs in names.items()}
-    width = found["dim"]
+    sizes = {ours: int(config[theirs]) for ours, theirs in names.items()}
+    width = sizes["dim"]
     if config[inner] != 4 * width or config.get("word_embed_proj_dim", width) != width:
         raise ExportError(
             f"config.json is of a {name} of other proportions: {inner} {config[inner]}, {width} wide"
         )
     if name == "roberta":
-        found["length"] -= 2  # positions begin after that of padding, at 2
-    return found
+        sizes["length"] -= 2  # positions begin after that of padding, at 2
+    return sizes

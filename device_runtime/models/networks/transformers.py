@@ -337,15 +337,15 @@ def with_word_head(
 
     If the file has no head, the embedding of words is the head. `biases`: possible names of the head's bias.
     """
-    found = {name: value for name, value in tensors.items() if name not in biases}
+    state = {name: value for name, value in tensors.items() if name not in biases}
     weight = f"{places.head}.weight"
-    whole = found.get(weight, found.get(f"{places.words}.weight"))
+    whole = state.get(weight, state.get(f"{places.words}.weight"))
     bias = next((tensors[name] for name in biases if name in tensors), None)
     if whole is not None and len(whole) > max(words) and len(whole) != len(words):
-        found[weight] = whole[list(words)].clone()
+        state[weight] = whole[list(words)].clone()
     if bias is not None:
-        found[f"{places.head}.bias"] = bias[list(words)].clone() if len(bias) > max(words) else bias
-    return found
+        state[f"{places.head}.bias"] = bias[list(words)].clone() if len(bias) > max(words) else bias
+    return state
 
 
 def last(x: Tensor, padding: int) -> Tensor:
@@ -356,9 +356,9 @@ def last(x: Tensor, padding: int) -> Tensor:
 
 def mask_places(x: Tensor, mask: int, padding: int) -> Tensor:
     """The places of the id `mask`, or of the last token in a text without it, bool (n, length)."""
-    found = x == mask
-    none = found.to(torch.int64).sum(1, keepdim=True) == 0
-    return found | (none & last(x, padding))
+    masks = x == mask
+    none = masks.to(torch.int64).sum(1, keepdim=True) == 0
+    return masks | (none & last(x, padding))
 
 
 def mask(x: Tensor, padding: int, causal: bool = False) -> Tensor:

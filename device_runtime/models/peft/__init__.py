@@ -46,8 +46,8 @@ def inject(
     """
     full = completed(name, settings)
     if name in _ADD:
-        if there := _trained(module, name):
-            raise ExportError(f"tunable set {name} cannot be added: the module already has {there[0]}")
+        if names := _trained(module, name):
+            raise ExportError(f"tunable set {name} cannot be added: the module already has {names[0]}")
         _ADD[name](module, full, find_head(module, head))
     return full
 

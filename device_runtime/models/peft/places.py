@@ -100,7 +100,7 @@ def convolutional_blocks(module: nn.Module, head: str) -> list[PeftPlace]:
     names: list[str] = []
     for name, block in module.named_modules():
         parent = module.get_submodule(name.rpartition(".")[0])
-        inside = any(name.startswith(f"{found}.") for found in names)
+        inside = any(name.startswith(f"{outer}.") for outer in names)
         if isinstance(parent, nn.Sequential | nn.ModuleList) and _is_block(block) and not inside:
             names.append(name)
     if not names:
@@ -122,13 +122,13 @@ def _maps(module: nn.Module, names: list[str]) -> dict[str, torch.Size]:
     if first is None:
         return {}
     axes = len(first.kernel_size)
-    seen: dict[str, torch.Size] = {}
+    shapes: dict[str, torch.Size] = {}
     probed = copy.deepcopy(module).eval()
 
     def keep(name: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
             if isinstance(output, Tensor) and output.dim() == 2 + axes:
-                seen[name] = output.shape
+                shapes[name] = output.shape
 
         return hook
 
@@ -140,7 +140,7 @@ def _maps(module: nn.Module, names: list[str]) -> dict[str, torch.Size]:
                 probed(first.weight.new_zeros(1, first.in_channels, *[size] * axes))
         except (RuntimeError, ValueError, AssertionError):
             continue
-        return {name: seen[name] for name in names if name in seen}
+        return {name: shapes[name] for name in names if name in shapes}
     what = "image" if axes == 2 else "window"
     sizes = ", ".join("x".join([str(size)] * axes) for size in PROBES)
     raise ExportError(

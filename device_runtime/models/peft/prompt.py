@@ -39,7 +39,9 @@ def _append(block: nn.Module, inputs: Any, named: Mapping[str, Any]) -> Any:
     prompts = block.prompt_tokens
     (x, *rest), count = inputs, len(prompts)
     x = torch.cat([x, prompts.expand(x.shape[0], -1, -1)], 1)
-    return (x, *(_seen(one, count) for one in rest)), {name: _seen(one, count) for name, one in named.items()}
+    return (x, *(_seen(argument, count) for argument in rest)), {
+        name: _seen(argument, count) for name, argument in named.items()
+    }
 
 
 def _seen(value: Any, prompts: int) -> Any:

@@ -76,17 +76,17 @@ SETTINGS: Mapping[str, Mapping[str, IntegerSetting | NumberSetting | ChoiceSetti
 }
 
 
-def completed(name: str, given: Mapping[str, Value]) -> dict[str, Value]:
+def completed(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
     """All settings of a set. Raises ExportError for an unknown set or setting, or a value out of range."""
-    known = settings_of(name)
-    if unknown := sorted(given.keys() - known.keys()):
-        raise ExportError(f"tunable set {name} has no setting {unknown[0]!r}; it has {', '.join(known)}")
+    settings = settings_of(name)
+    if unknown := sorted(values.keys() - settings.keys()):
+        raise ExportError(f"tunable set {name} has no setting {unknown[0]!r}; it has {', '.join(settings)}")
     result: dict[str, Value] = {}
-    for key, setting in known.items():
+    for key, setting in settings.items():
         default = setting.default if setting.default is not None else result["rank"]
-        value = setting.read(given.get(key, default))
+        value = setting.read(values.get(key, default))
         if value is None:
-            raise ExportError(f"{key} of tunable set {name} is {given[key]!r}, expected {setting}")
+            raise ExportError(f"{key} of tunable set {name} is {values[key]!r}, expected {setting}")
         result[key] = value
     return result
 

@@ -39,8 +39,7 @@ from device_runtime.models.export.functional_module import (
 from device_runtime.models.export.source import subject_of
 
 from .layers import Slots, write_gradients
-from .objectives import ClippedSums, loss_and_gradients, losses_of
-from .objectives import GraphInputs as Given
+from .objectives import ClippedSums, GraphInputs, loss_and_gradients, losses_of
 from .place import DeviceBuffer, TorchProcessor, channels_innermost, find_device, keep_layout
 
 
@@ -76,7 +75,7 @@ class TorchModel:
         self._subject = subject_of(bundle.manifest, module, self.place.device)
         self._weights: Tensors = {}
         self._host: dict[str, Tensor] = {}
-        self._there: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
         self._opened: dict[str, FunctionalModule] = {}
         self.slots: Slots = {}
         self._adopt(bundle.weights())
@@ -96,7 +95,7 @@ class TorchModel:
     def unload(self) -> None:
         """Frees the prepared modules and, on a GPU, the weights; the next use makes them again."""
         self._opened.clear()
-        self._there.clear()
+        self._tensors.clear()
 
     def forward(self, x: Inputs) -> Forward:
         """Logits (n, classes) and features (n, width) in one pass. Raises EngineError."""
@@ -145,9 +144,9 @@ class TorchModel:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the model, on the device that computes; not to be written to."""
         for name, tensor in self._host.items():
-            if name not in self._there:
-                self._there[name] = tensor.to(self.place.device)
-        return dict(self._there)
+            if name not in self._tensors:
+                self._tensors[name] = tensor.to(self.place.device)
+        return dict(self._tensors)
 
     def _run(self, name: str, x: Inputs, give: Callable[[ForwardPass], list[Tensor]]) -> list[Matrix]:
         """Runs batch by batch into arrays that the first batch allocates; no samples are one empty batch."""
@@ -166,7 +165,7 @@ class TorchModel:
     def _adopt(self, weights: Tensors) -> None:
         for name, value in weights.items():
             self._host[name] = torch.from_numpy(value)
-            self._there.pop(name, None)
+            self._tensors.pop(name, None)
             value.flags.writeable = False
         self._weights = {**self._weights, **weights}
 
@@ -184,7 +183,9 @@ class _TrainableGraph:
         self._free = DeviceBuffer(self.params, self._place.device)
         self._tensors = {**model.tensors(), **self._free.tensors}
 
-    def _batches_of(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> Iterator[tuple[slice, Given]]:
+    def _batches_of(
+        self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS
+    ) -> Iterator[tuple[slice, GraphInputs]]:
         """The samples batch by batch, on the device that computes."""
         x = checked_inputs(self._manifest, x)
         labels = checked_labels(self._manifest, x, y)
@@ -193,10 +194,10 @@ class _TrainableGraph:
         self._free.fetch()
         for part in batches(len(x), self._batch):
             cut = {name: value[part] if name in rows else value for name, value in extras.items()}
-            given = {name: tensor(value) for name, value in cut.items()}
+            extra_tensors = {name: tensor(value) for name, value in cut.items()}
             batch = tensor(self._manifest.input.as_graphs_take(x[part]))
             images = channels_innermost(batch) if self._tuned else batch
-            yield part, Given(images, tensor(labels[part]), given, self._tensors)
+            yield part, GraphInputs(images, tensor(labels[part]), extra_tensors, self._tensors)
 
     def _running(self, part: slice) -> AbstractContextManager[None]:
         return self._place.running(self._name, self._graph, part.stop - part.start)
@@ -208,9 +209,9 @@ class TorchProbe(_TrainableGraph):
     def loss(self, x: Inputs, y: Labels) -> float:
         """Mean of the bundle's loss: float32 for each sample, summed in float64 in the given order."""
         losses = np.empty(len(y), np.float32)
-        for part, given in self._batches_of(x, y):
+        for part, inputs in self._batches_of(x, y):
             with self._running(part), torch.no_grad():
-                losses[part] = losses_of(self._subject, given).cpu().numpy()
+                losses[part] = losses_of(self._subject, inputs).cpu().numpy()
         return float(losses.mean(dtype=np.float64))
 
 
@@ -241,12 +242,12 @@ class TorchGradients(_TrainableGraph):
         names = tuple(self.params.views)
         total = 0.0
         self._moved.fetch()
-        for part, given in self._batches_of(x, y, checked):
+        for part, inputs in self._batches_of(x, y, checked):
             share = (part.stop - part.start) / len(x)
             if share == 1:
                 self._slots.update(self._gradients.tensors)
             with self._running(part), self._of_one(part) as next_statistics:
-                loss, grads = loss_and_gradients(self._subject, self._objective, given, names)
+                loss, grads = loss_and_gradients(self._subject, self._objective, inputs, names)
                 self._gather(grads, share, first=part.start == 0)
                 for name, value in next_statistics.items():
                     self._moved.tensors[name].copy_(value)
@@ -266,9 +267,9 @@ class TorchGradients(_TrainableGraph):
         """See `clipping.ClipsSamples`. Raises EngineError too for a network that vmap cannot run."""
         checked = checked_extras(self._graph, len(x), extras)
         self._gradients.vector.zero_()
-        for part, given in self._batches_of(x, y, checked):
+        for part, inputs in self._batches_of(x, y, checked):
             with self._running(part):
-                self._sums.add(given, max_norm, self._gradients.tensors)
+                self._sums.add(inputs, max_norm, self._gradients.tensors)
         self._gradients.store()
 
     def _gather(self, grads: tuple[Tensor, ...], share: float, first: bool) -> None:

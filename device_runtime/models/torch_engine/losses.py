@@ -74,17 +74,17 @@ def loss_from_file(where: str) -> OwnLoss:
     if not Path(file).is_file():
         raise ExportError(f"loss {where}: there is no file {file}")
     try:
-        made = importlib.util.spec_from_file_location(Path(file).stem, file)
-        if made is None or made.loader is None:
+        spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+        if spec is None or spec.loader is None:
             raise ImportError(f"{file} is no Python file")
-        module = importlib.util.module_from_spec(made)
-        made.loader.exec_module(module)
-        found = getattr(module, name)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        function = getattr(module, name)
     except Exception as error:  # the user's file runs here
         raise ExportError(
             f"loss {where} cannot be read: {type(error).__name__}: {one_line(error)}"
         ) from error
-    if not callable(found):
-        raise ExportError(f"loss {where} is a {type(found).__name__}, expected a function")
-    checked: OwnLoss = found
+    if not callable(function):
+        raise ExportError(f"loss {where} is a {type(function).__name__}, expected a function")
+    checked: OwnLoss = function
     return checked

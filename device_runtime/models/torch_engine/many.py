@@ -156,16 +156,16 @@ class _Training:
 
     def params(self) -> list[Flat]:
         """The trained tunable set of each copy."""
-        there = {name: tensor.detach().cpu().numpy() for name, tensor in self._free.items()}
-        made = []
+        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in self._free.items()}
+        flats = []
         for i in range(len(self._copies)):
             flat = Flat(self._specs)
             for name, view in flat.views.items():
-                view[...] = there[name][i]
-            made.append(flat)
-        return made
+                view[...] = arrays[name][i]
+            flats.append(flat)
+        return flats
 
     def mean_losses(self) -> NDArray[np.float64]:
         """Mean loss of each copy, (k,); 0 if no step counts."""
-        seen = [sum(len(batch) for batch in copy.batches[copy.counted :]) for copy in self._copies]
-        return np.asarray(self._totals.cpu().numpy() / np.maximum(seen, 1))
+        counts = [sum(len(batch) for batch in copy.batches[copy.counted :]) for copy in self._copies]
+        return np.asarray(self._totals.cpu().numpy() / np.maximum(counts, 1))

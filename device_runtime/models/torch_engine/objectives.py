@@ -76,52 +76,52 @@ def sizes_of(passed: ForwardPass) -> OutputSizes:
     return OutputSizes(int(passed.logits.shape[1]), int(passed.features.shape[1]), maps)
 
 
-def mean_loss(given: ObjectiveBatch, logits: Tensor) -> Tensor:
+def mean_loss(batch: ObjectiveBatch, logits: Tensor) -> Tensor:
     """The mean of the subject's loss."""
-    loss = given.subject.loss
+    loss = batch.subject.loss
     if (
         loss.target.is_cross_entropy and not loss.target.class_weights
     ):  # its own operator, which has fewer gradients than `SampleLoss`
-        return functional.cross_entropy(logits, given.y)
-    return loss(logits, given.y, given.x).mean()
+        return functional.cross_entropy(logits, batch.y)
+    return loss(logits, batch.y, batch.x).mean()
 
 
-def loss_alone(given: ObjectiveBatch) -> Tensor:
+def loss_alone(batch: ObjectiveBatch) -> Tensor:
     """The mean of the subject's loss, by default cross-entropy in nats."""
-    return mean_loss(given, run(given.subject, given.x, given.tensors).logits)
+    return mean_loss(batch, run(batch.subject, batch.x, batch.tensors).logits)
 
 
-def moon(given: ObjectiveBatch) -> Tensor:
+def moon(batch: ObjectiveBatch) -> Tensor:
     """The loss plus the contrastive term of MOON (Li et al. 2021, equation 3 and 4).
 
     mu * mean(-log(exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau))))
     """
-    passed, extras = run(given.subject, given.x, given.tensors), given.extras
+    passed, extras = run(batch.subject, batch.x, batch.tensors), batch.extras
     similar = [_cosine(passed.features, extras[name]) for name in ("z_glob", "z_prev")]
     closer = -functional.log_softmax(torch.stack(similar, 1) / extras["tau"], 1)[:, 0]
-    return mean_loss(given, passed.logits) + extras["mu"] * closer.mean()
+    return mean_loss(batch, passed.logits) + extras["mu"] * closer.mean()
 
 
-def distil(given: ObjectiveBatch) -> Tensor:
+def distil(batch: ObjectiveBatch) -> Tensor:
     """Mean absolute difference of logits and targets (FedMD in thesis 002, 5.5); y is not used."""
-    return functional.l1_loss(run(given.subject, given.x, given.tensors).logits, given.extras["target"])
+    return functional.l1_loss(run(batch.subject, batch.x, batch.tensors).logits, batch.extras["target"])
 
 
-def kl(given: ObjectiveBatch) -> Tensor:
+def kl(batch: ObjectiveBatch) -> Tensor:
     """Knowledge distillation (Hinton et al. 2015, section 2).
 
     (1 - alpha) * cross-entropy + alpha * T^2 * KL(softmax(target / T), softmax(logits / T))
     """
-    extras, heat = given.extras, given.extras["temperature"]
-    logits = run(given.subject, given.x, given.tensors).logits
+    extras, heat = batch.extras, batch.extras["temperature"]
+    logits = run(batch.subject, batch.x, batch.tensors).logits
     ours = functional.log_softmax(logits / heat, 1)
     theirs = functional.log_softmax(extras["target"] / heat, 1)
     divergence = (torch.exp(theirs) * (theirs - ours)).sum(1).mean()
-    hard = mean_loss(given, logits)
+    hard = mean_loss(batch, logits)
     return (1 - extras["alpha"]) * hard + extras["alpha"] * heat * heat * divergence
 
 
-def attention(given: ObjectiveBatch, squared: bool = True) -> Tensor:
+def attention(batch: ObjectiveBatch, squared: bool = True) -> Tensor:
     """Cross-entropy plus attention transfer (thesis 002, 5.3; Zagoruyko and Komodakis 2017, equation 2).
 
     Mean over samples of sum_levels beta_level * || Q / ||Q||_2 - Q_t / ||Q_t||_2 ||_2^2, where Q is the sum
@@ -130,7 +130,7 @@ def attention(given: ObjectiveBatch, squared: bool = True) -> Tensor:
     other levels. Both texts write the norm, Zagoruyko's code squares it. Where `squared` is false it is the
     norm, as in equations 5.6 and 5.14 of the thesis.
     """
-    passed, extras = run(given.subject, given.x, given.tensors), given.extras
+    passed, extras = run(batch.subject, batch.x, batch.tensors), batch.extras
     apart: list[Tensor] = []
     for level, value in passed.maps.items():
         if value.dim() == 2:
@@ -139,22 +139,22 @@ def attention(given: ObjectiveBatch, squared: bool = True) -> Tensor:
         ours = square.sum(2) if value.dim() == 3 else square.sum(1).flatten(1)
         difference = _unit(ours) - _unit(extras[f"teacher.{level}"])
         apart.append((difference * difference).sum(1) if squared else _norm(difference))
-    hard = mean_loss(given, passed.logits)
+    hard = mean_loss(batch, passed.logits)
     return hard + (torch.stack(apart, 1) * extras["beta"]).sum(1).mean()
 
 
-def prototype(given: ObjectiveBatch) -> Tensor:
+def prototype(batch: ObjectiveBatch) -> Tensor:
     """`distil` plus cross-entropy of the part above level `up` on one feature map for each class (FedKAD).
 
     The second term is beta * sum_c present_c * CE(theta(prototype_c), c) (thesis 002, 5.5), where theta is
     the part of the network above `up`; y is not used. Layers with batch statistics take those of the feature
     maps in the second term; their running statistics move with the samples of the first term alone.
     """
-    extras, of_samples = given.extras, distil(given)
+    extras, of_samples = batch.extras, distil(batch)
     prototypes = extras["prototypes"]
-    places = given.x.new_zeros((prototypes.shape[0], *given.x.shape[1:]))
-    with _still(given.subject.module):
-        logits = run(given.subject, places, given.tensors, ("up", prototypes)).logits
+    places = batch.x.new_zeros((prototypes.shape[0], *batch.x.shape[1:]))
+    with _still(batch.subject.module):
+        logits = run(batch.subject, places, batch.tensors, ("up", prototypes)).logits
     own = -(functional.log_softmax(logits, 1) * torch.eye(len(prototypes), device=logits.device)).sum(1)
     return of_samples + extras["beta"] * (own * extras["present"]).sum()
 
@@ -173,13 +173,13 @@ def _still(module: nn.Module) -> Iterator[None]:
             norm.momentum = momentum
 
 
-def above(given: ObjectiveBatch, level: str) -> Tensor:
+def above(batch: ObjectiveBatch, level: str) -> Tensor:
     """Cross-entropy of the part above a level on the given feature maps, `maps` (thesis 002, 5.2.2).
 
     Of x only the number of samples is used.
     """
-    logits = run(given.subject, given.x, given.tensors, (level, given.extras["maps"])).logits
-    return mean_loss(given, logits)
+    logits = run(batch.subject, batch.x, batch.tensors, (level, batch.extras["maps"])).logits
+    return mean_loss(batch, logits)
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -279,10 +279,10 @@ def loss_and_gradients(
     Raises ValueError for a tensor that does not influence the loss. `autograd.grad` does not take fused
     backward operators apart.
     """
-    loss, found = _gradients(subject, objective, inputs, trainable)
-    grads = tuple(grad for grad in found if grad is not None)
-    if len(grads) < len(found):
-        idle = trainable[found.index(None)]
+    loss, gradients = _gradients(subject, objective, inputs, trainable)
+    grads = tuple(grad for grad in gradients if grad is not None)
+    if len(grads) < len(gradients):
+        idle = trainable[gradients.index(None)]
         raise ValueError(f"{idle} does not influence the loss; give it requires_grad=False")
     return loss.detach(), grads
 
@@ -299,9 +299,9 @@ def _gradients(
     subject: FunctionalModule, objective: str, inputs: GraphInputs, names: Sequence[str]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     free = {name: inputs.tensors[name].detach().requires_grad_() for name in names}
-    given = ObjectiveBatch(subject, inputs.x, inputs.y, inputs.extras, {**inputs.tensors, **free})
+    batch = ObjectiveBatch(subject, inputs.x, inputs.y, inputs.extras, {**inputs.tensors, **free})
     with torch.enable_grad():
-        loss = OBJECTIVES[objective].loss(given)
+        loss = OBJECTIVES[objective].loss(batch)
         return loss, torch.autograd.grad(loss, list(free.values()), allow_unused=True)
 
 
@@ -339,9 +339,11 @@ class ClippedSums:
         frozen = {name: tensor for name, tensor in inputs.tensors.items() if name not in totals}
 
         def loss(values: Mapping[str, Tensor], x: Tensor, y: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
-            one = {name: value[None] if name in self._rows else value for name, value in extras.items()}
-            given = ObjectiveBatch(self._subject, x[None], y[None], one, {**frozen, **values})
-            return OBJECTIVES[self._objective].loss(given)
+            sample_extras = {
+                name: value[None] if name in self._rows else value for name, value in extras.items()
+            }
+            batch = ObjectiveBatch(self._subject, x[None], y[None], sample_extras, {**frozen, **values})
+            return OBJECTIVES[self._objective].loss(batch)
 
         places = {name: 0 if name in self._rows else None for name in inputs.extras}
         each = vmap(grad(loss), in_dims=(None, 0, 0, places))(free, inputs.x, inputs.y, inputs.extras)

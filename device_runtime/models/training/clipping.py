@@ -119,9 +119,11 @@ class PrivateGradients:
     def _sum_one_by_one(self, x: Inputs, y: Labels, extras: Tensors) -> None:
         self.grads.vector.fill(0)
         for i in range(len(x)):
-            one = slice(i, i + 1)
-            given = {name: value[one] if name in self._rows else value for name, value in extras.items()}
-            self._trainer.loss_and_grads(x[one], y[one], given)
+            sample = slice(i, i + 1)
+            sample_extras = {
+                name: value[sample] if name in self._rows else value for name, value in extras.items()
+            }
+            self._trainer.loss_and_grads(x[sample], y[sample], sample_extras)
             self._add_clipped(self._trainer.grads.vector)
 
     def _add_clipped(self, sample: Vector) -> None:

@@ -27,17 +27,17 @@ def evaluate(model: DeviceModel, x: Inputs, y: NDArray[Any]) -> Evaluation:
         return Evaluation(float("nan"), float("nan"), 0, target.metric)
     outputs = model.logits(x)
     if target.compared == "classes":
-        found = accuracy_and_loss(outputs, y, target.class_weights)
+        evaluation = accuracy_and_loss(outputs, y, target.class_weights)
     elif target.compared == "flags":
-        found = _flags(target, outputs, y)
+        evaluation = _flags(target, outputs, y)
     elif target.compared == "values":
-        found = _values(target, outputs, y)
+        evaluation = _values(target, outputs, y)
     else:
-        found = _reconstruction(target, outputs, x, y)
+        evaluation = _reconstruction(target, outputs, x, y)
     if not target.own:
-        return found
+        return evaluation
     loss = model.probe(next(iter(model.manifest.sets))).loss(x, y)
-    return replace(found, eval_loss=loss)
+    return replace(evaluation, eval_loss=loss)
 
 
 def sample_losses(target: TargetSpec, outputs: Matrix, targets: Matrix) -> Vector:
@@ -93,14 +93,14 @@ def auroc(scores: NDArray[Any], positive: NDArray[np.bool_]) -> float:
 
 
 def _flags(target: TargetSpec, outputs: Matrix, y: Matrix) -> Evaluation:
-    said, true = outputs[:, : y.shape[1]] > 0, y > 0
-    both = float((said & true).sum())
+    flags, true = outputs[:, : y.shape[1]] > 0, y > 0
+    both = float((flags & true).sum())
     metrics = {
-        "exact match": float((said == true).all(axis=1).mean()),
-        "F1": 2 * both / max(1.0, float(said.sum() + true.sum())),
+        "exact match": float((flags == true).all(axis=1).mean()),
+        "F1": 2 * both / max(1.0, float(flags.sum() + true.sum())),
     }
     loss = float(sample_losses(target, outputs[:, : y.shape[1]], y).mean(dtype=np.float64))
-    return Evaluation(float((said == true).mean()), loss, len(y), target.metric, metrics)
+    return Evaluation(float((flags == true).mean()), loss, len(y), target.metric, metrics)
 
 
 def _values(target: TargetSpec, outputs: Matrix, y: Matrix) -> Evaluation:

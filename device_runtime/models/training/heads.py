@@ -135,12 +135,12 @@ class SoftmaxHead:
     ) -> float:
         """One step for each batch of indices into `features`; returns the mean loss of all samples used."""
         steps = optimizer.start(self.params.vector)
-        total, seen = 0.0, 0
+        total, count = 0.0, 0
         for batch in batches:
             total += self.loss_and_grads(features[batch], y[batch]) * len(batch)
-            seen += len(batch)
+            count += len(batch)
             steps.step(self.params.vector, self.grads.vector)
-        return total / seen if seen else float("nan")
+        return total / count if count else float("nan")
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ def train_heads(
     """
     learnt = TrainedHeads(np.empty((len(data), *start.shape), np.float32), np.full(len(data), np.nan))
     alike: dict[int, list[int]] = {}
-    for i, one in enumerate(data):
-        alike.setdefault(_rows(one), []).append(i)
+    for i, head in enumerate(data):
+        alike.setdefault(_rows(head), []).append(i)
     for rows, chosen in alike.items():
         # Most steps first: then at each step, the heads that still train are the first ones.
         chosen.sort(key=lambda i: -len(data[i].batches))
@@ -215,12 +215,12 @@ def train_heads(
     return learnt
 
 
-def _rows(one: HeadTrainingData) -> int:
+def _rows(head: HeadTrainingData) -> int:
     """The batch size to which a head's batches are padded: the largest, rounded up to three significant bits.
 
     It depends on this head's data alone, so that no bit of its result depends on the other heads.
     """
-    longest = max((len(batch) for batch in one.batches), default=0)
+    longest = max((len(batch) for batch in head.batches), default=0)
     unit = 1 << max(0, longest.bit_length() - 3)
     return -(-longest // unit) * unit
 
@@ -235,7 +235,7 @@ class _Training:
         self.heads = np.repeat(start[None], len(data), axis=0)
         self._slopes = np.empty_like(self.heads)
         self._velocity = np.zeros_like(self.heads) if sgd.momentum else None
-        lengths = [np.array([len(batch) for batch in one.batches], np.intp) for one in data]
+        lengths = [np.array([len(batch) for batch in head.batches], np.intp) for head in data]
         self._steps = np.array([len(steps) for steps in lengths])
         shape = (len(data), int(self._steps[0]), rows)
         self._rows = np.zeros(shape, np.intp)  # (k, s, b)
@@ -248,15 +248,15 @@ class _Training:
             self._lay_out(k, lengths[k])
 
     def _lay_out(self, k: int, lengths: NDArray[np.intp]) -> None:
-        one, steps = self._data[k], len(lengths)
+        head, steps = self._data[k], len(lengths)
         if not steps:
             return
-        there = self._rank < lengths[:, None]
-        rows = np.concatenate(one.batches)
-        self._rows[k, :steps][there] = rows
-        self._labels[k, :steps][there] = one.y[rows]
-        self._shares[k, :steps] = there / lengths[:, None]
-        self._counts[k, one.counted : steps] = there[one.counted :]
+        mask = self._rank < lengths[:, None]
+        rows = np.concatenate(head.batches)
+        self._rows[k, :steps][mask] = rows
+        self._labels[k, :steps][mask] = head.y[rows]
+        self._shares[k, :steps] = mask / lengths[:, None]
+        self._counts[k, head.counted : steps] = mask[head.counted :]
 
     def run(self) -> None:
         """Runs all steps, one window of gathered samples at a time."""
@@ -306,6 +306,6 @@ class _Training:
 
     def mean_losses(self) -> NDArray[np.float64]:
         """The mean loss of each head, (k,); NaN if none of its steps counts."""
-        seen = self._counts.sum(axis=(1, 2))
+        counts = self._counts.sum(axis=(1, 2))
         total = np.sum(self._losses, axis=(1, 2), where=self._counts, dtype=np.float64)
-        return np.where(seen > 0, total / np.maximum(seen, 1), np.nan)
+        return np.where(counts > 0, total / np.maximum(counts, 1), np.nan)

@@ -57,12 +57,12 @@ def _kernel(ops: Operators, kernel: Kernel, *, plain: bool = False) -> str:
     """
     b, outs = ops.block, ops.wide(kernel.outs)
     ins = kernel.ins if plain else ops.wide(kernel.ins)
-    given = (kernel.outs, kernel.ins, *kernel.window.kernel)
-    value = ops.pad_after(kernel.name, given, (outs, ins, *given[2:]))
+    shape = (kernel.outs, kernel.ins, *kernel.window.kernel)
+    value = ops.pad_after(kernel.name, shape, (outs, ins, *shape[2:]))
     value = ops.blocks_inside(value, outs // b, ins * kernel.places)
     if not plain:
         value = ops.transpose(value, (outs * ins // b**2, b, kernel.places, b), (0, 2, 1, 3))
-    return ops.reshape(value, outs, ins, *given[2:])
+    return ops.reshape(value, outs, ins, *shape[2:])
 
 
 def _swapped_kernel(ops: Operators, kernel: Kernel) -> str:
@@ -102,9 +102,9 @@ def input_gradient(ops: Operators, go: Maps, kernel: Kernel, size: Pair) -> Maps
     return ops.convolution(go, ops.reshape(value, ins, outs, *window.kernel), "", kernel.ins, back, size)
 
 
-def _backwards(window: Window, given: Pair, wanted: Pair) -> Window | None:
+def _backwards(window: Window, source: Pair, target: Pair) -> Window | None:
     """The window of the gradient's convolution at stride 1, from maps of one size to maps of another."""
-    pairs = tuple(zip(window.kernel, window.before, given, wanted, strict=True))
+    pairs = tuple(zip(window.kernel, window.before, source, target, strict=True))
     before = _pair(k - 1 - p for k, p, _, _ in pairs)
     after = _pair(size - had + p for _, p, had, size in pairs)
     return None if min(*before, *after) < 0 else Window(window.kernel, before=before, after=after)
@@ -145,24 +145,27 @@ class _Remainders:
     count: int
 
     @classmethod
-    def of(cls, kernel: int, stride: int, padding: int, given: int, wanted: int) -> _Remainders:
+    def of(cls, kernel: int, stride: int, padding: int, source: int, target: int) -> _Remainders:
         """The gradient at place stride * q + r is the sum over j of go[q + d - j] * w[f + stride * j].
 
         d and f are quotient and remainder of r + padding by the stride.
         """
-        found = [
+        tables = [
             {
                 (r + padding) // stride - j: index
                 for j, index in enumerate(range((r + padding) % stride, kernel, stride))
             }
             for r in range(stride)
         ]
-        while not found[-1]:
-            found.pop()
-        low, high = min(min(one, default=0) for one in found), max(max(one, default=0) for one in found)
-        indices = [[one.get(place, -1) for place in range(low, high + 1)] for one in found]
-        count = -(-wanted // stride)
-        return cls(indices, -low, high + count - given, count)
+        while not tables[-1]:
+            tables.pop()
+        low, high = (
+            min(min(table, default=0) for table in tables),
+            max(max(table, default=0) for table in tables),
+        )
+        indices = [[table.get(place, -1) for place in range(low, high + 1)] for table in tables]
+        count = -(-target // stride)
+        return cls(indices, -low, high + count - source, count)
 
 
 def _by_remainder(ops: Operators, go: Maps, kernel: Kernel, size: Pair) -> Maps | None:
@@ -195,12 +198,12 @@ def _by_remainder(ops: Operators, go: Maps, kernel: Kernel, size: Pair) -> Maps 
     return interleaved(ops, maps, remainders, window.stride, Maps("", kernel.ins, ins, *size))
 
 
-def interleaved(ops: Operators, maps: Maps, remainders: Pair, stride: Pair, wanted: Maps) -> Maps:
+def interleaved(ops: Operators, maps: Maps, remainders: Pair, stride: Pair, target: Maps) -> Maps:
     """Interleaves maps (n, remainders * channels, rows, columns) to those of the wanted shape.
 
     Remainders modulo the stride that are missing are 0.
     """
-    b, wide, size, value = ops.block, wanted.padded, (wanted.height, wanted.width), maps.name
+    b, wide, size, value = ops.block, target.padded, (target.height, target.width), maps.name
     shape = (ops.rows, *remainders, wide // b, maps.height, maps.width, b)
     value = ops.transpose(value, shape, (0, 3, 4, 1, 5, 2, 6))
     outer = ops.rows * wide // b
@@ -210,7 +213,7 @@ def interleaved(ops: Operators, maps: Maps, remainders: Pair, stride: Pair, want
     value = ops.reshape(value, outer, height, width, b)
     if (height, width) != size:
         value = ops.cut(ops.cut(value, 1, size[0]), 2, size[1])
-    return wanted.with_values(ops.reshape(value, ops.rows, wide, *size))
+    return target.with_values(ops.reshape(value, ops.rows, wide, *size))
 
 
 # Gradient of the kernel

@@ -76,9 +76,13 @@ def _input(on: Rewriting, name: str, kernel: Kernel) -> Maps | str | None:
 
 def _window(node: Node, kernel: tuple[int, int]) -> Window:
     """The window of a convolution or pooling; along one dimension it has one row."""
-    given: Mapping[str, Any] = node.attributes
-    pads = given.get("pads", (0, 0, 0, 0))
-    sizes = (given.get("kernel_shape", kernel), given.get("strides", (1, 1)), given.get("dilations", (1, 1)))
+    attributes: Mapping[str, Any] = node.attributes
+    pads = attributes.get("pads", (0, 0, 0, 0))
+    sizes = (
+        attributes.get("kernel_shape", kernel),
+        attributes.get("strides", (1, 1)),
+        attributes.get("dilations", (1, 1)),
+    )
     pairs = [tuple(size) if len(size) == 2 else (1, *size) for size in sizes]
     before, after = (pads[:2], pads[2:]) if len(pads) == 4 else ((0, *pads[:1]), (0, *pads[1:]))
     return Window(pairs[0], pairs[1], before, after, pairs[2])
@@ -203,8 +207,8 @@ def _add(on: Rewriting, node: Node) -> Maps | None:
     if pair is None:
         return None
     first, second = pair
-    made = on.ops.added(second, first) or on.ops.added(first, second)
-    return made or first.with_values(on.ops.emit("Add", first.name, second.name))
+    total = on.ops.added(second, first) or on.ops.added(first, second)
+    return total or first.with_values(on.ops.emit("Add", first.name, second.name))
 
 
 def _concat(on: Rewriting, node: Node) -> Maps | None:
@@ -212,10 +216,10 @@ def _concat(on: Rewriting, node: Node) -> Maps | None:
     parts = [on.maps.get(name) for name in node.inputs]
     if node.attributes.get("axis") != 1 or not all(part and part.channels == part.padded for part in parts):
         return None
-    known = [part for part in parts if part is not None]
-    channels = sum(part.channels for part in known)
-    value = on.ops.emit("Concat", *(part.name for part in known), axis=1)
-    return Maps(value, channels, channels, known[0].height, known[0].width)
+    maps = [part for part in parts if part is not None]
+    channels = sum(part.channels for part in maps)
+    value = on.ops.emit("Concat", *(part.name for part in maps), axis=1)
+    return Maps(value, channels, channels, maps[0].height, maps[0].width)
 
 
 def _slice(on: Rewriting, node: Node) -> Maps | None:

@@ -151,8 +151,8 @@ def batch_statistics_backward(on: Rewriting, layer: Described) -> Maps | str | N
     of_bias, of_product = (ops.mean(value, 0) for value in (ops.means(go), ops.mean_products(go, x)))
     of_weight = ops.multiply(ops.subtract(of_product, ops.multiply(mean, of_bias)), deviation)
     if layer.output:
-        found = (of_weight, of_bias)[layer.output - 1]
-        return ops.reshape(ops.multiply(found, ops.constant(ops.rows * x.area)), x.channels)
+        gradient = (of_weight, of_bias)[layer.output - 1]
+        return ops.reshape(ops.multiply(gradient, ops.constant(ops.rows * x.area)), x.channels)
     scale = ops.multiply(weight, deviation)
     along = ops.multiply(scale, deviation, of_weight)
     shift = ops.subtract(ops.multiply(along, mean), ops.multiply(scale, of_bias))

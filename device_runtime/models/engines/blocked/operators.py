@@ -24,19 +24,19 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class GraphStep:
-    """An operator of the new graph. kept: the same one of the given graph, if it is not new."""
+    """An operator of the new graph. node: the same operator of the given graph, if it is not new."""
 
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Attribute]
     domain: str = ""
-    kept: Node | None = None
+    node: Node | None = None
 
     def encoded(self, names: Mapping[str, str]) -> bytes:
         """Its bytes, with new names of values."""
-        if self.kept is not None:
-            return renamed_node(self.kept.encoded, names)
+        if self.node is not None:
+            return renamed_node(self.node.encoded, names)
         inputs, outputs = ([names.get(name, name) for name in some] for some in (self.inputs, self.outputs))
         return write_node(self.kind, inputs, outputs, self.attributes, self.domain)
 
@@ -79,8 +79,8 @@ class Window:
 class Maps:
     """Feature maps in the blocked layout: a value of shape (n, padded, height, width).
 
-    Channels from `channels` to `padded`, a multiple of the block, are zero. made: the convolution that makes
-    them, so that what follows can become a part of it.
+    Channels from `channels` to `padded`, a multiple of the block, are zero. convolution: the one that
+    makes them, so that what follows can become a part of it.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Maps:
     padded: int
     height: int
     width: int
-    made: BlockedConvolution | None = None
+    convolution: BlockedConvolution | None = None
 
     @property
     def area(self) -> int:
@@ -101,7 +101,7 @@ class Maps:
 
     def with_values(self, name: str) -> Maps:
         """Maps of the same shape with other values."""
-        return replace(self, name=name, made=None)
+        return replace(self, name=name, convolution=None)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Operators:
         self.rows, self.block = rows, block
         self.steps: list[GraphStep] = []
         self.constants: dict[str, NDArray[Any]] = {}
-        self._known: dict[Any, str] = {}
+        self._names: dict[Any, str] = {}
         self._reshaped: dict[str, str] = {}  # value -> the one that it is a reshape of
 
     # Any values
@@ -129,14 +129,14 @@ class Operators:
     def emit(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
         """Adds an operator unless an equal one is there; returns the name of its output."""
         key = (kind, inputs, domain, tuple(sorted(attributes.items())))
-        if key not in self._known:
-            self._known[key] = self._fresh()
-            self.steps.append(GraphStep(kind, inputs, (self._known[key],), attributes, domain))
-        return self._known[key]
+        if key not in self._names:
+            self._names[key] = self._fresh()
+            self.steps.append(GraphStep(kind, inputs, (self._names[key],), attributes, domain))
+        return self._names[key]
 
     def keep(self, node: Node) -> None:
         """Adds an operator of the given graph."""
-        self.steps.append(GraphStep(node.kind, node.inputs, node.outputs, {}, kept=node))
+        self.steps.append(GraphStep(node.kind, node.inputs, node.outputs, {}, node=node))
 
     def name(self, value: str, name: str) -> None:
         """Gives a value this name as well."""
@@ -146,17 +146,17 @@ class Operators:
         """The name of a constant; equal constants are stored once."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
-        if key not in self._known:
-            self._known[key] = self._fresh()
-            self.constants[self._known[key]] = array
-        return self._known[key]
+        if key not in self._names:
+            self._names[key] = self._fresh()
+            self.constants[self._names[key]] = array
+        return self._names[key]
 
     def integers(self, *values: int) -> str:
         """A constant int64 vector."""
         return self.constant(values, np.int64)
 
     def _fresh(self) -> str:
-        return f"blocked.{len(self._known)}"
+        return f"blocked.{len(self._names)}"
 
     def multiply(self, *values: str) -> str:
         """The product of values."""
@@ -202,9 +202,9 @@ class Operators:
         filling = (self.constant(fill),) if fill else ()
         return self.emit("Pad", self.reshape(value, *shape), self.integers(*before, *after), *filling)
 
-    def pad_after(self, value: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
+    def pad_after(self, value: str, shape: Sequence[int], target: Sequence[int]) -> str:
         """Pads the value, taken as an array of this shape, with zeros up to another shape."""
-        after = [size - had for had, size in zip(shape, wanted, strict=True)]
+        after = [size - had for had, size in zip(shape, target, strict=True)]
         return self.pad(value, shape, [0] * len(after), after)
 
     def cut(self, value: str, axis: int, stop: int, *, start: int = 0, step: int = 1) -> str:
@@ -259,8 +259,8 @@ class Operators:
         x may also be plain maps with fewer channels than a block.
         """
         source = x if isinstance(x, str) else x.name
-        made = BlockedConvolution((source, kernel, bias), {**window.attributes, "group": group})
-        return self._run(Maps("", channels, self.wide(channels), *size), made)
+        convolution = BlockedConvolution((source, kernel, bias), {**window.attributes, "group": group})
+        return self._run(Maps("", channels, self.wide(channels), *size), convolution)
 
     def affine(self, x: Maps, scale: str, shift: str = "", *, per_sample: bool) -> Maps:
         """x * scale + shift: a convolution of each map by itself, which takes one pass over memory.
@@ -280,29 +280,31 @@ class Operators:
 
     def activated(self, maps: Maps, **activation: Any) -> Maps | None:
         """Fuses an activation into the convolution that makes the maps; None if that cannot be."""
-        if maps.made is None or "activation" in maps.made.attributes:
+        if maps.convolution is None or "activation" in maps.convolution.attributes:
             return None
-        return self._run(maps, replace(maps.made, attributes={**maps.made.attributes, **activation}))
+        return self._run(
+            maps, replace(maps.convolution, attributes={**maps.convolution.attributes, **activation})
+        )
 
     def added(self, maps: Maps, other: Maps) -> Maps | None:
         """Fuses an addition into the convolution that makes the first maps; None if that cannot be."""
-        made = maps.made
-        if made is None or "activation" in made.attributes:
+        convolution = maps.convolution
+        if convolution is None or "activation" in convolution.attributes:
             return None
-        addend = other if made.addend is None else self.added(made.addend, other)
-        return None if addend is None else self._run(maps, replace(made, addend=addend))
+        addend = other if convolution.addend is None else self.added(convolution.addend, other)
+        return None if addend is None else self._run(maps, replace(convolution, addend=addend))
 
-    def _run(self, shape: Maps, made: BlockedConvolution) -> Maps:
+    def _run(self, shape: Maps, convolution: BlockedConvolution) -> Maps:
         """The maps that this convolution makes, which have the given shape."""
-        inputs = made.inputs if made.inputs[2] or made.addend else made.inputs[:2]
+        inputs = convolution.inputs if convolution.inputs[2] or convolution.addend else convolution.inputs[:2]
         flat = (1, self.rows * shape.padded, shape.height, shape.width)
-        if made.addend is not None:
-            addend = made.addend.name
-            inputs = (*inputs, self.reshape(addend, *flat) if made.per_sample else addend)
-        value = self.emit("Conv", *inputs, domain=DOMAIN, **made.attributes)
-        if made.per_sample:
+        if convolution.addend is not None:
+            addend = convolution.addend.name
+            inputs = (*inputs, self.reshape(addend, *flat) if convolution.per_sample else addend)
+        value = self.emit("Conv", *inputs, domain=DOMAIN, **convolution.attributes)
+        if convolution.per_sample:
             value = self.reshape(value, self.rows, shape.padded, shape.height, shape.width)
-        return replace(shape, name=value, made=made)
+        return replace(shape, name=value, convolution=convolution)
 
     # Reductions
 

@@ -38,12 +38,12 @@ def max_pool_gradient(ops: Operators, x: Maps, y: Maps, go: Maps, window: Window
         (0, *(max(0, size) for size in after), 0),
         LOWEST,
     )
-    taken: dict[Pair, str] = {}
+    gradients: dict[Pair, str] = {}
     rest = ops.reshape(go.name, outer, go.height, go.width, b)
     largest = ops.reshape(y.name, outer, go.height, go.width, b)
     for place in ((row, column) for row in range(rows) for column in range(columns)):
         if place == (rows - 1, columns - 1):
-            taken[place] = rest
+            gradients[place] = rest
             break
         part = value
         for axis, (start, step, count) in enumerate(
@@ -51,16 +51,16 @@ def max_pool_gradient(ops: Operators, x: Maps, y: Maps, go: Maps, window: Window
         ):
             part = ops.cut(part, axis, start + (count - 1) * step + 1, start=start, step=step)
         below = ops.subtract(part, largest)  # 0 or less
-        taken[place] = ops.multiply(rest, ops.emit("HardSigmoid", below, alpha=3e38, beta=1.0))
-        rest = ops.subtract(rest, taken[place])
+        gradients[place] = ops.multiply(rest, ops.emit("HardSigmoid", below, alpha=3e38, beta=1.0))
+        rest = ops.subtract(rest, gradients[place])
     counts = (-(-height // stride[0]), -(-width // stride[1]))
     remainders = (min(rows, stride[0]), min(columns, stride[1]))
     maps = [
-        _sum(ops, [*_placed(ops, taken, (row, column), window, go, counts)])
+        _sum(ops, [*_placed(ops, gradients, (row, column), window, go, counts)])
         for row in range(remainders[0])
         for column in range(remainders[1])
     ]
-    together = [ops.reshape(one, ops.rows, x.padded, *counts) for one in maps]
+    together = [ops.reshape(gradient, ops.rows, x.padded, *counts) for gradient in maps]
     name = ops.emit("Concat", *together, axis=1) if len(together) > 1 else together[0]
     padded = replace(x.with_values(name), height=counts[0], width=counts[1])
     whole = (counts[0] * stride[0], counts[1] * stride[1])
@@ -73,7 +73,7 @@ def max_pool_gradient(ops: Operators, x: Maps, y: Maps, go: Maps, window: Window
 
 
 def _placed(
-    ops: Operators, taken: dict[Pair, str], first: Pair, window: Window, go: Maps, counts: Pair
+    ops: Operators, gradients: dict[Pair, str], first: Pair, window: Window, go: Maps, counts: Pair
 ) -> Iterator[str]:
     """Gradients of all places of a window with one remainder modulo the stride, padded to their positions."""
     (rows, columns), (down, along) = window.kernel, window.stride
@@ -82,7 +82,7 @@ def _placed(
         for column in range(first[1], columns, along):
             before = (row // down, column // along)
             after = (counts[0] - go.height - before[0], counts[1] - go.width - before[1])
-            yield ops.pad(taken[row, column], shape, (0, *before, 0), (0, *after, 0))
+            yield ops.pad(gradients[row, column], shape, (0, *before, 0), (0, *after, 0))
 
 
 def _sum(ops: Operators, values: list[str]) -> str:

@@ -92,17 +92,19 @@ class Rewriting:
         }
         self._shapes: dict[str, Shape] = {**shapes, "x": (0, *shapes["x"])}
         self._hidden: set[str] = set()  # values that exist as blocked maps only
-        self._taken: set[str] = set()  # values that an operator takes
+        self._operands: set[str] = set()  # values that an operator takes
         self._unpooled: set[str] = set()  # maps whose gradient through maximum pooling is described
 
     def result(self) -> BlockedGraph | None:
         """The whole graph; None if no convolution was rewritten."""
         nodes = [read_node(part.content) for part in self._graph if part.number == GRAPH_NODE]
-        said = [msgspec.json.decode(n.doc, type=Described) if n.doc else Described() for n in nodes]
-        self._taken = {name for node in nodes for name in node.inputs}
-        self._unpooled = {one.inputs[1] for one in said if one.layer == "max_pool_backward"}
-        for node, one in zip(nodes, said, strict=True):
-            self._rewrite(node, one)
+        descriptions = [msgspec.json.decode(n.doc, type=Described) if n.doc else Described() for n in nodes]
+        self._operands = {name for node in nodes for name in node.inputs}
+        self._unpooled = {
+            description.inputs[1] for description in descriptions if description.layer == "max_pool_backward"
+        }
+        for node, description in zip(nodes, descriptions, strict=True):
+            self._rewrite(node, description)
         if not self.maps:
             return None
         outputs = [_text(part.content, 1) for part in self._graph if part.number == GRAPH_OUTPUT]
@@ -114,36 +116,39 @@ class Rewriting:
         used = {name for step in steps for name in step.inputs}
         parts = [delimited_field(GRAPH_NODE, step.encoded(names)) for step in steps]
         parts += [p.encoded for p in self._graph if p.number not in (GRAPH_NODE, GRAPH_INITIALISER)]
-        kept = {name: content for name, content in self._initialisers.items() if name in used}
-        made = {name: value for name, value in self.ops.constants.items() if name in used}
-        constants = (*kept.values(), *(encoded_tensor(name, value) for name, value in made.items()))
-        parts += [delimited_field(GRAPH_INITIALISER, content) for content in constants]
+        initialisers = {name: content for name, content in self._initialisers.items() if name in used}
+        constants = {name: value for name, value in self.ops.constants.items() if name in used}
+        tensors = (
+            *initialisers.values(),
+            *(encoded_tensor(name, value) for name, value in constants.items()),
+        )
+        parts += [delimited_field(GRAPH_INITIALISER, content) for content in tensors]
         model = [field.encoded for field in self._model if field.number != MODEL_GRAPH]
         model.append(delimited_field(MODEL_GRAPH, b"".join(parts)))
         for domain in (DOMAIN, MICROSOFT):
             opset = delimited_field(1, domain.encode()) + number_field(2, 1)
             model.append(delimited_field(MODEL_OPSET, opset))
-        return BlockedGraph(b"".join(model), frozenset(kept))
+        return BlockedGraph(b"".join(model), frozenset(initialisers))
 
-    def _rewrite(self, node: Node, said: Described) -> None:
+    def _rewrite(self, node: Node, description: Described) -> None:
         output = node.outputs[0]
-        if said.shape is not None:
-            self._shapes[output] = said.shape
-        found: Maps | str | None = None
-        if said.layer:
-            layer = self._rules.layers.get((said.layer, said.output))
-            found = None if layer is None else layer(self, said)
+        if description.shape is not None:
+            self._shapes[output] = description.shape
+        maps: Maps | str | None = None
+        if description.layer:
+            layer = self._rules.layers.get((description.layer, description.output))
+            maps = None if layer is None else layer(self, description)
         elif node.kind in self._rules.operators:
-            found = self._rules.operators[node.kind](self, node)
-        if found is None:
+            maps = self._rules.operators[node.kind](self, node)
+        if maps is None:
             for name in node.inputs:
                 self.plain(name)
             self.ops.keep(node)
-        elif isinstance(found, Maps):
-            self.maps[output] = found
+        elif isinstance(maps, Maps):
+            self.maps[output] = maps
             self._hidden.add(output)
         else:
-            self.ops.name(found, output)
+            self.ops.name(maps, output)
 
     def shape(self, name: str) -> Shape:
         """The shape of maps (0 for samples), or of a kernel; () if it is not known.
@@ -193,7 +198,9 @@ class Rewriting:
 
     def takes_places(self, pool: Node) -> bool:
         """Whether anything but the described gradient takes the places of the maxima."""
-        return any(name in self._taken for name in pool.outputs[1:]) and pool.inputs[0] not in self._unpooled
+        return (
+            any(name in self._operands for name in pool.outputs[1:]) and pool.inputs[0] not in self._unpooled
+        )
 
     def is_wide(self, channels: int) -> bool:
         """Whether so many channels fill blocks well enough."""
@@ -204,8 +211,8 @@ class Rewriting:
         parts = {part.number: part for part in fields(self._initialisers.get(name, b""))}
         kinds = {TYPES["float32"]: "<f4", TYPES["int64"]: "<i8"}
         kind = kinds.get(number(parts[TENSOR_TYPE])) if TENSOR_BYTES in parts else None
-        found = np.frombuffer(parts[TENSOR_BYTES].content, kind) if kind else np.empty(0)
-        return found[0].item() if found.size == 1 else None
+        values = np.frombuffer(parts[TENSOR_BYTES].content, kind) if kind else np.empty(0)
+        return values[0].item() if values.size == 1 else None
 
 
 def _text(message: bytes, number: int) -> str:
@@ -215,12 +222,12 @@ def _text(message: bytes, number: int) -> str:
 def _needed(steps: Sequence[GraphStep], outputs: Sequence[str]) -> list[GraphStep]:
     """The steps that the outputs need, in their order."""
     needed = set(outputs)
-    kept = []
+    backwards = []
     for step in reversed(steps):
         if needed.intersection(step.outputs):
             needed.update(step.inputs)
-            kept.append(step)
-    return kept[::-1]
+            backwards.append(step)
+    return backwards[::-1]
 
 
 def _pays(steps: Sequence[GraphStep]) -> bool:
@@ -237,7 +244,7 @@ def _without_copies(
     steps: Sequence[GraphStep], outputs: Sequence[str]
 ) -> tuple[list[GraphStep], dict[str, str]]:
     """The steps without copies of a value, and the new names of values that this takes."""
-    made = {name for step in steps for name in step.outputs if step.kind != "Identity"}
+    originals = {name for step in steps for name in step.outputs if step.kind != "Identity"}
     names: dict[str, str] = {}
 
     def final(name: str) -> str:
@@ -245,15 +252,15 @@ def _without_copies(
             name = names[name]
         return name
 
-    kept = []
+    rest = []
     for step in steps:
         if step.kind == "Identity":
             source, output = final(step.inputs[0]), step.outputs[0]
             if output not in outputs:
                 names[output] = source
                 continue
-            if source in made and source not in outputs:
+            if source in originals and source not in outputs:
                 names[source] = output
                 continue
-        kept.append(step)
-    return kept, {name: final(name) for name in names}
+        rest.append(step)
+    return rest, {name: final(name) for name in names}

@@ -60,8 +60,8 @@ def load_blocked(
     blocked = blocked_graph(onnx, shapes, samples, block)
     if blocked is None:
         return None
-    kept = {key: value for key, value in initialisers.items() if key in blocked.initialisers}
-    return load_session(name, graph, blocked.onnx, kept, replace(settings, rewritten=True))
+    constants = {key: value for key, value in initialisers.items() if key in blocked.initialisers}
+    return load_session(name, graph, blocked.onnx, constants, replace(settings, rewritten=True))
 
 
 @cache
