@@ -253,7 +253,7 @@ def names() -> tuple[str, ...]:
 def _own_policies() -> Mapping[str, Any]:
     """Choice policies by name, those of plugins included."""
     registry.load_plugins()
-    return ChoicePolicy.known
+    return ChoicePolicy.registry
 
 
 def describe(policy: str) -> str:

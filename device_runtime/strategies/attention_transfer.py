@@ -208,18 +208,20 @@ class AttentionTransfer(FamilyUpdate):
             )  # fmt: skip
             copy = teaching.teach(main, copy, LocalData(x, metadata.y), training, rng)
         inside = tuple(level for level in levels if LEVELS.index(level) <= LEVELS.index(self.level))
-        training = replace(self._training(maps, inside), held=main.manifest.names(upper))
+        training = replace(self._training(maps, inside), constants=main.manifest.names(upper))
         copy = teaching.teach(main, copy, data, training, rng)
         return {spec.name: copy[spec.name] for spec in members.trained_specs(main.manifest)}
 
     def _training(self, maps: Rows, levels: tuple[str, ...]) -> ServerTraining:
         """Training after a teacher with these attention maps, of which only those of `levels` count."""
         if self.distance == "norm":
-            given = TeacherAttention(maps, {level: self.beta * (level in levels) for level in maps})
+            attention = TeacherAttention(maps, {level: self.beta * (level in levels) for level in maps})
         else:
-            given = TeacherAttention.of(maps, self.beta, levels)
+            attention = TeacherAttention.of(maps, self.beta, levels)
         sgd, objective = Sgd(self.server_lr), self._objective
-        return ServerTraining(sgd, self.server_epochs, self.server_batch, objective=objective, extras=given)
+        return ServerTraining(
+            sgd, self.server_epochs, self.server_batch, objective=objective, extras=attention
+        )
 
     @property
     def _objective(self) -> str:

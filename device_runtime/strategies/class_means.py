@@ -179,8 +179,8 @@ class ClassMeans(Strategy[StatisticsFile]):
         earlier = replace(nothing, sums=before.times(scale))
         limits = StatisticsBounds(state, earlier, model.memory.get("usual", no_rounds()))
         total = nothing.sums
-        for one in limits.bounded():
-            total = total + one.sums
+        for statistics in limits.bounded():
+            total = total + statistics.sums
         total = total.times(1 / scale)
         if self.gathered:
             total = total.beside(model.memory)

@@ -105,7 +105,7 @@ class EntropySubset(FedAvg):
 
     def variants(self) -> tuple[EntropySubset, ...]:
         by_share = [replace(self, shares=(share,)) for share in sorted(self.shares, reverse=True)]
-        return tuple(variant for one in by_share for variant in super(EntropySubset, one).variants())
+        return tuple(variant for subset in by_share for variant in super(EntropySubset, subset).variants())
 
     def infeasible_reason(self, workload: Workload) -> str:
         count, samples = self._count(workload.samples), workload.samples

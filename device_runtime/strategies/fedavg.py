@@ -79,9 +79,9 @@ class FedAvg(TakesCodec, PartialEpochs):
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         plan = self.plan(model, data, run)
         result = local_training.train(model, data, plan, run)
-        kept = result.tensors if any(term.keeps_model for term in self.terms) else None
+        memory = result.tensors if any(term.keeps_model for term in self.terms) else None
         variant = self.ended(result.epochs).variant
-        return TrainedUpdate(self.name, result.tensors, len(plan.indices), result.loss, variant, kept)
+        return TrainedUpdate(self.name, result.tensors, len(plan.indices), result.loss, variant, memory)
 
     def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
         steps = self._steps(self.chosen(model, data, run), self.clip_norm_for(model.manifest))
@@ -146,9 +146,9 @@ class FedAvg(TakesCodec, PartialEpochs):
 
         With a copy of the parameters if training may end early.
         """
-        kept = 4 * workload.values(self.trained) if self.least else 0
+        copy_bytes = 4 * workload.values(self.trained) if self.least else 0
         training = Training(
-            self.trained, samples * self.epochs, scored, self.batch, codec=self.codec, more_bytes=kept
+            self.trained, samples * self.epochs, scored, self.batch, codec=self.codec, more_bytes=copy_bytes
         )
         return work_of_training(workload, priced(self.terms, training, workload, samples))
 

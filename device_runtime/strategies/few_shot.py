@@ -123,12 +123,12 @@ class FewShot(TakesCodec, Strategy[HeadMeans]):
 
     def _paced(self, y: NDArray[np.int64], run: Run) -> Iterator[NDArray[Any]]:
         """`draws`, checked against the clock: the next batch is asked for when the one before it is done."""
-        began, seen = run.clock(), 0
+        began, count = run.clock(), 0
         total = self.epochs * int(np.minimum(np.bincount(y), self.shots).sum())
         for batch in self.draws(y, run.rng()):
             yield batch
-            seen += len(batch)
-            run.pace(began, seen / total)
+            count += len(batch)
+            run.pace(began, count / total)
 
     def draws(self, y: NDArray[np.int64], rng: np.random.Generator) -> Iterator[NDArray[Any]]:
         """Batches of indices: each epoch has `shots` of each class, or all samples of a class with fewer."""

@@ -135,12 +135,12 @@ class FullAndFewShot(FedAvg):
 
     def finish(self, state: Means, model: RoundModel) -> KindResult:  # type: ignore[override]
         learnt = {FEW_SHOT + name: value for name, value in state.classifiers.mean().items()}
-        asked = any(isinstance(term, FscProx) and term.anchor == "few-shot" for term in self.terms)
+        has_anchor = any(isinstance(term, FscProx) and term.anchor == "few-shot" for term in self.terms)
         return KindResult(
             mean=state.full,
             num_examples=state.full.most,
             served_mean=state.classifiers,
-            aside=learnt if asked and learnt else None,
+            aside=learnt if has_anchor and learnt else None,
         )
 
 

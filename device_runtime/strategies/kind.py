@@ -146,7 +146,7 @@ class Strategy(Plugin, ABC, Generic[S]):
         ),
     ] = field(default=None, kw_only=True)
 
-    known: ClassVar[dict[str, Any]] = {}
+    registry: ClassVar[dict[str, Any]] = {}
     about: ClassVar[KindInfo] = KindInfo("as its code says", "as its code says", "own kind")
     mixed_round_settings: ClassVar[Settings] = {}
     """Default settings in rounds that offer several kinds, in place of the paper's."""
@@ -224,12 +224,12 @@ class Strategy(Plugin, ABC, Generic[S]):
 
     def variant_named(self, name: str) -> Strategy[S]:
         """The variant that a contribution says. Raises KindError if the kind has none of that name."""
-        found = next((one for one in self.variants() if one.variant == name), None)
-        if found is None:
-            known = ", ".join(repr(one.variant) for one in self.variants())
-            shown = name if len(name) <= 40 else f"{name[:40]}..."
-            raise KindError(f"{self.name} has no variant {shown!r}, expected one of {known}")
-        return found
+        match = next((variant for variant in self.variants() if variant.variant == name), None)
+        if match is None:
+            names = ", ".join(repr(variant.variant) for variant in self.variants())
+            text = name if len(name) <= 40 else f"{name[:40]}..."
+            raise KindError(f"{self.name} has no variant {text!r}, expected one of {names}")
+        return match
 
     def stopped(self: K, share: float) -> K | None:
         """The variant to send if training stops after this share of its work (0 to 1).

@@ -58,10 +58,10 @@ class LocalZerothOrder(TakesCodec, Strategy[TensorMean]):
         """2 num_z forward passes of all samples a step; memory of inference and two copies of the set."""
         name = f"loss.{self.tunable}"
         values, samples = workload.values(self.tunable), workload.samples
-        held = 2 * workload.weights_bytes + 2 * 4 * values + samples * workload.sample_bytes
+        memory_bytes = 2 * workload.weights_bytes + 2 * 4 * values + samples * workload.sample_bytes
         work = Work(
             passes=(GraphPass(name, 2.0 * self.num_z * self.steps * samples, workload.graph(name).flops),),
-            peak_bytes=held + activation_bytes(workload, name),
+            peak_bytes=memory_bytes + activation_bytes(workload, name),
             bytes_up=upload_bytes(values, workload.tensors[self.tunable], self.codec),
             bytes_down=workload.download_bytes,
         )

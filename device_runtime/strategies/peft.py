@@ -109,7 +109,7 @@ class Peft(FedAvg):
 
     def variants(self) -> tuple[Peft, ...]:
         sets = [replace(self, tunable=name, tunables=()) for name in self.tunables] or [self]
-        return tuple(variant for one in sets for variant in super(Peft, one).variants())
+        return tuple(variant for kind in sets for variant in super(Peft, kind).variants())
 
     def work(self, workload: Workload) -> Work:
         """The work of training.

@@ -42,7 +42,7 @@ class Plugin:
 
     name: ClassVar[str]
     """Its name in tasks and offers."""
-    known: ClassVar[dict[str, Any]]
+    registry: ClassVar[dict[str, Any]]
     """The classes of this sort by name, own and shipped ones, as far as they are loaded."""
 
 
@@ -84,17 +84,17 @@ def is_loading() -> bool:
 def sources() -> tuple[str, ...]:
     """The sources that this process, and every process that it starts, knows."""
     try:
-        known = json.loads(os.environ.get(VARIABLE, "[]"))
+        entries = json.loads(os.environ.get(VARIABLE, "[]"))
     except ValueError as error:
         raise KindError(f"{VARIABLE} is no JSON list of sources: {error}") from None
-    return tuple(map(str, known))
+    return tuple(map(str, entries))
 
 
 def share(source: str) -> None:
     """Let the processes that this one starts load a source, too."""
-    known = sources()
-    if source not in known:
-        os.environ[VARIABLE] = json.dumps([*known, source])
+    entries = sources()
+    if source not in entries:
+        os.environ[VARIABLE] = json.dumps([*entries, source])
 
 
 def source_of(part: type) -> str:
@@ -168,7 +168,7 @@ def _files_of_own_classes() -> set[str]:
     return {
         code.co_filename
         for sort in Plugin.__subclasses__()
-        for part in sort.known.values()
+        for part in sort.registry.values()
         for each in part.__mro__
         if not is_shipped(each)
         for value in vars(each).values()

@@ -119,11 +119,13 @@ class Prototypes(FamilyUpdate):
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         plan = local_training.TrainingPlan(self.sgd, self.epochs, self.batch, np.arange(len(data)))
         trained = local_training.train(model, data, plan, run)
-        found: Tensors = {}
+        prototypes: Tensors = {}
         if self.beta:
             with members.with_tensors(model, trained.tensors):
-                found = local_prototypes(model, data, self.smallest_count)
-        return TrainedUpdate(self.name, {**trained.tensors, **found}, len(data), trained.loss, self.variant)
+                prototypes = local_prototypes(model, data, self.smallest_count)
+        return TrainedUpdate(
+            self.name, {**trained.tensors, **prototypes}, len(data), trained.loss, self.variant
+        )
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         if not self.beta:

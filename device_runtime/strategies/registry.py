@@ -57,10 +57,10 @@ SHIPPED: tuple[type[AnyStrategy], ...] = (
     LocalZerothOrder,
     ZerothOrder,
 )
-KINDS: dict[str, type[AnyStrategy]] = Strategy.known
+KINDS: dict[str, type[AnyStrategy]] = Strategy.registry
 KINDS.update({kind.name: kind for kind in SHIPPED})
 """The kinds that are known so far by name, the richest first; `kinds` knows also those of plugins."""
-TERMS: dict[str, type[LocalTerm]] = LocalTerm.known
+TERMS: dict[str, type[LocalTerm]] = LocalTerm.registry
 TERMS.update({term.name: term for term in (FedProx, FscProx, Moon, DpSgd)})
 """The local terms that are known so far by name; `terms` knows also those of plugins."""
 
@@ -71,7 +71,7 @@ DEFAULT_KINDS = ("full", "entropy-subset", "few-shot", "class-means", "zeroth-or
 """The kinds that a task offers by default, in the order of preference."""
 
 P = TypeVar("P", bound=type[Any])
-_known: set[str] = set()
+_sources: set[str] = set()
 """The plugins that were looked for: sources, and `_INSTALLED` for installed packages."""
 _INSTALLED = "installed"
 
@@ -98,16 +98,16 @@ def register(part: P, source: str = "") -> P:
             raise KindError(str(error)) from None
     if issubclass(part, Strategy):
         part.adds_up = _adds_up(part)
-    known = part.known
-    there = known.get(name)
-    if there is part:
+    classes = part.registry
+    namesake = classes.get(name)
+    if namesake is part:
         return part
-    if there is not None and is_shipped(there):
+    if namesake is not None and is_shipped(namesake):
         raise KindError(f"{part.__qualname__} has the name of a shipped one, {name!r}: give it another")
-    known[name] = part
+    classes[name] = part
     if source := source or plugins.source_of(part):
         plugins.share(source)
-        _known.add(source)
+        _sources.add(source)
     return part
 
 
@@ -151,15 +151,15 @@ def terms() -> Mapping[str, type[LocalTerm]]:
 def load_plugins() -> None:
     """Register the parts of shared sources and installed packages that are new. Raises KindError."""
     for source in plugins.sources():
-        if source not in _known:
-            _known.add(source)  # first, because a file may ask for the kinds while it is loaded
+        if source not in _sources:
+            _sources.add(source)  # first, because a file may ask for the kinds while it is loaded
             try:
                 load(source)
             except BaseException:
-                _known.discard(source)
+                _sources.discard(source)
                 raise
-    if _INSTALLED not in _known:
-        _known.add(_INSTALLED)
+    if _INSTALLED not in _sources:
+        _sources.add(_INSTALLED)
         for part in plugins.installed():
             try:
                 register(part)
@@ -194,8 +194,8 @@ def settings_alone(name: str, settings: Settings) -> dict[str, Any]:
 
 
 def _mixed(name: str) -> Settings:
-    known = KINDS.get(name) or kinds().get(name)
-    return known.mixed_round_settings if known is not None else {}
+    strategy = KINDS.get(name) or kinds().get(name)
+    return strategy.mixed_round_settings if strategy is not None else {}
 
 
 def make(name: str, settings: Settings | None = None) -> AnyStrategy:
@@ -226,8 +226,8 @@ def settings(strategy: AnyStrategy) -> dict[str, Any]:
 
 
 def _terms_of(strategy: AnyStrategy) -> tuple[LocalTerm, ...]:
-    found: tuple[LocalTerm, ...] = getattr(strategy, TERMS_SETTING, ())
-    return found
+    local_terms: tuple[LocalTerm, ...] = getattr(strategy, TERMS_SETTING, ())
+    return local_terms
 
 
 def list_settings(kind: type[AnyStrategy]) -> Iterable[SettingText]:
@@ -260,8 +260,8 @@ def supported_kinds(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
 
 def codec_setting(name: str, word: str) -> Settings:
     """The setting that makes a kind use this codec; empty for a kind without a codec."""
-    known = KINDS.get(name) or kinds().get(name)
-    return {"codec": word} if known is not None and issubclass(known, TakesCodec) else {}
+    strategy = KINDS.get(name) or kinds().get(name)
+    return {"codec": word} if strategy is not None and issubclass(strategy, TakesCodec) else {}
 
 
 def kind(name: str) -> type[AnyStrategy]:
@@ -274,24 +274,23 @@ def term(name: str) -> type[LocalTerm]:
     return TERMS.get(name) or _named(name, terms(), "local term")
 
 
-def _named(name: str, known: Mapping[str, Any], what: str) -> Any:
-    if name in known:
-        return known[name]
-    near = get_close_matches(name, known, 1)
-    meant = f"; did you mean {near[0]}?" if near else ""
+def _named(name: str, classes: Mapping[str, Any], what: str) -> Any:
+    if name in classes:
+        return classes[name]
+    near = get_close_matches(name, classes, 1)
+    suggestion = f"; did you mean {near[0]}?" if near else ""
     own = "; --kind FILE.py:CLASS loads one of your own"
-    raise KindError(f"no {what} is called {name!r}{meant}; there are {', '.join(known)}{own}")
+    raise KindError(f"no {what} is called {name!r}{suggestion}; there are {', '.join(classes)}{own}")
 
 
 def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
     of: Any = kind(name)
     _check_known(name, of, settings)
-    given = settings.pop(TERMS_SETTING, {})
-    made: Any = _made(name, of, settings)
-    strategy: AnyStrategy = _with_defaults(made)
-    if given:
+    tables = settings.pop(TERMS_SETTING, {})
+    strategy: AnyStrategy = _with_defaults(_made(name, of, settings))
+    if tables:
         try:
-            strategy = dataclasses.replace(strategy, terms=_terms(name, given))  # type: ignore[call-arg]
+            strategy = dataclasses.replace(strategy, terms=_terms(name, tables))  # type: ignore[call-arg]
         except (TypeError, ValueError) as error:
             raise KindError(f"settings of {name}: {error}") from None
     try:
@@ -310,28 +309,30 @@ def _made(name: str, of: Any, settings: Settings) -> Any:
         raise KindError(f"settings of {name}: {error}") from None
 
 
-def _terms(name: str, given: object) -> tuple[LocalTerm, ...]:
+def _terms(name: str, tables: object) -> tuple[LocalTerm, ...]:
     """Local terms from a table of their settings by name, in its order."""
-    if not isinstance(given, Mapping):
-        raise KindError(f"settings of {name}: terms is {given!r}, expected a table by name of a term")
-    made: list[LocalTerm] = []
-    for key, settings in given.items():
+    if not isinstance(tables, Mapping):
+        raise KindError(f"settings of {name}: terms is {tables!r}, expected a table by name of a term")
+    local_terms: list[LocalTerm] = []
+    for key, settings in tables.items():
         of, where = term(str(key)), f"{name}'s term {key}"
         if not isinstance(settings, Mapping):
             raise KindError(f"settings of {where} are {settings!r}, expected a table")
         _check_known(where, of, settings)
-        made.append(_with_defaults(_made(where, of, dict(settings))))
-    return tuple(made)
+        local_terms.append(_with_defaults(_made(where, of, dict(settings))))
+    return tuple(local_terms)
 
 
 def _check_known(name: str, kind: Any, settings: Settings) -> None:
     """Raises KindError for an unknown setting, also within settings that are tables."""
-    known = _types(kind)
-    if unknown := sorted(settings.keys() - set(known)):
-        own = ", ".join(one for one in known if one != STATISTICS)
+    types = _types(kind)
+    if unknown := sorted(settings.keys() - set(types)):
+        own = ", ".join(key for key in types if key != STATISTICS)
         raise KindError(f"{name} has no setting {unknown[0]!r}; it has {own}")
     for setting, value in settings.items():
-        inner = [one for one in (known[setting], *get_args(known[setting])) if dataclasses.is_dataclass(one)]
+        inner = [
+            hint for hint in (types[setting], *get_args(types[setting])) if dataclasses.is_dataclass(hint)
+        ]
         if inner and isinstance(value, Mapping):
             _check_known(f"{name}'s {setting}", inner[0], value)
 
@@ -350,12 +351,12 @@ LATER: Settings = {STATISTICS: None, "drawn_epochs": False, "without_lora": "res
 def _without_later(written: Any) -> Any:
     if not isinstance(written, dict):
         return written
-    kept = (one for one in written.items() if one[0] not in LATER or one[1] != LATER[one[0]])
-    return {key: _without_later(value) for key, value in kept}
+    pairs = (pair for pair in written.items() if pair[0] not in LATER or pair[1] != LATER[pair[0]])
+    return {key: _without_later(value) for key, value in pairs}
 
 
-def _with_defaults(made: Any) -> Any:
+def _with_defaults(part: Any) -> Any:
     """A copy in which every field is set, so that an offer carries the defaults too."""
-    fields = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     inner = {name: _with_defaults(value) for name, value in fields.items() if dataclasses.is_dataclass(value)}
-    return dataclasses.replace(made, **inner)
+    return dataclasses.replace(part, **inner)

@@ -55,28 +55,31 @@ class MapPool:
     maps: list[NDArray[np.float32]] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
 
-    def add(self, maps: NDArray[np.float32], counts: NDArray[Any], seen: int) -> int:
-        """Add maps (n, ...) in the order of classes, `counts` of each; returns `seen` plus their number.
+    def add(self, maps: NDArray[np.float32], counts: NDArray[Any], total: int) -> int:
+        """Add maps (n, ...) in the order of classes, `counts` of each; returns `total` plus their number.
 
         Vitter 1985, algorithm R: the i-th map replaces another with probability most / i.
         """
-        for one, label in zip(maps, np.repeat(np.arange(len(counts)), counts), strict=True):
-            seen += 1
+        for feature_map, label in zip(maps, np.repeat(np.arange(len(counts)), counts), strict=True):
+            total += 1
             if len(self.maps) < self.most:
-                self.maps.append(one.copy())
+                self.maps.append(feature_map.copy())
                 self.labels.append(int(label))
-            elif (place := int(self.rng.integers(seen))) < self.most:
-                self.maps[place], self.labels[place] = one.copy(), int(label)
-        return seen
+            elif (place := int(self.rng.integers(total))) < self.most:
+                self.maps[place], self.labels[place] = feature_map.copy(), int(label)
+        return total
 
 
 @dataclass(frozen=True)
 class RepresentativesState:
-    """The state of a round: the mean of the updates, and the feature maps that came with them."""
+    """The state of a round: the mean of the updates, and the feature maps that came with them.
+
+    total: maps so far, of which the pool holds some.
+    """
 
     mean: TensorMean
     pool: MapPool
-    seen: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -187,15 +190,15 @@ class Representatives(FedAvg):
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """The feature maps to send (rows, *map) in the order of classes, and their counts (classes,)."""
         counts = np.zeros(len(model.manifest.labels), np.int32)
-        kept = [np.zeros((0, *teaching.map_shape(model.manifest, self.level)), np.float32)]
+        parts = [np.zeros((0, *teaching.map_shape(model.manifest, self.level)), np.float32)]
         for label in np.unique(data.y):
             maps = model.level_features(data.x[data.y == label], self.level)
             if self.select == "clusters":
                 flat = maps.reshape(len(maps), -1)
                 maps = maps[clustering.representatives(flat, self.components, self.clusters, rng)]
             counts[label] = len(maps)
-            kept.append(maps)
-        return np.concatenate(kept), counts
+            parts.append(maps)
+        return np.concatenate(parts), counts
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         """The tensors of a contribution: feature maps are in the order of classes, counts are by class."""
@@ -236,11 +239,11 @@ class Representatives(FedAvg):
         self, state: RepresentativesState, contribution: TrainedUpdate, weight: float
     ) -> RepresentativesState:
         sent = dict(contribution.tensors)
-        seen = state.pool.add(sent.pop(MAPS), sent.pop(COUNTS), state.seen)
-        return replace(state, mean=state.mean.add(sent, weight), seen=seen)
+        total = state.pool.add(sent.pop(MAPS), sent.pop(COUNTS), state.total)
+        return replace(state, mean=state.mean.add(sent, weight), total=total)
 
     def finish(self, state: RepresentativesState, model: RoundModel) -> KindResult:  # type: ignore[override]
-        begin = self._initial(model) if state.seen else None
+        begin = self._initial(model) if state.total else None
         served = self.upper_part(state.pool, model, begin) if begin else None
         return KindResult(mean=state.mean, num_examples=state.mean.most, served=served, memory=begin)
 

@@ -168,8 +168,8 @@ def check(settings: Any, of: str = "") -> None:
             continue  # the fast path: a simulation makes a form of a kind for every device
         for each in value if isinstance(value, tuple) else (value,):
             if each is not None and not setting.allows(each):
-                shown = repr(each) if isinstance(each, str) else each
-                raise ValueError(f"{name}{of} is {shown}, expected {setting.range}")
+                text = repr(each) if isinstance(each, str) else each
+                raise ValueError(f"{name}{of} is {text}, expected {setting.range}")
 
 
 def check_positive(**settings: float) -> None:
@@ -183,7 +183,7 @@ def check_positive(**settings: float) -> None:
 class SettingText:
     """A setting as text for people: `name` is dotted within a table, values are written as in TOML.
 
-    given: the example as a table, with the settings that it needs.
+    settings: the example as a table, with the settings that it needs.
     """
 
     name: str
@@ -193,7 +193,7 @@ class SettingText:
     unit: str
     meaning: str
     example: str
-    given: Mapping[str, Any]
+    settings: Mapping[str, Any]
 
 
 def list_settings(settings: type, without: tuple[str, ...] = ()) -> Iterator[SettingText]:
@@ -205,25 +205,25 @@ def list_settings(settings: type, without: tuple[str, ...] = ()) -> Iterator[Set
         hint, setting = _type_and_setting(settings, name)
         if name in without or setting.by_task:
             continue
-        given = {**setting.beside, name: setting.example}
+        example = {**setting.beside, name: setting.example}
         expected = f"one of {', '.join(map(as_toml, get_args(hint)))}" if _is_choice(hint) else setting.range
         yield SettingText(
-            name, _type(hint), default, expected, setting.unit, setting.meaning, _pairs(given), given
+            name, _type(hint), default, expected, setting.unit, setting.meaning, _pairs(example), example
         )
-        tables = (one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one))
+        tables = (part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part))
         table = hint if _is_struct(hint) else next(tables, None)
         if isinstance(table, type):
-            rest = tuple(one.removeprefix(f"{name}.") for one in without)
+            rest = tuple(path.removeprefix(f"{name}.") for path in without)
             yield from inside(name, list_settings(table, rest))
 
 
 def inside(table: str, rows: Iterable[SettingText]) -> Iterator[SettingText]:
     """Settings as those of a table with this dotted name."""
     for row in rows:
-        given = row.given
+        nested = row.settings
         for name in reversed(table.split(".")):
-            given = {name: given}
-        yield dataclasses.replace(row, name=f"{table}.{row.name}", example=_pairs(given), given=given)
+            nested = {name: nested}
+        yield dataclasses.replace(row, name=f"{table}.{row.name}", example=_pairs(nested), settings=nested)
 
 
 def as_toml(value: object) -> str:
@@ -239,8 +239,10 @@ def as_toml(value: object) -> str:
     if isinstance(value, Mapping):
         return f"{{ {_pairs(value)} }}" if value else "{}"
     if isinstance(value, msgspec.Struct):
-        fields = {one.name: (getattr(value, one.name), one.default) for one in msgspec.structs.fields(value)}
-        return as_toml({name: mine for name, (mine, usual) in fields.items() if mine and mine != usual})
+        fields = {
+            entry.name: (getattr(value, entry.name), entry.default) for entry in msgspec.structs.fields(value)
+        }
+        return as_toml({name: own for name, (own, usual) in fields.items() if own and own != usual})
     if dataclasses.is_dataclass(value):
         return "its defaults"
     return str(value)
@@ -264,12 +266,12 @@ def _defaults(settings: Any) -> Iterator[tuple[str, str]]:
         else dataclasses.fields(settings)
     )
     missing = (dataclasses.MISSING, msgspec.NODEFAULT)
-    for one in fields:
-        if one.default not in missing:
-            yield one.name, as_toml(one.default)
+    for entry in fields:
+        if entry.default not in missing:
+            yield entry.name, as_toml(entry.default)
         else:
-            made = one.default_factory not in missing
-            yield one.name, as_toml(one.default_factory()) if made else REQUIRED
+            has_factory = entry.default_factory not in missing
+            yield entry.name, as_toml(entry.default_factory()) if has_factory else REQUIRED
 
 
 @lru_cache(maxsize=64)
@@ -280,16 +282,16 @@ def _hints(settings: type) -> Mapping[str, Any]:
 @lru_cache(maxsize=64)
 def _limited(settings: type) -> tuple[tuple[str, Setting, float, float, float, float], ...]:
     """The fields with limits: name, setting, at least, more than, at most, less than."""
-    found = ((name, _setting(hint)) for name, hint in _hints(settings).items())
+    pairs = ((name, _setting(hint)) for name, hint in _hints(settings).items())
     return tuple(
-        (name, one, one.at_least, one.more_than, one.at_most, one.less_than)
-        for name, one in found
-        if one is not None and one.limited
+        (name, setting, setting.at_least, setting.more_than, setting.at_most, setting.less_than)
+        for name, setting in pairs
+        if setting is not None and setting.limited
     )
 
 
 def _setting(hint: Any) -> Setting | None:
-    return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Setting)), None)
+    return next((entry for entry in getattr(hint, "__metadata__", ()) if isinstance(entry, Setting)), None)
 
 
 def _type_and_setting(settings: type, name: str) -> tuple[Any, Setting]:
@@ -299,7 +301,7 @@ def _type_and_setting(settings: type, name: str) -> tuple[Any, Setting]:
     if setting is None:
         raise TypeError(f"{settings.__name__}.{name} has no Setting in its annotation")
     plain = hint.__origin__
-    rest = [one for one in get_args(plain) if one is not NoneType]
+    rest = [arg for arg in get_args(plain) if arg is not NoneType]
     optional = NoneType in get_args(plain) and len(rest) == 1
     return rest[0] if optional else plain, setting
 

@@ -121,12 +121,12 @@ def factors(change: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32]
         raise TensorError("the change holds values that are not finite")
     out, *inner = change.shape
     left, values, right = np.linalg.svd(change.reshape(out, -1).astype(np.float64), full_matrices=False)
-    kept = min(rank, len(values))
-    roots = np.sqrt(values[:kept])
+    places = min(rank, len(values))
+    roots = np.sqrt(values[:places])
     a = np.zeros((rank, right.shape[1]), np.float32)
     b = np.zeros((out, rank), np.float32)
-    a[:kept] = roots[:, None] * right[:kept]
-    b[:, :kept] = left[:, :kept] * roots
+    a[:places] = roots[:, None] * right[:places]
+    b[:, :places] = left[:, :places] * roots
     return a.reshape(rank, *inner), b.reshape(out, rank, *(1 for _ in inner[1:]))
 
 

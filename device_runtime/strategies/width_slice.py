@@ -61,7 +61,7 @@ class WidthSlice(FedAvg):
 
     def variants(self) -> tuple[WidthSlice, ...]:
         by_member = [replace(self, members=(member,)) for member in self.members] or [self]
-        return tuple(variant for one in by_member for variant in super(WidthSlice, one).variants())
+        return tuple(variant for kind in by_member for variant in super(WidthSlice, kind).variants())
 
     def site_refusal(self) -> str:
         return Strategy.site_refusal(self)

@@ -121,10 +121,12 @@ class ZerothOrder(Strategy[MeanScalars]):
         """`losses` forward passes over the round's samples; memory of inference and a copy of the set."""
         graph = f"loss.{self.tunable}"
         samples = float(self.losses * self._count(workload.samples))
-        held = 2 * workload.weights_bytes + 4 * workload.values(self.tunable)
+        memory_bytes = 2 * workload.weights_bytes + 4 * workload.values(self.tunable)
         work = Work(
             passes=passes(workload, **{f"loss_{self.tunable}": samples}),
-            peak_bytes=held + workload.samples * workload.sample_bytes + activation_bytes(workload, graph),
+            peak_bytes=memory_bytes
+            + workload.samples * workload.sample_bytes
+            + activation_bytes(workload, graph),
             bytes_up=WIRE_BYTES + 4 * max(0, self.num_z - 2),
             bytes_down=workload.download_bytes,
         )

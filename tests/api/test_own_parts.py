@@ -31,12 +31,12 @@ SETTINGS = {"share": 0.02, "epochs": 1}
 def forgotten(monkeypatch):
     """Parts of a test are unknown after it."""
     monkeypatch.setenv(plugins.VARIABLE, "[]")
-    before = {part: dict(part.known) for part in (Strategy, LocalTerm, MergeRule, ChoicePolicy)}
+    before = {part: dict(part.registry) for part in (Strategy, LocalTerm, MergeRule, ChoicePolicy)}
     yield
-    for part, known in before.items():
-        part.known.clear()
-        part.known.update(known)
-    registry._known.clear()
+    for part, classes in before.items():
+        part.registry.clear()
+        part.registry.update(classes)
+    registry._sources.clear()
 
 
 def simulated(kinds=((TOP_K, SETTINGS),), rounds=2, policies=("mixed",), devices=6, **options):

@@ -121,8 +121,8 @@ def steps_written_out(family, generic, sent: TrainedUpdate, seed: int, distance:
     data = LocalData(np.zeros((len(rows), 1, 8, 8), np.float32), np.repeat(np.arange(10), counts))
     upper = ServerTraining(Sgd(0.1), 2, 32, "mid", "above-low", lambda batch: {"maps": rows[batch]})
     second = teaching.teach(main, first, data, upper, rng)
-    held = tuple(name for name in second if not name.startswith("low"))
-    return first, second, teaching.teach(main, second, generic, lesson(("low",), held=held), rng)
+    constants = tuple(name for name in second if not name.startswith("low"))
+    return first, second, teaching.teach(main, second, generic, lesson(("low",), constants=constants), rng)
 
 
 def test_a_copy_goes_through_the_three_steps(family, generic, client, small, run):

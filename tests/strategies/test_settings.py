@@ -20,16 +20,16 @@ def test_every_setting_of_every_kind_is_described_and_its_example_is_accepted(na
     assert row.meaning.endswith(".")
     assert row.unit
     assert tomllib.loads(f"settings = {{ {row.example} }}")["settings"] == json.loads(
-        msgspec.json.encode(row.given)
+        msgspec.json.encode(row.settings)
     )
-    made = registry.make(name, row.given)
+    made = registry.make(name, row.settings)
     assert registry.read(registry.write(made)) == made
 
 
 @pytest.mark.parametrize("name", registry.KINDS)
 def test_what_a_kind_refuses_is_refused_and_not_listed(name):
     kind = registry.KINDS[name]
-    given = {row.name: row.given for row in ranges.list_settings(kind) if row.name in kind.refused}
+    given = {row.name: row.settings for row in ranges.list_settings(kind) if row.name in kind.refused}
     given |= {f"terms.{term}": {"terms": {term: {}}} for term in registry.TERMS}
     assert not {row.name for row in registry.list_settings(kind)} & set(kind.refused)
     for refused in kind.refused:

@@ -64,7 +64,7 @@ def _described(kind: type[AnyStrategy], settings: list[SettingText]) -> dict[str
 
 
 def _plain(row: SettingText) -> dict[str, object]:
-    return {key: value for key, value in asdict(row).items() if key != "given"}
+    return {key: value for key, value in asdict(row).items() if key != "settings"}
 
 
 def _settings(kind: type[AnyStrategy], settings: list[SettingText]) -> str:

@@ -126,7 +126,7 @@ class UpdateChoice:
 class ChoicePolicy(Plugin, ABC):
     """How a device chooses among the updates that fit it; a frozen dataclass."""
 
-    known: ClassVar[dict[str, Any]] = {}
+    registry: ClassVar[dict[str, Any]] = {}
     about: ClassVar[str] = "own choice policy"
 
     @abstractmethod
@@ -149,17 +149,17 @@ class Richest(ChoicePolicy):
 
 
 RICHEST = Richest()
-ChoicePolicy.known[Richest.name] = Richest
+ChoicePolicy.registry[Richest.name] = Richest
 
 
 def policy_named(name: str) -> ChoicePolicy:
     """The policy of this name; the default for "". Raises KindError, which names those that there are."""
-    if name and name not in ChoicePolicy.known:
+    if name and name not in ChoicePolicy.registry:
         registry.load_plugins()
-    if name and name not in ChoicePolicy.known:
-        known = ", ".join(ChoicePolicy.known)
+    if name and name not in ChoicePolicy.registry:
+        known = ", ".join(ChoicePolicy.registry)
         raise KindError(f"no choice policy is called {name!r}; there are {known}")
-    policy: ChoicePolicy = ChoicePolicy.known[name]() if name else RICHEST
+    policy: ChoicePolicy = ChoicePolicy.registry[name]() if name else RICHEST
     return policy
 
 

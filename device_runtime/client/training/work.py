@@ -346,7 +346,7 @@ class RealWorker:
             self.progress,
             memory,
             self.aside,
-            lost=self.lost,
+            pause_s=self.lost,
             round=self.round,
             rare=self.rare,
         )

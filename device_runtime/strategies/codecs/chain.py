@@ -195,8 +195,8 @@ class Chain:
     def _restore(self, wire: dict[str, NDArray[Any]], name: str, base: NDArray[np.float32]) -> NDArray[Any]:
         """The tensor of this name; removes its parts but the main one from `wire`. Raises TensorError."""
         beside = self.numbers.beside if self.numbers else ()
-        there = {part: wire.pop(_path(name, part)) for part in beside if _path(name, part) in wire}
-        parts = {MAIN: wire[name], **there}
+        others = {part: wire.pop(_path(name, part)) for part in beside if _path(name, part) in wire}
+        parts = {MAIN: wire[name], **others}
         try:
             return self._value(parts, base)
         except TensorError as error:

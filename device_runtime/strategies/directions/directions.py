@@ -59,8 +59,8 @@ class Generator:
 def check_generator(name: str) -> None:
     """Raises UnknownGenerator unless this version has a generator of this name."""
     if name not in GENERATORS:
-        known = ", ".join(repr(known) for known in GENERATORS)
-        raise UnknownGenerator(f"directions from {name!r}; this version has {known}: update it")
+        names = ", ".join(map(repr, GENERATORS))
+        raise UnknownGenerator(f"directions from {name!r}; this version has {names}: update it")
 
 
 def direction(seed: int, index: int, start: int, size: int, generator: str = GENERATOR) -> Elements:
@@ -69,11 +69,11 @@ def direction(seed: int, index: int, start: int, size: int, generator: str = GEN
     0 <= seed < 2**64. Raises UnknownGenerator, and ValueError unless `start` is at a whole counter.
     """
     check_generator(generator)
-    made = GENERATORS[generator]
-    if start % made.per_counter:
-        raise ValueError(f"a direction can be entered at multiples of {made.per_counter}, not at {start}")
-    words = _stream.words((seed, index), start // made.per_counter, -(-size // made.per_word))
-    return made.elements(words)[:size]
+    recipe = GENERATORS[generator]
+    if start % recipe.per_counter:
+        raise ValueError(f"a direction can be entered at multiples of {recipe.per_counter}, not at {start}")
+    words = _stream.words((seed, index), start // recipe.per_counter, -(-size // recipe.per_word))
+    return recipe.elements(words)[:size]
 
 
 def words(seed: int, index: int, size: int) -> Words:

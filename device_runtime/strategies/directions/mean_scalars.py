@@ -63,11 +63,11 @@ class MeanScalars:
     @property
     def median(self) -> float:
         """The median over devices of the mean square of their scalars, of two the smaller; inf if unknown."""
-        found, rest = list[float](), self.squares
+        squares, rest = list[float](), self.squares
         while rest:
             square, rest = rest
-            found.append(square)
-        return sorted(found)[(len(found) - 1) // 2] if found else inf
+            squares.append(square)
+        return sorted(squares)[(len(squares) - 1) // 2] if squares else inf
 
     def means(self, now: Late) -> Iterator[Mean]:
         """The mean of each round that has scalars, the earliest first and `now` last."""

@@ -161,17 +161,17 @@ Bounded = tuple[str, tuple[int, ...], float]
 
 
 def _statistics_parts(strategy: AnyStrategy, manifest: Manifest) -> list[Bounded]:
-    asked = kind_statistics.statistics_of(strategy)
-    if asked is None:
+    spec = kind_statistics.statistics_of(strategy)
+    if spec is None:
         return []
-    labels, width = class_statistics.shape_of(asked, manifest)
+    labels, width = class_statistics.shape_of(spec, manifest)
     parts: list[Bounded] = [
         (SUMS, (labels, width), _FEATURE_BOUND),
         (COUNTS, (labels,), 1.0),
     ]
-    if asked.hold_out:
+    if spec.hold_out:
         parts.append((RIGHT, (held_out.COUNTS,), 1.0))
-    if asked.moments:
+    if spec.moments:
         parts += [
             (MOMENT_SUMS, (labels, width), _FEATURE_BOUND),
             (MOMENT_COUNTS, (labels,), 1.0),

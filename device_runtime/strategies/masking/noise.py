@@ -79,13 +79,13 @@ def discrete_gaussian(parameter: float, count: int, source: RandomBytes) -> NDAr
     """Draws from the discrete Gaussian of this parameter, 0 to MOST. int64 (count,)."""
     if parameter < LEAST:
         return np.zeros(count, np.int64)
-    found = np.empty(count, np.int64)
+    draws = np.empty(count, np.int64)
     at = 0
     while at < count:
         drawn = _tried(parameter, 2 * (count - at) + 16, source)[: count - at]
-        found[at : at + len(drawn)] = drawn
+        draws[at : at + len(drawn)] = drawn
         at += len(drawn)
-    return found
+    return draws
 
 
 def _tried(parameter: float, tries: int, source: RandomBytes) -> NDArray[np.int64]:
@@ -105,8 +105,8 @@ def _tried(parameter: float, tries: int, source: RandomBytes) -> NDArray[np.int6
     with np.errstate(over="ignore"):  # far beyond a small parameter: the probability is 0
         chance = np.exp(v - (y / parameter) ** 2 / 2 - most)
     negative = low >> np.uint64(63) == 1
-    kept = (accept.astype(np.float64) * 2.0**-64 < chance) & ~(negative & (y == 0))  # zero once, not twice
-    signed: NDArray[np.int64] = np.where(negative, -y, y)[kept]
+    mask = (accept.astype(np.float64) * 2.0**-64 < chance) & ~(negative & (y == 0))  # zero once, not twice
+    signed: NDArray[np.int64] = np.where(negative, -y, y)[mask]
     return signed
 
 

@@ -52,15 +52,15 @@ class MaskPurpose:
     """With noise, the number of the round's helpers, who share it; set by `seal` and `unseal`, else 0."""
 
     @classmethod
-    def asked(cls, request: SumRequest, one: SumSeed) -> MaskPurpose:
+    def asked(cls, request: SumRequest, seed: SumSeed) -> MaskPurpose:
         """The purpose for which a request asks a helper to open the seed of one device."""
         return cls(
             request.task,
             request.run,
             request.round,
             request.kind,
-            one.form,
-            one.device,
+            seed.form,
+            seed.device,
             request.min_group,
             request.noise_milli,
             request.clip_milli,
@@ -97,8 +97,8 @@ def seal(secret: bytes, helpers: Sequence[bytes], purpose: MaskPurpose) -> tuple
     """
     public = crypto_scalarmult_base(secret)
     purpose = _among(len(helpers), purpose)
-    made = [_derived(secret, helper, public, helper, purpose) for helper in helpers]
-    return Mask(key=public, tags=tuple(tag for _, tag in made)), tuple(seed for seed, _ in made)
+    pairs = [_derived(secret, helper, public, helper, purpose) for helper in helpers]
+    return Mask(key=public, tags=tuple(tag for _, tag in pairs)), tuple(seed for seed, _ in pairs)
 
 
 def unseal(secret: bytes, mask: Mask, at: int, purpose: MaskPurpose) -> bytes:
@@ -129,6 +129,6 @@ def _derived(
         shared = crypto_scalarmult(own, other)
     except (CryptoError, ValueError) as error:
         raise MaskError(f"not a valid key for a mask: {error}") from None
-    said = b"".join((device, helper, purpose.encoded()))
-    seed = hmac.digest(shared, _SEED + said, hashlib.sha256)
-    return seed, hmac.digest(shared, _TAG + said, hashlib.sha256)[:TAG_BYTES]
+    message = b"".join((device, helper, purpose.encoded()))
+    seed = hmac.digest(shared, _SEED + message, hashlib.sha256)
+    return seed, hmac.digest(shared, _TAG + message, hashlib.sha256)[:TAG_BYTES]

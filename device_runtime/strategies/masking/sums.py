@@ -104,8 +104,8 @@ def _changes(tensors: Tensors, layout: SumLayout) -> Iterator[tuple[TensorPart, 
     """
     for part in layout.tensors:
         if part.name not in tensors or tensors[part.name].shape != part.shape:
-            found = tensors[part.name].shape if part.name in tensors else "missing"
-            raise MaskError(f"{part.name} is {found}, expected {part.shape}")
+            shape = tensors[part.name].shape if part.name in tensors else "missing"
+            raise MaskError(f"{part.name} is {shape}, expected {part.shape}")
         flat = tensors[part.name].ravel()
         base = None if part.base is None else part.base.ravel()
         for at in range(0, part.size, CHUNK):
@@ -131,8 +131,8 @@ def _write_sums(into: NDArray[np.uint64], weighed: Weighed, layout: SumLayout) -
     numbers = _numbers(weighed, layout)
     at = 0
     for part in layout.sums:
-        found, limit = np.asarray(numbers[part.name], np.float64), 2.0**part.bound_bits
-        scaled = np.clip(found.ravel(), -limit, limit) * 2.0**part.exponent
+        values, limit = np.asarray(numbers[part.name], np.float64), 2.0**part.bound_bits
+        scaled = np.clip(values.ravel(), -limit, limit) * 2.0**part.exponent
         if not np.isfinite(scaled).all():
             raise MaskError(f"{part.name} has non-finite values")
         into[at : at + part.size] = np.rint(scaled).astype(np.int64).astype(np.uint64)
@@ -141,19 +141,19 @@ def _write_sums(into: NDArray[np.uint64], weighed: Weighed, layout: SumLayout) -
 
 def _numbers(weighed: Weighed, layout: SumLayout) -> Mapping[str, Any]:
     update, most = weighed.update, weighed.most_weight
-    known = not isnan(update.train_loss)
-    found: dict[str, Any] = {
-        LOSS: weighed.share * update.train_loss if known else 0.0,
-        LOSS_KNOWN: weighed.share if known else 0.0,
+    has_loss = not isnan(update.train_loss)
+    numbers: dict[str, Any] = {
+        LOSS: weighed.share * update.train_loss if has_loss else 0.0,
+        LOSS_KNOWN: weighed.share if has_loss else 0.0,
     }
     summed = [name for name in weighed.strategy.summed if name in update.tensors]
-    found |= {name: update.tensors[name].astype(np.float64) / most for name in summed}
+    numbers |= {name: update.tensors[name].astype(np.float64) / most for name in summed}
     statistics = _statistics(weighed, layout)
     if statistics is not None:
         upper = statistics.moments[np.triu_indices(len(statistics.moments))]
         counted = (statistics.sums.counts.sum(), statistics.moment_sums.counts.sum(), statistics.right.max())
         whole = max(most, *map(float, counted))  # a device with more samples counts as `most_weight`
-        found |= {
+        numbers |= {
             SUMS: statistics.sums.sums / whole,
             COUNTS: statistics.sums.counts / whole,
             RIGHT: statistics.right / whole,
@@ -161,7 +161,7 @@ def _numbers(weighed: Weighed, layout: SumLayout) -> Mapping[str, Any]:
             MOMENT_COUNTS: statistics.moment_sums.counts / whole,
             MOMENTS: upper / whole,
         }
-    return found
+    return numbers
 
 
 def _statistics(weighed: Weighed, layout: SumLayout) -> Statistics | None:
@@ -173,12 +173,12 @@ def _statistics(weighed: Weighed, layout: SumLayout) -> Statistics | None:
     _, sent = class_statistics.split_statistics(update.tensors)
     if not sent:
         return Statistics.none(shape[0], shape[1])
-    found = class_statistics.decode(sent, (shape[0], shape[1]))
+    statistics = class_statistics.decode(sent, (shape[0], shape[1]))
     if class_statistics.is_from_site(sent):
-        return found
-    counted = float(found.sums.counts.sum())
+        return statistics
+    counted = float(statistics.sums.counts.sum())
     times = kind_statistics.samples_per_measured(strategy, update.num_examples, counted)
-    return found if times == 1 else found.standing_for(times)
+    return statistics if times == 1 else statistics.standing_for(times)
 
 
 @dataclass(frozen=True)
@@ -221,8 +221,8 @@ def read(total: MaskedVector, layout: SumLayout, group: SummedGroup, strategy: A
     for name in strategy.summed:
         if name in numbers:
             tensors[name] = np.asarray(numbers[name] * most, np.float64)
-    known = float(numbers[LOSS_KNOWN][0]) if LOSS_KNOWN in numbers else 0.0
-    loss = float(numbers[LOSS][0]) / known if known > 0 else nan
+    share = float(numbers[LOSS_KNOWN][0]) if LOSS_KNOWN in numbers else 0.0
+    loss = float(numbers[LOSS][0]) / share if share > 0 else nan
     update = TrainedUpdate(strategy.name, tensors, group.num_examples, loss, strategy.variant)
     return OpenedSum(update, _read_statistics(numbers, layout, most))
 
@@ -252,12 +252,12 @@ def _read_sums(
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
     at = 0
     for part in layout.sums:
-        found = sums[at : at + part.size].astype(np.float64).reshape(part.shape) * 2.0**-part.exponent
-        _check_possible(part.name, found, group.devices * 2.0**part.bound_bits, group)
+        values = sums[at : at + part.size].astype(np.float64).reshape(part.shape) * 2.0**-part.exponent
+        _check_possible(part.name, values, group.devices * 2.0**part.bound_bits, group)
         step = group.devices * 2.0**-part.exponent
-        if part.name in _NEVER_NEGATIVE and (found < -step).any():
-            raise SpoiltSum(f"the sum of {part.name} holds {found.min():.4g}, expected 0 or more")
-        yield part.name, found
+        if part.name in _NEVER_NEGATIVE and (values < -step).any():
+            raise SpoiltSum(f"the sum of {part.name} holds {values.min():.4g}, expected 0 or more")
+        yield part.name, values
         at += part.size
 
 

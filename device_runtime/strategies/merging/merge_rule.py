@@ -12,7 +12,7 @@ from device_runtime.strategies.plugins import Plugin
 class MergeRule(Plugin, ABC):
     """A frozen dataclass whose fields are its settings, given in the `settings` of a task's `server`."""
 
-    known: ClassVar[dict[str, Any]] = {}
+    registry: ClassVar[dict[str, Any]] = {}
     about: ClassVar[str] = "own merge rule"
 
     @abstractmethod

@@ -70,8 +70,8 @@ class ServerOptimizer:
     ] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if self.name not in DEFAULT_LR and self.name not in MergeRule.known:
-            known = ", ".join((*get_args(Name), *MergeRule.known))
+        if self.name not in DEFAULT_LR and self.name not in MergeRule.registry:
+            known = ", ".join((*get_args(Name), *MergeRule.registry))
             raise ValueError(f"no server optimiser is called {self.name!r}; there are {known}")
         if self.settings and self.name in DEFAULT_LR:
             raise ValueError(f"settings are for an own merge rule, and {self.name} is none")
@@ -83,7 +83,7 @@ class ServerOptimizer:
         """The own merge rule; None for a shipped optimiser. Raises ValueError for wrong settings."""
         if self.name in DEFAULT_LR:
             return None
-        rule = MergeRule.known[self.name]
+        rule = MergeRule.registry[self.name]
         known = signature(rule).parameters
         for name in self.settings:
             if name not in known:

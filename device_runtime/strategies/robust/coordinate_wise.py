@@ -93,8 +93,8 @@ class Bounds:
 
     def hold(self, values: Vector) -> Vector:
         """The values clipped, float32 (values,)."""
-        held: Vector = np.clip(values, self.middle - self.reach, self.middle + self.reach)
-        return held
+        inside: Vector = np.clip(values, self.middle - self.reach, self.middle + self.reach)
+        return inside
 
     def is_far(self, values: Vector, times: float) -> bool:
         """Whether half of the values or more are further from `middle` than `times` the reach."""

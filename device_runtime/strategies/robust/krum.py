@@ -32,14 +32,14 @@ def scores(spool: Spool, liars: int) -> NDArray[np.float64]:
     count = len(spool)
     nearest = count - liars - 2
     step = max(1, BUDGET // (8 * count))
-    found = np.empty(count)
+    totals = np.empty(count)
     for begin in range(0, count, step):
         end = min(begin + step, count)
         distances = _distances(spool, slice(begin, end), step)
         distances[np.arange(end - begin), np.arange(begin, end)] = np.inf  # not to itself
         near = np.partition(distances, nearest - 1, axis=1)[:, :nearest]
-        found[begin:end] = np.sort(near, axis=1).sum(axis=1)
-    return found
+        totals[begin:end] = np.sort(near, axis=1).sum(axis=1)
+    return totals
 
 
 def _distances(spool: Spool, some: slice, width: int) -> NDArray[np.float64]:

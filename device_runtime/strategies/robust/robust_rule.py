@@ -124,16 +124,16 @@ class RobustRule:
     def _selected(self, group: UpdateGroup) -> Screened:
         """The updates that Krum selects; their weights add up to those of the whole group."""
         spool, weights = group.spool, group.weights
-        given, count = self._robust.byzantine, len(spool)
-        liars = krum.most_liars(count) if given is None else given
+        byzantine, count = self._robust.byzantine, len(spool)
+        liars = krum.most_liars(count) if byzantine is None else byzantine
         many = 1 if self._robust.rule == "krum" else count - liars
         places = krum.selected(krum.scores(spool, liars), many)
         more = sum(weights) / sum(weights[place] for place in places)
-        kept = [spool.rows[place] for place in places]
+        rows = [spool.rows[place] for place in places]
         if many == 1:
-            self._note(f"krum selected {devices_of(kept)} of {count}")
+            self._note(f"krum selected {devices_of(rows)} of {count}")
         elif liars:
-            self._note(f"multi-krum rejected {devices_of([row for row in spool.rows if row not in kept])}")
+            self._note(f"multi-krum rejected {devices_of([row for row in spool.rows if row not in rows])}")
         for place in places:
             row = spool.rows[place]
             yield spool.update(row, spool.values(row)), weights[place] * more

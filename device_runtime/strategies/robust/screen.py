@@ -101,12 +101,14 @@ class Screen:
     def _spooled(self, contribution: TrainedUpdate, weight: float, device: str) -> bool:
         """Keep an update with those of its group; returns whether it is finite, and so was kept."""
         trained = self._folding.trained(contribution)
-        one = group_update(contribution, self._folding.strategy(contribution.kind), *trained)
-        if one.group not in self._spools:
+        member = group_update(contribution, self._folding.strategy(contribution.kind), *trained)
+        if member.group not in self._spools:
             compared_as = self._folding.strategy(contribution.kind).compared_as
-            self._spools[one.group] = Spool(one.update.tensors, one.start, self._scratch, compared_as)
-            self._bases[one.group] = trained
-        if self._spools[one.group].add(one.update, weight, device):
+            self._spools[member.group] = Spool(
+                member.update.tensors, member.start, self._scratch, compared_as
+            )
+            self._bases[member.group] = trained
+        if self._spools[member.group].add(member.update, weight, device):
             return True
         self._note(f"{device} ({contribution.kind}) is not finite, rejected")
         return False
@@ -119,8 +121,8 @@ class Screen:
         for spool in self._spools.values():
             for contribution, weight in self._screened(spool) if len(spool) else ():
                 self._folding.add(contribution, weight)
-        for held, late in self._statistics.held(self._median_samples) if self._samples else ():
-            self._folding.pool(held, late)
+        for statistics, late in self._statistics.held(self._median_samples) if self._samples else ():
+            self._folding.pool(statistics, late)
         merged, odd = self._folding.merged()
         return merged, "; ".join([*self._notes, odd] if odd else self._notes)
 
@@ -130,7 +132,7 @@ class Screen:
         if kind.compared_as == "class-means":
             return groups.shorten_class_means(spool)
         if kind.compared_as == "scalars":
-            devices = {row.device for one in self._spools_of(kind.name) for row in one.rows}
+            devices = {row.device for other in self._spools_of(kind.name) for row in other.rows}
             if len(devices) >= LEAST_DEVICES:
                 return ""
             values = sum(value.size for value in base.values())
@@ -148,7 +150,7 @@ class Screen:
     def _median_length(self) -> float:
         """The median length of the round's changes of the base, before any is shortened."""
         return groups.median_length(
-            one for one in self._spools.values() if one.rows and groups.is_change(one)
+            spool for spool in self._spools.values() if spool.rows and groups.is_change(spool)
         )
 
     def _screened(self, spool: Spool) -> Screened:
@@ -186,11 +188,11 @@ class Screen:
     def _scalar_bounds(self) -> ScalarBounds:
         """The bounds from all scalars of the round; used once all have come."""
         spools = [each for each in self._spools.values() if each.rows and each.compared_as == "scalars"]
-        found = scalar_bounds(spools, self._robust)
-        if found.devices < LEAST_DEVICES:
+        bounds = scalar_bounds(spools, self._robust)
+        if bounds.devices < LEAST_DEVICES:
             rule, kind = self._robust.rule, spools[0].rows[0].metadata.kind
-            self._note(f"{found.devices} {kind} too few for {rule} to detect false updates")
-        return found
+            self._note(f"{bounds.devices} {kind} too few for {rule} to detect false updates")
+        return bounds
 
     def _group(self, spool: Spool) -> UpdateGroup:
         """The group of a spool, with limited weights.

@@ -62,8 +62,8 @@ class Spool:
     ) -> None:
         """`first` is any update of the group. Raises OSError if `scratch` cannot be written."""
         self.compared_as = compared_as
-        found = {name: start(name, first[name]) for name in sorted(first)}
-        self._starts = {name: value for name, value in found.items() if value is not None}
+        starts = {name: start(name, first[name]) for name in sorted(first)}
+        self._starts = {name: value for name, value in starts.items() if value is not None}
         flat = [np.asarray(value, np.float32).reshape(-1) for value in self._starts.values()]
         self.starts: Vector = np.concatenate(flat) if flat else np.empty(0, np.float32)
         self.rows: list[SpooledUpdate] = []
@@ -105,10 +105,10 @@ class Spool:
     def values(self, row: SpooledUpdate, begin: int = 0, end: int | None = None) -> Vector:
         """Values `begin` to `end` of one update, float32, as a new array."""
         end = self.starts.size if end is None else end
-        taken: Vector = np.empty(end - begin, np.float32)
+        piece: Vector = np.empty(end - begin, np.float32)
         self._file.seek(row.at + 4 * begin)
-        self._file.readinto(taken.data)
-        return taken
+        self._file.readinto(piece.data)
+        return piece
 
     def put(self, row: SpooledUpdate, values: Vector, begin: int = 0) -> None:
         """Replace the values of one update from `begin` on."""

@@ -106,14 +106,14 @@ class StatisticsOfDevices:
 
     def _most_scatter(self, spool: Spool) -> float:
         """The largest scatter trace that counts in the covariance; -1: none counts."""
-        known = {row.device: trace for row in spool.rows if (trace := _trace(spool, row)) is not None}
-        if not known:
+        traces = {row.device: trace for row in spool.rows if (trace := _trace(spool, row)) is not None}
+        if not traces:
             return -1.0
-        if len(known) < LEAST_DEVICES:
-            self._note(f"second moments of {len(known)} devices too few to detect false ones, rejected")
+        if len(traces) < LEAST_DEVICES:
+            self._note(f"second moments of {len(traces)} devices too few to detect false ones, rejected")
             return -1.0
-        most = TIMES * float(np.median(list(known.values())))
-        if far := [device for device, trace in known.items() if trace > most]:
+        most = TIMES * float(np.median(list(traces.values())))
+        if far := [device for device, trace in traces.items() if trace > most]:
             self._note(f"second moments of {device_list(far, KIND)} rejected")
         return most
 
@@ -136,21 +136,21 @@ def _means(spool: Spool, row: SpooledUpdate, labels: int) -> NDArray[np.float64]
     return spool.values(row).reshape(labels, -1).astype(np.float64)
 
 
-def _near(spool: Spool, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which of the class means that are `there` count, (devices, classes)."""
-    means = (_means(spool, row, there.shape[1]) for row in spool.rows)
-    middles = [own[has].mean(axis=0) for own, has in zip(means, there, strict=True)]
-    near = there & ~_far(spool, there, _median(middles))
+def _near(spool: Spool, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which of the class means that are `present` count, (devices, classes)."""
+    means = (_means(spool, row, present.shape[1]) for row in spool.rows)
+    middles = [own[has].mean(axis=0) for own, has in zip(means, present, strict=True)]
+    near = present & ~_far(spool, present, _median(middles))
     compared = near & (near.sum(axis=0) >= LEAST_DEVICES)
     return near & ~_far(spool, compared, _middles(spool, compared))
 
 
-def _middles(spool: Spool, there: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _middles(spool: Spool, present: NDArray[np.bool_]) -> NDArray[np.float64]:
     """The coordinate-wise median of each class's means, (classes, width); 0 for a class without means."""
-    width = spool.starts.size // there.shape[1]
-    middles = np.zeros((there.shape[1], width))
-    for label in np.flatnonzero(there.any(axis=0)):
-        rows = [spool.rows[place] for place in np.flatnonzero(there[:, label])]
+    width = spool.starts.size // present.shape[1]
+    middles = np.zeros((present.shape[1], width))
+    for label in np.flatnonzero(present.any(axis=0)):
+        rows = [spool.rows[place] for place in np.flatnonzero(present[:, label])]
         means = [spool.values(row, label * width, (label + 1) * width) for row in rows]
         middles[label] = _median([mean.astype(np.float64) for mean in means])
     return middles
@@ -160,13 +160,13 @@ def _median(of_devices: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     return np.asarray(np.median(np.stack(of_devices), axis=0))
 
 
-def _far(spool: Spool, there: NDArray[np.bool_], about: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _far(spool: Spool, present: NDArray[np.bool_], about: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which class means are too far from `about` (classes, width) or (width,): bool (devices, classes)."""
-    means = (_means(spool, row, there.shape[1]) for row in spool.rows)
+    means = (_means(spool, row, present.shape[1]) for row in spool.rows)
     distances = np.stack([np.linalg.norm(own - about, axis=1) for own in means])
-    usual = [np.median(own[has]) for own, has in zip(distances, there, strict=True) if has.any()]
+    usual = [np.median(own[has]) for own, has in zip(distances, present, strict=True) if has.any()]
     bound = TIMES * float(np.median(usual)) if usual else inf
-    return np.asarray(there & (distances > bound))
+    return np.asarray(present & (distances > bound))
 
 
 def _scatter(sent: Statistics) -> NDArray[np.float32]:

@@ -125,8 +125,8 @@ def _epsilon(events: tuple[PrivacySpending, ...], delta: float) -> float:
 
 def _event(accounting: Any, noise: float, rate: float, count: int) -> Any:
     gaussian = accounting.GaussianDpEvent(noise)
-    one = gaussian if rate == 1 else accounting.PoissonSampledDpEvent(rate, gaussian)
-    return accounting.SelfComposedDpEvent(one, count)
+    step = gaussian if rate == 1 else accounting.PoissonSampledDpEvent(rate, gaussian)
+    return accounting.SelfComposedDpEvent(step, count)
 
 
 def _accounting() -> Any:

@@ -64,7 +64,7 @@ class DpSgd(LocalTerm):
     def work(self, training: Training, load: Workload, samples: int) -> Training:
         """Samples one by one, another vector of the set's size, and the accountant."""
         more = training.more_bytes + ACCOUNTANT_BYTES
-        return replace(training, kept=training.kept + 1, singly=True, more_bytes=more)
+        return replace(training, copies=training.copies + 1, singly=True, more_bytes=more)
 
     @property
     def limit(self) -> PrivacyBudget:
@@ -152,9 +152,9 @@ class PrivacyLedger:
 
     def check(self, event: PrivacySpending, limit: PrivacyBudget) -> None:
         """Raises BudgetExceeded if `event` would exceed the limit, and PrivacyUnavailable."""
-        there = self.after(event).epsilon(limit.delta)
-        if not there <= limit.epsilon:
+        epsilon = self.after(event).epsilon(limit.delta)
+        if not epsilon <= limit.epsilon:
             raise BudgetExceeded(
-                f"epsilon would be {there:.4g} of {limit.epsilon:g} at delta {limit.delta:g} "
+                f"epsilon would be {epsilon:.4g} of {limit.epsilon:g} at delta {limit.delta:g} "
                 f"after {self.rounds} {'round' if self.rounds == 1 else 'rounds'}"
             )

@@ -22,7 +22,7 @@ class LocalTerm(Plugin, ABC):
     A kind applies its terms in order, each to the plan that the one before it made.
     """
 
-    known: ClassVar[dict[str, Any]] = {}
+    registry: ClassVar[dict[str, Any]] = {}
     about: ClassVar[str] = "own term"
     """What it does and its source, in a few words."""
     keeps_model: ClassVar[bool] = False

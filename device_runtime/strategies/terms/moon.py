@@ -51,8 +51,8 @@ class Moon(LocalTerm):
 
     def work(self, training: Training, load: Workload, samples: int) -> Training:
         """Two passes of each sample for its features, which are kept, and the last model."""
-        kept = 4 * (2 * samples * load.feature_width + load.values(training.tunable))
-        more = training.more_bytes + kept
+        memory_bytes = 4 * (2 * samples * load.feature_width + load.values(training.tunable))
+        more = training.more_bytes + memory_bytes
         return replace(training, objective="moon", scored=training.scored + 2 * samples, more_bytes=more)
 
     def refusal(self, trained: str, others: Iterable[LocalTerm]) -> str:

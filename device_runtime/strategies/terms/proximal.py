@@ -56,8 +56,10 @@ class FscProx(LocalTerm):
         ranges.check(self)
 
     def apply(self, plan: TrainingPlan, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
-        held = model.weights if self.anchor == "base" else few_shot_head(run.aside)
-        anchor = {one.name: held[one.name] for one in head_specs(model.manifest) if one.name in held}
+        weights = model.weights if self.anchor == "base" else few_shot_head(run.aside)
+        anchor = {
+            spec.name: weights[spec.name] for spec in head_specs(model.manifest) if spec.name in weights
+        }
         return replace(plan, gradients=(*plan.gradients, Proximal(2 * self.mu, anchor)))
 
 

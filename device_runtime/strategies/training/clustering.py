@@ -126,11 +126,11 @@ def _fill_empty(labels: Indices, apart: Points, clusters: int) -> None:
 
 def nearest(x: Points, clusters: Clusters) -> Indices:
     """The index of the point nearest to each centroid (k,), among the points of its cluster."""
-    found = []
+    indices = []
     for k, centroid in enumerate(clusters.centroids):
         members = np.flatnonzero(clusters.labels == k)
-        found.append(members[_squares(x[members], centroid).argmin()])
-    return np.array(found, np.int64)
+        indices.append(members[_squares(x[members], centroid).argmin()])
+    return np.array(indices, np.int64)
 
 
 def _squares(x: Points, point: Points) -> Points:
@@ -145,6 +145,6 @@ def flops(n: int, d: int, components: int, clusters: int) -> float:
     if n <= clusters:
         return 0.0
     small = min(n, d)
-    kept = min(components, small)
+    width = min(components, small)
     eigen = 2.0 * n * d * small + 10.0 * small**3
-    return eigen + 20 * 3.0 * n * kept * clusters
+    return eigen + 20 * 3.0 * n * width * clusters

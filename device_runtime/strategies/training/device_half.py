@@ -44,7 +44,7 @@ class Run:
     noise: gives the randomness of private training, which must not be repeatable: the operating system's,
     except in a simulation.
     clock: stops while the work is paused.
-    lost: gives how long the work has been paused, out of the time until `deadline`.
+    pause_s: gives how long the work has been paused, out of the time until `deadline`.
     """
 
     seed: int
@@ -55,7 +55,7 @@ class Run:
     memory: Tensors = field(default_factory=lambda: NO_TENSORS)
     aside: Tensors = field(default_factory=lambda: NO_TENSORS)
     noise: Callable[[], np.random.Generator] = np.random.default_rng
-    lost: Callable[[], float] = field(default=lambda: 0.0)
+    pause_s: Callable[[], float] = field(default=lambda: 0.0)
     round: int = 0
     rare: tuple[int, ...] = ()
 
@@ -78,7 +78,7 @@ class Run:
         elapsed = self.clock() - began
         projected = elapsed / done / (1.0 if done >= 0.1 else 3.0)
         whole = max(elapsed, projected)
-        over = began + whole + self.lost() - self.deadline
+        over = began + whole + self.pause_s() - self.deadline
         if done < 1 and over > 0:
             raise OutOfTime(f"{done:.0%} done, would end {over:.1f} s after the deadline", whole / of)
 
@@ -123,5 +123,5 @@ class TrainedUpdate:
 
 def few_shot_head(tensors: Tensors) -> dict[str, NDArray[Any]]:
     """The few-shot trained classifier among tensors, by the model's own names; empty if there is none."""
-    found = {name: value for name, value in tensors.items() if name.startswith(FEW_SHOT)}
-    return {name.removeprefix(FEW_SHOT): value for name, value in found.items()}
+    head = {name: value for name, value in tensors.items() if name.startswith(FEW_SHOT)}
+    return {name.removeprefix(FEW_SHOT): value for name, value in head.items()}

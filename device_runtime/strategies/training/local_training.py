@@ -90,10 +90,10 @@ def train(model: DeviceModel, data: LocalData, plan: TrainingPlan, run: Run) -> 
     budget = _EpochBudget(plan, run, trainer)
     rng, loss = run.rng(), 0.0
     for epoch in range(plan.epochs):
-        total, seen = 0.0, 0
+        total, count = 0.0, 0
         for batch, done in _batches(plan, rng):
             total += trainer.loss_and_grads(data.x[batch], data.y[batch], plan.extras(batch)) * len(batch)
-            seen += len(batch)
+            count += len(batch)
             for term in terms:
                 term.add(params, grads)
             if plan.clip_norm:
@@ -102,7 +102,7 @@ def train(model: DeviceModel, data: LocalData, plan: TrainingPlan, run: Run) -> 
             if budget.reached(epoch + done) and done < 1:
                 budget.restore()
                 return TrainingResult({**params.views, **trainer.statistics.views}, loss, epoch)
-        loss = total / max(seen, 1)
+        loss = total / max(count, 1)
         if budget.epochs == epoch + 1:
             break
         budget.keep(epoch + 1)
@@ -116,8 +116,8 @@ class _EpochBudget:
         self.epochs = self._planned = plan.epochs
         self._least = plan.least if 0 < plan.least < plan.epochs else plan.epochs
         self._run, self._began = run, run.clock()
-        self._held = (trainer.params.vector, trainer.statistics.vector)
-        self._kept: tuple[Vector, ...] = ()
+        self._vectors = (trainer.params.vector, trainer.statistics.vector)
+        self._copies: tuple[Vector, ...] = ()
 
     def reached(self, done: float) -> bool:
         """Whether training ends here, `done` epochs after its start. Raises OutOfTime if too few are done."""
@@ -138,13 +138,13 @@ class _EpochBudget:
         """Copy the parameters after `done` whole epochs, if they could be the last."""
         if not self._least <= done < self.epochs:
             return
-        self._kept = self._kept or tuple(np.empty_like(vector) for vector in self._held)
-        for copy, vector in zip(self._kept, self._held, strict=True):
+        self._copies = self._copies or tuple(np.empty_like(vector) for vector in self._vectors)
+        for copy, vector in zip(self._copies, self._vectors, strict=True):
             np.copyto(copy, vector)
 
     def restore(self) -> None:
         """Put the kept parameters back."""
-        for copy, vector in zip(self._kept, self._held, strict=True):
+        for copy, vector in zip(self._copies, self._vectors, strict=True):
             np.copyto(vector, copy)
 
 

@@ -40,7 +40,7 @@ class ServerTraining:
     """Settings of training on the aggregator: `epochs` epochs, reshuffled in each, in batches of `batch`.
 
     extras: gives the objective's inputs for the samples at these indices, in addition to x and y.
-    held: names of parameters that stay as they are.
+    constants: names of parameters that stay as they are.
     """
 
     optimizer: Optimizer
@@ -49,7 +49,7 @@ class ServerTraining:
     tunable: str = "all"
     objective: str = "train"
     extras: Callable[[Indices], Tensors] = lambda _: NO_EXTRAS
-    held: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
 
 
 def teach(
@@ -64,14 +64,14 @@ def teach(
     trainer = model.trainer(training.tunable, training.objective, most)
     params, grads = trainer.params, trainer.grads
     steps = training.optimizer.start(params.vector)
-    held = {name: params.views[name].copy() for name in training.held}
+    constants = {name: params.views[name].copy() for name in training.constants}
     for _ in range(training.epochs):
         order = rng.permutation(len(data))
         for start in range(0, len(order), training.batch):
             batch = order[start : start + training.batch]
             trainer.loss_and_grads(data.x[batch], data.y[batch], training.extras(batch))
             steps.step(params.vector, grads.vector)
-            for name, value in held.items():
+            for name, value in constants.items():
                 params.views[name][...] = value
     if not (np.isfinite(params.vector).all() and np.isfinite(trainer.statistics.vector).all()):
         raise Diverged(f"{training.objective} at {training.optimizer}")
@@ -118,8 +118,8 @@ def attention_places(student: Manifest, objective: str = "attention") -> dict[st
     Raises BundleError if the bundle has no such graph.
     """
     need_graphs(student, (graph := f"{objective}.all",))
-    given = (extra for extra in student.graphs[graph].extras if extra.per_sample)
-    return {extra.name.partition(".")[2]: extra.shape[0] for extra in given}
+    extras = (extra for extra in student.graphs[graph].extras if extra.per_sample)
+    return {extra.name.partition(".")[2]: extra.shape[0] for extra in extras}
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def need_graphs(manifest: Manifest, graphs: Iterable[str]) -> None:
 def map_shape(manifest: Manifest, level: str) -> tuple[int, ...]:
     """The shape of one sample's feature map at a level. Raises BundleError if the bundle gives none."""
     need_graphs(manifest, (f"features.{level}",))
-    return {str(known): shape for known, shape in manifest.features.items()}[level]
+    return {str(key): shape for key, shape in manifest.features.items()}[level]
 
 
 def need_one_shape(manifests: Iterable[Manifest], level: str) -> None:
@@ -166,21 +166,21 @@ def need_one_shape(manifests: Iterable[Manifest], level: str) -> None:
     for manifest in manifests:
         shapes.setdefault(map_shape(manifest, level), manifest.name)
     if len(shapes) > 1:
-        (one, first), (other, second), *_ = shapes.items()
+        (shape, first), (other, second), *_ = shapes.items()
         raise BundleError(
-            f"maps of level {level} must have one shape in a family: {first} gives {one}, {second} {other}"
+            f"maps of level {level} must have one shape in a family: {first} gives {shape}, {second} {other}"
         )
 
 
 def need_places(teacher: Manifest, student: Manifest, objective: str = "attention") -> None:
     """Raises BundleError if the attention maps of teacher and student differ in size at a compared level."""
-    for level, wanted in attention_places(student, objective).items():
+    for level, size in attention_places(student, objective).items():
         shape = map_shape(teacher, level)
         places = shape[0] if len(shape) == 2 else prod(shape[1:])
-        if places != wanted:
+        if places != size:
             raise BundleError(
                 f"attention at level {level} has {places} places in {teacher.name}, "
-                f"{wanted} in {student.name}: they must be as many"
+                f"{size} in {student.name}: they must be as many"
             )
 
 

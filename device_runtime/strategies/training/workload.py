@@ -85,7 +85,7 @@ def upload_bytes(values: int, tensors: int, codec: str = "", exact: int = 0) -> 
 class Training:
     """SGD on a tunable set over `trained` samples in all, after a forward pass over `scored` samples.
 
-    kept: extra vectors of the set's size in memory.
+    copies: extra vectors of the set's size in memory.
     singly: samples are run one by one, as in private training.
     codec: the codec of the update.
     more_bytes: memory in addition to all that.
@@ -96,7 +96,7 @@ class Training:
     scored: float = 0.0
     batch: int = 32
     objective: str = "train"
-    kept: int = 0
+    copies: int = 0
     singly: bool = False
     codec: str = ""
     more_bytes: int = 0
@@ -114,15 +114,15 @@ def work_of_training(load: Workload, training: Training) -> Work:
     forward = passes(load, forward=training.scored) if training.scored else ()
     slowdown = SINGLE_SAMPLE_SLOWDOWN if training.singly else 1.0
     rows = 1 if training.singly else training.batch
-    vectors = 3 + training.kept + (rows > graph.rows)
+    vectors = 3 + training.copies + (rows > graph.rows)
     set_bytes = 4 * (vectors * values + BLOCK)
     data_bytes = (load.samples + min(training.batch, load.samples)) * load.sample_bytes
-    held = set_bytes + 2 * load.weights_bytes + data_bytes + training.more_bytes
+    memory_bytes = set_bytes + 2 * load.weights_bytes + data_bytes + training.more_bytes
     if training.scored:
-        held += activation_bytes(load, "forward")
+        memory_bytes += activation_bytes(load, "forward")
     return Work(
         passes=(*forward, GraphPass(name, training.trained, graph.flops, slowdown)),
-        peak_bytes=held + activation_bytes(load, name, rows),
+        peak_bytes=memory_bytes + activation_bytes(load, name, rows),
         bytes_up=upload_bytes(values, load.tensors[tunable], training.codec),
         bytes_down=load.download_bytes,
     )
@@ -131,10 +131,10 @@ def work_of_training(load: Workload, training: Training) -> Work:
 def forward_work(load: Workload, samples: int, values_up: int, codec: str = "") -> Work:
     """The work of computing and keeping features of `samples` samples, and sending `values_up` float32."""
     features = 4 * load.feature_width * samples
-    held = 2 * load.weights_bytes + load.samples * load.sample_bytes + features
+    memory_bytes = 2 * load.weights_bytes + load.samples * load.sample_bytes + features
     return Work(
         passes=passes(load, forward=samples),
-        peak_bytes=held + activation_bytes(load, "forward"),
+        peak_bytes=memory_bytes + activation_bytes(load, "forward"),
         bytes_up=upload_bytes(values_up, 2, codec),
         bytes_down=load.download_bytes,
     )

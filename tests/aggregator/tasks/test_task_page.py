@@ -37,7 +37,7 @@ def test_every_key_is_described_and_its_example_is_accepted(owner, row):
     assert row.unit
     needed = {"bundle": "b", "kinds": [{"name": "full"}]} if owner is Task else {"name": "full"}
     settings = tomllib.loads(row.example)
-    assert settings == json.loads(msgspec.json.encode(row.given))
+    assert settings == json.loads(msgspec.json.encode(row.settings))
     msgspec.convert({**needed, **settings}, owner)
 
 

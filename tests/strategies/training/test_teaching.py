@@ -28,7 +28,7 @@ def test_a_lesson_is_the_loop_written_out(model, digits):
 
 def test_what_is_held_stays_though_momentum_and_decay_would_move_it(model, digits):
     held = ("head.weight", "head.bias")
-    lesson = ServerTraining(Sgd(0.1, 0.9, 0.01), 1, 60, held=held)
+    lesson = ServerTraining(Sgd(0.1, 0.9, 0.01), 1, 60, constants=held)
     found = teaching.teach(model, model.weights, digits, lesson, np.random.default_rng(0))
     for name, value in found.items():
         assert np.array_equal(value, model.weights[name]) == (name in held), name
