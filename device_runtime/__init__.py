@@ -87,9 +87,9 @@ def __getattr__(name: str) -> Any:
             raise
         extra = "aggregator" if name in ("Aggregator", "KindSettings", "Task") else "simulation"
         raise ModuleNotFoundError(extra_needed(name, extra, error.name), name=error.name) from error
-    found = home if colon and not other else getattr(home, other or name)
-    globals()[name] = found
-    return found
+    target = home if colon and not other else getattr(home, other or name)
+    globals()[name] = target
+    return target
 
 
 def __dir__() -> list[str]:

@@ -55,7 +55,7 @@ class Aggregator:
     ) -> None:
         if not tasks:
             raise ConfigError("no task is given: expected one or more, as Task(bundle=..)")
-        given: dict[str, Mapping[str, object]] = {
+        sections: dict[str, Mapping[str, object]] = {
             "": {"run_dir": _text(run_dir), "workers": workers},
             "broker": {
                 "url": broker,
@@ -66,7 +66,7 @@ class Aggregator:
             },
             "http": {} if http is None else config.http_keys(http, "http"),
         }
-        self._server = config.load(_path(settings), {name: _known(keys) for name, keys in given.items()})
+        self._server = config.load(_path(settings), {name: _known(keys) for name, keys in sections.items()})
         if self._server.tasks:
             raise ConfigError(f"{settings} has tasks: leave them out, and give Task objects")
         self._tasks, self._quiet = tasks, quiet

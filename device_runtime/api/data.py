@@ -76,9 +76,9 @@ def of_source(source: str, /, **settings: Any) -> DataSpec:
     >>> of_source("digits", partition="shards", classes_per_client=2).partition
     'shards'
     """
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    fields = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     try:
-        return msgspec.convert({"source": source, **msgspec.to_builtins(given)}, DataSpec)
+        return msgspec.convert({"source": source, **msgspec.to_builtins(fields)}, DataSpec)
     except msgspec.ValidationError as error:
         raise DataSetError(explained(error, DataSpec, "data")) from None
 
@@ -130,28 +130,28 @@ def arrays(
     'npz'
     """
     names = ("x_train", "y_train", "x_test", "y_test") if test is not None else ("x", "y")
-    kept = dict(zip(names, map(np.asarray, (x, y, *(test or ()))), strict=True))
-    kept |= {} if client is None else {"groups": np.asarray(client)}
-    _check(kept)
-    kept |= {} if labels is None else {"labels": np.array(labels, np.str_)}
-    key = f"arrays-{_digest(kept)}"
-    files.cached(key, lambda: kept)
+    parts = dict(zip(names, map(np.asarray, (x, y, *(test or ()))), strict=True))
+    parts |= {} if client is None else {"groups": np.asarray(client)}
+    _check(parts)
+    parts |= {} if labels is None else {"labels": np.array(labels, np.str_)}
+    key = f"arrays-{_digest(parts)}"
+    files.cached(key, lambda: parts)
     folder = files.folder() / key
     if not folder.is_dir():
         raise DataSetError(f"the arrays cannot be kept in {folder}: write them with numpy.savez, and use npz")
     return of_source("npz", path=folder, **division)
 
 
-def _check(kept: Mapping[str, NDArray[Any]]) -> None:
+def _check(parts: Mapping[str, NDArray[Any]]) -> None:
     """Raises DataSetError unless all are arrays of numbers, as many of each for the same samples."""
-    for name, array in kept.items():
+    for name, array in parts.items():
         if array.dtype.kind not in "biuf" or not array.ndim:
-            given = f"{array.dtype} of shape {array.shape}"
-            raise DataSetError(f"{name} is {given}, expected an array of numbers")
+            form = f"{array.dtype} of shape {array.shape}"
+            raise DataSetError(f"{name} is {form}, expected an array of numbers")
     of_x = (("x", "y"), ("x", "groups"), ("x_train", "y_train"), ("x_train", "groups"), ("x_test", "y_test"))
     for x, other in of_x:
-        if x in kept and other in kept and len(kept[x]) != len(kept[other]):
-            raise DataSetError(f"{len(kept[x])} samples in {x} and {len(kept[other])} in {other}")
+        if x in parts and other in parts and len(parts[x]) != len(parts[other]):
+            raise DataSetError(f"{len(parts[x])} samples in {x} and {len(parts[other])} in {other}")
 
 
 def mnist(path: str | Path, **division: Unpack[Division]) -> DataSpec:
@@ -281,9 +281,9 @@ def recordings(path: str | Path, *, label_column: str = "", **division: Unpack[D
     return of_source("recordings", path=path, label_column=label_column, **division)
 
 
-def _digest(kept: Mapping[str, np.ndarray[Any, Any]]) -> str:
+def _digest(parts: Mapping[str, np.ndarray[Any, Any]]) -> str:
     digest = hashlib.sha256()
-    for name, values in kept.items():
+    for name, values in parts.items():
         digest.update(f"{name} {values.dtype} {values.shape};".encode())
         digest.update(np.ascontiguousarray(values).tobytes())
     return digest.hexdigest()[:32]

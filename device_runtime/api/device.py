@@ -215,5 +215,5 @@ def load(
     return Personal.open(folder_of(_Place(name=name, state=_path(state))), engine)
 
 
-def _path(given: str | Path | None) -> Path | None:
-    return None if given is None else Path(given).expanduser()
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path).expanduser()

@@ -127,8 +127,8 @@ def _sets(tunable: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> Mapping[s
 
 
 def _check_free(folder: Path, overwrite: bool) -> None:
-    there = bundles.content_of(folder)
-    if there == "bundle" and not overwrite:
+    content = bundles.content_of(folder)
+    if content == "bundle" and not overwrite:
         raise ExportError(f"{folder} is a bundle already: overwrite=True replaces it")
-    if there == "other":
+    if content == "other":
         raise ExportError(f"{folder} exists and is no bundle: give another folder")

@@ -44,15 +44,15 @@ def in_notebook() -> bool:
 class NotebookProgress:
     """A progress bar of all runs and a line on the last event, below the cell of a notebook.
 
-    `shown` is a display handle of IPython, whose `update` replaces what it shows.
+    `handle` is a display handle of IPython, whose `update` replaces what it shows.
     """
 
-    def __init__(self, names: Sequence[RunName], rounds: int, shown: Any = None) -> None:
+    def __init__(self, names: Sequence[RunName], rounds: int, handle: Any = None) -> None:
         self._rounds = rounds
         self._done = dict.fromkeys(names, 0)
         self._ended = 0
         self._failed: list[str] = []
-        self._shown = shown or _displayed(self._page(""))
+        self._handle = handle or _displayed(self._page(""))
 
     def moved(self, name: RunName, tick: RoundDone) -> None:
         self._done[name] = tick.round
@@ -71,7 +71,7 @@ class NotebookProgress:
         """Nothing to restore: the last state stays."""
 
     def _show(self, text: str) -> None:
-        self._shown.update({"text/html": self._page(text), "text/plain": text}, raw=True)
+        self._handle.update({"text/html": self._page(text), "text/plain": text}, raw=True)
 
     def _page(self, text: str) -> str:
         whole = self._rounds * len(self._done)

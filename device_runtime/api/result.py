@@ -190,8 +190,8 @@ class SimulationResult(ComparedFolders):
         for run in self.runs:
             if (run.policy, run.seed) == (policy, seed):
                 return run
-        there = ", ".join(f"{run.policy}-{run.seed}" for run in self.runs)
-        raise SimulationError(f"there is no run {policy}-{seed}; there are {there}")
+        names = ", ".join(f"{run.policy}-{run.seed}" for run in self.runs)
+        raise SimulationError(f"there is no run {policy}-{seed}; there are {names}")
 
     def plot(self, name: str = "accuracy", path: str | Path | None = None) -> Drawing:
         """Draws one of the report's pictures, which a notebook shows; `path` is a PNG to write it to.

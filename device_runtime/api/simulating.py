@@ -101,7 +101,7 @@ def simulate(
     request = executor if isinstance(executor, ExecutorRequest) else ExecutorRequest(executor)
     run = RunOptions(request, callbacks=tuple(callbacks))
     named = None if policies is None else tuple(dict.fromkeys(_names(policies)))
-    wanted = WantedRuns(
+    selection = WantedRuns(
         policies=named,
         seeds=_count("seeds", seeds),
         command="device_runtime.simulate(..)",
@@ -109,7 +109,7 @@ def simulate(
     )
     folder = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="device-runtime-"))
     try:
-        done = _completed(planned(scenario, wanted, folder), run, _count("parallel", parallel), progress)
+        done = _completed(planned(scenario, selection, folder), run, _count("parallel", parallel), progress)
         return SimulationResult(done, temporary=run_dir is None)
     except BaseException:
         if run_dir is None:
@@ -131,7 +131,7 @@ def scenario_of(
     >>> scenario_of("digits-wrn-10-1", fleet="phones", devices=20).devices
     20
     """
-    made = _scenario(task)
+    scenario = _scenario(task)
     changes: dict[str, Any] = {}
     if fleet is not None:
         changes["fleet"] = fleet if isinstance(fleet, FleetSpec) else fleets.load(fleet)
@@ -145,8 +145,8 @@ def scenario_of(
     if kinds is not None:
         task_changes["kinds"] = offered(kinds)
     if task_changes:
-        changes["task"] = msgspec.structs.replace(made.task, **task_changes)
-    return msgspec.structs.replace(made, **changes) if changes else made
+        changes["task"] = msgspec.structs.replace(scenario.task, **task_changes)
+    return msgspec.structs.replace(scenario, **changes) if changes else scenario
 
 
 def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
@@ -159,13 +159,13 @@ def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
     >>> [kind.name for kind in offered(["full", ("few-shot", {"epochs": 2})])]
     ['full', 'few-shot']
     """
-    given = [_loaded(kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
-    for kind in given:
+    entries = [_loaded(kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
+    for kind in entries:
         if isinstance(kind, type):
             raise TaskError(f"{kind.__name__} is a class, expected an instance: {kind.__name__}()")
         if not isinstance(kind, str | tuple | KindSettings):
             registry.register(type(kind))
-    return tuple(_entry(kind, mixed=len(given) > 1) for kind in given)
+    return tuple(_entry(kind, mixed=len(entries) > 1) for kind in entries)
 
 
 def compare(*folders: str | Path) -> ComparedFolders:
@@ -181,8 +181,8 @@ def compare(*folders: str | Path) -> ComparedFolders:
     """
     if not folders:
         raise ScenarioError("compare needs the folders of simulations")
-    found = side_by_side([Path(folder) for folder in folders])
-    return ComparedFolders(found, found.unfinished)
+    comparison = side_by_side([Path(folder) for folder in folders])
+    return ComparedFolders(comparison, comparison.unfinished)
 
 
 def _completed(
@@ -193,9 +193,9 @@ def _completed(
     alone = len(plan.missing()) < 2
     here = alone or bool(run.callbacks) or not may_run_elsewhere(plan)
     options = CompletionOptions(run, parallel, here)
-    with working_in(plan.folder) as held:
+    with working_in(plan.folder) as lock:
         rounds = plan.scenario.task.rounds
-        done, failed = complete(plan, options, lambda missing: view_of(progress, missing, rounds), held)
+        done, failed = complete(plan, options, lambda missing: view_of(progress, missing, rounds), lock)
     if failed is not None:
         warnings.warn(f"left out: {', '.join(done.without)} ({failed})", RuntimeWarning, stacklevel=3)
     return done
@@ -210,8 +210,8 @@ def _scenario(task: Scenario | Task | Bundle | str | Path) -> Scenario:
         return _of_bundle(task.path)
     if not isinstance(task, str | Path):
         raise ScenarioError(f"task is {task!r}, expected a Task, a Scenario, a bundle, or the name of one")
-    known = (*scenarios.preset_names(), *fleets.preset_names())
-    if str(task) in known or Path(task).suffix == ".toml":
+    names = (*scenarios.preset_names(), *fleets.preset_names())
+    if str(task) in names or Path(task).suffix == ".toml":
         return scenarios.load(task)
     return _of_bundle(task)
 
@@ -249,10 +249,10 @@ def _names(policies: Sequence[Policy]) -> Sequence[str]:
         return (policies,)
     if not policies:
         raise ScenarioError(f"policies is empty: expected some of {', '.join(scenarios.names())}")
-    for one in policies:
-        if not isinstance(one, str | type):
-            raise ScenarioError(f"policies has {one!r}, expected names, or classes of choice policies")
-    return [one if isinstance(one, str) else str(registry.register(one).name) for one in policies]
+    for policy in policies:
+        if not isinstance(policy, str | type):
+            raise ScenarioError(f"policies has {policy!r}, expected names, or classes of choice policies")
+    return [policy if isinstance(policy, str) else str(registry.register(policy).name) for policy in policies]
 
 
 def _count(name: str, value: int | None) -> int | None:

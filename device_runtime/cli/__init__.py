@@ -30,9 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     make_streams_usable()
     fit_thread_pools()
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = _command(given[0] if given else "--help", given[1:])
+        code = _command(words[0] if words else "--help", words[1:])
     except KeyboardInterrupt:
         code = 130
     except OSError as error:
@@ -144,11 +144,11 @@ def _warn_of_visible_secrets(words: Sequence[str]) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Parses the words; `given` of the result holds the names of the options that they set."""
+    """Parses the words; `flag_names` of the result holds the names of the options that they set."""
     options = parser.parse_args(words)
     for action in parser._actions:
         action.default = argparse.SUPPRESS
-    options.given = frozenset(vars(parser.parse_args(words)))
+    options.flag_names = frozenset(vars(parser.parse_args(words)))
     return options
 
 

@@ -21,11 +21,11 @@ from device_runtime.profiles import ProfileError
 def add_connection(
     parser: argparse.ArgumentParser,
     broker: str,
-    kept: str = "the enrolment, the outbox, bundles and measurements",
+    contents: str = "the enrolment, the outbox, bundles and measurements",
 ) -> None:
     """Add the broker's URL (the argument named `broker`), the device's name and folder, and TLS files.
 
-    kept: what is in the folder.
+    contents: what is in the folder.
     """
     add = parser.add_argument
     text = "Connect to this broker: mqtts://user@host, wss://... (default: as enrolled)."
@@ -34,7 +34,7 @@ def add_connection(
     else:
         add(broker, nargs="?", metavar="URL", help=text)
     add("--name", help="Name this device (default: as enrolled, the user of the URL, or the host's name).")
-    add("--state", type=Path, help=f"Keep {kept} in this folder.")
+    add("--state", type=Path, help=f"Keep {contents} in this folder.")
     add(
         "--password-file", type=Path, metavar="FILE",
         help=f"Read the broker's password from this file (default: from {PASSWORD_VARIABLE}).",
@@ -211,10 +211,10 @@ def personal_settings(options: argparse.Namespace) -> PersonalModelSettings:
         raise DataError(f"--personal-head needs {needs}") from None
 
 
-def place(given: Path | str, options: argparse.Namespace) -> SampleSource:
-    """The local data at `given`, with the options of `add_data`. Raises DataError when nothing is there."""
+def place(path: Path | str, options: argparse.Namespace) -> SampleSource:
+    """The local data at `path`, with the options of `add_data`. Raises DataError when nothing is there."""
     columns = {name: getattr(options, name) for name in COLUMN_FLAGS}
-    return replace(SampleSource.of(given), labels=options.labels, **columns).check()
+    return replace(SampleSource.of(path), labels=options.labels, **columns).check()
 
 
 def share(text: str) -> float:

@@ -225,15 +225,15 @@ WIDEST = max(len(name) for name in COMMANDS)
 
 def missing_extra(command: Command) -> str:
     """The extra that the command needs, if it is not installed here, else ''."""
-    wanted = (command.needs, *WITHIN.get(command.needs, ()))
-    there = all(find_spec(module) for extra in wanted if extra for module in EXTRAS[extra].modules)
-    return "" if there else command.needs
+    extras = (command.needs, *WITHIN.get(command.needs, ()))
+    complete = all(find_spec(module) for extra in extras if extra for module in EXTRAS[extra].modules)
+    return "" if complete else command.needs
 
 
 def extra_for(command: Command, module: str) -> str | None:
     """The extra to install for a command that lacks `module`; None if no extra installs it."""
-    found = next((extra for extra, its in EXTRAS.items() if module.split(".")[0] in its.modules), None)
-    return command.needs if found in WITHIN.get(command.needs, ()) else found
+    provider = next((extra for extra, its in EXTRAS.items() if module.split(".")[0] in its.modules), None)
+    return command.needs if provider in WITHIN.get(command.needs, ()) else provider
 
 
 def overview(width: int) -> str:

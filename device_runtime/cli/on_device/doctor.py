@@ -33,14 +33,14 @@ def run(options: argparse.Namespace) -> int:
     """
     from tabulate import tabulate
 
-    found = list(examine(options.bundle, options.state))
+    findings = list(examine(options.bundle, options.state))
     if options.broker or is_enrolled(options):
-        found += list(broker_findings(options))
-    problems = [finding for finding in found if finding.state == "problem"]
+        findings += list(broker_findings(options))
+    problems = [finding for finding in findings if finding.state == "problem"]
     if options.format == "json":
-        print(as_json(found))
+        print(as_json(findings))
     else:
-        print(tabulate([_cells(finding) for finding in found], tablefmt="plain"))
+        print(tabulate([_cells(finding) for finding in findings], tablefmt="plain"))
         print(_verdict(problems))
     return 1 if problems else 0
 

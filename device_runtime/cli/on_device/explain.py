@@ -204,14 +204,14 @@ def _workload(options: argparse.Namespace, bundle: Bundle) -> Workload:
 
 
 def _row(plan: UpdateChoice, candidate: Candidate) -> ExplainRow:
-    taken = candidate is plan.chosen
-    fits = "chosen: the richest that fits" if taken else "fits, but poorer than the chosen one"
+    is_chosen = candidate is plan.chosen
+    fits = "chosen: the richest that fits" if is_chosen else "fits, but poorer than the chosen one"
     why = "; ".join(candidate.misfits or filter(None, (fits, candidate.part)))
     strategy = candidate.strategy
     return ExplainRow(
         candidate.label,
         candidate.cost,
-        taken,
+        is_chosen,
         why,
         reveals=strategy.reveals or strategy.about.sends,
         masked="cannot be masked" if strategy.unsummable_reason() else "the sum of several devices",
@@ -256,7 +256,7 @@ def _masks(options: argparse.Namespace) -> Masks | None:
     from device_runtime.broker.wire.messages import Masks
     from device_runtime.strategies.masking.seeds import helper_key
 
-    keys = tuple(helper_key(one) for one in listed(options.mask_helpers))
+    keys = tuple(helper_key(text) for text in listed(options.mask_helpers))
     return Masks(helpers=keys, min_group=2, capacity=64, most_weight=1)
 
 

@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     policy_options.configure(options, add_arguments)
-    if "cpu_percent" in options.given and not options.service:
+    if "cpu_percent" in options.flag_names and not options.service:
         raise PolicyError("--cpu-percent needs --service: the system limits a service, not this process")
     if options.enrol:
         enrolment = enrol(_token(options.enrol), options)
@@ -171,12 +171,12 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
     )
 
 
-def _token(given: str) -> str:
+def _token(argument: str) -> str:
     """The token, which "-" reads from stdin.
 
     Others on this machine can see a token on the command line, and it stays in the shell's history.
     """
-    return sys.stdin.readline() if given == "-" else given
+    return sys.stdin.readline() if argument == "-" else argument
 
 
 def _privacy_limit(options: argparse.Namespace) -> PrivacyBudget | None:

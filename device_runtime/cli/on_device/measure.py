@@ -109,26 +109,26 @@ def run(options: argparse.Namespace) -> int:
     if options.data:  # what is wrong with them is told before anything is measured
         local_data.load(options.data, bundle.manifest, bundle.texts)
     draw = _drawing(options)
-    found = meter(options)
+    gauge = meter(options)
     profile = profile_command.measured(bundle, options)
-    idle_w = idle_watts(found.meter, options.idle, Time()) if found.meter and options.idle else nan
+    idle_w = idle_watts(gauge.meter, options.idle, Time()) if gauge.meter and options.idle else nan
     device = _device(options, profile.speed, idle_w)
     runs = interleaved([_order(options, name, device) for name in names], options.repeats, _tell)
     report = MeasureReport(
         profile.name,
         bundle.manifest.name,
-        found.source,
-        found.description(profile.power),
+        gauge.source,
+        gauge.description(profile.power),
         idle_w,
         tuple(row(some) for some in runs.values()),
-        tuple(one for some in zip(*runs.values(), strict=True) for one in some),
+        tuple(trial for some in zip(*runs.values(), strict=True) for trial in some),
     )
     print(as_json(report) if options.format == "json" else _text(report))
     if options.csv:
         _write(options.csv, report.runs)
     if draw:
         draw(report)
-    return 0 if any(one.runs for one in report.kinds) else 1
+    return 0 if any(kind.runs for kind in report.kinds) else 1
 
 
 def _kinds(options: argparse.Namespace) -> list[str]:
@@ -177,14 +177,14 @@ def _text(report: MeasureReport) -> str:
 
     from device_runtime.client.selection.measurement import HEADERS, cells
 
-    made = [one for one in report.kinds if one.runs]
+    kinds = [kind for kind in report.kinds if kind.runs]
     lines = [f"{report.device}, {report.bundle}; energy: {report.meter}, {report.energy}"]
     if isfinite(report.idle_w):
         lines.append(f"at rest {report.idle_w:.2f} W")
-    if made:
-        lines.append(tabulate([cells(one) for one in made], headers=HEADERS, disable_numparse=True))
-    lines += [f"{one.kind}: {one.why}" for one in report.kinds if one.why]
-    runs = max((one.runs for one in made), default=0)
+    if kinds:
+        lines.append(tabulate([cells(kind) for kind in kinds], headers=HEADERS, disable_numparse=True))
+    lines += [f"{kind.kind}: {kind.why}" for kind in report.kinds if kind.why]
+    runs = max((kind.runs for kind in kinds), default=0)
     if runs > 1:
         lines.append(f"Medians of {runs} runs ± half the range.")
     return "\n".join(lines)

@@ -31,14 +31,14 @@ def run(options: argparse.Namespace) -> int:
     from . import join
 
     policy_options.configure(options, join.add_arguments)
-    given = policy_options.policy(options)
+    policy = policy_options.policy(options)
     try:
         folder = folder_of(options)
     except NoDevice:
-        if options.given <= {"format"} or {"name", "state"} & options.given:
+        if options.flag_names <= {"format"} or {"name", "state"} & options.flag_names:
             raise
         folder = Path("/nonexistent")  # neither paused, nor with traffic
-    rules = given if given != Policy() else work_gate.kept_policy(folder) or given
+    rules = policy if policy != Policy() else work_gate.kept_policy(folder) or policy
     verdict = work_gate.OwnerRules(rules, folder, lambda: (0, 0)).judged()
     if options.format == "json":
         print(as_json(verdict))

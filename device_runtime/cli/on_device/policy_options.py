@@ -210,12 +210,12 @@ def helpers(text: str) -> str:
     from device_runtime.strategies.masking.seeds import helper_key  # imports cryptography
 
     try:
-        found = [str(helper_key(one)) for one in listed(text)]
+        keys = [str(helper_key(key)) for key in listed(text)]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if not found:
+    if not keys:
         raise argparse.ArgumentTypeError(f"{text!r} names no mask helper: expected NAME=KEY,..")
-    return ",".join(found)
+    return ",".join(keys)
 
 
 def digest(text: str) -> str:

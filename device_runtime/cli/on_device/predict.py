@@ -54,34 +54,36 @@ def run(options: argparse.Namespace) -> int:
         print(f"{options.export_onnx}: {_summary(model)}", file=sys.stderr)
     elif not options.files and not options.text:
         print(_summary(model), file=sys.stderr if options.format == "json" else sys.stdout)
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     failed = False
-    asked = [(model.predict, file) for file in options.files] + [(model.read, text) for text in options.text]
-    for classify, sample in asked:
+    requests = [(model.predict, file) for file in options.files] + [
+        (model.read, text) for text in options.text
+    ]
+    for classify, sample in requests:
         try:
-            found += classify(sample, options.top)
+            predictions += classify(sample, options.top)
         except DataError as error:
             failed = True
             print(f"device-runtime: {error}", file=sys.stderr)
     if options.format == "json":
-        print(as_json(found))
-    elif found:
-        print(tabulate([_row(one, found) for one in found], tablefmt="plain"))
+        print(as_json(predictions))
+    elif predictions:
+        print(tabulate([_row(prediction, predictions) for prediction in predictions], tablefmt="plain"))
     return int(failed)
 
 
-def _row(one: Prediction, found: list[Prediction]) -> list[str]:
-    several = sum(other.file == one.file for other in found) > 1
-    name = f"{one.file} [{one.number}]" if several else one.file
-    if one.error is not None:
-        said = "anomaly, above" if one.is_anomaly else "normal, up to"
+def _row(prediction: Prediction, predictions: list[Prediction]) -> list[str]:
+    several = sum(other.file == prediction.file for other in predictions) > 1
+    name = f"{prediction.file} [{prediction.number}]" if several else prediction.file
+    if prediction.error is not None:
+        verdict = "anomaly, above" if prediction.is_anomaly else "normal, up to"
         return [
             name,
-            f"error {one.error:.4g}",
-            "" if one.threshold is None else f"{said} {one.threshold:.4g}",
+            f"error {prediction.error:.4g}",
+            "" if prediction.threshold is None else f"{verdict} {prediction.threshold:.4g}",
         ]
-    values = [f"{column} {value:.6g}" for column, value in one.values.items()]
-    return [name, *values, *(f"{guess.label} {guess.probability:.1%}" for guess in one.guesses)]
+    values = [f"{column} {value:.6g}" for column, value in prediction.values.items()]
+    return [name, *values, *(f"{guess.label} {guess.probability:.1%}" for guess in prediction.guesses)]
 
 
 def _summary(model: Personal) -> str:

@@ -43,19 +43,19 @@ def run(options: argparse.Namespace) -> int:
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
 
     bundle = Bundle.open(find_bundle(options.bundle))
-    found = meter(options)
+    gauge = meter(options)
     profile = measured(bundle, options)
     if options.format == "json":
-        shown = {
+        report = {
             **msgspec.to_builtins(profile),
-            "meter": found.source,
-            "energy": found.description(profile.power),
+            "meter": gauge.source,
+            "energy": gauge.description(profile.power),
         }
-        print(as_json(shown))
+        print(as_json(report))
     else:
         energy = [
-            ("energy", found.source, found.description(profile.power)),
-            *(("", "not", why) for why in found.passed),
+            ("energy", gauge.source, gauge.description(profile.power)),
+            *(("", "not", why) for why in gauge.passed),
         ]
         print(tabulate([*rows(profile, bundle.manifest), *energy], tablefmt="plain"))
     return 0

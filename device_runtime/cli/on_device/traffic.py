@@ -23,9 +23,13 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "json":
         print(as_json(days))
         return 0
-    rows = [(day, _kb(one.up), _kb(one.down)) for day, one in sorted(days.items())]
+    rows = [(day, _kb(load.up), _kb(load.down)) for day, load in sorted(days.items())]
     rows.append(
-        ("all", _kb(sum(one.up for one in days.values())), _kb(sum(one.down for one in days.values())))
+        (
+            "all",
+            _kb(sum(load.up for load in days.values())),
+            _kb(sum(load.down for load in days.values())),
+        )
     )
     print(tabulate(rows, headers=("day", "kB up", "kB down"), disable_numparse=True, stralign="right"))
     return 0

@@ -87,8 +87,8 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
     help_text = "Write access list and configuration as this version does; what was there becomes NAME.old."
     upgrade = actions.add_parser("upgrade", help=help_text, description=help_text)
     upgrade.add_argument("folder", type=Path, metavar="DIR", help="Change this folder of `broker init`.")
-    for one in (init, renew):
-        one.add_argument(
+    for action in (init, renew):
+        action.add_argument(
             "--days",
             type=int,
             default=825,

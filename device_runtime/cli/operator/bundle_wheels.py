@@ -71,30 +71,30 @@ def _fill(out: Path, where: Machine, own: Wheel, extras: Sequence[str], pins: Se
     """Download wheels, then the wheels that they require, until none is missing. Raises InstallError."""
     if unknown := sorted(set(extras) - own.extras):
         raise InstallError(f"{OURS} has no extra {unknown[0]!r}; it has {', '.join(sorted(own.extras))}")
-    wanted, root = [*needed(own, extras, where), *pins], Requirement(OURS)
+    requirements, root = [*needed(own, extras, where), *pins], Requirement(OURS)
     root.extras = set(extras)
     for _ in range(DEPTH):
-        _download(out, where, wanted)
-        wanted = missing_requirements(map(read, _fitting(out, where)), root, where)
-        if not wanted:
+        _download(out, where, requirements)
+        requirements = missing_requirements(map(read, _fitting(out, where)), root, where)
+        if not requirements:
             return
-    raise InstallError(f"still lacking after {DEPTH} downloads: {', '.join(map(str, wanted))}")
+    raise InstallError(f"still lacking after {DEPTH} downloads: {', '.join(map(str, requirements))}")
 
 
-def _download(out: Path, where: Machine, wanted: Sequence[Requirement]) -> None:
+def _download(out: Path, where: Machine, requirements: Sequence[Requirement]) -> None:
     tags = [part for tag in where.tags for part in ("--platform", tag)]
     _pip(
         "download",
         *("--only-binary=:all:", "--implementation", "cp", "--python-version", where.python_text),
-        *("--dest", str(out), *tags, *map(str, wanted)),
+        *("--dest", str(out), *tags, *map(str, requirements)),
     )
 
 
-def _own_wheel(given: Path | None, out: Path) -> Path:
+def _own_wheel(file: Path | None, out: Path) -> Path:
     """The wheel of device-runtime in `out`: the given one, or one that pip makes of `_source`."""
-    if given is not None:
-        read(given)
-        return given if given.parent.samefile(out) else Path(shutil.copy(given, out))
+    if file is not None:
+        read(file)
+        return file if file.parent.samefile(out) else Path(shutil.copy(file, out))
     _pip("wheel", "--no-deps", "--wheel-dir", str(out), _source())
     [wheel, *_] = sorted(out.glob("device_runtime-*.whl"), key=lambda path: -path.stat().st_mtime)
     return wheel
@@ -113,8 +113,8 @@ def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ended.returncode:
-        said = [line for line in ended.stderr.splitlines() if not line.startswith("WARNING")]
-        raise InstallError(f"pip {arguments[0]}: {said[-1] if said else f'ended with {ended.returncode}'}")
+        lines = [line for line in ended.stderr.splitlines() if not line.startswith("WARNING")]
+        raise InstallError(f"pip {arguments[0]}: {lines[-1] if lines else f'ended with {ended.returncode}'}")
 
 
 def _fitting(out: Path, where: Machine) -> list[Path]:

@@ -108,8 +108,8 @@ def _qr(action: argparse.ArgumentParser) -> None:
     )
 
 
-def _draw(text: str, wanted: bool | None) -> None:
-    if wanted or (wanted is None and sys.stdout.isatty()):
+def _draw(text: str, qr: bool | None) -> None:
+    if qr or (qr is None and sys.stdout.isatty()):
         import segno  # in the extra `aggregator`
 
         segno.make(text, error="l", micro=False).terminal(compact=True)
@@ -133,7 +133,7 @@ def _link(opened: BrokerFolder, now: float, options: argparse.Namespace) -> int:
 
 def _list(opened: BrokerFolder, now: float, form: str) -> int:
     """Print the devices, and below them the recent links."""
-    entries, known = register.entries(opened), links.read_links(opened).recent(now)
+    entries, recent_links = register.entries(opened), links.read_links(opened).recent(now)
     if form == "json":
         print(as_json(entries))
         return 0
@@ -142,11 +142,12 @@ def _list(opened: BrokerFolder, now: float, form: str) -> int:
         for entry in entries
     ]
     print(tabulate(rows, headers=("device", "state", "enrolled", "revoked", "signs")))
-    if known:
-        made = [
-            (link.id, link.state(now), link.device, _moment(link.made), _moment(link.ends)) for link in known
+    if recent_links:
+        link_rows = [
+            (link.id, link.state(now), link.device, _moment(link.made), _moment(link.ends))
+            for link in recent_links
         ]
-        print("\n" + tabulate(made, headers=("link", "state", "device", "made", "good until")))
+        print("\n" + tabulate(link_rows, headers=("link", "state", "device", "made", "good until")))
     return 0
 
 

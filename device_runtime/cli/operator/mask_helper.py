@@ -137,10 +137,10 @@ def _serve(options: argparse.Namespace, connection: Connection, ledger: Ledger) 
     settings = HelperSettings(connection.name, connection.folder, limits)
     clocks = HelperClocks(time.monotonic, time.time)
     helper, stop = MaskHelper(settings, secrets.randbits(32), ledger, clocks), threading.Event()
-    wanted = LinkOptions(
+    link_options = LinkOptions(
         helper.will(), helper.subscriptions, greeting=helper.greeting(), renewed=connection.renewed
     )
-    link = Link(connection.url, connection.client_id, helper.inbox, wanted)
+    link = Link(connection.url, connection.client_id, helper.inbox, link_options)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals(stop.set, helper.wake))
         if options.metrics:
@@ -148,8 +148,8 @@ def _serve(options: argparse.Namespace, connection: Connection, ledger: Ledger) 
 
             host, _, port = options.metrics.rpartition(":")
             host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-            found = stack.enter_context(served_metrics(helper.figures, host, int(port)))
-            log.info("metrics at http://%s:%d/metrics", host, found)
+            metrics_port = stack.enter_context(served_metrics(helper.figures, host, int(port)))
+            log.info("metrics at http://%s:%d/metrics", host, metrics_port)
         stack.enter_context(SystemdWatchdog(helper.silence_s))
         stack.callback(lambda: link.close(helper.farewell()))
         if first_connection(link, stop, waits=helper.look):

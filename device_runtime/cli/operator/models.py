@@ -90,8 +90,8 @@ def _exported(folder: Path, file: Path) -> str:
         replace_file(file, data, mode=0o666)
     except OSError as error:
         raise RunFolderError(f"cannot write {file}: {error.strerror or error}") from None
-    told = f", {version.metric} {metric_text(version.metric, version.eval_acc)}"
-    accuracy = "" if isnan(version.eval_acc) else told
+    text = f", {version.metric} {metric_text(version.metric, version.eval_acc)}"
+    accuracy = "" if isnan(version.eval_acc) else text
     return f"{file}: the model of round {version.round}{accuracy}, {size(len(data))}"
 
 

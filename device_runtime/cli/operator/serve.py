@@ -352,11 +352,11 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     if args.web:
         flags["web"] = {}
         flags["http"]["insecure"] = args.insecure or None
-    given = {
+    sections = {
         section: {key: value for key, value in keys.items() if value is not None}
         for section, keys in flags.items()
     }
-    return config.load(args.config, given)
+    return config.load(args.config, sections)
 
 
 def tasks_of(args: argparse.Namespace, server: ServerConfig) -> list[Task]:
@@ -376,8 +376,8 @@ def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
     """
     if file is None and args.task:
         file = args.task[0]
-    given = {field: getattr(args, flag) for flag, field in _FLAGS.items()}
-    flags = {field: value for field, value in given.items() if value is not None}
+    fields = {field: getattr(args, flag) for flag, field in _FLAGS.items()}
+    flags = {field: value for field, value in fields.items() if value is not None}
     if args.family is not None:
         flags["family"] = listed(args.family)
     if masks := _masks(args):
@@ -391,15 +391,15 @@ def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
 
 def _as_system(name: str, task: Task) -> Task:
     """The task as a system. Raises TaskError for kinds that were asked for and are not of the system."""
-    found = systems.task_as_system(name, task)
-    used = [kind.name for kind in found.kinds]
+    system_task = systems.task_as_system(name, task)
+    used = [kind.name for kind in system_task.kinds]
     left = [kind.name for kind in task.kinds if kind.name not in used]
     usual = msgspec.structs.replace(task, kinds=kinds_named(registry.DEFAULT_KINDS)).kinds
     if left and task.kinds != usual:
         raise TaskError(
             f"system {name} has {', '.join(used)}, and not {', '.join(left)}: leave out one or the other"
         )
-    return found
+    return system_task
 
 
 def _masks(args: argparse.Namespace) -> dict[str, object]:

@@ -77,5 +77,5 @@ def fetch(web: Path, target: Path) -> None:
 def _run(words: tuple[str, ...], folder: Path) -> None:
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        raise FetchError(f"`{' '.join(words[:2])}` failed: {said[0] if said else 'it says nothing'}")
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        raise FetchError(f"`{' '.join(words[:2])}` failed: {lines[0] if lines else 'it says nothing'}")

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises SimulationError for a folder without a comparison."""
-    found = side_by_side(options.folders)
+    comparison = side_by_side(options.folders)
     wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(found.json() if options.format == "json" else found.text(wide))
+    print(comparison.json() if options.format == "json" else comparison.text(wide))
     return 0

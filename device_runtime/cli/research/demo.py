@@ -112,15 +112,15 @@ def _scale() -> float:
     """The factor by which the emulated boards must be slower on this machine (see `calibration`)."""
     print("measuring this machine ..", flush=True)
     bundle = Bundle.open(bundles.find_bundle(BUNDLE))
-    given = calibration.DemoRound(DEADLINE_S, SAMPLES * EPOCHS / BATCH)
-    return calibration.scale(bundle, [(member.profile, SLOW) for member in FLEET], given)
+    demo_round = calibration.DemoRound(DEADLINE_S, SAMPLES * EPOCHS / BATCH)
+    return calibration.scale(bundle, [(member.profile, SLOW) for member in FLEET], demo_round)
 
 
 def _say_what_is_run(
     options: argparse.Namespace, fleet: tuple[DemoDevice, ...], deadline_s: float, scale: float
 ) -> None:
     shared, *alone = holders(fleet)
-    own = ", ".join(f"{one.name} every {_listed(one.digits)}" for one in alone)
+    own = ", ".join(f"{device.name} every {_listed(device.digits)}" for device in alone)
     busy = (
         f"This machine is too slow or too busy for that now: they pretend to be {scale:g} times slower "
         f"still, and rounds take {deadline_s:g} s, not {DEADLINE_S:g}. What each can send is the same.\n"
@@ -205,7 +205,7 @@ def _recalls(runs: list[DemoRun]) -> list[tuple[str, ...]]:
 
 def _report_worths(settings: list[DemoSetting]) -> None:
     try:
-        whole, found = device_worths(POLICIES[0], settings)
+        whole, worths = device_worths(POLICIES[0], settings)
     except futures.TimeoutError:  # from Python 3.11 on the built-in one
         print("given up: this machine is too busy now")
         return
@@ -213,12 +213,12 @@ def _report_worths(settings: list[DemoSetting]) -> None:
     shared, *_ = holders(settings[0].fleet)
     rows = [
         (
-            f"{one.device} (as any of {shared.name})" if one.device in shared.members else one.device,
-            _listed(one.digits),
-            f"{-100 * one.accuracy:+.1f}",
-            f"{-100 * one.recall:+.1f}",
+            f"{worth.device} (as any of {shared.name})" if worth.device in shared.members else worth.device,
+            _listed(worth.digits),
+            f"{-100 * worth.accuracy:+.1f}",
+            f"{-100 * worth.recall:+.1f}",
         )
-        for one in found
+        for worth in worths
     ]
     headers = ("without", "its digits", "accuracy", "recall of its digits")
     print(tabulate(rows, headers, disable_numparse=True))

@@ -229,8 +229,8 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the bundle and prints what is in it. Raises ModelError."""
     check_free(args.out, args.overwrite)
-    texts, given = texts_and_settings(args)
-    module = build(args, given)  # before the next import: without torch it says what to install
+    texts, network_settings = texts_and_settings(args)
+    module = build(args, network_settings)  # before the next import: without torch it says what to install
     from device_runtime.models.export.export import CheckedGraph, export
 
     checked: list[CheckedGraph] = []
@@ -239,7 +239,7 @@ def run(args: argparse.Namespace) -> int:
         checked.append(graph)
         print(f"{graph.name} computes what torch computes", file=sys.stderr)
 
-    bundle = export(module, spec(args, texts, given), args.out, report)
+    bundle = export(module, spec(args, texts, network_settings), args.out, report)
     rows = [(g.name, f"{g.bytes / 1000:.1f}", f"{g.worst:.0e}") for g in checked]
     print(tabulate(rows, ("graph", "KB", "off torch by"), disable_numparse=True, stralign="right"))
     trained = ", ".join(f"{name} {bundle.manifest.num_parameters(name)}" for name in bundle.manifest.sets)
@@ -250,10 +250,10 @@ def run(args: argparse.Namespace) -> int:
 
 def check_free(folder: Path, overwrite: bool) -> None:
     """Raise ExportError if the folder is not free, unless it has a bundle that may be overwritten."""
-    there = content_of(folder)
-    if there == "bundle" and not overwrite:
+    content = content_of(folder)
+    if content == "bundle" and not overwrite:
         raise ExportError(f"{folder} is a bundle already: --overwrite replaces it")
-    if there == "other":
+    if content == "other":
         raise ExportError(f"{folder} exists and is no bundle: give another --out")
 
 
@@ -263,15 +263,17 @@ def texts_and_settings(args: argparse.Namespace) -> tuple[TextReading | None, di
     --set overrides the sizes in the folder of --weights, and these override the settings that follow from the
     texts.
     """
-    given = {**folder_settings(args), **settings(args.set)}
-    texts = reading(args, given)
-    return texts, {**(texts.settings if texts else {}), **given}
+    network_settings = {**folder_settings(args), **settings(args.set)}
+    texts = reading(args, network_settings)
+    return texts, {**(texts.settings if texts else {}), **network_settings}
 
 
 def spec(
-    args: argparse.Namespace, texts: TextReading | None = None, given: Mapping[str, Any] | None = None
+    args: argparse.Namespace,
+    texts: TextReading | None = None,
+    network_settings: Mapping[str, Any] | None = None,
 ) -> "ExportSpec":
-    """The specification of the bundle; `given` are the network's settings. Raises ExportError."""
+    """The specification of the bundle; `network_settings` are the network's settings. Raises ExportError."""
     from device_runtime.models.export.export import ExportSpec
 
     vocabulary = texts.vocabulary if texts else args.vocabulary
@@ -280,19 +282,19 @@ def spec(
         shape = _numbers(args.input, int)
         kind: Any = "float32" if vocabulary is None else "int64"
         means, deviations = _numbers(args.mean), _numbers(args.std)
-        taken = InputSpec(
+        input_spec = InputSpec(
             shape, args.scale, means, deviations, kind, vocabulary,
             texts.text if texts else msgspec.UNSET, _window(args),
         )  # fmt: skip
         if args.standardise:
-            taken, target = standardised(taken, target, args.standardise, labels)
+            input_spec, target = standardised(input_spec, target, args.standardise, labels)
     except ValueError as error:
         raise ExportError(one_line(error)) from error
     if not all(1 <= size <= LARGEST for size in (*shape, 1 if vocabulary is None else vocabulary)):
         raise ExportError(f"--input {args.input} or --vocabulary holds a size that is not 1 to {LARGEST}")
     return ExportSpec(
         name=args.name or args.out.resolve().name,
-        input=taken,
+        input=input_spec,
         labels=labels,
         head=args.head,
         levels=unique_pairs(_level(item) for item in args.level) or None,
@@ -310,7 +312,7 @@ def spec(
         scaled=args.scaled_features,
         loss=target,
         own_loss=own,
-        source=_source(args, settings(args.set) if given is None else given),
+        source=_source(args, settings(args.set) if network_settings is None else network_settings),
         tokenizer=texts.tokenizer if texts else None,
     )
 
@@ -352,31 +354,33 @@ def loss_and_labels(args: argparse.Namespace) -> tuple[TargetSpec, Any, tuple[st
         "std": args.target_std and _numbers(args.target_std),
         "quantile": args.quantile,
     }
-    given = {setting: value for setting, value in settings.items() if value is not None}
+    values = {setting: value for setting, value in settings.items() if value is not None}
     try:
-        return targets_of(name, labels, args.targets, own is not None, **given), own, labels
+        return targets_of(name, labels, args.targets, own is not None, **values), own, labels
     except ValueError as error:
         raise ExportError(one_line(error)) from error
 
 
 def standardised(
-    given: InputSpec, target: TargetSpec, place: Path, labels: Sequence[str]
+    input_spec: InputSpec, target: TargetSpec, place: Path, labels: Sequence[str]
 ) -> tuple[InputSpec, TargetSpec]:
     """The input with the mean and standard deviation of each channel of these samples, after `scale`.
 
     Targets that are values get those of each column, unless they have some. What is constant is divided by 1.
     Raises ExportError, DataError.
     """
-    if given.vocabulary is not None or (given.mean, given.std) != ((0.0,), (1.0,)):
+    if input_spec.vocabulary is not None or (input_spec.mean, input_spec.std) != ((0.0,), (1.0,)):
         raise ExportError("--standardise sets --mean and --std of values: give neither, and no token ids")
-    x = given.prepare(inputs(place, given, labels, target=target)).astype(np.float64)
+    x = input_spec.prepare(inputs(place, input_spec, labels, target=target)).astype(np.float64)
     if not (len(x) and np.isfinite(x).all()):
         what = "values that are not finite" if len(x) else "no samples"
         raise ExportError(f"--standardise {place}: it has {what}, expected samples with finite values")
-    given = msgspec.structs.replace(given, **_mean_and_std(x, (0, *range(2, x.ndim))))
+    input_spec = msgspec.structs.replace(input_spec, **_mean_and_std(x, (0, *range(2, x.ndim))))
     if target.compared == "values" and (target.mean, target.std) == ((0.0,), (1.0,)):
-        target = msgspec.structs.replace(target, **_mean_and_std(target_values(place, given, target), (0,)))
-    return given, target
+        target = msgspec.structs.replace(
+            target, **_mean_and_std(target_values(place, input_spec, target), (0,))
+        )
+    return input_spec, target
 
 
 def _mean_and_std(values: NDArray[np.float64], axes: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
@@ -385,7 +389,7 @@ def _mean_and_std(values: NDArray[np.float64], axes: tuple[int, ...]) -> dict[st
     return {"mean": tuple(means.tolist()), "std": tuple(deviations.tolist())}
 
 
-def _source(args: argparse.Namespace, given: Mapping[str, Any]) -> Source | None:
+def _source(args: argparse.Namespace, network_settings: Mapping[str, Any]) -> Source | None:
     """The network and settings from which the torch engine builds it.
 
     Settings that name files are omitted: their values are in the weights. None for a factory of the user's,
@@ -393,7 +397,10 @@ def _source(args: argparse.Namespace, given: Mapping[str, Any]) -> Source | None
     """
     if ":" in args.factory or args.output:
         return None
-    return Source(args.factory, {name: given[name] for name in given if name not in networks.FILES})
+    return Source(
+        args.factory,
+        {name: network_settings[name] for name in network_settings if name not in networks.FILES},
+    )
 
 
 def _tunable(text: str) -> tuple[str, dict[str, Any]]:

@@ -75,10 +75,10 @@ def folder_settings(args: argparse.Namespace) -> dict[str, Setting]:
     return {**sizes_of(args.factory, config)}
 
 
-def reading(args: argparse.Namespace, given: Mapping[str, Any]) -> TextReading | None:
+def reading(args: argparse.Namespace, network_settings: Mapping[str, Any]) -> TextReading | None:
     """The settings for texts by the options; None if the input is not text.
 
-    `given`: settings of the network.
+    `network_settings`: settings of the network.
 
     Raises ExportError.
     """
@@ -90,7 +90,7 @@ def reading(args: argparse.Namespace, given: Mapping[str, Any]) -> TextReading |
     framing = FRAMING.get(args.factory)
     if framing is None:
         raise ExportError(f"{args.factory} takes no texts; {', '.join(FRAMING)} do")
-    size = given.get("vocabulary", args.vocabulary or file.size)
+    size = network_settings.get("vocabulary", args.vocabulary or file.size)
     if not isinstance(size, int):
         raise ExportError(f"vocabulary is {size!r}, expected a number of token ids")
     if args.vocabulary not in (None, size):
@@ -132,10 +132,10 @@ def _special(file: TokenizerFile, framing: Framing, needs_mask: bool) -> tuple[i
     if framing.causal:
         names = (names[1], *names[1:])
     needed = (framing.start, framing.end, True, needs_mask)
-    there = file.vocabulary
-    if missing := [name for name, need in zip(names, needed, strict=True) if need and name not in there]:
+    ids = file.vocabulary
+    if missing := [name for name, need in zip(names, needed, strict=True) if need and name not in ids]:
         raise ExportError(f"the tokenizer has no {missing[0]}")
-    start, end, padding, mask = (there.get(name, -1) for name in names)
+    start, end, padding, mask = (ids.get(name, -1) for name in names)
     if padding != framing.padding:
         raise ExportError(f"the tokenizer fills up with id {padding}, the network with {framing.padding}")
     return start, end, padding, mask
@@ -177,14 +177,14 @@ def _words(args: argparse.Namespace, file: TokenizerFile) -> dict[str, int] | No
         raise ExportError(
             f"--words are {args.words!r} for {len(labels)} labels: expected a different one for each"
         )
-    tokenizer, found = file.tokenizer(), {}
+    tokenizer, word_ids = file.tokenizer(), {}
     for name in names:
         ids = list(tokenizer.ids(name))
         if len(ids) != 1 or ids == [getattr(tokenizer, "unknown", None)]:
             hint = "; a word within a sentence begins with a space" if file.form == "byte-pairs/1" else ""
             raise ExportError(f"the word {name!r} is no single token, but {len(ids)} or an unknown one{hint}")
-        found[name] = ids[0]
-    return found
+        word_ids[name] = ids[0]
+    return word_ids
 
 
 def _check_answer(args: argparse.Namespace, framing: Framing) -> None:

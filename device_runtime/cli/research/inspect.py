@@ -60,8 +60,8 @@ def _kind(manifest: Manifest) -> str:
     text, window = manifest.input.text, manifest.input.window
     if isinstance(window, WindowInput):
         return f" {window.said(manifest.input.shape[1])}"
-    said = f", {text.said(manifest.input.shape[0])}" if isinstance(text, TextInput) else ""
-    return "" if vocabulary is None else f" token ids from 0 to {vocabulary - 1}{said}"
+    description = f", {text.said(manifest.input.shape[0])}" if isinstance(text, TextInput) else ""
+    return "" if vocabulary is None else f" token ids from 0 to {vocabulary - 1}{description}"
 
 
 def _source(manifest: Manifest) -> str:

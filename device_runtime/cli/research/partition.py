@@ -15,7 +15,7 @@ from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.export.network_factory import settings
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.keys import explained
-from device_runtime.simulation import scenario
+from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.data import DataSet, DataSpec, divide, divide_fleet, load
 from device_runtime.simulation.data.spec import OF_BUNDLES, PARTITIONS, SOURCES
 from device_runtime.simulation.errors import DataSetError, SimulationError
@@ -111,11 +111,16 @@ def asked(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None,
 
     Raises DataSetError, ScenarioError, ExportError.
     """
-    given = {field: getattr(options, flag) for flag, field in FLAGS.items()}
-    fields = {field: value for field, value in given.items() if value is not None} | settings(options.set)
+    flags = {field: getattr(options, flag) for flag, field in FLAGS.items()}
+    fields = {field: value for field, value in flags.items() if value is not None} | settings(options.set)
     if options.scenario is not None:
-        found = scenario.load(options.scenario, {"data": fields})
-        return found.data, options.devices or found.devices, found.fleet, options.bundle or found.task.bundle
+        scenario = scenarios.load(options.scenario, {"data": fields})
+        return (
+            scenario.data,
+            options.devices or scenario.devices,
+            scenario.fleet,
+            options.bundle or scenario.task.bundle,
+        )
     try:
         return msgspec.convert(fields, DataSpec), options.devices or DEVICES, None, options.bundle
     except msgspec.ValidationError as error:
@@ -124,7 +129,7 @@ def asked(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None,
 
 def partition_text(spec: DataSpec) -> str:
     """The partition in words."""
-    said = {
+    text = {
         "dirichlet": f"Dirichlet({spec.alpha:g})",
         "dirichlet-by-class": f"each class by Dirichlet({spec.alpha:g})",
         "dirichlet-fedml": f"each class by Dirichlet({spec.alpha:g}), as FedML does",
@@ -134,12 +139,12 @@ def partition_text(spec: DataSpec) -> str:
         "iid": "IID",
     }[spec.partition]
     if spec.quantity_sigma:
-        said += f", log-normal sizes ({spec.quantity_sigma:g})"
+        text += f", log-normal sizes ({spec.quantity_sigma:g})"
     if spec.quantity_alpha:
-        said += f", sizes by Dirichlet({spec.quantity_alpha:g})"
+        text += f", sizes by Dirichlet({spec.quantity_alpha:g})"
     if spec.groups:
-        said += ", within groups of the fleet"
-    return said
+        text += ", within groups of the fleet"
+    return text
 
 
 def description(data: DataSet, about: PartitionShape) -> str:
@@ -156,8 +161,8 @@ def description(data: DataSet, about: PartitionShape) -> str:
         lines.append(f"divided, and counted as classes, by tenths of {data.labels[0]}")
     if data.vocabulary:
         lines.append(f"{len(data.vocabulary):,} token ids")
-    given = int(about.sizes.sum())
-    lines.append(f"{given:,} given to {len(about.sizes):,} clients")
+    total = int(about.sizes.sum())
+    lines.append(f"{total:,} given to {len(about.sizes):,} clients")
     return "\n".join(lines)
 
 
@@ -166,9 +171,9 @@ def _save_vectors(data: DataSet, spec: DataSpec, out: Path) -> None:
 
     if not (spec.vectors and data.vocabulary):
         raise DataSetError("--vectors-out is for text with --set vectors=FILE of GloVe")
-    found = matrix(data.vocabulary, Path(spec.vectors).expanduser())
-    _written(out, lambda path: np.save(path, found, allow_pickle=False))
-    print(f"float32 {found.shape[0]} x {found.shape[1]} in {out}")
+    vectors = matrix(data.vocabulary, Path(spec.vectors).expanduser())
+    _written(out, lambda path: np.save(path, vectors, allow_pickle=False))
+    print(f"float32 {vectors.shape[0]} x {vectors.shape[1]} in {out}")
 
 
 def _check_picture(path: Path) -> None:

@@ -197,8 +197,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         check_runs(plan, _run_options(options))
         _drawable()
-        with working_in(plan.folder) as held:
-            report, failed = _simulated(plan, options, held)
+        with working_in(plan.folder) as lock:
+            report, failed = _simulated(plan, options, lock)
     except OSError as error:
         raise _unwritable(error, plan.folder) from None
     wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -209,7 +209,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _simulated(
-    plan: ComparisonPlan, options: argparse.Namespace, held: int
+    plan: ComparisonPlan, options: argparse.Namespace, lock: int
 ) -> tuple[WrittenReport, SimulationError | None]:
     """The report of the policies that could be run, and the error of the others, if any."""
     from device_runtime.simulation.report.write import write
@@ -224,7 +224,7 @@ def _simulated(
 
     how = CompletionOptions(_run_options(options), options.parallel)
     try:
-        done, failed = complete(plan, how, begin, held)
+        done, failed = complete(plan, how, begin, lock)
     except KeyboardInterrupt:
         if begun:
             finished = len(plan.names) - len(plan.missing())
@@ -244,14 +244,14 @@ def _perform(options: argparse.Namespace) -> int:
     """Do one run in this process, and report it on stdout: the command starts itself so."""
     end_with_parent()
     policy, _, seed = options.only.rpartition(":")
-    mine = scenario_in(options.run_dir)
-    if mine is None:
+    scenario = scenario_in(options.run_dir)
+    if scenario is None:
         raise ScenarioError(f"{options.run_dir} holds no scenario")
     name = RunName(policy, int(seed))
-    plan = ComparisonPlan(mine, Comparison(policies=(policy,)), options.run_dir)
+    plan = ComparisonPlan(scenario, Comparison(policies=(policy,)), options.run_dir)
     teller = ProgressWriter(sys.stdout)
     try:
-        perform(mine, name, plan.of(name), _run_options(options), teller)
+        perform(scenario, name, plan.of(name), _run_options(options), teller)
     except BrokenPipeError:  # the command that started this process has ended
         raise
     except OSError as error:

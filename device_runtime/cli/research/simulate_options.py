@@ -13,7 +13,7 @@ import msgspec
 from device_runtime.cli.options import COLUMN_FLAGS, listed
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
-from device_runtime.simulation import scenario
+from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.compare.plan import ComparisonPlan, WantedRuns, planned, scenario_in
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.compare.wording import asked_devices, duration
@@ -63,34 +63,34 @@ def plan_of(options: argparse.Namespace) -> ComparisonPlan:
     over = _over(options)
     before = scenario_in(options.run_dir) if options.run_dir else None
     if before is not None and options.scenario is None and not over:
-        mine = before
+        scenario = before
     elif before is not None and options.scenario is None and over == {"task": {"rounds": options.rounds}}:
         task = msgspec.structs.replace(before.task, rounds=options.rounds)
-        mine = msgspec.structs.replace(before, task=task)
+        scenario = msgspec.structs.replace(before, task=task)
     else:
-        mine = scenario.load(options.scenario or PRESET, over)
-    wanted = WantedRuns(
+        scenario = scenarios.load(options.scenario or PRESET, over)
+    selection = WantedRuns(
         policies=_policies(options.compare) if options.compare else None,
         seeds=options.seeds,
         target=options.target,
         command=shlex.join(["device-runtime", *sys.argv[1:]]),
         usual=SCENARIO_POLICIES if options.scenario else PRESET_POLICIES,
     )
-    return planned(mine, wanted, options.run_dir)
+    return planned(scenario, selection, options.run_dir)
 
 
 def description(plan: ComparisonPlan, missing: Sequence[RunName]) -> str:
     """The first lines of the output: what is run."""
-    mine, task, comparison = plan.scenario, plan.scenario.task, plan.comparison
+    scenario, task, comparison = plan.scenario, plan.scenario.task, plan.comparison
     runs = len(plan.names)
-    there = runs - len(missing)
+    rest = runs - len(missing)
     seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
     return (
-        f"{mine.name}: {mine.devices:,} devices of fleet {mine.fleet.name}, {mine.data.source} divided by "
-        f"{mine.data.partition}; {task.rounds} rounds of at most {duration(task.round_deadline_s)}, "
-        f"{asked_devices(task)}\n"
+        f"{scenario.name}: {scenario.devices:,} devices of fleet {scenario.fleet.name}, "
+        f"{scenario.data.source} divided by {scenario.data.partition}; {task.rounds} rounds of at most "
+        f"{duration(task.round_deadline_s)}, {asked_devices(task)}\n"
         f"{', '.join(comparison.policies)}; {seeds}: {runs} run{'s' if runs > 1 else ''}"
-        f"{f', {there} of them finished before' if there else ''}; kept in {plan.folder}/"
+        f"{f', {rest} of them finished before' if rest else ''}; kept in {plan.folder}/"
     )
 
 
@@ -102,22 +102,22 @@ def resume_hint(plan: ComparisonPlan, own: Sequence[str]) -> str:
 
 def presets() -> str:
     """One line for each preset and policy."""
-    made = {name: scenario.load(name) for name in scenario.preset_names()}
+    by_name = {name: scenarios.load(name) for name in scenarios.preset_names()}
     drawn = {name: fleets.load(name) for name in fleets.preset_names()}
     lines = ["scenarios"]
-    lines += [f"  {name:22}{_of_scenario(each)}" for name, each in made.items()]
+    lines += [f"  {name:22}{_of_scenario(each)}" for name, each in by_name.items()]
     lines += ["fleets (given the task of digits unless a scenario says otherwise)"]
     lines += [f"  {name:22}{_of_fleet(spec)}" for name, spec in drawn.items()]
     lines += ["policies (besides, every system: device-runtime systems)"]
-    lines += [f"  {name:22}{what}" for name, what in scenario.POLICIES.items()]
+    lines += [f"  {name:22}{what}" for name, what in scenarios.POLICIES.items()]
     return "\n".join(lines)
 
 
-def _of_scenario(mine: Scenario) -> str:
-    task = mine.task
+def _of_scenario(scenario: Scenario) -> str:
+    task = scenario.task
     return (
-        f"{mine.devices} devices of {mine.fleet.name}; {mine.data.source} by {mine.data.partition}; "
-        f"{task.rounds} rounds of {duration(task.round_deadline_s)}; {task.bundle}"
+        f"{scenario.devices} devices of {scenario.fleet.name}; {scenario.data.source} by "
+        f"{scenario.data.partition}; {task.rounds} rounds of {duration(task.round_deadline_s)}; {task.bundle}"
     )
 
 
@@ -143,8 +143,8 @@ def _policies(text: str) -> tuple[str, ...]:
     """The policies in "kinds=choose,drop". Raises ScenarioError."""
     what, equals, names = text.partition("=")
     if what != "kinds" or not equals:
-        raise ScenarioError(f"--compare {text}: expected kinds=A,B with {', '.join(scenario.names())}")
+        raise ScenarioError(f"--compare {text}: expected kinds=A,B with {', '.join(scenarios.names())}")
     named = tuple(dict.fromkeys(listed(names)))
     if not named:
-        raise ScenarioError(f"--compare {text}: names no policy; there are {', '.join(scenario.names())}")
+        raise ScenarioError(f"--compare {text}: names no policy; there are {', '.join(scenarios.names())}")
     return named

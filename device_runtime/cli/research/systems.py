@@ -55,8 +55,8 @@ def _print_all(form: str) -> None:
     from device_runtime.aggregator.tasks.known_systems import SYSTEMS
 
     if form == "json":
-        known = {name: {"says": system.says, "source": system.source} for name, system in SYSTEMS.items()}
-        print(as_json(known))
+        entries = {name: {"says": system.says, "source": system.source} for name, system in SYSTEMS.items()}
+        print(as_json(entries))
         return
     print(
         tabulate([(name, system.says, system.source) for name, system in SYSTEMS.items()], tablefmt="plain")

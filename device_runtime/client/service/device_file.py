@@ -18,7 +18,7 @@ ONCE = ("config", "enrol", "service")
 
 
 def fill(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: frozenset[str]) -> None:
-    """Set the options that `options.config` has and the command line (`options.given`) has not.
+    """Set the options that `options.config` has and the command line (`options.flag_names`) has not.
 
     Keys are the long options of `parser`, without leading dashes; those in `rules` stand in [policy]. Paths
     are relative to the file. Raises PolicyError with the file and the key.
@@ -32,7 +32,7 @@ def fill(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: fr
         if action is None or (option in rules) != (table == POLICY):
             known = sorted(one for one in actions if (one in rules) == (table == POLICY))
             raise PolicyError(f"{path}: {no_such_key(name, known)}")
-        if action.dest not in options.given:
+        if action.dest not in options.flag_names:
             setattr(options, action.dest, _meant(path, name, action, value))
 
 
