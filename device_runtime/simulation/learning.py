@@ -112,6 +112,7 @@ class ModelState:
         model = RoundModel(server.manifest(), weights, number, self._task.round_seed(number), tools=server)
         folding = Folding(self._kinds, model, self._carried, self._task.server)
         sizes = [] if self._tools.sums else [flight.samples for flight in flights]
+        counted: list[tuple[PendingUpdate, TrainedUpdate]] = []
         with Screen(folding, self._task.screening, sizes=sizes) as screen:
             for flight, made in self._trained(flights, now):
                 times = self._task.stands_for(number - flight.round, since[flight.device])
@@ -122,8 +123,13 @@ class ModelState:
                     log.warning("%s (%s) is left out: %s", flight.device, flight.kind, error)
                     self._tools.ledger.ended(flight, "refused", now, why=str(error))
                     continue
-                self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
+                counted.append((flight, replace(made, tensors=NO_TENSORS, memory=None)))
             merged, note = screen.merged()
+        for flight, made in counted:
+            if why := screen.failures.get((flight.device, flight.kind)):
+                self._tools.ledger.ended(flight, "refused", now, why=why)
+            else:
+                self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
         if note:
             log.warning("round %d: %s", number, note)
         self.served, self._carried, self._closed_form = merged.served, merged.carried, merged.closed_form

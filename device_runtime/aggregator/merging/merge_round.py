@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import nan
 
 import numpy as np
@@ -132,14 +132,15 @@ def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
     since = earlier.store.contributions.since(number, first) if task.waits_for_fast else {}
     for stored in earlier.store.contributions.of_round(earlier.model.round):
         times = task.stands_for(number - stored.round, since.get(stored.device, 1.0))
+        again = partial(earlier.counted, stored, times)
         try:
-            update = earlier.rebased(earlier.read(stored), stored.round, times)
+            update = again()
         except (BlobError, TensorError) as error:
             lost.append(f"{stored.device} ({stored.kind}) is left out, damaged on disk: {error}")
             continue
         kind = earlier.kinds[stored.kind]
         try:
-            screen.add(update, times * kind.weight_of(update), stored.device)
+            screen.add(update, times * kind.weight_of(update), stored.device, again)
         except OwnCodeError as error:
             log.warning("%s fails at the update of %s: %s", stored.kind, stored.device, error)
             lost.append(f"{stored.device} ({stored.kind}) is left out: {error}")
@@ -187,6 +188,10 @@ class _Earlier:
         self._kept = lru_cache(BASES_HELD * (1 + len(task.family)))(
             lambda number, member: base_weights(store, number, model.manifest, member)
         )
+
+    def counted(self, stored: StoredContribution, times: float) -> TrainedUpdate:
+        """Reads a contribution as an update of the current round. Raises as `read` and `rebased`."""
+        return self.rebased(self.read(stored), stored.round, times)
 
     def rebased(self, update: TrainedUpdate, number: int, times: float) -> TrainedUpdate:
         """Converts an update made for round `number` into one of the current round.

@@ -73,8 +73,12 @@ class Folding:
 
     def largest_size(self, sizes: Sequence[float]) -> float:
         """The most samples that a device counts for in a round of devices of these sizes; inf for any."""
-        memory = self._carried.memory.get(closed_form.MEMORY, NO_TENSORS)
+        memory = self.remembered(closed_form.MEMORY)
         return bounds.largest_size(sizes, memory.get("usual", bounds.no_rounds()))
+
+    def remembered(self, name: str) -> Tensors:
+        """What the round before kept under this name, as in `CarriedState.memory`; empty for nothing."""
+        return self._carried.memory.get(name, NO_TENSORS)
 
     def keep_in(self, scratch: Path | None) -> None:
         """Use this folder for class statistics that do not fit in memory; None: the system's."""

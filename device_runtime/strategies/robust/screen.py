@@ -1,5 +1,8 @@
 """Screens a round's updates before they are folded: applies the robust rule to each group of updates.
 
+Without a rule, updates far longer than others are shortened (`lengths`), and none counts for far more samples
+than others. With a rule:
+
 Updates of one kind, of one member of the family and with the same tensors are a group: they are compared with
 each other. Other tensors of a kind (feature maps, prototypes) are not changed. Claimed numbers of samples
 give no device more influence:
@@ -25,13 +28,15 @@ from types import TracebackType
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import Merged
 from device_runtime.strategies.statistics.kind_statistics import most_samples
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-from . import groups
+from . import groups, lengths
 from .groups import device_list, group_update
+from .lengths import Compared, LengthBounds, Read
 from .robust_rule import FAR, RobustRule, Screened, UpdateGroup
 from .scalars import BY_LENGTH, ScalarBounds, scalar_bounds
 from .settings import LEAST_DEVICES, Robust
@@ -40,7 +45,9 @@ from .statistics import StatisticsOfDevices
 
 
 class Screen:
-    """Screens one round's updates before `folding`; with the rule "none" it passes them on.
+    """Screens one round's updates before `folding`.
+
+    failures: why own code could not go on with an update that was left out, by device and kind.
 
     A context manager: temporary files are deleted at its end.
     """
@@ -67,6 +74,8 @@ class Screen:
         self._notes: list[str] = []
         self._rule = RobustRule(robust, self._note)
         self._statistics = StatisticsOfDevices(scratch, self._note)
+        self._bounds = LengthBounds(folding.remembered(lengths.MEMORY), scratch)
+        self.failures: dict[tuple[str, str], str] = {}
 
     def __enter__(self) -> Screen:
         return self
@@ -77,13 +86,21 @@ class Screen:
         for spool in self._spools.values():
             spool.close()
         self._statistics.close()
+        self._bounds.close()
 
-    def add(self, contribution: TrainedUpdate, weight: float, device: str) -> None:
-        """Add one contribution, in a fixed order, as in Folding; it is not held in memory. Raises OSError."""
+    def add(self, contribution: TrainedUpdate, weight: float, device: str, again: Read | None = None) -> None:
+        """Add one contribution, in a fixed order, as in Folding; it is not held in memory. Raises OSError.
+
+        again: reads it once more; without it, updates whose length is compared go to a temporary file.
+        """
         contribution, sent = self._folding.parted(replace(contribution, device=device))
         if self._robust.rule == "none":
             self._folding.pool(sent, contribution.late)
-            self._folding.add(contribution, weight * self._share(contribution))
+            weight *= self._share(contribution)
+            if (compared := self._compared(contribution)) is None:
+                self._folding.add(contribution, weight)
+            else:
+                self._bounds.add(contribution, weight, compared, again)
             return
         if sent is not None:
             self._statistics.add(sent, contribution)
@@ -91,6 +108,28 @@ class Screen:
         if not contribution.tensors or self._spooled(contribution, weight, device):
             counted = self._folding.counted(contribution)
             self._samples[device] = max(self._samples.get(device, 0.0), counted)
+
+    def _compared(self, contribution: TrainedUpdate) -> Compared | None:
+        """What the length of an update is measured by; None for class means, which have bounds of their own.
+
+        None too for an update without tensors and for a kind that cannot be compared.
+        """
+        kind = self._folding.strategy(contribution.kind)
+        if not contribution.tensors or kind.compared_as in (None, "class-means"):
+            return None
+        return Compared(kind, *self._folding.trained(contribution))
+
+    def _fold_bounded(self) -> None:
+        """Fold the updates that wait for the lengths of others, shortened to the bounds."""
+        for held in self._bounds:
+            update, _ = self._folding.parted(held.update())
+            try:
+                self._folding.add(self._bounds.bounded(held, update), held.weight)
+            except OwnCodeError as error:
+                self.failures[update.device, update.kind] = str(error)
+                self._note(f"{update.device} ({update.kind}) is left out: {error}")
+        if note := self._bounds.note:
+            self._note(note)
 
     def _share(self, contribution: TrainedUpdate) -> float:
         """The share of its samples that an update counts for; 1 unless these are too many."""
@@ -123,7 +162,11 @@ class Screen:
                 self._folding.add(contribution, weight)
         for statistics, late in self._statistics.held(self._median_samples) if self._samples else ():
             self._folding.pool(statistics, late)
+        self._fold_bounded()
         merged, odd = self._folding.merged()
+        if kept := self._bounds.kept():
+            memory = {**merged.carried.memory, lengths.MEMORY: kept}
+            merged = replace(merged, carried=replace(merged.carried, memory=memory))
         return merged, "; ".join([*self._notes, odd] if odd else self._notes)
 
     def _bound_small_group(self, spool: Spool, member: str, base: Tensors) -> str:

@@ -1,0 +1,260 @@
+"""Bounds the length of each update by those of the others and of earlier rounds.
+
+It needs no setting, and is on where a task has no robust rule. Updates wait until the lengths of all are
+known; those within the bounds are folded bit for bit and in the same order. A length is the Euclidean norm of
+what an update changes in the base. It is compared within a group: updates of one kind and member of the
+family that change as many values.
+
+    group        at most TIMES times the upper quartile of its lengths, if it has LEAST devices or more
+    alone        in a smaller group: TIMES times the median of its lengths in earlier merges, and OTHERS times
+                 the upper quartile of all updates of the round; what is unknown is no bound
+
+An update of more epochs than another may be longer by as many times. Running statistics of normalisations, a
+few-shot classifier beside a full update, and each tensor that the base does not have (prototypes, feature
+maps: their root mean square over rows) have a length of their own. Scalars vary more than updates: their
+bound is SCALARS times the upper quartile. Lengths of 0 tell nothing, and are not compared.
+
+Norm clipping against false updates: Sun et al. 2019 (Can you really backdoor federated learning?). Ours: the
+upper quartile, which devices of few samples do not move, and the memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from math import inf, sqrt
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.merging.server_optimizer import STATISTICS
+from device_runtime.strategies.plugins import own_code
+from device_runtime.strategies.statistics.bounds import LEAST, ROUNDS, upper_quartile
+from device_runtime.strategies.statistics.statistics_file import IN_MEMORY
+from device_runtime.strategies.training.device_half import FEW_SHOT, NO_TENSORS, TrainedUpdate
+
+from .groups import FROM_ZERO, device_list
+from .norm_clip import clip_to_norm
+
+MEMORY = "lengths"
+"""The key of the lengths of earlier merges in `CarriedState.memory`, whose other keys are names of kinds."""
+TIMES = 3.0
+"""The largest length, in multiples of the group's upper quartile; honest ones reach 2.1."""
+OTHERS = 20.0
+"""The same for an update of a small group, in multiples of the upper quartile of all updates of the round."""
+SCALARS = 10.0
+"""The same for scalars; honest ones reach 4.2."""
+
+CHANGE, RUNNING = "", "running statistics"
+
+Read = Callable[[], TrainedUpdate]
+"""Reads an update again. May raise as the first time."""
+
+
+class Group(NamedTuple):
+    """Lengths that are compared: of one kind, member of the family, part of the update and number of values.
+
+    part: CHANGE, RUNNING, FEW_SHOT, or the name of a tensor that the base does not have.
+    """
+
+    kind: str
+    member: str
+    part: str
+    values: int
+
+    @property
+    def times(self) -> float:
+        """The largest length, in multiples of the usual one."""
+        return SCALARS if self.part in FROM_ZERO["scalars"] else TIMES
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Compares updates of a kind and member with the member's base."""
+
+    kind: AnyStrategy
+    member: str
+    base: Tensors
+
+    def comparable(self, update: TrainedUpdate) -> TrainedUpdate:
+        with own_code(type(self.kind)):
+            return self.kind.comparable(update, self.base)
+
+    def parts(self, content: Tensors) -> dict[Group, dict[str, NDArray[Any]]]:
+        """The tensors of each group, by what they are measured from: the base's tensor, or 0."""
+        parts: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+        for name, value in content.items():
+            if value.dtype != np.float32 or not value.size:  # counts, indices
+                continue
+            own = self.base.get(name.removeprefix(FEW_SHOT))
+            if own is None or own.shape != value.shape:
+                parts[name][name] = np.zeros((), np.float32)
+            elif name.endswith(STATISTICS):
+                parts[RUNNING][name] = own
+            else:
+                parts[FEW_SHOT if name.startswith(FEW_SHOT) else CHANGE][name] = own
+        return {
+            Group(self.kind.name, self.member, part, _values(content, starts)): starts
+            for part, starts in parts.items()
+        }
+
+
+@dataclass(frozen=True)
+class HeldUpdate:
+    """An update that waits: how to read it, what it is compared with, its epochs, its lengths by group."""
+
+    device: str
+    read: Read
+    compared: Compared
+    weight: float
+    epochs: int
+    lengths: Mapping[Group, float]
+
+    def update(self) -> TrainedUpdate:
+        return replace(self.read(), device=self.device)
+
+
+class LengthBounds:
+    """The updates of a round, held until the lengths of all are known."""
+
+    def __init__(self, before: Tensors, scratch: Path | None) -> None:
+        """`before`: what `kept` gave in the last merge. `scratch`: folder for what cannot be read again."""
+        self._before, self._held, self._end = before, list[HeldUpdate](), 0
+        self._file = SpooledTemporaryFile(IN_MEMORY, dir=str(scratch) if scratch else None, prefix="merge-")  # noqa: SIM115 - closed in `close`
+        self._shortened: dict[str, list[str]] = defaultdict(list)
+        self._furthest = (0.0, 0.0)
+        self._bound = cache(self._bound_of)
+
+    def close(self) -> None:
+        """Delete the file. May be called twice."""
+        self._file.close()
+
+    def add(
+        self, update: TrainedUpdate, weight: float, compared: Compared, again: Read | None = None
+    ) -> None:
+        """Hold an update. `again` reads it once more; None: it is kept in a file. Raises OSError."""
+        content = compared.comparable(update).tensors
+        lengths = {group: length_of(content, starts) for group, starts in compared.parts(content).items()}
+        form = compared.kind.variant_named(update.variant)
+        epochs = int(getattr(form, "epochs", 1))
+        read = again or self._stored(update)
+        self._held.append(HeldUpdate(update.device, read, compared, weight, epochs, lengths))
+
+    def _stored(self, update: TrainedUpdate) -> Read:
+        """Writes an update to the file, whose content comes back bit for bit."""
+        metadata, place = replace(update, tensors=NO_TENSORS, memory=None), self._end
+        layout = [(name, value.dtype, value.shape, value.nbytes) for name, value in update.tensors.items()]
+        self._file.seek(place)
+        self._end += self._file.write(b"".join(value.tobytes() for value in update.tensors.values()))
+
+        def read() -> TrainedUpdate:
+            self._file.seek(place)
+            content: Tensors = {
+                name: np.ndarray(shape, dtype, bytearray(self._file.read(size)))
+                for name, dtype, shape, size in layout
+            }
+            return replace(metadata, tensors=content)
+
+        return read
+
+    def __iter__(self) -> Iterator[HeldUpdate]:
+        """The updates in the order in which they were added."""
+        return iter(self._held)
+
+    def bounded(self, held: HeldUpdate, update: TrainedUpdate) -> TrainedUpdate:
+        """The update that was held, within the bounds; the same object if it was already."""
+        bounds = {group: self._bound(group, held.epochs) for group in held.lengths}
+        far = {group: bound for group, bound in bounds.items() if held.lengths[group] > bound}
+        if not far:
+            return update
+        update = held.compared.comparable(update)
+        content, parts = dict(update.tensors), held.compared.parts(update.tensors)
+        for group, bound in far.items():
+            length = held.lengths[group]
+            self._furthest = max(self._furthest, (length, bound))
+            for name, start in parts[group].items():
+                content[name] = clip_to_norm(content[name], start, length, bound)
+        self._shortened[update.kind].append(update.device)
+        return replace(update, tensors=content)
+
+    @property
+    def note(self) -> str:
+        """What was bounded; empty for nothing."""
+        if not self._shortened:
+            return ""
+        devices = ", ".join(device_list(names, kind) for kind, names in self._shortened.items())
+        length, bound = self._furthest
+        return (
+            f"far longer than others' updates, shortened: {devices}, from at most {length:.3g} to {bound:.3g}"
+        )
+
+    def kept(self) -> dict[str, NDArray[np.float64]]:
+        """The lengths to compare with in later merges, by group: rows of a length and its epochs, (n, 2).
+
+        A group that is large enough adds its upper quartile, a smaller one its lengths within the bounds.
+        """
+        kept = {name: np.asarray(rows, np.float64) for name, rows in self._before.items()}
+        for group, sent in self._groups.items():
+            most = max(epochs for _, epochs in sent)
+            rows = [(min(length, self._bound(group, epochs)), epochs) for length, epochs in sent]
+            if len(sent) >= LEAST:
+                rows = [(upper_quartile(_as_of(most, sent)), most)]
+            kept[_name(group)] = np.concatenate([kept.get(_name(group), np.empty((0, 2))), rows])[-ROUNDS:]
+        return kept
+
+    @cached_property
+    def _groups(self) -> dict[Group, list[tuple[float, int]]]:
+        """The lengths of each group but those of 0, with their epochs; used once all updates are there."""
+        groups: dict[Group, list[tuple[float, int]]] = defaultdict(list)
+        for held in self._held:
+            for group, length in held.lengths.items():
+                if 0 < length < inf:
+                    groups[group].append((length, held.epochs))
+        return groups
+
+    def _bound_of(self, group: Group, epochs: int) -> float:
+        """The largest length of an update of so many epochs in a group; inf for none."""
+        own = self._groups.get(group, [])
+        if len(own) >= LEAST:
+            return group.times * upper_quartile(_as_of(epochs, own))
+        every = [sent for other, sent in self._groups.items() if other.part == group.part]
+        bound = OTHERS * upper_quartile([length for sent in every for length, _ in sent])
+        before = [(float(length), int(trained)) for length, trained in self._before.get(_name(group), ())]
+        if len(before) < LEAST:
+            return bound
+        return min(bound, group.times * float(np.median(_as_of(epochs, before))))
+
+
+def _as_of(epochs: int, lengths: Iterable[tuple[float, int]]) -> list[float]:
+    """The lengths that updates might have after so many epochs, from those after fewer or more."""
+    return [length * max(1.0, epochs / trained) for length, trained in lengths]
+
+
+def _name(group: Group) -> str:
+    return "/".join(map(str, group))
+
+
+def _rows(value: NDArray[Any], start: NDArray[Any]) -> int:
+    """The rows over which a tensor that the base does not have is averaged; 1 for one that it has."""
+    return len(value) if start.ndim < value.ndim > 1 else 1
+
+
+def _values(content: Tensors, starts: Tensors) -> int:
+    """The number of values; of a tensor that the base does not have, in a row."""
+    return sum(content[name].size // _rows(content[name], start) for name, start in starts.items())
+
+
+def length_of(content: Tensors, starts: Tensors) -> float:
+    """The Euclidean norm; of a tensor that the base does not have, its root mean square over rows."""
+    squares = 0.0
+    for name, start in starts.items():
+        change = np.subtract(content[name], start, dtype=np.float64).reshape(-1)
+        squares += float(change @ change) / _rows(content[name], start)
+    return sqrt(squares)

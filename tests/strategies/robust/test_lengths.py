@@ -1,0 +1,176 @@
+"""Without a rule, what updates may do is bounded by the lengths of others; honest ones stay bit for bit."""
+
+import numpy as np
+import pytest
+
+from device_runtime.strategies import registry
+from device_runtime.strategies.merging.aggregator_half import CarriedState
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
+from device_runtime.strategies.robust import Robust, Screen
+from device_runtime.strategies.robust.lengths import MEMORY, OTHERS, SCALARS, TIMES, Compared, length_of
+from device_runtime.strategies.training.device_half import FEW_SHOT, TrainedUpdate
+
+
+def moved(model, kind, length, direction=0, variant=""):
+    """An update of a kind whose change of the base is this long, along its own direction."""
+    rng, form = np.random.default_rng(direction), registry.make(kind).variant_named(variant)
+    change = {
+        spec.name: rng.normal(size=spec.shape)
+        for spec in form.expected(model.manifest)
+        if spec.name in model.weights
+    }
+    whole = np.sqrt(sum(np.square(value).sum() for value in change.values()))
+    content = {
+        name: (model.weights[name] + length / whole * value).astype(np.float32)
+        for name, value in change.items()
+    }
+    return TrainedUpdate(kind, content, 10, 0.5, variant)
+
+
+def lengths_of(model, updates):
+    return [
+        float(
+            np.sqrt(
+                sum(np.square(one.tensors[n].astype(float) - model.weights[n]).sum() for n in one.tensors)
+            )
+        )
+        for one in updates
+    ]
+
+
+class Seen:
+    """Which updates reach the folding, one of each that is sent."""
+
+    def __init__(self, model, *kinds, carried=None, settings=None, optimizer=None):
+        self.kinds = {name: registry.make(name, settings) for name in kinds}
+        self.folding = Folding(self.kinds, model, carried or CarriedState(), optimizer or ServerOptimizer())
+        self.updates, add = [], self.folding.add
+        self.folding.add = lambda update, weight: (self.updates.append(update), add(update, weight))
+
+    def merge(self, sent, again=False):
+        with Screen(self.folding, Robust()) as screen:
+            for place, update in enumerate(sent):
+                screen.add(update, 10.0, f"pi-{place}", (lambda one=update: one) if again else None)
+            self.merged, self.note = screen.merged()
+        return self
+
+
+def test_an_update_ten_thousand_times_as_long_moves_the_base_no_further_than_three_others(round_model):
+    sent = [moved(round_model, "full", 1.0, i) for i in range(9)] + [moved(round_model, "full", 1e4, 9)]
+    seen = Seen(round_model, "full").merge(sent)
+    assert lengths_of(round_model, seen.updates) == pytest.approx([1.0] * 9 + [TIMES], rel=1e-3)
+    assert "shortened: pi-9 (full), from at most 1e+04 to 3" in seen.note
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_honest_updates_count_bit_for_bit_and_in_their_order(round_model, again):
+    """The longest is 2.1 times the upper quartile, as of a device with 13 times the samples."""
+    lengths = [0.2, 1.0, 0.4, 2.1, 0.9, 1.0, 1.0, 0.05, 1.0, 0.0]
+    sent = [moved(round_model, "full", length, i) for i, length in enumerate(lengths)]
+    sent += [moved(round_model, "few-shot", 0.3, 20), moved(round_model, "entropy-subset", 2.0, 21, "50%")]
+    kinds = ("full", "few-shot", "entropy-subset")
+    plain = Folding({name: registry.make(name) for name in kinds}, round_model)
+    for update in sent:
+        plain.add(update, 10.0)
+    expected, _ = plain.merged()
+    seen = Seen(round_model, *kinds).merge(sent, again)
+    assert seen.note == ""
+    for name, value in expected.base.items():
+        assert seen.merged.base[name].tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize("devices", [3, 4])
+def test_the_longest_of_three_or_four_is_no_measure_of_itself(round_model, devices):
+    sent = [moved(round_model, "full", 1.0, i) for i in range(devices - 1)] + [
+        moved(round_model, "full", 1e4, 9)
+    ]
+    assert max(lengths_of(round_model, Seen(round_model, "full").merge(sent).updates)) < 7
+
+
+def test_a_liar_alone_in_a_kind_is_measured_by_all_updates_of_the_round(round_model):
+    sent = [moved(round_model, "full", 1.0, i) for i in range(6)] + [moved(round_model, "few-shot", 1e6, 9)]
+    seen = Seen(round_model, "full", "few-shot").merge(sent)
+    assert lengths_of(round_model, seen.updates)[-1] == pytest.approx(OTHERS, rel=1e-3)
+
+
+def test_where_merges_are_of_one_update_earlier_ones_are_the_measure(round_model):
+    carried, lengths = CarriedState(), []
+    for number, length in enumerate((1.0, 1.2, 0.9, 1e4, 1.0, 1e4, 2.0)):
+        seen = Seen(round_model, "full", carried=carried).merge([moved(round_model, "full", length, number)])
+        carried = seen.merged.carried
+        lengths += lengths_of(round_model, seen.updates)
+    assert max(lengths) < 4
+    assert lengths[-1] == pytest.approx(2.0, rel=1e-3)
+    assert len(carried.memory[MEMORY]) == 1
+
+
+def test_updates_of_more_epochs_may_be_longer(round_model):
+    """Nine devices had time for one epoch; the tenth trained ten, and is six times as far."""
+    settings = {"graded": True, "epochs": 10}
+    sent = [moved(round_model, "full", 1.0, i) for i in range(9)]
+    sent = [TrainedUpdate(one.kind, one.tensors, 10, 0.5, "epochs=1") for one in sent]
+    seen = Seen(round_model, "full", settings=settings).merge([*sent, moved(round_model, "full", 6.0, 9)])
+    assert seen.note == ""
+    liar = TrainedUpdate("full", moved(round_model, "full", 6.0, 9).tensors, 10, 0.5, "epochs=1")
+    assert "pi-9 (full)" in Seen(round_model, "full", settings=settings).merge([*sent, liar]).note
+
+
+def test_scalars_of_absolute_size_are_bounded_by_those_of_others(round_model):
+    def scalars(size):
+        return TrainedUpdate("zeroth-order", {"g": np.full(2, size, np.float32)}, 10, 0.5)
+
+    seen = Seen(round_model, "zeroth-order").merge([scalars(-1.0), *[scalars(1.0)] * 8, scalars(1e6)])
+    assert [float(one.tensors["g"][0]) for one in seen.updates] == [-1.0, *[1.0] * 8, SCALARS]
+    assert Seen(round_model, "zeroth-order").merge([scalars(1.0)] * 9 + [scalars(4.2)]).note == ""
+
+
+def test_a_classifier_beside_a_full_update_has_a_length_of_its_own(round_model):
+    """Otherwise it could be as long as three full updates, which are longer than classifiers."""
+    head = round_model.manifest.names("head")
+
+    def both(length, few):
+        full, classifier = (
+            moved(round_model, kind, size) for kind, size in (("full", length), ("few-shot", few))
+        )
+        beside = {FEW_SHOT + name: classifier.tensors[name] for name in head}
+        return TrainedUpdate("full+few-shot", {**full.tensors, **beside}, 10, 0.5)
+
+    seen = Seen(round_model, "full+few-shot").merge([both(100.0, 1.0)] * 9 + [both(100.0, 200.0)])
+    far = seen.updates[-1].tensors
+    change = np.sqrt(sum(np.square(far[FEW_SHOT + name] - round_model.weights[name]).sum() for name in head))
+    assert change == pytest.approx(TIMES, rel=1e-3)
+    assert lengths_of(
+        round_model, [TrainedUpdate("full", {n: far[n] for n in round_model.manifest.names("all")}, 1, 1)]
+    ) == pytest.approx([100.0], rel=1e-3)
+
+
+def test_rows_of_prototypes_and_maps_have_a_length_whatever_their_number(round_model):
+    """A device of twelve maps sends as long ones as a device of three."""
+    compared = Compared(registry.make("prototypes"), "", round_model.weights)
+    for rows in (3, 12):
+        content = {"maps": np.full((rows, 4, 2), 0.5, np.float32)}
+        [(group, starts)] = compared.parts(content).items()
+        assert (group.part, group.values) == ("maps", 8)
+        assert length_of(content, starts) == pytest.approx(np.sqrt(8 * 0.25))
+
+
+@pytest.mark.parametrize("name", ["fedadagrad", "fedadam", "fedyogi", "fedavgm"])
+def test_moments_of_a_server_optimiser_remember_little_of_one_false_round(round_model, name):
+    """Their second moments after a lie are at most as after three honest rounds; before, 1e7 times that."""
+
+    def kept(lie):
+        honest = [moved(round_model, "full", 1.0, i % 3) for i in range(9)]
+        sent = [*honest, moved(round_model, "full", lie, 1)]
+        optimizer = ServerOptimizer(name)
+        merged = Seen(round_model, "full", optimizer=optimizer).merge(sent).merged
+        memory = merged.carried.memory["server-optimizer"]
+        return max(float(np.abs(value).max()) for value in memory.values())
+
+    assert kept(1e4) < 3 * kept(1.0)
+
+
+def test_a_device_that_says_nothing_new_does_not_make_others_look_long(round_model):
+    """Devices that send the base back are no measure: one that has learnt counts in full."""
+    sent = [moved(round_model, "full", 0.0, i) for i in range(5)] + [moved(round_model, "full", 1.0, 9)]
+    assert Seen(round_model, "full").merge(sent).note == ""
