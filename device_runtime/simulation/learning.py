@@ -111,7 +111,7 @@ class ModelState:
         server, weights = self._tools.server, self._bases.of(number).weights
         model = RoundModel(server.manifest(), weights, number, self._task.round_seed(number), tools=server)
         folding = Folding(self._kinds, model, self._carried, self._task.server)
-        sizes = [] if self._tools.sums else [flight.samples for flight in flights]
+        sizes = None if self._tools.sums else [flight.samples for flight in flights]
         counted: list[tuple[PendingUpdate, TrainedUpdate]] = []
         with Screen(folding, self._task.screening, sizes=sizes) as screen:
             for flight, made in self._trained(flights, now):

@@ -36,7 +36,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.merging.server_optimizer import STATISTICS
 from device_runtime.strategies.plugins import own_code
-from device_runtime.strategies.statistics.bounds import LEAST, ROUNDS, upper_quartile
+from device_runtime.strategies.statistics.bounds import LEAST, ROUNDS
 from device_runtime.strategies.statistics.statistics_file import IN_MEMORY
 from device_runtime.strategies.training.device_half import FEW_SHOT, NO_TENSORS, TrainedUpdate
 
@@ -168,12 +168,15 @@ class LengthBounds:
         """The updates in the order in which they were added."""
         return iter(self._held)
 
-    def bounded(self, held: HeldUpdate, update: TrainedUpdate) -> TrainedUpdate:
-        """The update that was held, within the bounds; the same object if it was already."""
+    def bounded(self, held: HeldUpdate, update: TrainedUpdate) -> tuple[TrainedUpdate, float]:
+        """The update that was held, within the bounds, and its weight; unchanged if it was already.
+
+        One that is shortened weighs no more than usual: a false update would claim many samples too.
+        """
         bounds = {group: self._bound(group, held.epochs) for group in held.lengths}
         far = {group: bound for group, bound in bounds.items() if held.lengths[group] > bound}
         if not far:
-            return update
+            return update, held.weight
         update = held.compared.comparable(update)
         content, parts = dict(update.tensors), held.compared.parts(update.tensors)
         for group, bound in far.items():
@@ -182,7 +185,8 @@ class LengthBounds:
             for name, start in parts[group].items():
                 content[name] = clip_to_norm(content[name], start, length, bound)
         self._shortened[update.kind].append(update.device)
-        return replace(update, tensors=content)
+        weights = [each.weight for each in self._held if each.compared.kind is held.compared.kind]
+        return replace(update, tensors=content), min(held.weight, usual(weights))
 
     @property
     def note(self) -> str:
@@ -205,7 +209,7 @@ class LengthBounds:
             most = max(epochs for _, epochs in sent)
             rows = [(min(length, self._bound(group, epochs)), epochs) for length, epochs in sent]
             if len(sent) >= LEAST:
-                rows = [(upper_quartile(_as_of(most, sent)), most)]
+                rows = [(usual(_as_of(most, sent)), most)]
             kept[_name(group)] = np.concatenate([kept.get(_name(group), np.empty((0, 2))), rows])[-ROUNDS:]
         return kept
 
@@ -223,9 +227,9 @@ class LengthBounds:
         """The largest length of an update of so many epochs in a group; inf for none."""
         own = self._groups.get(group, [])
         if len(own) >= LEAST:
-            return group.times * upper_quartile(_as_of(epochs, own))
+            return group.times * usual(_as_of(epochs, own))
         every = [sent for other, sent in self._groups.items() if other.part == group.part]
-        bound = OTHERS * upper_quartile([length for sent in every for length, _ in sent])
+        bound = OTHERS * usual([length for sent in every for length, _ in sent])
         before = [(float(length), int(trained)) for length, trained in self._before.get(_name(group), ())]
         if len(before) < LEAST:
             return bound
@@ -235,6 +239,17 @@ class LengthBounds:
 def _as_of(epochs: int, lengths: Iterable[tuple[float, int]]) -> list[float]:
     """The lengths that updates might have after so many epochs, from those after fewer or more."""
     return [length * max(1.0, epochs / trained) for length, trained in lengths]
+
+
+def usual(lengths: Iterable[float]) -> float:
+    """The upper quartile; inf for fewer than LEAST.
+
+    The longest counts as at most TIMES the next: of three or four it would be a measure of itself.
+    """
+    ordered = sorted(lengths)
+    if len(ordered) < LEAST:
+        return inf
+    return float(np.quantile([*ordered[:-1], min(ordered[-1], TIMES * ordered[-2])], 0.75))
 
 
 def _name(group: Group) -> str:

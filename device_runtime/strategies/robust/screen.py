@@ -57,16 +57,17 @@ class Screen:
         folding: Folding,
         robust: Robust,
         scratch: Path | None = None,
-        sizes: Sequence[float] = (),
+        sizes: Sequence[float] | None = (),
     ) -> None:
         """`scratch`: folder with room on disk for all updates; None: the system's temporary folder.
 
         sizes: the samples of the device of each update to come (`kind_statistics.most_samples`), empty for no
-        bound. Without a rule, no update counts for more of them than `Folding.largest_size` of these.
+        bound. Without a rule, no update counts for more of them than `Folding.largest_size` of these. None:
+        the updates are parts of sums, of which nothing can be seen or bounded.
         """
         self._folding, self._robust, self._scratch = folding, robust, scratch
         folding.keep_in(scratch)
-        self._largest = folding.largest_size(sizes)
+        self._summed, self._largest = sizes is None, folding.largest_size(sizes or ())
         self._spools: dict[Hashable, Spool] = {}
         self._bases: dict[Hashable, tuple[str, Tensors]] = {}
         self._samples: dict[str, float] = {}
@@ -112,10 +113,10 @@ class Screen:
     def _compared(self, contribution: TrainedUpdate) -> Compared | None:
         """What the length of an update is measured by; None for class means, which have bounds of their own.
 
-        None too for an update without tensors and for a kind that cannot be compared.
+        None too for an update without tensors, of a kind that cannot be compared, or in a sum.
         """
         kind = self._folding.strategy(contribution.kind)
-        if not contribution.tensors or kind.compared_as in (None, "class-means"):
+        if self._summed or not contribution.tensors or kind.compared_as in (None, "class-means"):
             return None
         return Compared(kind, *self._folding.trained(contribution))
 
@@ -124,7 +125,7 @@ class Screen:
         for held in self._bounds:
             update, _ = self._folding.parted(held.update())
             try:
-                self._folding.add(self._bounds.bounded(held, update), held.weight)
+                self._folding.add(*self._bounds.bounded(held, update))
             except OwnCodeError as error:
                 self.failures[update.device, update.kind] = str(error)
                 self._note(f"{update.device} ({update.kind}) is left out: {error}")

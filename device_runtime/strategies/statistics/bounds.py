@@ -118,7 +118,7 @@ def largest_size(sizes: Sequence[float], rounds: NDArray[np.float64]) -> float:
     """
     if not sizes:
         return inf
-    return SIZE * Usual.of(Usual(size=upper_quartile(sizes)), rounds).size
+    return SIZE * Usual.of(Usual(size=_quartile(sizes)), rounds).size
 
 
 class StatisticsBounds:
@@ -135,7 +135,7 @@ class StatisticsBounds:
         self._fewer = self._moved = self._narrowed = self._left_out = 0
         sizes = [source.size for source in sent.sources]
         traces = [trace for one in sent if (trace := _trace(one)) is not None]
-        first = Usual(size=upper_quartile(sizes), scatter=_median(traces))
+        first = Usual(size=_quartile(sizes), scatter=_median(traces))
         self._usual = Usual.of(first, rounds)
         self._centres = self._centred()
         spread, noise = self._spread()
@@ -414,13 +414,6 @@ def _median(values: Sequence[float]) -> float:
     return float(np.median(values)) if len(values) >= LEAST else inf
 
 
-def upper_quartile(values: Sequence[float]) -> float:
-    """The upper quartile over devices; inf for fewer than LEAST.
-
-    The largest value counts as at most SIZE times the next: of three or four it would be its own measure.
-    """
-    if len(values) < LEAST:
-        return inf
-    ordered = np.sort(np.asarray(values, np.float64))
-    ordered[-1] = min(ordered[-1], SIZE * ordered[-2])
-    return float(np.quantile(ordered, 0.75))
+def _quartile(values: Sequence[float]) -> float:
+    """The upper quartile over devices; inf for fewer than LEAST."""
+    return float(np.quantile(values, 0.75)) if len(values) >= LEAST else inf

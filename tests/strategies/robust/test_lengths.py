@@ -45,8 +45,13 @@ class Seen:
     def __init__(self, model, *kinds, carried=None, settings=None, optimizer=None):
         self.kinds = {name: registry.make(name, settings) for name in kinds}
         self.folding = Folding(self.kinds, model, carried or CarriedState(), optimizer or ServerOptimizer())
-        self.updates, add = [], self.folding.add
-        self.folding.add = lambda update, weight: (self.updates.append(update), add(update, weight))
+        self.updates, self.weights, self._add = [], [], self.folding.add
+        self.folding.add = self.add
+
+    def add(self, update, weight):
+        self.updates.append(update)
+        self.weights.append(weight)
+        self._add(update, weight)
 
     def merge(self, sent, again=False):
         with Screen(self.folding, Robust()) as screen:
@@ -168,6 +173,16 @@ def test_moments_of_a_server_optimiser_remember_little_of_one_false_round(round_
         return max(float(np.abs(value).max()) for value in memory.values())
 
     assert kept(1e4) < 3 * kept(1.0)
+
+
+def test_an_update_that_is_shortened_weighs_no_more_than_others(round_model):
+    sent = [moved(round_model, "full", 1.0, i) for i in range(9)] + [moved(round_model, "full", 1e4, 9)]
+    seen = Seen(round_model, "full")
+    with Screen(seen.folding, Robust()) as screen:
+        for place, update in enumerate(sent):
+            screen.add(update, 30.0 if place == 9 else 10.0, f"pi-{place}")
+        screen.merged()
+    assert seen.weights == [10.0] * 10
 
 
 def test_a_device_that_says_nothing_new_does_not_make_others_look_long(round_model):

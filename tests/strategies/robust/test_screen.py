@@ -57,10 +57,11 @@ def furthest(round_model, base):
     return max(float(np.abs(base[n] - round_model.weights[n]).max()) for n in base)
 
 
-def test_two_liars_of_nine_turn_the_plain_mean_round(round_model, tmp_path):
-    """They are a thousand times as long, and count as three times as long, of all samples that they claim."""
+def test_two_liars_of_nine_slow_the_plain_mean_down(round_model, tmp_path):
+    """Of all samples and a thousand times as long, they count as three others each: (7 - 2 * 3) / 9."""
     base, note = merged(round_model, "none", crowd(round_model, 7, 2), tmp_path)
-    assert float(base["head.bias"][0] - round_model.weights["head.bias"][0]) == pytest.approx(-3, abs=0.01)
+    moved = float(base["head.bias"][0] - round_model.weights["head.bias"][0])
+    assert moved == pytest.approx(1 / 9, abs=0.01)
     assert "shortened: z-evil-0, z-evil-1 (full)" in note
 
 
