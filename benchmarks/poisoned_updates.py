@@ -12,6 +12,7 @@ how many rounds it is more than two points below. The last column is the loss in
 from __future__ import annotations
 
 import argparse
+import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,8 +54,8 @@ TASKS: Mapping[str, dict[str, Any]] = {
     "buffer of 1": {**kinds("full"), "buffer_size": 1},
     "few-shot": kinds("few-shot"),
     "class-means": kinds("class-means"),
-    "scalars, absolute": kinds("zeroth-order", sizing="absolute", num_z=8, sides=1, lr=3e-3),
-    "scalars, relative": kinds("zeroth-order", sizing="relative", num_z=8, sides=1, lr=2e-2),
+    "scalars, absolute": kinds("zeroth-order", sizing="absolute", num_z=64, sides=1, lr=0.03),
+    "scalars, relative": kinds("zeroth-order", sizing="relative", num_z=64, sides=1, lr=0.3),
     "full+few-shot": kinds("full+few-shot"),
     "default kinds": {},
 }
@@ -85,12 +86,11 @@ def length(tensors: Tensors) -> float:
 
 
 LIES: Mapping[str, tuple[Lie, float]] = {
-    "10,000 times as long": (scaled(1e4), 1.0),
     "10,000 times as long, backwards": (scaled(-1e4), 1.0),
+    "10,000 times as long, backwards, 1,000,000 samples": (scaled(-1e4), float("inf")),
+    "3 times as long, backwards": (scaled(-3.0), 1.0),
     "backwards": (scaled(-1.0), 1.0),
     "backwards, 1,000,000 samples": (scaled(-1.0), float("inf")),
-    "3 times as long, backwards": (scaled(-3.0), 1.0),
-    "10,000 times as long, backwards, 1,000,000 samples": (scaled(-1e4), float("inf")),
     "random, of honest length": (noise, 1.0),
     "zeros": (zeros, 1.0),
     "unchanged, 1,000,000 samples": (scaled(0.0), float("inf")),
@@ -195,6 +195,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=6, help="the round of the first lie")
     parser.add_argument("--rounds", type=int, default=16)
     options = parser.parse_args()
+    logging.disable(logging.WARNING)
     first = options.first
     with tempfile.TemporaryDirectory() as folder:
         bundle = exported(Path(folder) / "one-layer")

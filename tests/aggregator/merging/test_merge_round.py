@@ -43,6 +43,21 @@ def test_updates_are_averaged_by_examples_times_the_weight_of_their_kind(bench, 
         np.testing.assert_allclose(merged[name], 3.0 if name in upper else 1.0, rtol=1e-6)
 
 
+def test_an_update_far_longer_than_others_is_shortened_and_named(bench, make_task, bundle):
+    """Of four devices three move every value by 0.01; the fourth goes 10,000 times as far the other way."""
+    b = bench(make_task(KindSettings(name="full"), rounds=1))
+    weights, devices = bundle.weights(), ("a", "b", "c", "d")
+    b.join(*devices)
+    for device in devices:
+        change = np.float32(-100.0 if device == "c" else 0.01)
+        moved = {name: weights[name] + change for name in bundle.manifest.names("all")}
+        b.contribute(device, b.contribution("full", (moved, 10)))
+    merged = b.weights(b.store.rounds.start(2).base)
+    for name in bundle.manifest.names("all"):
+        assert float(np.abs(merged[name] - weights[name]).max()) < 0.01
+    assert "shortened: c (full)" in b.store.rounds.closed()[0].note
+
+
 def test_a_merge_that_is_done_again_gives_the_same(bench, make_task, update_of):
     b = bench(make_task("full", "zeroth-order", rounds=2))
     b.join("a", "b", "c")

@@ -1,14 +1,26 @@
 """Without a rule, what updates may do is bounded by the lengths of others; honest ones stay bit for bit."""
 
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 from device_runtime.strategies import registry
+from device_runtime.strategies.fedavg import FedAvg
 from device_runtime.strategies.merging.aggregator_half import CarriedState
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 from device_runtime.strategies.robust import Robust, Screen
-from device_runtime.strategies.robust.lengths import MEMORY, OTHERS, SCALARS, TIMES, Compared, length_of
+from device_runtime.strategies.robust.lengths import (
+    MEMORY,
+    OTHERS,
+    SCALARS,
+    TIMES,
+    Compared,
+    LengthBounds,
+    length_of,
+)
 from device_runtime.strategies.training.device_half import FEW_SHOT, TrainedUpdate
 
 
@@ -189,3 +201,41 @@ def test_a_device_that_says_nothing_new_does_not_make_others_look_long(round_mod
     """Devices that send the base back are no measure: one that has learnt counts in full."""
     sent = [moved(round_model, "full", 0.0, i) for i in range(5)] + [moved(round_model, "full", 1.0, 9)]
     assert Seen(round_model, "full").merge(sent).note == ""
+
+
+def test_an_own_kind_that_fails_at_an_update_that_waited_costs_this_update(round_model):
+    @dataclass(frozen=True)
+    class Fragile(FedAvg):
+        name: ClassVar[str] = "fragile-lengths"
+
+        def fold(self, state, contribution, weight):
+            return 1 / 0 if contribution.device == "pi-1" else super().fold(state, contribution, weight)
+
+    kind = Fragile()
+    with Screen(Folding({kind.name: kind}, round_model), Robust()) as screen:
+        for place in range(3):
+            screen.add(replace(moved(round_model, "full", 1.0), kind=kind.name), 10.0, f"pi-{place}")
+        merged, note = screen.merged()
+    assert "ZeroDivisionError" in screen.failures["pi-1", kind.name]
+    assert "pi-1 (fragile-lengths) is left out" in note
+    assert lengths_of(round_model, [TrainedUpdate("full", merged.base, 1, 1)]) == pytest.approx(
+        [1.0], rel=1e-3
+    )
+
+
+def test_an_update_in_a_file_comes_back_bit_for_bit(round_model):
+    """Of any dtype, with tensors without rows, and writable, as one that was decoded."""
+    content = {"b": np.arange(6, dtype=np.int64).reshape(2, 3)[:, ::-1], "a": np.zeros((0, 5), np.float32)}
+    content["c"] = np.float16([[1.5]])
+    bounds = LengthBounds({}, None)
+    compared = Compared(registry.make("full"), "", round_model.weights)
+    for _ in range(2):
+        bounds.add(TrainedUpdate("full", content, 3, 0.5, device="pi-1"), 1.0, compared, None)
+    for held in bounds:
+        read = held.update()
+        assert (read.device, list(read.tensors)) == ("pi-1", list(content))
+        for name, value in content.items():
+            assert read.tensors[name].dtype == value.dtype
+            np.testing.assert_array_equal(read.tensors[name], value)
+            assert read.tensors[name].flags.writeable
+    bounds.close()
