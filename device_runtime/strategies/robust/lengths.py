@@ -32,9 +32,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.names import RUNNING_STATISTICS
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.merging.server_optimizer import STATISTICS
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics.bounds import LEAST, ROUNDS
 from device_runtime.strategies.statistics.statistics_file import IN_MEMORY
@@ -96,7 +96,7 @@ class Compared:
             own = self.base.get(name.removeprefix(FEW_SHOT))
             if own is None or own.shape != value.shape:
                 parts[name][name] = np.zeros((), np.float32)
-            elif name.endswith(STATISTICS):
+            elif name.endswith(RUNNING_STATISTICS):
                 parts[RUNNING][name] = own
             else:
                 parts[FEW_SHOT if name.startswith(FEW_SHOT) else CHANGE][name] = own
@@ -107,7 +107,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class HeldUpdate:
+class WaitingUpdate:
     """An update that waits: how to read it, what it is compared with, its epochs, its lengths by group."""
 
     device: str
@@ -122,11 +122,11 @@ class HeldUpdate:
 
 
 class LengthBounds:
-    """The updates of a round, held until the lengths of all are known."""
+    """The updates of a round, until the lengths of all are known."""
 
     def __init__(self, before: Tensors, scratch: Path | None) -> None:
         """`before`: what `kept` gave in the last merge. `scratch`: folder for what cannot be read again."""
-        self._before, self._held, self._end = before, list[HeldUpdate](), 0
+        self._before, self._waiting, self._end = before, list[WaitingUpdate](), 0
         self._file = SpooledTemporaryFile(IN_MEMORY, dir=str(scratch) if scratch else None, prefix="merge-")  # noqa: SIM115 - closed in `close`
         self._shortened: dict[str, list[str]] = defaultdict(list)
         self._furthest = (0.0, 0.0)
@@ -139,13 +139,13 @@ class LengthBounds:
     def add(
         self, update: TrainedUpdate, weight: float, compared: Compared, again: Read | None = None
     ) -> None:
-        """Hold an update. `again` reads it once more; None: it is kept in a file. Raises OSError."""
+        """Let an update wait. `again` reads it once more; None: it is kept in a file. Raises OSError."""
         content = compared.comparable(update).tensors
         lengths = {group: length_of(content, starts) for group, starts in compared.parts(content).items()}
         form = compared.kind.variant_named(update.variant)
         epochs = int(getattr(form, "epochs", 1))
         read = again or self._stored(update)
-        self._held.append(HeldUpdate(update.device, read, compared, weight, epochs, lengths))
+        self._waiting.append(WaitingUpdate(update.device, read, compared, weight, epochs, lengths))
 
     def _stored(self, update: TrainedUpdate) -> Read:
         """Writes an update to the file, whose content comes back bit for bit."""
@@ -164,29 +164,29 @@ class LengthBounds:
 
         return read
 
-    def __iter__(self) -> Iterator[HeldUpdate]:
+    def __iter__(self) -> Iterator[WaitingUpdate]:
         """The updates in the order in which they were added."""
-        return iter(self._held)
+        return iter(self._waiting)
 
-    def bounded(self, held: HeldUpdate, update: TrainedUpdate) -> tuple[TrainedUpdate, float]:
-        """The update that was held, within the bounds, and its weight; unchanged if it was already.
+    def bounded(self, entry: WaitingUpdate, update: TrainedUpdate) -> tuple[TrainedUpdate, float]:
+        """The update of an entry, within the bounds, and its weight; unchanged if it was already.
 
         One that is shortened weighs no more than usual: a false update would claim many samples too.
         """
-        bounds = {group: self._bound(group, held.epochs) for group in held.lengths}
-        far = {group: bound for group, bound in bounds.items() if held.lengths[group] > bound}
+        bounds = {group: self._bound(group, entry.epochs) for group in entry.lengths}
+        far = {group: bound for group, bound in bounds.items() if entry.lengths[group] > bound}
         if not far:
-            return update, held.weight
-        update = held.compared.comparable(update)
-        content, parts = dict(update.tensors), held.compared.parts(update.tensors)
+            return update, entry.weight
+        update = entry.compared.comparable(update)
+        content, parts = dict(update.tensors), entry.compared.parts(update.tensors)
         for group, bound in far.items():
-            length = held.lengths[group]
+            length = entry.lengths[group]
             self._furthest = max(self._furthest, (length, bound))
             for name, start in parts[group].items():
                 content[name] = clip_to_norm(content[name], start, length, bound)
         self._shortened[update.kind].append(update.device)
-        weights = [each.weight for each in self._held if each.compared.kind is held.compared.kind]
-        return replace(update, tensors=content), min(held.weight, usual(weights))
+        weights = [each.weight for each in self._waiting if each.compared.kind is entry.compared.kind]
+        return replace(update, tensors=content), min(entry.weight, usual(weights))
 
     @property
     def note(self) -> str:
@@ -204,23 +204,24 @@ class LengthBounds:
 
         A group that is large enough adds its upper quartile, a smaller one its lengths within the bounds.
         """
-        kept = {name: np.asarray(rows, np.float64) for name, rows in self._before.items()}
+        memory = {name: np.asarray(rows, np.float64) for name, rows in self._before.items()}
         for group, sent in self._groups.items():
             most = max(epochs for _, epochs in sent)
             rows = [(min(length, self._bound(group, epochs)), epochs) for length, epochs in sent]
             if len(sent) >= LEAST:
                 rows = [(usual(_as_of(most, sent)), most)]
-            kept[_name(group)] = np.concatenate([kept.get(_name(group), np.empty((0, 2))), rows])[-ROUNDS:]
-        return kept
+            before = memory.get(_name(group), np.empty((0, 2)))
+            memory[_name(group)] = np.concatenate([before, rows])[-ROUNDS:]
+        return memory
 
     @cached_property
     def _groups(self) -> dict[Group, list[tuple[float, int]]]:
         """The lengths of each group but those of 0, with their epochs; used once all updates are there."""
         groups: dict[Group, list[tuple[float, int]]] = defaultdict(list)
-        for held in self._held:
-            for group, length in held.lengths.items():
+        for entry in self._waiting:
+            for group, length in entry.lengths.items():
                 if 0 < length < inf:
-                    groups[group].append((length, held.epochs))
+                    groups[group].append((length, entry.epochs))
         return groups
 
     def _bound_of(self, group: Group, epochs: int) -> float:

@@ -122,10 +122,10 @@ class Screen:
 
     def _fold_bounded(self) -> None:
         """Fold the updates that wait for the lengths of others, shortened to the bounds."""
-        for held in self._bounds:
-            update, _ = self._folding.parted(held.update())
+        for entry in self._bounds:
+            update, _ = self._folding.parted(entry.update())
             try:
-                self._folding.add(*self._bounds.bounded(held, update))
+                self._folding.add(*self._bounds.bounded(entry, update))
             except OwnCodeError as error:
                 self.failures[update.device, update.kind] = str(error)
                 self._note(f"{update.device} ({update.kind}) is left out: {error}")
@@ -165,8 +165,8 @@ class Screen:
             self._folding.pool(statistics, late)
         self._fold_bounded()
         merged, odd = self._folding.merged()
-        if kept := self._bounds.kept():
-            memory = {**merged.carried.memory, lengths.MEMORY: kept}
+        if usual := self._bounds.kept():
+            memory = {**merged.carried.memory, lengths.MEMORY: usual}
             merged = replace(merged, carried=replace(merged.carried, memory=memory))
         return merged, "; ".join([*self._notes, odd] if odd else self._notes)
 

@@ -231,8 +231,8 @@ def test_an_update_in_a_file_comes_back_bit_for_bit(round_model):
     compared = Compared(registry.make("full"), "", round_model.weights)
     for _ in range(2):
         bounds.add(TrainedUpdate("full", content, 3, 0.5, device="pi-1"), 1.0, compared, None)
-    for held in bounds:
-        read = held.update()
+    for entry in bounds:
+        read = entry.update()
         assert (read.device, list(read.tensors)) == ("pi-1", list(content))
         for name, value in content.items():
             assert read.tensors[name].dtype == value.dtype
