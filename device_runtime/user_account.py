@@ -41,6 +41,17 @@ def config_folder() -> Path:
     return _folder(lambda _: os.environ.get("XDG_CONFIG_HOME") or _below_home(".config"), "XDG_CONFIG_HOME")
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with "~" or "~USER" replaced by that user's folder. Raises NoHome where there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise NoHome(
+            f"{path} is below a home folder, and there is none: HOME is not set to one, and passwd has none. "
+            "Give a full path"
+        ) from None
+
+
 def provide_temporary_folder(folder: Path | None = None) -> None:
     """Has temporary files made in `folder` (None: that of this user's devices) where the system has none.
 

@@ -9,6 +9,7 @@ import pytest
 
 from device_runtime import user_account
 from device_runtime.cli import main
+from device_runtime.simulation.data import DataSpec, load
 from device_runtime.user_account import NoHome
 
 
@@ -71,3 +72,12 @@ def test_temporary_files_lie_in_the_devices_folder_where_the_system_has_none(tmp
     with tempfile.TemporaryDirectory() as made:
         assert Path(made).parent == tmp_path / "pi" / "tmp"
     assert os.environ["TMPDIR"] == str(tmp_path / "pi" / "tmp")
+
+
+@pytest.mark.parametrize("path", ["~/x.csv", "~nobody-of-this-name/x.csv"])
+def test_a_path_below_a_home_that_is_not_there_is_refused_in_a_sentence(nobody, path):
+    with pytest.raises(NoHome, match="below a home folder, and there is none.*Give a full path"):
+        user_account.expanded(path)
+    with pytest.raises(NoHome, match="Give a full path"):
+        load(DataSpec(source="table", path=path), 0)
+    assert user_account.expanded("/a/x.csv") == Path("/a/x.csv")

@@ -10,6 +10,7 @@ from device_runtime.aggregator.errors import ConfigError, RunInUse
 from device_runtime.aggregator.serving import config
 from device_runtime.aggregator.serving.process import Process
 from device_runtime.aggregator.tasks.task import Task
+from device_runtime.user_account import expanded
 
 from .background import BackgroundRun
 
@@ -149,8 +150,8 @@ def _known(keys: Mapping[str, object]) -> dict[str, object]:
 
 
 def _text(path: str | Path | None) -> str | None:
-    return None if path is None else str(Path(path).expanduser())
+    return None if path is None else str(expanded(path))
 
 
 def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path).expanduser()
+    return None if path is None else expanded(path)

@@ -191,17 +191,25 @@ def cifar100(path: str | Path, *, coarse: bool = False, **division: Unpack[Divis
 
 
 def images(
-    path: str | Path, *, size: int = 32, client_level: int = 0, **division: Unpack[Division]
+    path: str | Path,
+    *,
+    size: int = 32,
+    client_level: int = 0,
+    label_column: str = "",
+    client_column: str = "",
+    **division: Unpack[Division],
 ) -> DataSpec:
     """Pictures in folders named after their classes, as the bundle takes them; the middle part is resized.
 
     size: pixels of a side where no bundle says it. client_level: the folders of this level are the natural
     clients, for partition="natural"; 1 is the outermost (PATH/CLIENT/CLASS), 2 the next (PATH/CLASS/CLIENT).
+    label_column, client_column: of tables that list the files, by name or number; "" is found as on a device.
 
     >>> images("photos", size=64).size
     64
     """
-    return of_source("images", path=path, size=size, client_level=client_level, **division)
+    columns = {"label_column": label_column, "client_column": client_column}
+    return of_source("images", path=path, size=size, client_level=client_level, **columns, **division)
 
 
 def text(

@@ -24,6 +24,7 @@ from device_runtime.models.data import SampleSource
 from device_runtime.service_process import stopped_by_signals
 from device_runtime.strategies.names import check_kinds
 from device_runtime.strategies.terms.accountant import PrivacyBudget
+from device_runtime.user_account import expanded
 
 from .background import BackgroundRun
 
@@ -216,4 +217,4 @@ def load(
 
 
 def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path).expanduser()
+    return None if path is None else expanded(path)

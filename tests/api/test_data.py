@@ -1,5 +1,7 @@
 """Data of simulations as code names it."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -93,3 +95,9 @@ def test_groups_of_the_fleet_may_be_tables_or_objects():
 def test_wrong_settings_are_said_at_once(make, message):
     with pytest.raises(DataSetError, match=message):
         make()
+
+
+def test_the_columns_of_a_table_of_pictures_may_be_named():
+    spec = dr.data.images("photos", label_column="kind", client_column="who", partition="natural")
+    assert (spec.label_column, spec.client_column) == ("kind", "who")
+    assert {"label_column", "client_column"} <= {*inspect.signature(dr.data.images).parameters}

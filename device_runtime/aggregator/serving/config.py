@@ -28,6 +28,7 @@ from device_runtime.broker.wire.url import TLS, BrokerUrl, is_loopback
 from device_runtime.console import LogFormat
 from device_runtime.profiles.keys import explained
 from device_runtime.toml_file import read_toml
+from device_runtime.user_account import expanded
 
 from . import enrolled
 
@@ -267,7 +268,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _near(file: Path, value: str) -> Path:
-    return file.parent / Path(value).expanduser()
+    return file.parent / expanded(value)
 
 
 def _path(kind: type, value: object) -> object:

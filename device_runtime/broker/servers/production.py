@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.broker.security import authority
-from device_runtime.broker.wire.durable_files import sync_folder
+from device_runtime.broker.wire.durable_files import private_folder, sync_folder
 
 from .broker_folder import (
     ACCESS,
@@ -79,8 +79,7 @@ def init_broker(folder: Path, site: BrokerSetup, now: datetime, days: int = SERV
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         write(folder / BEGUN, "")
-        (folder / DATA).mkdir(exist_ok=True)
-        (folder / DATA).chmod(0o700)
+        private_folder(folder / DATA)
     except OSError as error:
         raise SetupError(f"cannot make {folder}: {error.strerror or error}") from None
     for name, text in texts.items():

@@ -137,7 +137,11 @@ class Link:
         began_at = time.monotonic()
         self._patient_until = began_at + (PATIENCE_S if timeout_s is None else timeout_s)
         self._thread = threading.Thread(target=self._run, name=f"link-{self._client_id}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads can be started, which is not to be hidden by waiting for it
+            self._thread = None
+            raise
         while not self._answered.wait(LOOK_S):
             if stop is not None and stop.is_set():
                 self._stop()

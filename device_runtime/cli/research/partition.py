@@ -21,6 +21,7 @@ from device_runtime.simulation.data.spec import OF_BUNDLES, PARTITIONS, SOURCES
 from device_runtime.simulation.errors import DataSetError, SimulationError
 from device_runtime.simulation.partition.figures import PartitionShape, by_group, shape, table
 from device_runtime.simulation.partition.plot import draw
+from device_runtime.user_account import expanded
 
 ERRORS = (SimulationError,)
 
@@ -171,7 +172,7 @@ def _save_vectors(data: DataSet, spec: DataSpec, out: Path) -> None:
 
     if not (spec.vectors and data.vocabulary):
         raise DataSetError("--vectors-out is for text with --set vectors=FILE of GloVe")
-    vectors = matrix(data.vocabulary, Path(spec.vectors).expanduser())
+    vectors = matrix(data.vocabulary, expanded(spec.vectors))
     _written(out, lambda path: np.save(path, vectors, allow_pickle=False))
     print(f"float32 {vectors.shape[0]} x {vectors.shape[1]} in {out}")
 

@@ -23,6 +23,11 @@ WAIT_S = 75.0
 
 A Shelly sends once a minute if nothing changes; Tasmota each five minutes, unless `TelePeriod 10` is set.
 """
+STEP_S = 30
+"""Seconds for each step of a connection: TCP, TLS, the broker's answer, and to be silent once it is there.
+
+paho connects again after that; it gives TCP 5 s by itself, which slow links need longer than.
+"""
 POWER = tuple(unit for unit, (energy, _) in UNITS.items() if not energy)
 USAGE = "mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC[#PATH[,UNIT]], as mqtt://127.0.0.1/tele/plug/SENSOR#ENERGY.Power"
 
@@ -64,13 +69,17 @@ class MqttMeter:
         self._heard = threading.Condition()
         self._integral = PowerIntegral(ABOUT.every_s)
         self._latest: tuple[float, float] | None = None
-        self._wrong = ""
+        self._wrong = self._outage = ""
         self._resting = True
         self._client = _client(source.url)
         self._client.on_connect = lambda _client, _data, _flags, reason, _properties: self._connected(reason)
+        self._client.on_connect_fail = lambda _client, _data: self._lost("no broker answers")
+        self._client.on_disconnect = lambda _client, _data, _flags, reason, _properties: self._lost(
+            f"the connection to the broker ended ({str(reason).lower()})"
+        )
         self._client.on_message = lambda _client, _data, message: self.hear(bytes(message.payload))
         try:
-            self._client.connect_async(source.url.host, source.url.port)
+            self._client.connect_async(source.url.host, source.url.port, keepalive=STEP_S)
         except ValueError as error:
             raise MeterError(f"{source.url}: {error}") from None
         self._client.loop_start()
@@ -78,9 +87,14 @@ class MqttMeter:
     def _connected(self, reason: ReasonCode) -> None:
         with self._heard:
             self._wrong = f"the broker refuses: {reason}" if reason.is_failure else ""
+            self._outage = "" if not reason.is_failure else self._outage
             self._heard.notify_all()
         if not reason.is_failure:
             self._client.subscribe(self._source.topic)
+
+    def _lost(self, why: str) -> None:
+        with self._heard:
+            self._outage = why
 
     def hear(self, payload: bytes) -> None:
         """Take a message."""
@@ -101,10 +115,12 @@ class MqttMeter:
         with self._heard:
             self._heard.wait_for(lambda: self._latest is not None or self._wrong, self._wait_s)
             if self._latest is None:
-                raise self._silent(self._wrong or f"no message in {self._wait_s:g} s")
+                raise self._silent(self._wrong or f"no message in {self._wait_s:g} s{self._because}")
             (came, watts), now = self._latest, self._clock()
             if now - came > WAIT_S:
-                raise self._silent(f"no message for {now - came:.0f} s: it should speak more often")
+                raise self._silent(
+                    f"no message for {now - came:.0f} s{self._because or ': it should speak more often'}"
+                )
             self._integral = self._integral.after(now, watts) if self._resting else self._integral.held(now)
             self._resting = False
             return self._integral.reading
@@ -113,6 +129,10 @@ class MqttMeter:
         with self._heard:
             self._resting = True
             self._integral = self._integral.broken()
+
+    @property
+    def _because(self) -> str:
+        return f": {self._outage}" if self._outage else ""
 
     def _silent(self, why: str) -> MeterError:
         return MeterError(f"{self._source.url}, {self._source.topic}: {why}")
@@ -128,6 +148,7 @@ def found(text: str, clock: Callable[[], float]) -> MqttMeter:
 
 def _client(url: BrokerUrl) -> paho.Client:
     client = paho.Client(CallbackAPIVersion.VERSION2)
+    client.connect_timeout = STEP_S
     if url.user is not None:
         client.username_pw_set(url.user, url.password)
     if url.secure:

@@ -26,6 +26,7 @@ from device_runtime.models.engines.onnx_whole import metadata_of
 from device_runtime.models.errors import DataError, TensorError
 from device_runtime.models.training.evaluation import predicted_values, reconstruction_errors, sigmoid
 from device_runtime.models.training.heads import log_softmax
+from device_runtime.user_account import expanded
 
 from .kept import PersonalModel, PersonalModelStore, RoundEvaluation
 
@@ -85,7 +86,7 @@ class Personal:
     @classmethod
     def open(cls, folder: Path | str, engine: EngineSettings | None = None) -> Personal:
         """The model of the device with this folder. Raises NothingKept."""
-        return cls(PersonalModelStore(Path(folder).expanduser()).read(), engine)
+        return cls(PersonalModelStore(expanded(folder)).read(), engine)
 
     @property
     def labels(self) -> tuple[str, ...]:

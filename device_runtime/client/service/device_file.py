@@ -10,6 +10,7 @@ from pathlib import Path
 from device_runtime.client.errors import PolicyError
 from device_runtime.profiles.keys import no_such_key
 from device_runtime.toml_file import read_toml
+from device_runtime.user_account import expanded
 
 POLICY = "policy"
 """The table of the owner's rules; all other settings stand above it."""
@@ -103,9 +104,9 @@ def _one(file: Path, name: str, action: argparse.Action, value: object) -> objec
         raise PolicyError(f"{file}: {name}: expected {_wanted(action)}, not {value!r}")
     text = str(value)
     if action.type is Path:
-        return file.parent / Path(text).expanduser()
+        return file.parent / expanded(text)
     if action.dest == "plugins" and ".py:" in text:
-        return str(file.parent / Path(text).expanduser())
+        return str(file.parent / expanded(text))
     try:
         meant = action.type(text) if callable(action.type) else text
     except (argparse.ArgumentTypeError, ValueError) as error:

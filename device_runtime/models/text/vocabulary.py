@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from device_runtime.extras import extra_needed
 from device_runtime.models.errors import BundleError, ExportError, one_line
 from device_runtime.models.text.file import (
     BPE,
@@ -146,8 +147,7 @@ def _library() -> Any:
     try:
         return importlib.import_module(LIBRARY)
     except ImportError as error:
-        hint = "pip install 'device-runtime[networks]'"
-        raise ExportError(f"this needs {LIBRARY}, which is not installed: {hint}") from error
+        raise ExportError(extra_needed("a tokenizer of texts", "networks", LIBRARY)) from error
 
 
 __all__ = ["SPECIAL", "encode", "learn_tokenizer", "read", "texts_of"]

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.aggregator.tasks.family import unused_reason
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import Manifest
@@ -239,8 +240,11 @@ def check(scenario: Scenario, missing: Sequence[RunName], request: ExecutorReque
     for note in prepared.data.notes:
         log.info("%s: %s", scenario.data.path or scenario.data.source, note)
     fit(prepared.data, manifest, scenario.data.source)
-    for policy in dict.fromkeys(name.policy for name in missing):
-        task = of_policy(scenario, policy).task
+    tasks = {policy: of_policy(scenario, policy).task for policy in (name.policy for name in missing)}
+    unused = [unused_reason(task) for task in tasks.values()]
+    if all(unused):
+        log.warning("%s", unused[0])
+    for policy, task in tasks.items():
         try:
             check_task(task, prepared)
         except (ScenarioError, AggregatorError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from device_runtime.models.data.sample_source import SampleSource
 from device_runtime.models.data.units import Refused
 from device_runtime.models.errors import DataError
 from device_runtime.simulation.errors import DataSetError
+from device_runtime.user_account import expanded
 
 from .spec import DataSpec
 
@@ -187,7 +187,7 @@ def numbered_as(data: DataSet, manifest: Manifest, spec: DataSpec) -> DataSet:
         return data
     place = np.full(len(data.labels), -1, np.int64)
     try:
-        path = Path(spec.path).expanduser()
+        path = expanded(spec.path)
         names = LabelMap.of(SampleSource(path), labels) if spec.path else LabelMap(labels)
         counts = sum(np.bincount(y, minlength=len(data.labels)) for y in (data.train_y, data.test_y))
         for number in np.flatnonzero(counts).tolist():

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.simulation.errors import DataSetError
-from device_runtime.user_account import cache_folder
+from device_runtime.user_account import cache_folder, expanded
 
 from .spec import DataSpec
 
@@ -102,7 +102,7 @@ def existing(spec: DataSpec) -> Path:
     """The file or folder `spec.path`. Raises DataSetError where it is not given or does not exist."""
     if not spec.path:
         raise DataSetError(f"source {spec.source} needs a path")
-    path = Path(spec.path).expanduser()
+    path = expanded(spec.path)
     if not path.exists():
         raise DataSetError(f"{path}: no such file or folder, for source {spec.source}")
     return path

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.extras import extra_needed
 from device_runtime.simulation.errors import DataSetError
 
 from .arrays import integers, names, read
@@ -61,7 +62,10 @@ def decoded(files: list[bytes], what: str) -> tuple[Images, NDArray[np.int64]]:
 
     Raises DataSetError when none could.
     """
-    from PIL import Image
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataSetError(extra_needed("source jpeg-npz", "images", "PIL")) from None
 
     skipped = SkippedFiles(what)
     good: list[int] = []

@@ -26,6 +26,7 @@ from device_runtime.models.data.table import ENDINGS, layout
 from device_runtime.models.data.units import Refused, TokenIds, WantedSamples
 from device_runtime.models.errors import DataError
 from device_runtime.simulation.errors import DataSetError
+from device_runtime.user_account import expanded
 
 from .dataset import DataSet, Samples, in_order, split
 from .files import existing
@@ -53,7 +54,7 @@ class TableTask:
         if manifest is not None:
             by_name = manifest.target.has_columns or spec.classes is None  # classes number those of the data
             try:
-                known = LabelMap.of(SampleSource(Path(spec.path).expanduser()), manifest.labels)
+                known = LabelMap.of(SampleSource(expanded(spec.path)), manifest.labels)
             except DataError as error:
                 raise DataSetError(str(error)) from None
             return cls(spec, known if by_name else NewLabels(), manifest.target, manifest)
@@ -181,7 +182,7 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
         samples = Samples(train.x, train.y, classes.names or (_label(columns),), train.clients)
         data = split(samples, spec.test_share, seed, in_place=True)
     else:
-        test_path = Path(spec.test_path).expanduser()
+        test_path = expanded(spec.test_path)
         test_x, test_y = _alike(task, test_path, columns, path)
         classes = task.names(train.y, test_y)
         whose = None if train.clients is None else train.clients.astype(np.int64)

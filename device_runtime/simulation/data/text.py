@@ -21,6 +21,7 @@ from device_runtime.models.data.cells import first_of
 from device_runtime.models.data.table import ENDINGS
 from device_runtime.models.text.texts import Texts
 from device_runtime.simulation.errors import DataSetError
+from device_runtime.user_account import expanded
 
 from .dataset import DataSet, Samples, in_order, split
 from .files import existing
@@ -106,7 +107,7 @@ def _files(spec: DataSpec) -> tuple[Path, Path | None]:
         return only(path, "train"), only(path, "test")
     if not spec.test_path:
         return path, None
-    test = Path(spec.test_path).expanduser()
+    test = expanded(spec.test_path)
     if not test.is_file():
         raise DataSetError(f"{test}: no such file, for test_path")
     return path, test
@@ -132,7 +133,7 @@ def sentences(file: Path, task: TableTask) -> Sentences:
 def _vocabulary(texts: Iterable[str], spec: DataSpec) -> tuple[str, ...]:
     """The vocabulary: padding, unknown, then the most frequent words (equally frequent ones by alphabet)."""
     counts = Counter(token for text in texts for token in tokens(text))
-    known = words(Path(spec.vectors).expanduser()) if spec.vectors else counts
+    known = words(expanded(spec.vectors)) if spec.vectors else counts
     ranked = sorted((word for word in counts if word in known), key=lambda word: (-counts[word], word))
     return (*SPECIAL, *ranked[: spec.vocabulary - len(SPECIAL)])
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -386,4 +387,18 @@ def test_what_is_said_in_few_bytes_is_not_acknowledged_and_not_kept_while_the_br
     before = link.bytes_up
     assert link.publish(topic, payload)
     assert (link.unacknowledged(), link.bytes_up) == (0, before)
+    link.close()
+
+
+def test_where_no_thread_can_be_started_that_is_what_is_raised_and_the_link_can_be_closed(
+    monkeypatch: Any,
+) -> None:
+    def none(_thread: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    link = Link(BrokerUrl.parse("mqtt://127.0.0.1:1"), "pi", lambda _: None)
+    monkeypatch.setattr(threading.Thread, "start", none)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            link.connect()
     link.close()

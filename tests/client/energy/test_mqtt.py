@@ -1,3 +1,6 @@
+import socket
+import time
+
 import pytest
 
 from device_runtime.broker.servers import mosquitto
@@ -136,3 +139,25 @@ def test_a_real_broker_s_plug_is_found(broker, publish):
     publish("tele/plug/SENSOR", TASMOTA)
     assert found.meter.read().joules >= first.joules
     found.meter.rest()
+
+
+@pytest.mark.slow  # paho waits at least a second before it connects again
+def test_a_broker_that_says_nothing_is_left_and_tried_again(clock, monkeypatch):
+    monkeypatch.setattr("device_runtime.client.energy.mqtt.STEP_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+        meter = MqttMeter(MeterTopic.of(f"mqtt://127.0.0.1:{server.getsockname()[1]}/t"), clock, wait_s=0.1)
+        silent, again = server.accept()[0], server.accept()[0]  # the first one said nothing
+        with silent, again, pytest.raises(MeterError, match="no message in 0.1 s"):
+            meter.read()
+
+
+def test_why_there_is_no_message_is_said_where_it_is_known(clock):
+    meter = MqttMeter(MeterTopic.of("mqtt://127.0.0.1:1/t"), clock, wait_s=5.0)
+    for _ in range(200):
+        if meter._outage:
+            break
+        time.sleep(0.02)
+    meter._wait_s = 0.0
+    with pytest.raises(MeterError, match="no message in 0 s: no broker answers"):
+        meter.read()

@@ -4,9 +4,17 @@ import msgspec
 import pytest
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, comparison_in, scenario_in
+from device_runtime.simulation.compare.plan import (
+    Comparison,
+    ComparisonPlan,
+    check,
+    comparison_in,
+    scenario_in,
+)
 from device_runtime.simulation.compare.run_folder import RunInfo, RunName, fingerprint
 from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.executors.choice import ExecutorRequest
+from device_runtime.simulation.run import prepare
 from device_runtime.simulation.scenario import of_policy
 
 TWO = Comparison(policies=("choose", "drop"), seeds=2, target=0.8)
@@ -121,3 +129,14 @@ def test_the_mark_of_a_run_depends_on_scenario_and_seed(plan):
     other = scenario.load("digits", {"task": {"rounds": 3}})
     marks = {fingerprint(plan.scenario, 0), fingerprint(plan.scenario, 1), fingerprint(other, 0)}
     assert len(marks) == 3
+
+
+def test_a_family_that_no_policy_trains_is_warned_of_once(caplog, monkeypatch):
+    whole = scenario.load("digits")
+    alone = prepare(whole, 0)  # opens no bundle of a family
+    monkeypatch.setattr("device_runtime.simulation.compare.plan.prepare", lambda *_: alone)
+    task = msgspec.structs.replace(whole.task, family=("digits-wrn-10-1",))
+    whole = msgspec.structs.replace(whole, task=task)
+    names = (RunName("full", 0), RunName("few-shot", 0))
+    check(whole, names, ExecutorRequest())
+    assert caplog.text.count("family has no effect") == 1

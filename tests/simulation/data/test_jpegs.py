@@ -1,5 +1,6 @@
 import io
 import logging
+import sys
 
 import numpy as np
 import pytest
@@ -85,3 +86,10 @@ def test_real_images_decode_as_pillow_decodes_them(shared, name, train, test):
         begin, end = raw["off_train"][777:779]
         image = Image.open(io.BytesIO(raw["jpeg_train"][begin:end].tobytes()))
     assert np.array_equal(data.train_x[777], np.asarray(image).transpose(2, 0, 1))
+
+
+def test_without_pillow_the_extra_is_named(tmp_path, cache_folder, monkeypatch):
+    spec = stored(tmp_path / "d.npz", [jpeg(10)], [jpeg(90)])
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(DataSetError, match=r"source jpeg-npz needs the extra images: pip install"):
+        load(spec, 0)
