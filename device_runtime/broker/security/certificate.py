@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from device_runtime.broker.errors import BrokerUnreachable
 from device_runtime.broker.sockets.addresses import look_up, open_socket
+from device_runtime.broker.sockets.certificate_dates import EXPIRED as EXPIRED
+from device_runtime.broker.sockets.certificate_dates import NOT_YET as NOT_YET
+from device_runtime.broker.sockets.certificate_dates import validity
 from device_runtime.broker.sockets.waiting import StepLimit
 from device_runtime.broker.wire.url import BrokerUrl
 
-NOT_YET, EXPIRED, OTHER_NAME, OTHER_ADDRESS = 9, 10, 62, 64
+OTHER_NAME, OTHER_ADDRESS = 62, 64
 """Reasons of OpenSSL (X509_V_ERR_...) to refuse a certificate that its authority has signed."""
 
 
@@ -46,7 +49,8 @@ def examine_certificate(url: BrokerUrl, timeout_s: float = 20.0) -> PeerCertific
             with context.wrap_socket(plain, server_hostname=url.host) as secure:
                 seen, protocol = secure.getpeercert() or {}, secure.version() or "TLS"
         except ssl.SSLCertVerificationError as error:
-            raise CertificateRefused(error.verify_message, error.verify_code) from None
+            dates = validity(error, context, url.host, url.port)
+            raise CertificateRefused(error.verify_message + dates, error.verify_code) from None
         except ssl.SSLError as error:
             raise CertificateRefused(error.reason or str(error)) from None
     return PeerCertificate(

@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import paho.mqtt.client as paho
@@ -30,6 +31,7 @@ from device_runtime.broker.errors import (
     BrokerSilent,
     BrokerUnreachable,
 )
+from device_runtime.broker.sockets.certificate_dates import is_of_dates, validity
 from device_runtime.broker.sockets.counted_stream import ByteCount
 from device_runtime.broker.sockets.waiting import Abandoned
 
@@ -97,6 +99,7 @@ class Link:
         self._was_ready = self._closing = self._at_once = self._accepted = False
         self._patient_until = self._ready_since = 0.0
         self._ended = EndedConnection()
+        self._dates_said = ""
         self._failure: BrokerError | None = None  # of the last attempt
         self._failure_now: BrokerError | None = None  # of the attempt that is being made
         self._client = self._build()
@@ -271,7 +274,9 @@ class Link:
             self._failure_now = BrokerUnreachable(f"{error}; reading it again at the next attempt")
         except (OSError, ValueError) as error:
             client.avoid_endpoint()
-            self._failure_now = link_reasons.unreachable(self.url, error, self._steps.name)
+            self._failure_now = link_reasons.unreachable(
+                self.url, error, self._steps.name, self._dates(error)
+            )
         except Exception as error:
             log.exception("the link to %s met an unexpected error", self.url)
             self._failure_now = BrokerUnreachable(f"unexpected error in the link to {self.url}: {error!r}")
@@ -287,6 +292,15 @@ class Link:
                 self._lost(suspicious)
                 return None
         return self._failure_now or self._closed_early()
+
+    def _dates(self, error: Exception) -> str:
+        """The dates of a certificate that is refused for them, looked up once until there is a connection."""
+        if not is_of_dates(error):
+            return ""
+        if not self._dates_said:
+            with suppress(BrokerError):  # the files of TLS are being renewed
+                self._dates_said = validity(error, self.url.tls.context(), self.url.host, self.url.port)
+        return self._dates_said
 
     def _address(self) -> BrokerUrl:
         """The URL with the credentials as they are now. Raises BrokerError if they cannot be read."""
@@ -365,7 +379,7 @@ class Link:
             return
         if not self._take_terms(properties):
             return
-        self._accepted = True
+        self._accepted, self._dates_said = True, ""
         if self._options.subscriptions:
             self._steps.begin(SUBSCRIPTION)
             client.subscribe([(topic, self._outgoing.most_qos) for topic in self._options.subscriptions])

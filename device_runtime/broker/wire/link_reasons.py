@@ -15,6 +15,7 @@ from device_runtime.broker.errors import (
     BrokerSilent,
     BrokerUnreachable,
 )
+from device_runtime.broker.sockets.certificate_dates import is_of_dates
 
 from .mqtt_client import ANSWER, HANDSHAKE, LOOK_UP, SUBSCRIPTION, TCP, UPGRADE, NotMqtt
 from .url import BrokerUrl
@@ -29,9 +30,6 @@ BAD_PASSWORD, NOT_AUTHORIZED = 0x86, 0x87
 TAKEN_OVER, PACKET_TOO_LARGE = 0x8E, 0x95
 NO_RETAIN, NO_QOS = 0x9A, 0x9B
 UNSUPPORTED_VERSION, BAD_CLIENT_ID = 0x84, 0x85
-
-NOT_YET, EXPIRED = 9, 10
-"""OpenSSL's codes of a certificate that is not valid yet, or no more (X509_V_ERR_...)."""
 
 _SILENT = {
     LOOK_UP: "the name server does not answer",
@@ -133,11 +131,11 @@ def silence(url: BrokerUrl, step: str) -> BrokerSilent:
     return BrokerSilent(f"no broker answers at {url} ({_SILENT[step]}){hint}")
 
 
-def unreachable(url: BrokerUrl, error: Exception, step: str = TCP) -> BrokerUnreachable:
-    """An attempt that failed, as an error."""
+def unreachable(url: BrokerUrl, error: Exception, step: str = TCP, dates: str = "") -> BrokerUnreachable:
+    """An attempt that failed, as an error. dates: of a certificate that is refused for them."""
     if isinstance(error, TimeoutError):
         return silence(url, step)
-    return BrokerUnreachable(unreachable_reason(url, error))
+    return BrokerUnreachable(unreachable_reason(url, error, dates))
 
 
 def tls_reason(error: ssl.SSLError) -> str:
@@ -146,15 +144,15 @@ def tls_reason(error: ssl.SSLError) -> str:
     return why if " " in why else why.lower().replace("_", " ")
 
 
-def unreachable_reason(url: BrokerUrl, error: Exception) -> str:
+def unreachable_reason(url: BrokerUrl, error: Exception, dates: str = "") -> str:
     """Why no MQTT broker answered, and what to check: one line."""
     if isinstance(error, ssl.SSLError):
         hint = "check --ca, and the host in the broker's certificate"
-        if getattr(error, "verify_code", 0) in (NOT_YET, EXPIRED):
+        if is_of_dates(error):
             hint = "check this device's clock; if it is right, renew the broker's certificate"
         elif not isinstance(error, ssl.SSLCertVerificationError):
             hint += "; is TLS spoken at this port, and our certificate valid?"
-        return f"no TLS connection to {url} ({tls_reason(error)}): {hint}"
+        return f"no TLS connection to {url} ({tls_reason(error)}{dates}): {hint}"
     if isinstance(error, socket.gaierror):
         return f"no machine is called {url.host!r} ({error.strerror}): check the host in {url}"
     why = getattr(error, "strerror", None) or str(error) or "timed out"
