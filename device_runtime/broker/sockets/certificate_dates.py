@@ -9,7 +9,7 @@ from .addresses import look_up, open_socket
 from .waiting import StepLimit
 
 NO_CHECK_OF_TIME = 0x200000
-"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python does not name."""
+"""OpenSSL's flag (X509_V_FLAG_...) to check all but the time, which Python does not name."""
 NOT_YET, EXPIRED = 9, 10
 """Reasons of OpenSSL to refuse a certificate for its dates."""
 LOOK_S = 5.0
