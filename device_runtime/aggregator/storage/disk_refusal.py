@@ -39,4 +39,5 @@ class DiskRefusal:
             raise RunFolderError(f"{self._text(self.why)} The same command goes on with the round")
 
     def _text(self, why: str) -> str:
-        return f"the disk of run folder {self._folder} takes no contributions: {why}. Free some space there."
+        advice = "" if "free some space" in why else " Free some space there."
+        return f"the disk of run folder {self._folder} takes no contributions: {why}.{advice}"

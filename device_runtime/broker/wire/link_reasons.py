@@ -153,6 +153,11 @@ def unreachable_reason(url: BrokerUrl, error: Exception, dates: str = "") -> str
         elif not isinstance(error, ssl.SSLCertVerificationError):
             hint += "; is TLS spoken at this port, and our certificate valid?"
         return f"no TLS connection to {url} ({tls_reason(error)}{dates}): {hint}"
+    if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+        return (
+            f"the name {url.host!r} cannot be looked up for now ({error.strerror}): check the network, and "
+            "the name server of this machine"
+        )
     if isinstance(error, socket.gaierror):
         return f"no machine is called {url.host!r} ({error.strerror}): check the host in {url}"
     why = getattr(error, "strerror", None) or str(error) or "timed out"

@@ -33,6 +33,7 @@ def distrusted(code: int, message: str) -> ssl.SSLCertVerificationError:
         (distrusted(10, "certificate has expired"), "if it is right, renew the broker's certificate"),
         (distrusted(18, "self-signed certificate"), "(self-signed certificate): check --ca, and the host"),
         (socket.gaierror(-2, "Name or service not known"), "no machine is called 'broker'"),
+        (socket.gaierror(-3, "Temporary failure in name resolution"), "'broker' cannot be looked up for now"),
         (ConnectionRefusedError(111, "Connection refused"), "(connection refused): start one with"),
         (OSError(113, "No route to host"), "(no route to host)"),
     ],
