@@ -161,6 +161,9 @@ MACHINES: dict[str, Machine] = {
     "state of another user": Machine(
         "chown 12345 $STATE && chmod 700 $STATE", wrap=_UNPRIVILEGED, works=False
     ),
+    "free room unknown": Machine(
+        python=_failing("statvfs", "ENOSYS") + "import shutil\nshutil.disk_usage = os.statvfs"
+    ),
     "files of no bytes": Machine(
         python="import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))", works=False
     ),

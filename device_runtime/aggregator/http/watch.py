@@ -251,8 +251,8 @@ class ServedTask:
         """The observers that the task's service must have."""
         return self.watch, self.journal
 
-    def writable(self) -> int:
-        """The bytes that are free for the run folder.
+    def writable(self) -> int | None:
+        """The bytes that are free for the run folder; None where its file system does not say.
 
         Raises OSError if the folder cannot be written, according to the system: nothing is written to try it,
         as /healthz may be asked without a token.
@@ -262,7 +262,7 @@ class ServedTask:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return about.f_bavail * about.f_frsize
+        return about.f_bavail * about.f_frsize if about.f_blocks else None
 
 
 # Health: the loop runs, the broker is connected, the disk is writable, the open round gets contributions.
@@ -298,9 +298,12 @@ def _checks(one: ServedTask, settings: HttpSection) -> Iterator[Check]:
 
 def _disk(one: ServedTask, min_free_mb: int) -> Check:
     try:
-        free_mb = one.writable() // 10**6
+        free = one.writable()
     except OSError as error:
         return Check("disk", one.task.name, False, f"cannot write {one.folder}: {error.strerror or error}")
+    if free is None:
+        return Check("disk", one.task.name, True, f"{one.folder} does not say how much is free")
+    free_mb = free // 10**6
     text = f"{free_mb} MB free in {one.folder}, expected at least {min_free_mb}"
     return Check("disk", one.task.name, free_mb >= min_free_mb, text)
 

@@ -7,7 +7,6 @@ and, in `partial/`, the blobs that are being fetched.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import threading
 import weakref
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from device_runtime.broker.errors import BlobError, NoRoom
 
-from .durable_files import move_into_place, private_folder, write_synced
+from .durable_files import free_bytes, move_into_place, private_folder, write_synced
 from .messages import Blob
 from .partial_blob import BLOCK, Partial, blob_error, block_count, block_length, disk_errors
 
@@ -209,8 +208,8 @@ class Blobs:
             raise NoRoom(f"{what}: {taken} of the {self.room.most} bytes for models here are taken")
         if self.room.spare:
             with disk_errors("look at", self.folder):
-                free = shutil.disk_usage(self.folder).free
-            if free - blob.size < self.room.spare:
+                free = free_bytes(self.folder)
+            if free is not None and free - blob.size < self.room.spare:
                 raise NoRoom(
                     f"{what}: {free} bytes are free in {self.folder}, and {self.room.spare} are kept for "
                     "other work: free some space"

@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -184,6 +185,20 @@ def unsupported(folder: Path) -> tuple[str, ...]:
         for file in (path, beside):
             with suppress(OSError):
                 file.unlink(missing_ok=True)
+
+
+def free_bytes(folder: Path) -> int | None:
+    """The bytes that are free for a folder; None where its file system does not say.
+
+    Some that are FUSE say that they have no bytes at all.
+    """
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError as error:
+        if error.errno in (*_UNSUPPORTED, errno.EPERM, errno.EACCES):
+            return None
+        raise
+    return usage.free if usage.total else None
 
 
 def _works(trial: Callable[[], object]) -> bool:

@@ -175,10 +175,10 @@ def masks_allowed(options: argparse.Namespace) -> AllowList:
     return AllowList(mask_helpers=helpers, only_masked=options.only_masked)
 
 
-def disk_bytes(options: argparse.Namespace, folder: Path) -> int:
+def disk_bytes(options: argparse.Namespace, folder: Path) -> int | None:
     """Bytes of disk that models may take: as --disk says, or half of the free space and their own.
 
-    `folder` is that of the device.
+    `folder` is that of the device. None: no limit, as the file system does not say what is free.
     """
     if options.disk is not None:
         return int(options.disk * 1e6)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.blobs import BlobRoom, Blobs
+from device_runtime.broker.wire.durable_files import free_bytes
 from device_runtime.broker.wire.messages import Blob, Get, Offer
 from device_runtime.broker.wire.transfer import Pull
 
@@ -97,10 +97,16 @@ class Downloads:
         log.warning("blob %s: %s", pull.blob.hex[:12], why)
 
 
-def half_of_room(folder: Path) -> int:
-    """Half of the bytes that are free on the disk of a device's folder, or taken by its models."""
+def half_of_room(folder: Path) -> int | None:
+    """Half of the bytes that are free on the disk of a device's folder, or taken by its models.
+
+    None where the file system does not say what is free.
+    """
+    free = free_bytes(folder)
+    if free is None:
+        return None
     kept = [path for name in (BLOBS, BUNDLES) for path in (folder / name).rglob("*") if path.is_file()]
-    return (sum(path.stat().st_size for path in kept) + shutil.disk_usage(folder).free) // 2
+    return (sum(path.stat().st_size for path in kept) + free) // 2
 
 
 def store(folder: Path, disk_bytes: int | None) -> Blobs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from device_runtime.broker.servers import mosquitto
-from device_runtime.broker.wire.durable_files import unsupported
+from device_runtime.broker.wire.durable_files import free_bytes, unsupported
 from device_runtime.client import energy as meters
 from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy import privacy_budget, work_gate
@@ -174,9 +173,10 @@ def storage(folder: Path, bundle: Bundle) -> Finding:
         why = (error.strerror or str(error)).lower()
         return Finding("storage", "problem", f"{folder} cannot be written to: {why}", advice)
     size = bundle.manifest.weights.bytes + sum(graph.bytes for graph in bundle.manifest.graphs.values())
-    needed, free = COPIES * size, shutil.disk_usage(there).free
-    found = f"{folder}: {_mb(free)} free, a task keeps up to {_mb(needed)}"
-    if free < needed:
+    needed, free = COPIES * size, free_bytes(there)
+    known = "its file system does not say how much is" if free is None else _mb(free)
+    found = f"{folder}: {known} free, a task keeps up to {_mb(needed)}"
+    if free is not None and free < needed:
         return Finding("storage", "problem", found, "free some space, or give another folder with --state")
     if lacking:
         advice = "for a folder on a disk of this machine, give --state"

@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_written_is_told_without_writing(tmp_path, clock
     monkeypatch.setattr(os, "access", lambda *_: False)
     [disk] = [check for check in health_of([one], HttpSection(min_free_mb=0)).checks if check.name == "disk"]
     assert (disk.ok, "permission denied" in disk.detail.lower()) == (False, True)
-    read_only = SimpleNamespace(f_flag=about.f_flag | os.ST_RDONLY, f_bavail=1, f_frsize=1)
+    read_only = SimpleNamespace(f_flag=about.f_flag | os.ST_RDONLY, f_bavail=1, f_frsize=1, f_blocks=1)
     monkeypatch.setattr(os, "statvfs", lambda _: read_only)
     [disk] = [check for check in health_of([one], HttpSection(min_free_mb=0)).checks if check.name == "disk"]
     assert (disk.ok, "read-only" in disk.detail.lower()) == (False, True)

@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -145,6 +146,19 @@ def test_what_is_fetched_leaves_so_much_of_the_disk_free(tmp_path: Path, monkeyp
     store.partial(Blob(b"\1" * 32, 500))
     with pytest.raises(BlobError, match="1500 bytes are free .*, and 1000 are kept for other work"):
         store.partial(Blob(b"\2" * 32, 501))
+
+
+@pytest.mark.parametrize("says", ["nothing", "no bytes at all"])
+def test_a_file_system_that_does_not_say_what_is_free_is_used(tmp_path: Path, monkeypatch, says: str) -> None:
+    """As some of FUSE do not: they answer with zeros, or ENOSYS."""
+
+    def usage(_: object) -> SimpleNamespace:
+        if says == "nothing":
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        return SimpleNamespace(total=0, free=0)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    Blobs(tmp_path, room=BlobRoom(spare=1000)).partial(Blob(b"\1" * 32, 500))
 
 
 def test_what_was_written_lately_is_not_pruned_where_a_moment_is_given(store: Blobs) -> None:

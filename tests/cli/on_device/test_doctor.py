@@ -1,6 +1,7 @@
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -138,8 +139,10 @@ def test_a_folder_that_cannot_be_made_or_has_no_room_is_a_problem(bundle, tmp_pa
     assert examining.storage(tmp_path / "file" / "below", bundle).state == "problem"
     assert examining.storage(tmp_path / "not" / "yet", bundle).state == "ok"
     assert not (tmp_path / "not").exists()
-    monkeypatch.setattr(examining.shutil, "disk_usage", lambda path: namedtuple("disk", "free")(1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("disk", "total free")(1000, 1000))
     assert "free some space" in examining.storage(tmp_path, bundle).advice
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("disk", "total free")(0, 0))  # FUSE
+    assert examining.storage(tmp_path, bundle).state == "ok"
 
 
 def test_what_was_spent_of_privacy_is_told_of_each_device_that_keeps_things_here(tmp_path):

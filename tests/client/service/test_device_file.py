@@ -3,6 +3,7 @@
 import argparse
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +70,11 @@ def test_models_take_half_of_the_disk_s_room_where_nothing_is_said(read, tmp_pat
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / "one").write_bytes(bytes(200))
     assert policy_options.disk_bytes(read(""), tmp_path) == 600
+
+
+def test_where_the_disk_does_not_say_what_is_free_models_have_no_limit(read, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=0, free=0))
+    assert policy_options.disk_bytes(read(""), tmp_path) is None
 
 
 def test_paths_are_relative_to_the_file(read, tmp_path):
