@@ -195,7 +195,7 @@ def free_bytes(folder: Path) -> int | None:
     try:
         usage = shutil.disk_usage(folder)
     except OSError as error:
-        if error.errno in (*_UNSUPPORTED, errno.EPERM, errno.EACCES):
+        if error.errno in (*UNSUPPORTED, errno.EPERM, errno.EACCES):
             return None
         raise
     return usage.free if usage.total else None
