@@ -71,6 +71,7 @@ class Machine:
     shell: commands that make it, in a mount namespace ("$STATE" is the device's folder); python: what is run
     before the command, in its process; env: variables, None takes one away. wrap: words before the command.
     works: whether commands do what they do elsewhere; otherwise they may also refuse with a sentence.
+    ends: commands that refuse all the same, with this code. without: commands that are not tried.
     """
 
     shell: str = ""
@@ -78,6 +79,8 @@ class Machine:
     env: Mapping[str, str | None] = field(default_factory=dict)
     wrap: tuple[str, ...] = ()
     works: bool = True
+    ends: Mapping[str, int] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
     streams: str = ""
 
 
@@ -200,8 +203,10 @@ MACHINES: dict[str, Machine] = {
     "TZ invalid": Machine(env={"TZ": "Nowhere/Atlantis"}),
     "no XDG_RUNTIME_DIR": Machine(env={"XDG_RUNTIME_DIR": None}),
     "umask 077": Machine(python="import os; os.umask(0o077)"),
-    "umask 777": Machine(python="import os; os.umask(0o777)", wrap=_UNPRIVILEGED, works=False),
-    "no network": Machine(wrap=("unshare", "-n")),
+    "umask 777": Machine(
+        python="import os; os.umask(0o777)", wrap=_UNPRIVILEGED, works=False, without=("partition",)
+    ),
+    "no network": Machine(wrap=("unshare", "-n"), ends={"serve": 3}),  # not even with itself
     "no IPv6": Machine(python="import socket; socket.has_ipv6 = False"),
     "stdin closed": Machine(streams="<&-"),
     "stdout closed": Machine(streams=">&-"),

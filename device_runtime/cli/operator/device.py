@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -68,11 +69,10 @@ def run(options: argparse.Namespace) -> int:
     enrolment = register.add(opened, options.name, now, options.websockets, options.again)
     line = f"device-runtime join --enrol {enrolment.token}"
     reload = register.reload_mosquitto(opened)
-    print(f"{options.name} is enrolled at {enrolment.url}; {reload.text}", file=sys.stderr)
-    print(
+    _say(f"{options.name} is enrolled at {enrolment.url}; {reload.text}")
+    _say(
         "Run `device-runtime join --enrol -` on the device and paste this there, and nowhere else: it holds "
-        "the password.",
-        file=sys.stderr,
+        "the password."
     )
     print(line, flush=True)
     _draw(line, options.qr)
@@ -90,12 +90,12 @@ def _revoke(opened: BrokerFolder, name: str, now: datetime) -> int:
     if name in {link.id for link in links.read_links(opened).links}:
         link = links.revoke(opened, name, now.timestamp())
         if not link.used:
-            print(f"{name} is revoked; nobody used it", file=sys.stderr)
+            _say(f"{name} is revoked; nobody used it")
             return 0
         device = link.device
     else:
         register.revoke(opened, name, now)
-    print(f"{name} is revoked; {register.reload_after_revocation(opened, device).text}", file=sys.stderr)
+    _say(f"{name} is revoked; {register.reload_after_revocation(opened, device).text}")
     return 0
 
 
@@ -125,7 +125,7 @@ def _link(opened: BrokerFolder, now: float, options: argparse.Namespace) -> int:
         raise links.LinkError(f"--minutes {options.minutes:g}: expected more than 0")
     link, secret = links.make(opened, now, 60 * options.minutes, options.name)
     address = links.address(page, secret)
-    print(f"Link {link.id} is good for one browser, for {options.minutes:g} minutes.", file=sys.stderr)
+    _say(f"Link {link.id} is good for one browser, for {options.minutes:g} minutes.")
     print(address, flush=True)
     _draw(address, options.qr)
     return 0
@@ -153,3 +153,9 @@ def _list(opened: BrokerFolder, now: float, form: str) -> int:
 
 def _moment(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
+
+
+def _say(text: str) -> None:
+    """Print to stderr, which may be a file on a full disk: what was done stays done."""
+    with suppress(OSError):
+        print(text, file=sys.stderr)
