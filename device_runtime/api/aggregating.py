@@ -67,11 +67,13 @@ class Aggregator:
             },
             "http": {} if http is None else config.http_keys(http, "http"),
         }
-        self._server = config.load(_path(settings), {name: _known(keys) for name, keys in sections.items()})
+        self._server = config.load(
+            _path(settings), {name: _without_none(keys) for name, keys in sections.items()}
+        )
         if self._server.tasks:
             raise ConfigError(f"{settings} has tasks: leave them out, and give Task objects")
         self._tasks, self._quiet = tasks, quiet
-        self._process = self._made()
+        self._process = self._new_process()
         self._background: BackgroundRun | None = None
 
     def run(self) -> None:
@@ -81,7 +83,7 @@ class Aggregator:
         other tasks are done; RunInUse while an earlier start still runs.
         """
         self._check_idle()
-        self._process = self._made()
+        self._process = self._new_process()
         self._process.run()
 
     def start(self) -> None:
@@ -90,7 +92,7 @@ class Aggregator:
         Raises RunInUse while an earlier start still runs.
         """
         self._check_idle()
-        self._process = self._made()
+        self._process = self._new_process()
         self._background = BackgroundRun(self._process.run, "aggregator")
         while not self._process.ready.wait(READY_S):
             if not self._background.running:
@@ -141,11 +143,11 @@ class Aggregator:
     ) -> None:
         self.stop()
 
-    def _made(self) -> Process:
+    def _new_process(self) -> Process:
         return Process(self._server, self._tasks, self._quiet)
 
 
-def _known(keys: Mapping[str, object]) -> dict[str, object]:
+def _without_none(keys: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in keys.items() if value is not None}
 
 

@@ -167,7 +167,7 @@ def _opened(secret: bytes, request: SumRequest, one: SumSeed, helpers: int) -> b
     _check_length("form", one.form)
     try:
         check_device(one.device)
-        return unseal(secret, one.mask, request.at, MaskPurpose.asked(request, one))
+        return unseal(secret, one.mask, request.at, MaskPurpose.of_request(request, one))
     except (MaskError, TopicError, OverflowError) as error:
         raise SumRefused(str(error)) from None
 

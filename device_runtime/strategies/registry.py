@@ -287,7 +287,7 @@ def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
     of: Any = kind(name)
     _check_known(name, of, settings)
     tables = settings.pop(TERMS_SETTING, {})
-    strategy: AnyStrategy = _with_defaults(_made(name, of, settings))
+    strategy: AnyStrategy = _with_defaults(_instance(name, of, settings))
     if tables:
         try:
             strategy = dataclasses.replace(strategy, terms=_terms(name, tables))  # type: ignore[call-arg]
@@ -300,7 +300,7 @@ def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
     return strategy
 
 
-def _made(name: str, of: Any, settings: Settings) -> Any:
+def _instance(name: str, of: Any, settings: Settings) -> Any:
     try:
         return msgspec.convert(settings, of)
     except msgspec.ValidationError as error:
@@ -319,7 +319,7 @@ def _terms(name: str, tables: object) -> tuple[LocalTerm, ...]:
         if not isinstance(settings, Mapping):
             raise KindError(f"settings of {where} are {settings!r}, expected a table")
         _check_known(where, of, settings)
-        local_terms.append(_with_defaults(_made(where, of, dict(settings))))
+        local_terms.append(_with_defaults(_instance(where, of, dict(settings))))
     return tuple(local_terms)
 
 

@@ -80,7 +80,7 @@ def _model(options: argparse.Namespace) -> tuple[Bundle, Tensors | None]:
     if options.weights:
         bundle = bundle or Bundle.open(find_bundle(USUAL))
         return bundle, _read_weights(options.weights, bundle)
-    personal = _kept(options)
+    personal = _kept_model(options)
     if personal is not None and (bundle is None or bundle.sha256 == personal.bundle.sha256):
         return personal.bundle, personal.weights
     if personal is not None and (options.state or options.name):
@@ -88,7 +88,7 @@ def _model(options: argparse.Namespace) -> tuple[Bundle, Tensors | None]:
     return bundle or Bundle.open(find_bundle(USUAL)), None
 
 
-def _kept(options: argparse.Namespace) -> PersonalModel | None:
+def _kept_model(options: argparse.Namespace) -> PersonalModel | None:
     """The model that a device keeps: the one that was asked for, or the only one of this machine."""
     try:
         return PersonalModelStore(folder_of(options)).read()
@@ -114,7 +114,7 @@ def _checked(samples: LocalSamples, bundle: Bundle, weights: Tensors | None) -> 
         if weights is not None:
             model.load(weights)
         if len(samples.training) + len(samples.held):
-            check = check_model(_shown(samples, bundle.manifest), bundle.manifest, model.logits)
+            check = check_model(_even_samples(samples, bundle.manifest), bundle.manifest, model.logits)
         elif weights is None:
             return None
         else:
@@ -128,7 +128,7 @@ def _checked(samples: LocalSamples, bundle: Bundle, weights: Tensors | None) -> 
     return check
 
 
-def _shown(samples: LocalSamples, manifest: Manifest) -> LocalData:
+def _even_samples(samples: LocalSamples, manifest: Manifest) -> LocalData:
     """Evenly spaced samples of both sides."""
     sides = [side for side in (samples.training, samples.held) if len(side)]
     picks = [evenly_spaced(len(side), manifest) for side in sides]

@@ -43,11 +43,11 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "json":
         print(as_json(verdict))
     else:
-        print(shown(verdict))
+        print(verdict_text(verdict))
     return 0 if verdict.allows else 1
 
 
-def shown(verdict: RuleVerdict) -> str:
+def verdict_text(verdict: RuleVerdict) -> str:
     """A line for each rule, and the verdict."""
     rows = [("yes" if rule.allows else "no", rule.name, rule.why) for rule in verdict.rules]
     end = "It may work now." if verdict.allows else "It may not work now."

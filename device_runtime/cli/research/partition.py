@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the table and writes the picture. Raises DataSetError, ScenarioError."""
-    spec, devices, fleet, bundle = asked(options)
+    spec, devices, fleet, bundle = request(options)
     _check_picture(options.out)
     # files are read as on a device of the bundle, and groups name its classes by number
     needs_bundle = bundle and (options.bundle or spec.source in OF_BUNDLES or spec.groups)
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def asked(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None, str]:
+def request(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None, str]:
     """The scenario's data, devices, fleet and bundle, overridden by the command line.
 
     Raises DataSetError, ScenarioError, ExportError.

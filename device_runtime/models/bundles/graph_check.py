@@ -264,9 +264,9 @@ def _check_domains(model: Message) -> None:
     domains = [_domain(entry) for entry in model["opset_import"]]
     for index, domain in enumerate(domains):
         if domain not in _TABLE.operators:
-            raise BundleError(f"it takes operators of {_shown(domain)}, which are not allowed")
+            raise BundleError(f"it takes operators of {_printable(domain)}, which are not allowed")
         if domain in domains[:index]:
-            raise BundleError(f"it takes operators of {_shown(domain)} twice")
+            raise BundleError(f"it takes operators of {_printable(domain)} twice")
 
 
 def _check_operator(node: Message) -> None:
@@ -275,7 +275,7 @@ def _check_operator(node: Message) -> None:
         whole = f"{domain}.{operator}" if domain else operator
         if operator in _TABLE.content["random"]:
             raise BundleError(f"operator {whole} draws random numbers, which is not allowed")
-        raise BundleError(f"operator {_shown(whole)} is not allowed")
+        raise BundleError(f"operator {_printable(whole)} is not allowed")
     if operator in _TABLE.content["all_inputs"] and "" in node["input"]:  # ONNX Runtime would read address 0
         raise BundleError(f"operator {operator} has an input without a name")
 
@@ -292,12 +292,12 @@ def _check_attributes(node: Message) -> None:
     for attribute in node["attribute"]:
         [name], [kind] = attribute["name"], attribute["type"]
         if name in names:
-            raise BundleError(f"a node has attribute {_shown(name)} twice")
+            raise BundleError(f"a node has attribute {_printable(name)} twice")
         names.add(name)
         named = _TABLE.content["value_of_type"]
         for other in named.values():
             if attribute[other] and other != named[str(kind)]:
-                raise BundleError(f"attribute {_shown(name)} is of type {kind} and has {other}")
+                raise BundleError(f"attribute {_printable(name)} is of type {kind} and has {other}")
 
 
 def _check_names(graph: Message) -> None:
@@ -309,7 +309,7 @@ def _check_names(graph: Message) -> None:
         (output for node in graph["node"] for output in node["output"] if output),
     ):
         if name in names:
-            raise BundleError(f"value {_shown(name)} is made twice")
+            raise BundleError(f"value {_printable(name)} is made twice")
         names.add(name)
 
 
@@ -326,27 +326,30 @@ def _outside(graph: Message) -> Iterator[str]:
         name = tensor["name"][0]
         if tensor["data_location"] in ([], [0]):
             if tensor["external_data"]:
-                raise BundleError(f"initialiser {_shown(name)} has data, and names a file")
+                raise BundleError(f"initialiser {_printable(name)} has data, and names a file")
             continue
         if any(tensor[data] for data in _TABLE.content["data"]):
-            raise BundleError(f"initialiser {_shown(name)} has data inside and outside")
+            raise BundleError(f"initialiser {_printable(name)} has data inside and outside")
         entries = {entry["key"][0]: entry["value"][0] for entry in tensor["external_data"]}
         length = prod(tensor["dims"]) * _TABLE.content["element_bytes"][str(tensor["data_type"][0])]
         if length > _TABLE.content["most_tensor_bytes"]:
-            raise BundleError(f"initialiser {_shown(name)} has too many bytes")
+            raise BundleError(f"initialiser {_printable(name)} has too many bytes")
         expected = {**_TABLE.content["outside"], "length": str(length)}
         if entries != expected:
             raise BundleError(
-                f"initialiser {_shown(name)} lies in {_entries(entries)}, expected {_entries(expected)}"
+                f"initialiser {_printable(name)} lies in {_entries(entries)}, expected {_entries(expected)}"
             )
         yield name
 
 
 def _entries(entries: Mapping[str, str]) -> str:
-    return ", ".join(f"{_shown(key)} {_shown(value)}" for key, value in sorted(entries.items())) or "no file"
+    return (
+        ", ".join(f"{_printable(key)} {_printable(value)}" for key, value in sorted(entries.items()))
+        or "no file"
+    )
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     """The text as one printable line of at most 80 characters, more if escaped."""
     plain = text[:80]
     return plain if plain.isprintable() and plain else repr(plain)

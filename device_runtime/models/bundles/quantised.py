@@ -73,12 +73,12 @@ def derive(entries: Iterable[Derived], weights: Tensors) -> dict[str, Values]:
         value = weights[parameter]
         if transposed:
             value = np.ascontiguousarray(value.reshape(len(value), -1).T)
-        parts = _made(parameter, value, kind, columns)
+        parts = _quantised_values(parameter, value, kind, columns)
         result |= {derived.name: parts[derived.what] for derived in members}
     return result
 
 
-def _made(parameter: str, value: Values, kind: str, columns: bool) -> dict[str, Values]:
+def _quantised_values(parameter: str, value: Values, kind: str, columns: bool) -> dict[str, Values]:
     if kind == "float32":
         return {kind: value}
     if kind == "float16":

@@ -39,12 +39,12 @@ def _append(block: nn.Module, inputs: Any, named: Mapping[str, Any]) -> Any:
     prompts = block.prompt_tokens
     (x, *rest), count = inputs, len(prompts)
     x = torch.cat([x, prompts.expand(x.shape[0], -1, -1)], 1)
-    return (x, *(_seen(argument, count) for argument in rest)), {
-        name: _seen(argument, count) for name, argument in named.items()
+    return (x, *(_mask_with_prompts(argument, count) for argument in rest)), {
+        name: _mask_with_prompts(argument, count) for name, argument in named.items()
     }
 
 
-def _seen(value: Any, prompts: int) -> Any:
+def _mask_with_prompts(value: Any, prompts: int) -> Any:
     """A mask (n, 1, 1 or tokens, tokens), with no prompt hidden; any other value as it is."""
     if not isinstance(value, Tensor) or value.dim() != 4:
         return value

@@ -52,7 +52,7 @@ class MaskPurpose:
     """With noise, the number of the round's helpers, who share it; set by `seal` and `unseal`, else 0."""
 
     @classmethod
-    def asked(cls, request: SumRequest, seed: SumSeed) -> MaskPurpose:
+    def of_request(cls, request: SumRequest, seed: SumSeed) -> MaskPurpose:
         """The purpose for which a request asks a helper to open the seed of one device."""
         return cls(
             request.task,

@@ -76,7 +76,7 @@ class Helper:
             refusal, invalid, used = "", [], []
             for one in self._seeds(b, request):
                 try:
-                    unseal(self.secret, one.mask, request.at, MaskPurpose.asked(request, one))
+                    unseal(self.secret, one.mask, request.at, MaskPurpose.of_request(request, one))
                 except MaskError as error:
                     refusal = str(error)
                     invalid.append(one.device)
@@ -133,7 +133,7 @@ class Helper:
             return SumAnswer(id=request.id, refusal=self.refusal)
         total = MaskedVector.zeros(request.values, request.sums)
         for one in self._seeds(b, request):
-            purpose = MaskPurpose.asked(request, one)
+            purpose = MaskPurpose.of_request(request, one)
             total.add_masks([unseal(self.secret, one.mask, request.at, purpose)])
             assert (
                 self.used.setdefault((request.run, request.round), {}).setdefault(one.device, request.id)

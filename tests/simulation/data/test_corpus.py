@@ -292,7 +292,7 @@ def test_every_reader_makes_the_same_of_a_file(name, tmp_path, bundle):
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in case.columns.items()]
     words = ["--data", case.source, "--data-path", str(path), *flags]
     assert (
-        partition.asked(parser.parse_args(words))[0] == spec
+        partition.request(parser.parse_args(words))[0] == spec
     )  # `partition` and `simulate` read what this says
     if case.count < 2:
         with pytest.raises(DataSetError) as caught:
