@@ -17,9 +17,9 @@ def test_arrays_are_kept_by_content_and_mapped_into_memory(handwritten, own_plac
     spec, again = dr.data.arrays(x, y, partition="iid"), dr.data.arrays(x.copy(), y.copy(), alpha=0.1)
     assert spec.path == again.path
     assert len(list((own_place / "cache").iterdir())) == 1
-    found = load(spec, seed=0)
-    assert len(found.train_y) + len(found.test_y) == len(y)
-    assert found.labels == tuple("0123456789")
+    data_set = load(spec, seed=0)
+    assert len(data_set.train_y) + len(data_set.test_y) == len(y)
+    assert data_set.labels == tuple("0123456789")
     assert dr.data.arrays(x + 1, y).path != spec.path
 
 
@@ -34,9 +34,9 @@ def test_arrays_may_have_test_samples_labels_and_clients(handwritten):
         client=np.arange(200) % 7,
         partition="natural",
     )
-    found = load(spec, seed=0)
-    assert (len(found.train_y), len(found.test_y), found.labels[3]) == (200, 100, "digit 3")
-    assert np.unique(found.groups).tolist() == list(range(7))
+    data_set = load(spec, seed=0)
+    assert (len(data_set.train_y), len(data_set.test_y), data_set.labels[3]) == (200, 100, "digit 3")
+    assert np.unique(data_set.groups).tolist() == list(range(7))
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,15 @@ def test_a_module_becomes_a_bundle_that_computes_the_same(network):
 
 
 def test_a_bundle_is_replaced_only_if_asked_for(network, tmp_path):
-    given = {"input": (1, 8, 8), "labels": "0123456789", "tunable": "all"}
-    dr.export(network, "mine", **given)
+    arguments = {"input": (1, 8, 8), "labels": "0123456789", "tunable": "all"}
+    dr.export(network, "mine", **arguments)
     with pytest.raises(ExportError, match="mine is a bundle already: overwrite=True replaces it"):
-        dr.export(network, "mine", **given)
-    assert dr.export(network, "mine", overwrite=True, **given).manifest.name == "mine"
+        dr.export(network, "mine", **arguments)
+    assert dr.export(network, "mine", overwrite=True, **arguments).manifest.name == "mine"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
     with pytest.raises(ExportError, match="other exists and is no bundle"):
-        dr.export(network, "other", overwrite=True, **given)
+        dr.export(network, "other", overwrite=True, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_without_torch_the_message_says_what_to_install(monkeypatch):
 
 def test_a_module_is_exported_with_another_loss():
     network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    given = {"input": (4,), "tunable": "all"}
+    arguments = {"input": (4,), "tunable": "all"}
     bundle = dr.export(
         network, "houses", labels=["price", "area"], loss="huber", delta=0.5, target_mean=[100, 0],
-        target_std=[30, 3], **given,
+        target_std=[30, 3], **arguments,
     )  # fmt: skip
     target = bundle.manifest.target
     assert (target.loss, target.columns, target.mean, target.delta) == (
@@ -74,21 +74,21 @@ def test_a_module_is_exported_with_another_loss():
     def cubed(outputs, targets):
         return (outputs - targets).abs().pow(3).mean(1)
 
-    own = dr.export(network, "own", labels=["price", "area"], loss=cubed, **given).manifest.target
+    own = dr.export(network, "own", labels=["price", "area"], loss=cubed, **arguments).manifest.target
     assert (own.loss, own.own, own.compared) == ("cubed", True, "values")
     with pytest.raises(ExportError, match="no loss 'cube'; there are"):
-        dr.export(network, "none", labels=["price", "area"], loss="cube", **given)
+        dr.export(network, "none", labels=["price", "area"], loss="cube", **arguments)
 
 
 def test_a_bundle_knows_whether_its_weights_are_trained(network):
-    given = {"input": (1, 8, 8), "labels": "0123456789", "tunable": "head"}
-    assert not dr.export(network, "new", **given).manifest.pretrained
-    assert dr.export(network, "told", pretrained=True, **given).manifest.pretrained
+    arguments = {"input": (1, 8, 8), "labels": "0123456789", "tunable": "head"}
+    assert not dr.export(network, "new", **arguments).manifest.pretrained
+    assert dr.export(network, "told", pretrained=True, **arguments).manifest.pretrained
     norm = torch.nn.BatchNorm2d(1)
     normed = torch.nn.Sequential(norm, *network)
-    assert not dr.export(normed, "new-norm", **given).manifest.pretrained
+    assert not dr.export(normed, "new-norm", **arguments).manifest.pretrained
     norm.train()(torch.ones(4, 1, 8, 8))
-    assert dr.export(normed, "seen-norm", **given).manifest.pretrained
+    assert dr.export(normed, "seen-norm", **arguments).manifest.pretrained
 
 
 def test_a_reconstruction_has_normal_samples_and_others():

@@ -13,13 +13,13 @@ INNER = ("aggregator", "api", "broker", "cli", "client", "models", "profiles", "
 
 
 def loaded_by(code):
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    return set(said.stdout.split())
+    return set(process.stdout.split())
 
 
 def test_importing_the_package_imports_nothing_else():
@@ -40,8 +40,8 @@ def test_simulations_import_torch_pictures_and_tables_only_when_used():
 
 @pytest.mark.parametrize("name", dr.__all__)
 def test_every_public_name_is_there_and_described(name):
-    found = getattr(dr, name)
-    assert found.__doc__
+    part = getattr(dr, name)
+    assert part.__doc__
     assert name in dir(dr)
 
 
@@ -62,6 +62,6 @@ def test_signatures_have_types():
 @pytest.mark.parametrize(("name", "extra"), [("simulate", "simulation"), ("Aggregator", "aggregator")])
 def test_a_name_that_needs_an_extra_says_which(name, extra):
     code = f"import sys; sys.modules['rpds'] = None\nimport device_runtime as dr\ndr.{name}"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     why = f"ModuleNotFoundError: {name} needs the extra {extra}: pip install 'device-runtime[{extra}]'"
-    assert said.stderr.splitlines()[-1] == f"{why} (rpds is not installed)"
+    assert process.stderr.splitlines()[-1] == f"{why} (rpds is not installed)"

@@ -60,8 +60,8 @@ def calls(function):
 def columns(of):
     """Names of the columns that the notebook takes of the data frame `of`, by constants."""
     nodes = [node for node in ast.walk(WHOLE) if isinstance(node, ast.Subscript)]
-    mine = [node.slice for node in nodes if isinstance(node.value, ast.Name) and node.value.id == of]
-    parts = [part for one in mine for part in (one.elts if isinstance(one, ast.List) else [one])]
+    slices = [node.slice for node in nodes if isinstance(node.value, ast.Name) and node.value.id == of]
+    parts = [part for cut in slices for part in (cut.elts if isinstance(cut, ast.List) else [cut])]
     return {part.value for part in parts if isinstance(part, ast.Constant)}
 
 
@@ -117,8 +117,8 @@ def test_names_exist_in_the_api():
 
 
 def test_arguments_exist_in_the_api():
-    known = inspect.signature(dr.simulate).parameters.keys()
-    assert {word.arg for call in calls("dr.simulate") for word in call.keywords} <= known
+    parameters = inspect.signature(dr.simulate).parameters.keys()
+    assert {word.arg for call in calls("dr.simulate") for word in call.keywords} <= parameters
     assert {call.args[0].value for call in calls("result.plot")} <= set(PICTURES)
 
 
@@ -137,10 +137,10 @@ def test_mixed_rounds_learn_the_classes_that_dropping_loses(quiet_again, capsys)
     """And each cell runs, one after another, from a folder that is not the notebook's."""
     pytest.importorskip("pandas")
     names = {}
-    shown = {name: run_cell(name, names) for name in CODE}
+    outputs = {name: run_cell(name, names) for name in CODE}
     assert names["result"].failed == {}
     for name in ("plot-time", "plot-groups", "plot-classes"):
-        assert shown[name].startswith(b"\x89PNG")
+        assert outputs[name].startswith(b"\x89PNG")
 
     recall = names["recall"]
     assert (recall.loc[[7, 8, 9], "mixed"] > 0.6).all()
@@ -154,6 +154,6 @@ def test_mixed_rounds_learn_the_classes_that_dropping_loses(quiet_again, capsys)
     assert "few-shot" in set(asks[asks["group"] == "slow"]["kind"])
     assert names["slowest"].startswith("slow-")
     assert names["rounds"].groupby("policy").size().to_dict() == {"mixed": 5, "fedavg": 5, "fedavg+": 5}
-    said = capsys.readouterr().out
-    assert re.findall(r"round (\d): accuracy [\d.]+% after [\d.]+ s", said) == ["1", "2", "3"]
-    assert re.search(rf"{names['slowest']}\n  full needs ", said)
+    output = capsys.readouterr().out
+    assert re.findall(r"round (\d): accuracy [\d.]+% after [\d.]+ s", output) == ["1", "2", "3"]
+    assert re.search(rf"{names['slowest']}\n  full needs ", output)

@@ -155,13 +155,13 @@ def test_an_own_merge_rule_decides_how_far_the_base_goes():
     register(HalfWay)
     rule = dr.Task(bundle="digits-wrn-10-1").server.__class__
     kinds = (dr.KindSettings(name="full", settings={"epochs": 1}),)
-    made = {}
+    classes = {}
     for share in (1.0, 0.5, 0.0):
         server = rule(name="half-way", settings={"share": share})
         task = dr.Task(bundle="digits-wrn-10-1", rounds=1, kinds=kinds, server=server, head="trained")
-        made[share] = dr.simulate(task, devices=4, progress=False).runs[0].weights()
-    for name, value in made[0.5].items():
-        np.testing.assert_allclose(value, (made[0.0][name] + made[1.0][name]) / 2, atol=1e-6)
+        classes[share] = dr.simulate(task, devices=4, progress=False).runs[0].weights()
+    for name, value in classes[0.5].items():
+        np.testing.assert_allclose(value, (classes[0.0][name] + classes[1.0][name]) / 2, atol=1e-6)
 
 
 def test_an_own_merge_rule_with_wrong_settings_is_refused():
@@ -322,9 +322,9 @@ def test_an_own_kind_whose_cost_fails_is_left_out_with_its_file_and_line(tmp_pat
         "    def cost(self, workload, profile):\n        raise RuntimeError('my bug')\n"
     )
     assert main(["explain", "--board", "pi-5", "--kind", f"{file}:Costly", "--kinds", "costly,few-shot"]) == 0
-    told = capsys.readouterr().out
-    assert f"{file}:7: RuntimeError: my bug" in told
-    assert "-> few-shot" in " ".join(told.split()), "the device goes on with the other kinds"
+    output = capsys.readouterr().out
+    assert f"{file}:7: RuntimeError: my bug" in output
+    assert "-> few-shot" in " ".join(output.split()), "the device goes on with the other kinds"
 
 
 @pytest.mark.parametrize(
@@ -348,8 +348,10 @@ def test_updates_of_an_own_kind_without_a_weight_are_refused_with_file_and_line(
 
     run = simulated(kinds=[Weightless(epochs=1), "class-means"], rounds=1).runs[0]
     asks = [json.loads(line) for line in (run.folder / "asks.jsonl").read_text().splitlines()]
-    told = {ask["why"] for ask in asks if ask["kind"] == "weightless" and ask["fate"] == "refused"}
-    assert [text for text in told if re.match(rf"{re.escape(__file__)}:\d+: ", text) and why in text], told
+    reasons = {ask["why"] for ask in asks if ask["kind"] == "weightless" and ask["fate"] == "refused"}
+    assert [text for text in reasons if re.match(rf"{re.escape(__file__)}:\d+: ", text) and why in text], (
+        reasons
+    )
     assert "counted" in {ask["fate"] for ask in asks if ask["kind"] == "class-means"}, "others go on"
 
 

@@ -50,9 +50,9 @@ def test_examples_of_docstrings_that_train_are_true(test, handwritten):
 
 
 def test_every_function_and_class_of_the_api_has_an_example():
-    shown = {test.name.rpartition(".")[2] for module in MODULES for test in examples(module)}
-    wanted = {"Aggregator", "Device", "compare", "export", "simulate", *data.__all__}
-    assert wanted - {"DataSpec", "GroupData"} <= shown
+    examples_of = {test.name.rpartition(".")[2] for module in MODULES for test in examples(module)}
+    names = {"Aggregator", "Device", "compare", "export", "simulate", *data.__all__}
+    assert names - {"DataSpec", "GroupData"} <= examples_of
 
 
 def test_the_blocks_of_the_page_are_python():

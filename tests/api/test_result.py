@@ -25,11 +25,11 @@ def test_a_run_has_its_curve_and_figures(small):
 
 
 def test_the_table_is_that_of_the_command(small):
-    shown = small.table()
-    assert shown.splitlines()[0].split() == ["few-shot", "class-means"]
-    assert "accuracy at equal rounds, time, energy and bytes" in shown
+    table = small.table()
+    assert table.splitlines()[0].split() == ["few-shot", "class-means"]
+    assert "accuracy at equal rounds, time, energy and bytes" in table
     narrow = small.table(width=40)
-    assert len(narrow.splitlines()) > len(shown.splitlines())
+    assert len(narrow.splitlines()) > len(table.splitlines())
 
 
 def test_figures_are_plain_values(small):
@@ -95,8 +95,8 @@ def test_the_report_is_a_page_in_the_folder_that_is_given(small, tmp_path):
 
 
 def test_notebooks_show_the_main_table(small):
-    shown = small._repr_html_()
-    assert shown.startswith("<table>") and "<th>class-means</th>" in shown and "final accuracy" in shown
+    page = small._repr_html_()
+    assert page.startswith("<table>") and "<th>class-means</th>" in page and "final accuracy" in page
     assert repr(small) == "<SimulationResult of few-shot, class-means>"
 
 

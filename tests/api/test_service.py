@@ -49,8 +49,8 @@ def test_a_device_learns_with_an_aggregator_and_keeps_its_model(samples, handwri
     model = dr.load("pi")
     assert isinstance(model, dr.Personal)
     assert model.labels == tuple("0123456789")
-    [one, two] = model.predict(handwritten[0][:2])
-    assert (one.file, two.number, len(one.guesses)) == ("array", 1, 3)
+    [first, two] = model.predict(handwritten[0][:2])
+    assert (first.file, two.number, len(first.guesses)) == ("array", 1, 3)
     assert device.model().record == model.record
     again = dr.Aggregator(task, run_dir="run", quiet=True)
     again.run()  # it is done already
@@ -59,9 +59,9 @@ def test_a_device_learns_with_an_aggregator_and_keeps_its_model(samples, handwri
 
 @pytest.mark.slow
 def test_two_tasks_are_served_and_a_device_joins_the_one_that_it_names(samples):
-    one = dr.Task(**TASK, name="one", kinds=kinds("few-shot"))
+    first = dr.Task(**TASK, name="one", kinds=kinds("few-shot"))
     two = dr.Task(**TASK, name="two", kinds=kinds("class-means"))
-    with dr.Aggregator(one, two, run_dir="runs", quiet=True) as service:
+    with dr.Aggregator(first, two, run_dir="runs", quiet=True) as service:
         service.start()
         assert [folder.name for folder in service.folders] == ["one", "two"]
         with dr.Device(service.url, data=samples, name="pi", state="pi", task="two") as device:

@@ -51,9 +51,9 @@ def test_callbacks_are_called_in_this_process():
             self.rounds.append(round.number)
             self.process.add(os.getpid())
 
-    seen = Seen()
-    dr.simulate("digits", policies=["few-shot"], seeds=2, callbacks=[seen], **SMALL)
-    assert (seen.rounds, seen.process) == ([1, 1], {os.getpid()})
+    watch = Seen()
+    dr.simulate("digits", policies=["few-shot"], seeds=2, callbacks=[watch], **SMALL)
+    assert (watch.rounds, watch.process) == ([1, 1], {os.getpid()})
 
 
 def test_an_error_of_a_callback_ends_the_simulation_at_once():
@@ -63,9 +63,9 @@ def test_an_error_of_a_callback_ends_the_simulation_at_once():
 
 def test_runs_of_a_folder_are_kept_and_not_done_again():
     first = dr.simulate("digits", policies=["few-shot"], run_dir="here", **SMALL)
-    made = (first.runs[0].folder / "run.json").stat().st_mtime_ns
+    changed_at = (first.runs[0].folder / "run.json").stat().st_mtime_ns
     again = dr.simulate("digits", policies=["few-shot"], run_dir="here", **SMALL)
-    assert (again.runs[0].folder / "run.json").stat().st_mtime_ns == made
+    assert (again.runs[0].folder / "run.json").stat().st_mtime_ns == changed_at
     with pytest.raises(ScenarioError, match=r"here holds another scenario \(devices is \d+, not 2\)"):
         dr.simulate("digits", policies=["few-shot"], run_dir="here", **{**SMALL, "devices": 2})
 
@@ -97,13 +97,13 @@ def test_a_policy_that_fails_is_left_out_with_a_warning():
 def test_finished_folders_are_compared_as_the_command_does(capsys):
     for policy in ("few-shot", "class-means"):
         dr.simulate("digits", policies=[policy], run_dir=f"runs/{policy}", **SMALL)
-    found = dr.compare("runs/few-shot", "runs/class-means")
-    assert found.policies == ("few-shot/few-shot", "class-means/class-means")
+    comparison = dr.compare("runs/few-shot", "runs/class-means")
+    assert comparison.policies == ("few-shot/few-shot", "class-means/class-means")
     assert main(["compare", "runs/few-shot", "runs/class-means"]) == 0
-    assert capsys.readouterr().out == f"{found.table()}\n"
+    assert capsys.readouterr().out == f"{comparison.table()}\n"
     assert main(["compare", "--format", "json", "runs/few-shot", "runs/class-means"]) == 0
-    assert json.loads(capsys.readouterr().out) == found.to_dict()
-    assert "few-shot/few-shot" in found._repr_html_()
+    assert json.loads(capsys.readouterr().out) == comparison.to_dict()
+    assert "few-shot/few-shot" in comparison._repr_html_()
     with pytest.raises(ScenarioError, match="nowhere is not the folder of a simulation"):
         dr.compare("nowhere")
 
@@ -112,17 +112,19 @@ def test_finished_folders_are_compared_as_the_command_does(capsys):
 def test_the_same_command_gives_the_same_figures(capsys):
     words = ["phones", "--devices", "10", "--rounds", "2", "--compare", "kinds=mixed,fedavg"]
     assert main(["simulate", *words, "--run-dir", "here", "--format", "json"]) == 0
-    said = json.loads(capsys.readouterr().out)["policies"]
+    policies = json.loads(capsys.readouterr().out)["policies"]
     ours = dr.simulate("phones", devices=10, rounds=2, policies=["mixed", "fedavg"], progress=False)
-    assert said == ours.to_dict()["policies"]
-    assert dr.SimulationResult.load("here").to_dict()["policies"] == said
+    assert policies == ours.to_dict()["policies"]
+    assert dr.SimulationResult.load("here").to_dict()["policies"] == policies
 
 
 def test_arguments_stand_over_a_scenario():
-    mine = scenario_of("digits", fleet="phones", devices=7, rounds=3, data=dr.data.digits(partition="iid"))
-    assert (mine.fleet.name, mine.devices, mine.task.rounds) == ("phones", 7, 3)
-    assert mine.data.partition == "iid"
-    assert mine.slow == scenarios.load("digits").slow
+    scenario = scenario_of(
+        "digits", fleet="phones", devices=7, rounds=3, data=dr.data.digits(partition="iid")
+    )
+    assert (scenario.fleet.name, scenario.devices, scenario.task.rounds) == ("phones", 7, 3)
+    assert scenario.data.partition == "iid"
+    assert scenario.slow == scenarios.load("digits").slow
 
 
 def test_a_bundle_is_learnt_by_name_by_path_and_by_itself():

@@ -95,8 +95,8 @@ def test_the_predicted_upload_is_within_a_tenth_of_what_is_sent(small, client, r
 
 def finished(model, sent, kind=KIND):
     state = kind.start(model)
-    for one in sent:
-        state = kind.fold(state, one, one.num_examples)
+    for update in sent:
+        state = kind.fold(state, update, update.num_examples)
     return kind.finish(state, model)
 
 
@@ -190,28 +190,28 @@ def test_members_pay_attention_to_the_new_global_model(family, generic, client, 
     sent = KIND.train(small, client, run())
     effect = finished(model, [sent])
     base = effect.mean.mean()
-    found = effect.teach(base)["small"]
+    tensors = effect.teach(base)["small"]
     main = OnnxModel(family.bundles[""])
     main.load(base)
     maps = {
         level: np.square(main.level_features(generic.x, level)).sum(1).reshape(96, -1)
         for level in ("low", "mid", "up")
     }
-    given = TeacherAttention(maps, {"low": 60 / 64, "mid": 60 / 16, "up": 60 / 16})
-    lesson = ServerTraining(Sgd(0.1), 2, 32, objective="attention", extras=given)
+    extras = TeacherAttention(maps, {"low": 60 / 64, "mid": 60 / 16, "up": 60 / 16})
+    lesson = ServerTraining(Sgd(0.1), 2, 32, objective="attention", extras=extras)
     start = {name: sent.tensors[name] for name in small.manifest.names()}
     rng = teaching.generator(model.seed, "attention-transfer:members", 0)
     expected = teaching.teach(small, start, generic, lesson, rng)
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, atol=1e-5)
+        np.testing.assert_allclose(tensors[name], value, atol=1e-5)
 
 
 def test_a_round_with_the_same_seed_gives_the_same_bits(family, generic, client, small, run):
     sent = KIND.train(small, client, run())
-    one, two = (finished(family.round(generic), [sent]) for _ in range(2))
-    assert tensors.encode(one.mean.mean()) == tensors.encode(two.mean.mean())
+    first_effect, second_effect = (finished(family.round(generic), [sent]) for _ in range(2))
+    assert tensors.encode(first_effect.mean.mean()) == tensors.encode(second_effect.mean.mean())
     other = finished(family.round(generic, number=2), [sent])
-    assert tensors.encode(one.mean.mean()) != tensors.encode(other.mean.mean())
+    assert tensors.encode(first_effect.mean.mean()) != tensors.encode(other.mean.mean())
 
 
 def test_a_copy_that_diverges_is_left_out_and_a_member_that_does_stays_its_clients_mean(

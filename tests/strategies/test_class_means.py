@@ -16,7 +16,7 @@ from device_runtime.strategies.training.workload import workload
 
 def summed(state):
     """The sums of all devices."""
-    return sum((one.sums for one in state), Statistics.none(state.labels, state.width).sums)
+    return sum((statistics.sums for statistics in state), Statistics.none(state.labels, state.width).sums)
 
 
 def fold_all(strategy, model, devices, round_model, run):
@@ -139,8 +139,8 @@ def test_sums_that_are_gathered_over_rounds_give_the_means_of_all_who_took_part(
 
 
 def test_a_round_to_which_nobody_came_leaves_the_classifier_to_those_who_train_it(round_model):
-    kept = {"sums": np.ones((10, 3)), "counts": np.ones(10, np.int64)}
-    strategy, now = ClassMeans(gathered=True), replace(round_model, memory=kept)
+    memory = {"sums": np.ones((10, 3)), "counts": np.ones(10, np.int64)}
+    strategy, now = ClassMeans(gathered=True), replace(round_model, memory=memory)
     effect = strategy.finish(strategy.start(now), now)
     assert effect.assigned is None and effect.served is None and effect.memory is None
 

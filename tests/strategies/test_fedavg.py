@@ -130,8 +130,8 @@ def test_all_of_a_pretrained_network_is_trained_in_smaller_steps(bundle, strateg
 def test_a_pretrained_network_that_is_only_a_head_is_trained_as_the_simulation_trains_heads(bundle, run):
     """The simulation trains heads without the bundle, so the bound must not depend on it."""
     parameters = tuple(
-        msgspec.structs.replace(one, sets=("all", "head") if "head" in one.sets else ())
-        for one in bundle.manifest.parameters
+        msgspec.structs.replace(parameter, sets=("all", "head") if "head" in parameter.sets else ())
+        for parameter in bundle.manifest.parameters
     )
     head_only = msgspec.structs.replace(bundle.manifest, parameters=parameters, pretrained=True)
     assert FedAvg().trains_head(head_only)
@@ -180,8 +180,8 @@ def test_a_device_may_train_half_of_the_epochs_or_a_quarter():
         "", "epochs=6", "epochs=4",
     ]  # fmt: skip
     assert FedAvg(epochs=5, reduced_epochs=5, graded=True).variants()[0].variant == "epochs=5"
-    one = FedAvg(epochs=1, graded=True)
-    assert one.variants() == (one,)
+    kind = FedAvg(epochs=1, graded=True)
+    assert kind.variants() == (kind,)
 
 
 def test_a_straggler_of_fedprox_plus_trains_one_to_all_epochs_drawn_anew_in_each_round(model, digits):

@@ -123,5 +123,5 @@ def test_the_classifier_s_own_steps_are_paced_against_the_clock(model, digits, c
 def test_the_cost_of_many_epochs_is_not_that_of_one(bundle, digits):
     profile = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e6), Bandwidth(1e9, 1e9), Power(1, 2))
     load = workload(bundle.manifest, digits.class_counts(10))
-    one, many = (FewShot(epochs=n).cost(load, profile).compute_s for n in (1, 1001))
-    assert many - one == pytest.approx(1000 * 3 * 100 * load.head_flops / 1e6)
+    short, long = (FewShot(epochs=n).cost(load, profile).compute_s for n in (1, 1001))
+    assert long - short == pytest.approx(1000 * 3 * 100 * load.head_flops / 1e6)

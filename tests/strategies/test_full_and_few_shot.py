@@ -58,21 +58,21 @@ def algorithm_1(model, devices, run):
         head.train(features, data.y, draws, Sgd(0.01, 0.9, 1e-3))
         heads.append(head.params.tensors())
     next_base = {
-        n: sum(k * one[n] for k, one in zip(samples, full, strict=True)) / sum(samples) for n in full[0]
+        n: sum(k * part[n] for k, part in zip(samples, full, strict=True)) / sum(samples) for n in full[0]
     }
-    theta_fs = {name: sum(one[name] for one in heads) / len(heads) for name in heads[0]}
+    theta_fs = {name: sum(tensors[name] for tensors in heads) / len(heads) for name in heads[0]}
     return next_base, {**base, **theta_fs}
 
 
 def test_a_round_is_algorithm_1_written_out(model, digits, round_model, run):
     strategy, devices = FullAndFewShot(**SHORT, few_shot=FEW, clip_norm=0.0), parts(digits)
     sent = [strategy.train(model, data, run(f"pi-{i}")) for i, data in enumerate(devices)]
-    made = merged(round_model, [effect(strategy, round_model, sent)])
+    merging = merged(round_model, [effect(strategy, round_model, sent)])
     base, served = algorithm_1(model, devices, run)
     for name in base:
-        np.testing.assert_allclose(made.base[name], base[name], atol=2e-5)
-        np.testing.assert_allclose(made.served[name], served[name], atol=2e-6)
-    assert [one.num_examples for one in sent] == [40, 80]
+        np.testing.assert_allclose(merging.base[name], base[name], atol=2e-5)
+        np.testing.assert_allclose(merging.served[name], served[name], atol=2e-6)
+    assert [update.num_examples for update in sent] == [40, 80]
 
 
 def test_both_updates_are_those_that_each_kind_makes_alone(model, digits, run):
@@ -98,11 +98,11 @@ def test_classifiers_are_averaged_plainly_over_those_of_both_kinds(round_model):
         effect(FewShot(), round_model, [straggler]),
     ]
     for order in (effects, effects[::-1]):
-        made = merged(round_model, order)
+        merging = merged(round_model, order)
         for name, weight in weights.items():
-            np.testing.assert_allclose(made.base[name], weight + 3.25, rtol=1e-6)  # (10 * 1 + 30 * 4) / 40
+            np.testing.assert_allclose(merging.base[name], weight + 3.25, rtol=1e-6)  # (10 * 1 + 30 * 4) / 40
             expected = np.full_like(weight, 4.0) if name in names else weight
-            np.testing.assert_array_equal(made.served[name], expected)
+            np.testing.assert_array_equal(merging.served[name], expected)
 
 
 def test_in_fedfsc_plus_only_the_stragglers_classifiers_are_served(model, digits, round_model, run):
@@ -111,16 +111,16 @@ def test_in_fedfsc_plus_only_the_stragglers_classifiers_are_served(model, digits
     full, few = FedAvg(**SHORT), FEW
     sent = few.train(model, straggler, run("slow"))
     effects = [effect(full, round_model, [full.train(model, able, run())]), effect(few, round_model, [sent])]
-    made = merged(round_model, effects)
+    merging = merged(round_model, effects)
     for name, weight in round_model.weights.items():
-        np.testing.assert_allclose(made.served[name], sent.tensors.get(name, weight), atol=1e-7)
+        np.testing.assert_allclose(merging.served[name], sent.tensors.get(name, weight), atol=1e-7)
 
 
 def test_a_round_without_classifiers_serves_its_base(model, digits, round_model, run):
     strategy = FullAndFewShot(**SHORT, reduced_epochs=1)
     finished = strategy.variants()[0].train(model, parts(digits)[0], run())
-    made = merged(round_model, [effect(strategy, round_model, [finished])])
-    assert made.served is made.base
+    merging = merged(round_model, [effect(strategy, round_model, [finished])])
+    assert merging.served is merging.base
 
 
 class Slow:
@@ -219,8 +219,8 @@ def test_fscprox_draws_classifiers_to_the_last_few_shot_learnt_one(model, digits
         epochs=1, batch=240, momentum=0.0, weight_decay=0.0, terms=(FscProx(0.7),), few_shot=FEW
     )
     first = strategy.train(model, digits, run())
-    made = merged(round_model, [effect(strategy, round_model, [first])])
-    aside = made.carried.aside
+    merging = merged(round_model, [effect(strategy, round_model, [first])])
+    aside = merging.carried.aside
     assert aside.keys() == {"few-shot/head.weight", "few-shot/head.bias"}
     second = strategy.train(model, digits, replace(run(), aside=aside))
     trainer = model.trainer("all")

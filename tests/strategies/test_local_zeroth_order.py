@@ -75,11 +75,11 @@ def test_the_device_s_own_clock_stops_it(model, digits, clock):
 
 def test_it_costs_the_forward_passes_of_each_step_and_sends_weights(bundle):
     load, board = workload(bundle.manifest, (6,) * 10), shipped("pi-4")
-    one = ZerothOrder(num_z=2).cost(load, board)
+    single = ZerothOrder(num_z=2).cost(load, board)
     many = LocalZerothOrder(num_z=2, steps=7).cost(load, board)
-    assert many.flops == 7 * one.flops
+    assert many.flops == 7 * single.flops
     assert many.bytes_up == FedAvg().cost(load, board).bytes_up
-    assert many.peak_memory_bytes == one.peak_memory_bytes + 4 * load.values("all")  # where it stands
+    assert many.peak_memory_bytes == single.peak_memory_bytes + 4 * load.values("all")  # where it stands
 
 
 @pytest.mark.parametrize("settings", [{"steps": 0}, {"num_z": 0}, {"eps": 0.0}, {"tunable": "toes"}])

@@ -130,10 +130,10 @@ def test_private_training_of_one_sample_is_possible(bundle, digits):
 
 def test_private_training_is_predicted_to_take_longer_for_as_many_operations(bundle):
     load, board = workload(bundle.manifest, (20,) * 10), shipped("pi-4")
-    plain, kept = (FedAvg(terms=terms).cost(load, board) for terms in ((), (DpSgd(),)))
-    assert kept.flops == plain.flops
-    assert kept.compute_s == pytest.approx(5 * plain.compute_s)
+    plain, private = (FedAvg(terms=terms).cost(load, board) for terms in ((), (DpSgd(),)))
+    assert private.flops == plain.flops
+    assert private.compute_s == pytest.approx(5 * plain.compute_s)
     graph = bundle.manifest.graphs["train.all"]
     batch = graph.memory_bytes(32) - graph.memory_bytes(1)  # as many as one run takes
     # instead of the sum of several runs' gradients, that of the samples'
-    assert kept.peak_memory_bytes == plain.peak_memory_bytes - batch + ACCOUNTANT_BYTES
+    assert private.peak_memory_bytes == plain.peak_memory_bytes - batch + ACCOUNTANT_BYTES

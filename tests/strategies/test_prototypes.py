@@ -47,8 +47,8 @@ def sent_by(kind, small, clients, run) -> list[TrainedUpdate]:
 
 def finished(model, sent, kind=KAD):
     state = kind.start(model)
-    for one in sent:
-        state = kind.fold(state, one, one.num_examples)
+    for update in sent:
+        state = kind.fold(state, update, update.num_examples)
     return kind.finish(state, model)
 
 
@@ -56,22 +56,22 @@ def finished(model, sent, kind=KAD):
 def test_prototypes_are_the_mean_maps_of_each_class_and_0_where_there_is_none(small, clients, monkeypatch):
     monkeypatch.setattr(teaching, "BLOCK", 33)
     data = clients[0]
-    found = local_prototypes(small, data)
+    prototypes = local_prototypes(small, data)
     maps = small.level_features(data.x, "up")
-    assert found["counts"].tolist() == np.bincount(data.y, minlength=10).tolist()
+    assert prototypes["counts"].tolist() == np.bincount(data.y, minlength=10).tolist()
     for label in range(7):
         expected = maps[data.y == label].mean(0, dtype=np.float64)
-        np.testing.assert_allclose(found["prototypes"][label], expected, atol=1e-6)
-    assert not found["prototypes"][7:].any()
+        np.testing.assert_allclose(prototypes["prototypes"][label], expected, atol=1e-6)
+    assert not prototypes["prototypes"][7:].any()
 
 
 def test_a_class_with_fewer_samples_than_the_smallest_count_has_no_prototype(small, clients):
     rows = np.concatenate(
         [np.flatnonzero(clients[0].y == label)[:n] for label, n in ((0, 1), (1, 2), (2, 3))]
     )
-    found = local_prototypes(small, LocalData(clients[0].x[rows], clients[0].y[rows]), 2)
-    assert found["counts"].tolist() == [0, 2, 3] + [0] * 7
-    assert np.flatnonzero(found["prototypes"].reshape(10, -1).any(axis=1)).tolist() == [1, 2]
+    prototypes = local_prototypes(small, LocalData(clients[0].x[rows], clients[0].y[rows]), 2)
+    assert prototypes["counts"].tolist() == [0, 2, 3] + [0] * 7
+    assert np.flatnonzero(prototypes["prototypes"].reshape(10, -1).any(axis=1)).tolist() == [1, 2]
 
 
 def test_a_device_sends_its_weights_and_prototypes_by_the_updated_model(small, clients, run):
@@ -121,14 +121,14 @@ def lesson_written_out(family, sent, generic, kind) -> tuple[ServerTraining, Loc
     chosen = teaching.generator(78, "prototypes", 0).choice(96, 96, replace=False)
     drawn = LocalData(generic.x[chosen], generic.y[chosen])
     logits = []
-    for one in sent:
-        small.load({name: one.tensors[name] for name in small.manifest.names()})
+    for update in sent:
+        small.load({name: update.tensors[name] for name in small.manifest.names()})
         logits.append(small.logits(drawn.x).astype(np.float64))
     target = np.mean(logits, axis=0).astype(np.float32)
     fixed, beta = {}, (lambda batch: {})
     if kind.beta:
-        maps = np.stack([one.tensors["prototypes"] for one in sent]).astype(np.float64)
-        having = np.stack([one.tensors["counts"] > 0 for one in sent])
+        maps = np.stack([update.tensors["prototypes"] for update in sent]).astype(np.float64)
+        having = np.stack([update.tensors["counts"] > 0 for update in sent])
         mean = [maps[having[:, c], c].mean(0) for c in range(10)]
         fixed = {"prototypes": np.array(mean, np.float32), "present": np.ones(10)}
         beta = lambda batch: {"beta": np.array(kind.beta / (10 * len(batch)))}  # noqa: E731
@@ -145,8 +145,8 @@ def test_a_batch_weighs_logits_and_prototypes_as_equations_5_24_and_5_27_do(
     kind, model = replace(KAD, beta=0.5), family.round(generic)
     sent = sent_by(kind, small, clients, run)
     state = kind.start(model)
-    for one in sent:
-        state = kind.fold(state, one, one.num_examples)
+    for update in sent:
+        state = kind.fold(state, update, update.num_examples)
     main, batch = OnnxModel(family.bundles[""]), np.arange(4)
     main.load(model.weights)
     apart = np.abs(main.logits(state.drawn.x[batch]) - state.logits[batch] / 2).sum()
@@ -201,12 +201,12 @@ def test_prototypes_teach_what_the_consensus_leaves_out(family, generic, small, 
     """FedKAD's classifier puts its classes' prototypes in their classes better than FedMD's does."""
     heavy = replace(KAD, epochs=20, beta=320.0)
     sent = sent_by(heavy, small, clients, run)
-    bare = [replace(one, tensors={n: one.tensors[n] for n in small.manifest.names()}) for one in sent]
+    bare = [replace(u, tensors={n: u.tensors[n] for n in small.manifest.names()}) for u in sent]
     model = family.round(generic)
     refined = finished(model, sent, heavy).refine(model.weights)
     plain = finished(model, bare, MD).refine(model.weights)
-    maps = np.stack([one.tensors["prototypes"] for one in sent]).sum(0)
-    having = np.stack([one.tensors["counts"] > 0 for one in sent]).sum(0)
+    maps = np.stack([update.tensors["prototypes"] for update in sent]).sum(0)
+    having = np.stack([update.tensors["counts"] > 0 for update in sent]).sum(0)
 
     def right(weights) -> int:
         features = (maps / having[:, None, None, None]).mean((2, 3))

@@ -66,8 +66,8 @@ def distributed(cnn) -> RoundModel:
 
 def folded(strategy, model, *sent):
     state = strategy.start(model)
-    for one in sent:
-        state = strategy.fold(state, one, one.num_examples)
+    for update in sent:
+        state = strategy.fold(state, update, update.num_examples)
     return strategy.finish(state, model)
 
 
@@ -81,8 +81,8 @@ def test_what_is_sent_beside_the_update_are_maps_of_own_samples_of_each_class(de
     sent = MID.train(device, data, run()).tensors
     assert sent[COUNTS].tolist() == [0, 0, 3, 0, 0, 0, 0, 3, 0, 0]
     of_two, of_seven = (device.level_features(data.x[data.y == label], "mid") for label in (2, 7))
-    for one, own in zip(sent[MAPS], [of_two] * 3 + [of_seven] * 3, strict=True):
-        assert (own == one).all(axis=(1, 2, 3)).any()
+    for feature_map, own in zip(sent[MAPS], [of_two] * 3 + [of_seven] * 3, strict=True):
+        assert (own == feature_map).all(axis=(1, 2, 3)).any()
     assert len(np.unique(sent[MAPS].reshape(6, -1), axis=0)) == 6
 
 
@@ -228,16 +228,16 @@ def test_maps_without_an_engine_are_an_error(device, distributed, digits, run):
 
 def test_a_pool_holds_at_most_so_many_each_as_likely():
     """Of 10 maps 2 are kept: each in a fifth of all pools; the standard error of 2000 is 0.009."""
-    kept = np.zeros(10)
+    counts = np.zeros(10)
     for seed in range(2000):
-        pool, seen = MapPool(2, np.random.default_rng(seed)), 0
+        pool, total = MapPool(2, np.random.default_rng(seed)), 0
         for start in (0, 5):
             maps = np.arange(start, start + 5, dtype=np.float32)[:, None]
-            seen = pool.add(maps, np.eye(10, dtype=int)[start : start + 5].sum(axis=0), seen)
-        assert (seen, len(pool.maps)) == (10, 2)
-        assert [int(one[0]) for one in pool.maps] == pool.labels
-        kept[pool.labels] += 1
-    np.testing.assert_allclose(kept / 2000, 0.2, atol=0.04)
+            total = pool.add(maps, np.eye(10, dtype=int)[start : start + 5].sum(axis=0), total)
+        assert (total, len(pool.maps)) == (10, 2)
+        assert [int(feature_map[0]) for feature_map in pool.maps] == pool.labels
+        counts[pool.labels] += 1
+    np.testing.assert_allclose(counts / 2000, 0.2, atol=0.04)
 
 
 def test_settings_travel_and_are_checked():

@@ -22,19 +22,19 @@ def test_every_setting_of_every_kind_is_described_and_its_example_is_accepted(na
     assert tomllib.loads(f"settings = {{ {row.example} }}")["settings"] == json.loads(
         msgspec.json.encode(row.settings)
     )
-    made = registry.make(name, row.settings)
-    assert registry.read(registry.write(made)) == made
+    kind = registry.make(name, row.settings)
+    assert registry.read(registry.write(kind)) == kind
 
 
 @pytest.mark.parametrize("name", registry.KINDS)
 def test_what_a_kind_refuses_is_refused_and_not_listed(name):
     kind = registry.KINDS[name]
-    given = {row.name: row.settings for row in ranges.list_settings(kind) if row.name in kind.refused}
-    given |= {f"terms.{term}": {"terms": {term: {}}} for term in registry.TERMS}
+    examples = {row.name: row.settings for row in ranges.list_settings(kind) if row.name in kind.refused}
+    examples |= {f"terms.{term}": {"terms": {term: {}}} for term in registry.TERMS}
     assert not {row.name for row in registry.list_settings(kind)} & set(kind.refused)
     for refused in kind.refused:
         with pytest.raises(KindError):
-            registry.make(name, given[refused])
+            registry.make(name, examples[refused])
 
 
 @pytest.mark.parametrize("name", registry.KINDS)
@@ -43,10 +43,10 @@ def test_a_number_outside_its_limits_is_refused_with_its_name_and_what_was_expec
     for key, setting, *_ in ranges._limited(kind):
         if setting.choices or isinstance(setting.example, tuple):
             continue
-        made = type(setting.example)
+        type_of = type(setting.example)
         low = setting.at_least - 1 if isfinite(setting.at_least) else setting.more_than
         outside = [low, setting.less_than, *([setting.at_most + 1] if isfinite(setting.at_most) else [])]
-        for value in (made(one) for one in outside if isfinite(one)):
+        for value in (type_of(number) for number in outside if isfinite(number)):
             with pytest.raises(KindError, match=rf"\b{key} is {value}, expected"):
                 registry.make(name, {**setting.beside, key: value})
 

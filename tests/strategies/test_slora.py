@@ -133,9 +133,9 @@ def test_beyond_the_rank_the_nearest_change_is_what_stays(rich):
     handed = lora_start(weights, msgspec.structs.replace(rich.manifest, sets=sets))
     change = np.zeros((6, 4))
     change.reshape(-1)[places] = weights["inner.sparse_values"]
-    kept = ALPHA * handed["inner.lora_b"] @ handed["inner.lora_a"]
+    product = ALPHA * handed["inner.lora_b"] @ handed["inner.lora_a"]
     values = np.linalg.svd(change, compute_uv=False)
-    assert np.linalg.norm(change - kept) == pytest.approx(np.sqrt((values[1:] ** 2).sum()), rel=1e-5)
+    assert np.linalg.norm(change - product) == pytest.approx(np.sqrt((values[1:] ** 2).sum()), rel=1e-5)
 
 
 def test_the_hand_over_is_in_the_last_round_of_the_stage_and_in_no_other(rich, digits_8x8):

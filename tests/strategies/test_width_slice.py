@@ -72,8 +72,8 @@ def test_members_are_forms_the_richest_first():
     ]
     assert all(form.variants() == (form,) for form in (*forms, WidthSlice()))
     assert WidthSlice().member == ""
-    made = registry.make("width-slice", {"members": ["half"], "terms": {"fedprox": {"mu": 0.1}}})
-    assert made == WidthSlice(members=("half",), terms=(FedProx(0.1),))
+    kind = registry.make("width-slice", {"members": ["half"], "terms": {"fedprox": {"mu": 0.1}}})
+    assert kind == WidthSlice(members=("half",), terms=(FedProx(0.1),))
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ def test_a_member_that_is_no_part_of_the_main_model_is_refused(manifests, distri
 
 def test_the_part_of_a_pre_trained_network_has_to_say_that_it_is_one(manifests):
     strategy = WidthSlice(members=("", "half"))
-    said = {name: msgspec.structs.replace(one, pretrained=True) for name, one in manifests.items()}
-    strategy.check_bundles(said)
-    strategy.check_bundles({**manifests, "half": said["half"]})
+    pretrained = {name: msgspec.structs.replace(m, pretrained=True) for name, m in manifests.items()}
+    strategy.check_bundles(pretrained)
+    strategy.check_bundles({**manifests, "half": pretrained["half"]})
     with pytest.raises(BundleError, match="part half does not say so: export the part with --pretrained"):
-        strategy.check_bundles({**said, "half": manifests["half"]})
+        strategy.check_bundles({**pretrained, "half": manifests["half"]})
 
 
 def test_a_member_that_was_trained_changes_its_part_and_nothing_else(

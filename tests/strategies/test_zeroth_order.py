@@ -186,12 +186,12 @@ def test_a_part_of_the_samples_is_drawn_anew_each_round_and_weighs_as_all(model,
         return probe
 
     model.probe = watched
-    told = [strategy.train(model, digits, replace(run(), seed=seed)) for seed in (5, 6)]
-    assert [sent.num_examples for sent in told] == [len(digits)] * 2
+    updates = [strategy.train(model, digits, replace(run(), seed=seed)) for seed in (5, 6)]
+    assert [sent.num_examples for sent in updates] == [len(digits)] * 2
     first, second = seen[: strategy.losses], seen[strategy.losses :]
     assert all(len(y) == -(-len(digits) // 10) and x is first[0][0] for x, y in first)
     assert first[0][0].tobytes() != second[0][0].tobytes()
-    at = [int(np.flatnonzero((digits.x == one).all((1, 2, 3)))[0]) for one in first[0][0]]
+    at = [int(np.flatnonzero((digits.x == sample).all((1, 2, 3)))[0]) for sample in first[0][0]]
     assert digits.y[at].tolist() == first[0][1].tolist()
 
 

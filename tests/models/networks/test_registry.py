@@ -27,8 +27,8 @@ def test_every_network_has_a_place():
 @pytest.mark.parametrize("place", NETWORKS.values())
 def test_every_place_holds_a_function(place):
     module, _, function = place.partition(":")
-    found = getattr(importlib.import_module(f"device_runtime.models.networks.{module}"), function)
-    assert inspect.isfunction(found)
+    target = getattr(importlib.import_module(f"device_runtime.models.networks.{module}"), function)
+    assert inspect.isfunction(target)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -49,12 +49,12 @@ def test_maps_of_the_levels_are_there_and_the_last_one_is_what_the_head_averages
 @pytest.mark.parametrize("name", OURS)
 def test_every_parameter_has_a_level_and_all_levels_have_parameters(name):
     module = build(name, OURS[name])
-    found = set()
+    names = set()
     for parameter, _ in module.named_parameters():
         levels = {v for prefix, v in module.levels.items() if parameter.startswith(f"{prefix}.")}
         assert len(levels) == 1, parameter
-        found |= levels
-    assert found == {"low", "mid", "up", "head"}
+        names |= levels
+    assert names == {"low", "mid", "up", "head"}
 
 
 def test_unknown_names_and_settings_are_told_what_is_known():

@@ -61,8 +61,8 @@ def test_graphs_pass_the_gate_and_grow_by_few_nodes_a_step(build, kind, nodes, t
 def test_only_trained_layers_of_an_lstm_are_written_step_by_step(tmp_path):
     spec = ExportSpec("lstm", InputSpec(shape=(4,), dtype="int64", vocabulary=20), ("a", "b", "c"))
     bundle = export(lstm(**TINY), spec, tmp_path / "lstm")
-    found = {name: operators(bundle, name).count("LSTM") for name in bundle.manifest.graphs}
-    assert found == {
+    counts = {name: operators(bundle, name).count("LSTM") for name in bundle.manifest.graphs}
+    assert counts == {
         "forward": 2, "loss.all": 2, "loss.mid": 2, "loss.head": 2,
         "train.all": 0, "train.mid": 1, "train.head": 2,
     }  # fmt: skip

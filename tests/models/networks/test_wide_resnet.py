@@ -33,7 +33,7 @@ def test_what_lies_above_level_mid_is_the_last_group_and_the_head():
     module = wrn(16, 1)
     above = 0
     for name, parameter in module.named_parameters():
-        place = max((one for one in module.levels if f"{name}.".startswith(f"{one}.")), key=len)
+        place = max((level for level in module.levels if f"{name}.".startswith(f"{level}.")), key=len)
         above += parameter.numel() * (module.levels[place] in LEVELS_OF["up"])
     assert above == 57_536 + 73_984 + 128 + 650
 

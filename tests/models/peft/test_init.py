@@ -148,9 +148,9 @@ def test_sets_can_be_added_together(make, images):
 
 def test_all_settings_are_given_back():
     network = nn.Sequential(nn.Linear(40, 4), nn.Linear(4, 2))
-    given = {"rank": 2}
+    settings = {"rank": 2}
     expected = {"rank": 2, "alpha": 2.0, "targets": "attention", "seed": 0}
-    assert torch_peft.inject(network, "lora", given) == expected
+    assert torch_peft.inject(network, "lora", settings) == expected
     assert torch_peft.inject(network, "sparse", {}) == {"density": 0.1, "seed": 0}
 
 

@@ -18,9 +18,9 @@ def built(request):
 
     def build():
         torch.manual_seed(0)
-        made = getattr(networks, request.param)(vocabulary=30, length=8, dim=16, depth=3, heads=2)
-        made.padding = PADDING[request.param]
-        return made.eval()
+        module = getattr(networks, request.param)(vocabulary=30, length=8, dim=16, depth=3, heads=2)
+        module.padding = PADDING[request.param]
+        return module.eval()
 
     return build
 
@@ -31,11 +31,11 @@ def test_every_layer_sees_prompts_of_its_own_and_hands_none_on(built):
     x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(3))
     ids = torch.tensor([[3, 4, 5, network.padding, network.padding], [3, 4, 5, 6, 7]])
     hidden = networks.mask(ids, network.padding)
-    shown = torch.cat([hidden, torch.zeros(2, 1, 1, 4)], 3)
+    padded = torch.cat([hidden, torch.zeros(2, 1, 1, 4)], 3)
     for name in network.transformer_layers:
         with_prompts, layer = network.get_submodule(name), plain.get_submodule(name)
         longer = torch.cat([x, with_prompts.prompt_tokens.expand(2, 4, 16)], 1)
-        expected = layer(longer, attention_mask=shown)[:, :5]
+        expected = layer(longer, attention_mask=padded)[:, :5]
         x = with_prompts(x, attention_mask=hidden)
         torch.testing.assert_close(x, expected)
 
@@ -70,9 +70,11 @@ def test_queries_attend_to_prefixes_and_to_the_tokens_that_the_mask_shows():
     module.prefix_keys, module.prefix_values = torch.nn.Parameter(keys), torch.nn.Parameter(values)
     mask = torch.zeros(2, 1, 1, 5)
     mask[0, :, :, 3:] = torch.finfo(torch.float32).min
-    found, _ = prefixed_attention(module, q, k, v, mask, 8**-0.5)
+    output, _ = prefixed_attention(module, q, k, v, mask, 8**-0.5)
     attend = torch.nn.functional.scaled_dot_product_attention
-    both = [torch.cat([one, prefix.expand(2, -1, -1, -1)], 2) for one, prefix in ((k, keys), (v, values))]
-    torch.testing.assert_close(found[1], attend(q, *both)[1].transpose(0, 1))
-    visible = [one[:, :, [0, 1, 2, 5, 6, 7]] for one in both]
-    torch.testing.assert_close(found[0], attend(q, *visible)[0].transpose(0, 1))
+    both = [
+        torch.cat([matrix, prefix.expand(2, -1, -1, -1)], 2) for matrix, prefix in ((k, keys), (v, values))
+    ]
+    torch.testing.assert_close(output[1], attend(q, *both)[1].transpose(0, 1))
+    visible = [matrix[:, :, [0, 1, 2, 5, 6, 7]] for matrix in both]
+    torch.testing.assert_close(output[0], attend(q, *visible)[0].transpose(0, 1))

@@ -45,22 +45,22 @@ def batches(samples: int, epochs: int, seed: int) -> list[np.ndarray]:
 
 def lessons(manifest: Manifest, epochs: int = 3) -> tuple[list[HeadTrainingData], list[np.ndarray]]:
     """The lessons, and the features that they are about. All samples of the third are of one class."""
-    rng, made, features = np.random.default_rng(3), [], []
+    rng, lesson_data, features = np.random.default_rng(3), [], []
     for k, samples in enumerate(SIZES):
         x = rng.standard_normal((samples, manifest.head.features), np.float32)
         y = rng.integers(10, size=samples) if k != 2 else np.full(samples, 4)
-        made.append(HeadTrainingData(inputs_of(x, manifest.head), y, batches(samples, epochs, k)))
+        lesson_data.append(HeadTrainingData(inputs_of(x, manifest.head), y, batches(samples, epochs, k)))
         features.append(x)
-    return made, features
+    return lesson_data, features
 
 
 @pytest.mark.parametrize("sgd", SGDS)
 def test_each_head_is_trained_as_if_alone(manifest, weights, sgd):
-    given, features = lessons(manifest)
-    learnt = train_heads(head_matrix(weights, manifest.head), given, sgd)
+    lesson_data, features = lessons(manifest)
+    learnt = train_heads(head_matrix(weights, manifest.head), lesson_data, sgd)
     for k, tensors in enumerate(split_heads(learnt.heads, manifest.head)):
         alone = SoftmaxHead(manifest, weights)
-        loss = alone.train(features[k], given[k].y, given[k].batches, sgd)
+        loss = alone.train(features[k], lesson_data[k].y, lesson_data[k].batches, sgd)
         assert tensors.keys() == alone.params.views.keys()
         for name, value in tensors.items():
             np.testing.assert_allclose(value, alone.params.views[name], atol=1e-5, err_msg=f"{k} {name}")
@@ -68,37 +68,37 @@ def test_each_head_is_trained_as_if_alone(manifest, weights, sgd):
 
 
 def test_a_head_does_not_depend_on_the_others_to_the_bit(manifest, weights):
-    given, _ = lessons(manifest)
+    lesson_data, _ = lessons(manifest)
     start = head_matrix(weights, manifest.head)
-    together = train_heads(start, given, SGDS[3], clip_norm=0.5)
-    for k, lesson in enumerate(given):
+    together = train_heads(start, lesson_data, SGDS[3], clip_norm=0.5)
+    for k, lesson in enumerate(lesson_data):
         alone = train_heads(start, [lesson], SGDS[3], clip_norm=0.5)
         assert alone.heads[0].tobytes() == together.heads[k].tobytes()
         assert alone.losses.tobytes() == together.losses[k : k + 1].tobytes()
 
 
 def test_windows_of_gathered_samples_change_nothing(manifest, weights, monkeypatch):
-    given, _ = lessons(manifest)
+    lesson_data, _ = lessons(manifest)
     start = head_matrix(weights, manifest.head)
-    whole = train_heads(start, given, SGDS[1])
+    whole = train_heads(start, lesson_data, SGDS[1])
     monkeypatch.setattr("device_runtime.models.training.heads.WINDOW_BYTES", 1)
-    assert train_heads(start, given, SGDS[1]).heads.tobytes() == whole.heads.tobytes()
+    assert train_heads(start, lesson_data, SGDS[1]).heads.tobytes() == whole.heads.tobytes()
 
 
 def test_the_loss_is_that_of_the_steps_that_count(manifest, weights):
-    given, features = lessons(manifest, epochs=1)
+    lesson_data, features = lessons(manifest, epochs=1)
     before = SoftmaxHead(manifest, weights)
-    first, second = given[0].batches[:1], given[0].batches[1:]
-    before.train(features[0], given[0].y, first, Sgd(0.5))
-    expected = before.train(features[0], given[0].y, second, Sgd(0.5))
-    learnt = train_heads(head_matrix(weights, manifest.head), [replace(given[0], counted=1)], Sgd(0.5))
+    first, second = lesson_data[0].batches[:1], lesson_data[0].batches[1:]
+    before.train(features[0], lesson_data[0].y, first, Sgd(0.5))
+    expected = before.train(features[0], lesson_data[0].y, second, Sgd(0.5))
+    learnt = train_heads(head_matrix(weights, manifest.head), [replace(lesson_data[0], counted=1)], Sgd(0.5))
     assert learnt.losses[0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_diverged_head_is_not_finite_and_spoils_no_other(manifest, weights):
-    given, _ = lessons(manifest)
-    bad = replace(given[0], inputs=np.full_like(given[0].inputs, 1e30))
+    lesson_data, _ = lessons(manifest)
+    bad = replace(lesson_data[0], inputs=np.full_like(lesson_data[0].inputs, 1e30))
     start = head_matrix(weights, manifest.head)
-    learnt = train_heads(start, [bad, given[3]], Sgd(1e10))
+    learnt = train_heads(start, [bad, lesson_data[3]], Sgd(1e10))
     assert not np.isfinite(learnt.heads[0]).all()
-    assert learnt.heads[1].tobytes() == train_heads(start, [given[3]], Sgd(1e10)).heads[0].tobytes()
+    assert learnt.heads[1].tobytes() == train_heads(start, [lesson_data[3]], Sgd(1e10)).heads[0].tobytes()

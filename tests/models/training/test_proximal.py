@@ -11,10 +11,10 @@ SPECS = [TensorSpec("body", (2, 2)), TensorSpec("head", (3,))]
 
 
 def flat(**values: float) -> Flat:
-    made = Flat(SPECS)
+    flat = Flat(SPECS)
     for name, value in values.items():
-        made.views[name].fill(value)
-    return made
+        flat.views[name].fill(value)
+    return flat
 
 
 def test_fedprox_adds_mu_times_the_way_from_the_anchor_everywhere():
@@ -50,11 +50,11 @@ def test_any_optimizer_ends_where_torch_ends_with_the_term_in_its_loss(optimizer
         pull.add(params, grads)
         run.step(params.vector, grads.vector)
         reference.zero_grad()
-        given = torch.from_numpy(slopes)
+        slope_tensor = torch.from_numpy(slopes)
         term = 0.7 * ((theirs[1] - torch.from_numpy(anchor["head"])) ** 2).sum()
-        (given @ torch.cat([one.flatten() for one in theirs]) + term).backward()
+        (slope_tensor @ torch.cat([tensor.flatten() for tensor in theirs]) + term).backward()
         reference.step()
-    expected = np.concatenate([one.detach().numpy().ravel() for one in theirs])
+    expected = np.concatenate([tensor.detach().numpy().ravel() for tensor in theirs])
     np.testing.assert_allclose(params.vector, expected, atol=2e-6)
 
 

@@ -38,8 +38,8 @@ def test_direction_is_the_popcount_of_philox_words(seed, index):
 
 @pytest.mark.parametrize("seed, index", [(0, 0), (77, 1), (MASK, 3)])
 def test_rademacher_is_the_bits_of_philox_words(seed, index):
-    given = directions.direction(seed, index, 0, 333, directions.RADEMACHER)
-    assert given.tolist() == signs_by_hand(seed, index, 333)
+    direction = directions.direction(seed, index, 0, 333, directions.RADEMACHER)
+    assert direction.tolist() == signs_by_hand(seed, index, 333)
 
 
 def test_golden_vectors_of_rademacher_version_1():
@@ -72,8 +72,8 @@ def test_blocks_joined_are_the_whole_direction(generator):
 @pytest.mark.parametrize("generator, step", [(directions.GENERATOR, 4), (directions.RADEMACHER, 256)])
 def test_a_direction_can_be_entered_in_the_middle(generator, step):
     whole = directions.direction(9, 2, 0, 16 * step, generator)
-    there = directions.direction(9, 2, 6 * step, 10 * step, generator)
-    np.testing.assert_array_equal(there, whole[6 * step :])
+    part = directions.direction(9, 2, 6 * step, 10 * step, generator)
+    np.testing.assert_array_equal(part, whole[6 * step :])
     with pytest.raises(ValueError, match=f"multiples of {step}, not at 6"):
         directions.direction(9, 2, 6, 8, generator)
 

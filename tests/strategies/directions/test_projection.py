@@ -6,8 +6,8 @@ import pytest
 from device_runtime.strategies.directions.projection import Projection
 
 
-def matrix(made: Projection):
-    return made.project(np.eye(made.width))
+def matrix(projection: Projection):
+    return projection.project(np.eye(projection.width))
 
 
 def test_every_feature_is_added_to_one_sum_with_a_sign_and_sums_have_as_many():
@@ -20,19 +20,19 @@ def test_every_feature_is_added_to_one_sum_with_a_sign_and_sums_have_as_many():
 
 
 def test_it_is_linear_in_the_type_of_its_input_and_back_is_its_transpose():
-    made, rng = Projection(600, 512, 7), np.random.default_rng(0)
-    r, f, w = matrix(made), rng.normal(size=(9, 600)), rng.normal(size=(4, 512))
-    np.testing.assert_allclose(made.project(f), f @ r, atol=1e-12)
-    np.testing.assert_allclose(made.back(w), w @ r.T, atol=1e-12)
-    np.testing.assert_allclose(f @ made.back(w).T, made.project(f) @ w.T, atol=1e-10)
-    assert made.project(f.astype(np.float32)).dtype == np.float32
+    projection, rng = Projection(600, 512, 7), np.random.default_rng(0)
+    r, f, w = matrix(projection), rng.normal(size=(9, 600)), rng.normal(size=(4, 512))
+    np.testing.assert_allclose(projection.project(f), f @ r, atol=1e-12)
+    np.testing.assert_allclose(projection.back(w), w @ r.T, atol=1e-12)
+    np.testing.assert_allclose(f @ projection.back(w).T, projection.project(f) @ w.T, atol=1e-10)
+    assert projection.project(f.astype(np.float32)).dtype == np.float32
 
 
 def test_what_is_no_wider_stays_as_it_is():
-    made, f = Projection(512, 512, 7), np.ones((2, 512))
-    assert made.project(f) is f
-    assert made.back(f) is f
-    assert made.size == 512
+    projection, f = Projection(512, 512, 7), np.ones((2, 512))
+    assert projection.project(f) is f
+    assert projection.back(f) is f
+    assert projection.size == 512
 
 
 @pytest.mark.parametrize(

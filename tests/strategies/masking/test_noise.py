@@ -27,10 +27,13 @@ def test_each_integer_is_drawn_with_the_probability_of_the_discrete_gaussian(par
     reach = int(12 * parameter) + 12
     expected = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * parameter**2))
     expected *= count / expected.sum()
-    found = np.bincount(drawn + reach, minlength=len(expected)).astype(float)
+    counts = np.bincount(drawn + reach, minlength=len(expected)).astype(float)
     often = expected >= 10
-    pairs = [*zip(found[often], expected[often], strict=True), (found[~often].sum(), expected[~often].sum())]
-    chi_square = sum((got - wanted) ** 2 / wanted for got, wanted in pairs if wanted > 0.01)
+    pairs = [
+        *zip(counts[often], expected[often], strict=True),
+        (counts[~often].sum(), expected[~often].sum()),
+    ]
+    chi_square = sum((got - mean) ** 2 / mean for got, mean in pairs if mean > 0.01)
     freedom = len(pairs) - 1
     assert chi_square < freedom + 4 * (2 * freedom) ** 0.5
 
@@ -55,18 +58,18 @@ def test_each_run_of_values_has_the_noise_of_its_exponent():
 
 
 def test_chunks_have_independent_noise_and_the_memory_of_one():
-    asked = []
-    made = source()
+    sizes = []
+    randomness = source()
 
     def counted(size):
-        asked.append(size)
-        return made(size)
+        sizes.append(size)
+        return randomness(size)
 
     (drawn,) = noise_of([(3 * CHUNK + 5, 10)], 1.0, counted)
-    assert max(asked) <= 8 * (2 * CHUNK + 16)
+    assert max(sizes) <= 8 * (2 * CHUNK + 16)
     first, second, third = (drawn[at : at + CHUNK] for at in (0, CHUNK, 2 * CHUNK))
-    for one, other in ((first, second), (second, third), (first, third)):
-        assert abs(np.corrcoef(one, other)[0, 1]) < 5 / CHUNK**0.5
+    for left, right in ((first, second), (second, third), (first, third)):
+        assert abs(np.corrcoef(left, right)[0, 1]) < 5 / CHUNK**0.5
 
 
 def test_the_same_random_bytes_make_the_same_noise():

@@ -42,8 +42,8 @@ def test_a_seed_is_refused_for_any_other_purpose(other):
 
 
 def test_purposes_whose_texts_join_alike_are_told_apart():
-    one, other = replace(PURPOSE, task="ab", run="c"), replace(PURPOSE, task="a", run="bc")
-    assert one.encoded() != other.encoded()
+    first, second = replace(PURPOSE, task="ab", run="c"), replace(PURPOSE, task="a", run="bc")
+    assert first.encoded() != second.encoded()
 
 
 def test_a_purpose_without_noise_is_written_as_before_there_was_noise():

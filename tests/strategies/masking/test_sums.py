@@ -104,9 +104,9 @@ def test_class_sums_and_counts_add_up(round_model):
         features[seed] = n * seed * 1.25
         updates.append(TrainedUpdate(strategy.name, {"sums": features, "counts": counts}, n, nan))
     layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
-    found = sums.read(summed(strategy, updates, layout), layout, group_of(updates), strategy).update.tensors
-    assert found["counts"][:4].tolist() == pytest.approx([0, 3, 5, 0])
-    np.testing.assert_allclose(found["sums"][2], 12.5, rtol=1e-9)
+    tensors = sums.read(summed(strategy, updates, layout), layout, group_of(updates), strategy).update.tensors
+    assert tensors["counts"][:4].tolist() == pytest.approx([0, 3, 5, 0])
+    np.testing.assert_allclose(tensors["sums"][2], 12.5, rtol=1e-9)
 
 
 def test_a_device_of_more_samples_than_the_most_counts_as_so_many(model, digits, run):
@@ -137,13 +137,13 @@ def test_held_out_counts_do_not_shrink_the_statistics_of_a_usual_device(model, d
     masks = structs.replace(MASKS, most_weight=120)
     layout = layout_of(strategy, model.manifest, model.weights, masks)
     total, group = summed(strategy, [update, update], layout, masks), group_of([update, update], masks)
-    found = sums.read(total, layout, group, strategy).statistics
+    statistics = sums.read(total, layout, group, strategy).statistics
     clear = class_statistics.decode(
         class_statistics.split_statistics(update.tensors)[1],
         class_statistics.shape_of(ClassStatistics(hold_out=0.5), model.manifest),
     )
-    assert found.right.tolist() == [200, 160, 180]
-    assert found.sums.counts.tolist() == (2 * clear.sums.counts).tolist()
+    assert statistics.right.tolist() == [200, 160, 180]
+    assert statistics.sums.counts.tolist() == (2 * clear.sums.counts).tolist()
 
 
 def class_means_of(statistics):
@@ -151,8 +151,8 @@ def class_means_of(statistics):
 
 
 def test_class_statistics_add_up_as_in_the_clear(model, digits, run):
-    asked = ClassStatistics()
-    strategy = kind_statistics.with_class_statistics(FedAvg(epochs=1), asked)
+    settings = ClassStatistics()
+    strategy = kind_statistics.with_class_statistics(FedAvg(epochs=1), settings)
     updates = [
         kind_statistics.train(strategy, model, LocalData(digits.x[part], digits.y[part]), run(f"pi-{at}"))
         for at, part in enumerate((slice(0, 80), slice(80, 240)))
@@ -160,7 +160,7 @@ def test_class_statistics_add_up_as_in_the_clear(model, digits, run):
     masks = Masks(helpers=MASKS.helpers, min_group=2, capacity=2, most_weight=200)
     layout = layout_of(strategy, model.manifest, model.weights, masks)
     opened = sums.read(summed(strategy, updates, layout, masks), layout, group_of(updates, masks), strategy)
-    shape = class_statistics.shape_of(asked, model.manifest)
+    shape = class_statistics.shape_of(settings, model.manifest)
     clear = class_statistics.Statistics.none(*shape)
     for update in updates:
         clear = clear.add(
@@ -230,7 +230,7 @@ def test_exponents_name_the_values_in_order(round_model):
     assert [exponent for count, exponent in layout.exponents for _ in range(count)] == each
     assert len(each) == layout.values - CHECKS
     exponents = [exponent for _, exponent in layout.exponents]
-    assert all(one != other for one, other in pairwise(exponents))
+    assert all(exponent != other for exponent, other in pairwise(exponents))
 
 
 def test_a_sum_with_a_wrong_mask_is_refused(round_model):

@@ -25,10 +25,10 @@ def moved(round_model, length, level="all", kind="full", seed=0, variant="", lat
 
 def merged(round_model, rule, sent, tmp_path, **numbers):
     """`sent`: (device, contribution)s; how far the merged base is from the round's, and the note."""
-    kinds = {one.kind: registry.make(one.kind, JOINED.get(one.kind)) for _, one in sent}
+    kinds = {update.kind: registry.make(update.kind, JOINED.get(update.kind)) for _, update in sent}
     with Screen(Folding(kinds, round_model), Robust(rule, **numbers), tmp_path) as screen:
-        for device, one in sent:
-            screen.add(one, 10.0, device)
+        for device, update in sent:
+            screen.add(update, 10.0, device)
         after, note = screen.merged()
     base = round_model.weights
     change = (float(np.square(after.base[name].astype(np.float64) - base[name]).sum()) for name in base)
@@ -90,7 +90,7 @@ def test_of_a_device_with_a_late_update_only_the_latest_makes_the_median_length(
     honest = [(f"pi-{i}", moved(round_model, 1.0, seed=i)) for i in range(3)]
     late = [Late(round_model.round - ago, 7, 1.0) for ago in (3, 2, 1)]
     lies = [
-        ("z", moved(round_model, 1e6, "head", "few-shot", 20 + i, late=one)) for i, one in enumerate(late)
+        ("z", moved(round_model, 1e6, "head", "few-shot", 20 + i, late=each)) for i, each in enumerate(late)
     ]
     went, _ = merged(round_model, "median", [*honest, *lies], tmp_path)
     assert went < 1.0 + 3.001
@@ -129,7 +129,7 @@ def test_the_mean_of_a_class_that_one_device_has_is_held_to_the_length_of_the_ot
         screen.add(means([0] * 9 + [1e6]), 5.0, "z-evil")
         _, note = screen.merged()
     state = folding._states["class-means"]
-    state = sum((one.sums for one in state), Statistics.none(state.labels, state.width).sums)
+    state = sum((statistics.sums for statistics in state), Statistics.none(state.labels, state.width).sums)
     np.testing.assert_allclose(state.sums[9] / state.counts[9], 3.0, rtol=1e-5)
     np.testing.assert_allclose(state.sums[0] / state.counts[0], 1.0, rtol=1e-6)
     assert "means of z-evil (class-means) shortened to 24" in note

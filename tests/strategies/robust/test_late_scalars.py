@@ -82,14 +82,14 @@ def test_beside_full_updates_late_scalars_weigh_as_those_in_time_do_but_for_thei
 
 
 def test_late_scalars_are_marked_and_no_earlier_base_is_made_for_them(round_model):
-    asked = []
+    requests = []
 
     def base(number):
-        asked.append(number)
+        requests.append(number)
         return round_model.weights
 
     moved = rebased_update(sent(1.0, 2.0, 10), LAST, round_model.round, base)
-    assert (moved.late, moved.tensors["g"].tolist(), asked) == (LAST, [1.0, 2.0], [round_model.round])
+    assert (moved.late, moved.tensors["g"].tolist(), requests) == (LAST, [1.0, 2.0], [round_model.round])
 
 
 HOLDING = [rule for rule in RULES if rule != "none"]

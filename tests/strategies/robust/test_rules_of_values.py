@@ -21,8 +21,8 @@ def scalars(round_model, rule, sent, tmp_path, **numbers):
     kind = registry.make("zeroth-order", {"num_z": NUM_Z})
     with Screen(Folding({kind.name: kind}, round_model), Robust(rule, **numbers), tmp_path) as screen:
         for i, (g, samples) in enumerate(sent):
-            made = TrainedUpdate(kind.name, {"g": np.array(g, np.float32)}, samples, 0.5)
-            screen.add(made, float(samples), f"pi-{i}")
+            update = TrainedUpdate(kind.name, {"g": np.array(g, np.float32)}, samples, 0.5)
+            screen.add(update, float(samples), f"pi-{i}")
         after, note = screen.merged()
     return after.steps[0].scalars, note
 
@@ -65,33 +65,33 @@ def test_lies_that_are_further_apart_than_a_float32_can_be_bound_nothing_and_bre
 
 def test_scalars_are_held_direction_by_direction_and_who_was_far_is_named(round_model, tmp_path):
     sent = [((g, 10 * g), 10) for g in (1.0, 2.0, 3.0, 4.0)] + [((100.0, -1e30), 10)]
-    made, note = scalars(round_model, "value-clip", sent, tmp_path)
+    merged_scalars, note = scalars(round_model, "value-clip", sent, tmp_path)
     first = (1.5174 + 2 + 3 + 4 + 4.4826) / 5  # within 1.4826 of 3
     # the second: median 20, |v - 20| are 10, 0, 10, 20 and huge
     second = (10 + 20 + 30 + 34.826 + 5.174) / 5
-    assert made == pytest.approx((first, second), rel=1e-5)
+    assert merged_scalars == pytest.approx((first, second), rel=1e-5)
     assert note == "value-clip clipped pi-4 (zeroth-order), far from the others"
 
 
 def test_a_stated_bound_holds_scalars_to_it(round_model, tmp_path):
     sent = [((0.5, -0.5), 10), ((9.0, -1e9), 10), ((1.0, 0.0), 20)]
-    made, _ = scalars(round_model, "value-clip", sent, tmp_path, clip=2.0)
+    merged_scalars, _ = scalars(round_model, "value-clip", sent, tmp_path, clip=2.0)
     # no weight above the median of 10
-    assert made == pytest.approx(((0.5 + 2 + 1) / 3, (-0.5 - 2 + 0) / 3))
+    assert merged_scalars == pytest.approx(((0.5 + 2 + 1) / 3, (-0.5 - 2 + 0) / 3))
 
 
 def test_with_a_stated_bound_a_device_alone_cannot_move_the_model_further(round_model, tmp_path):
-    made, note = scalars(round_model, "value-clip", [((1e9, -1e9), 10)], tmp_path, clip=2.0)
-    assert made == (2.0, -2.0)
+    merged_scalars, note = scalars(round_model, "value-clip", [((1e9, -1e9), 10)], tmp_path, clip=2.0)
+    assert merged_scalars == (2.0, -2.0)
     assert "1 zeroth-order too few for value-clip to detect false updates" in note
 
 
 def test_samples_weigh_in_the_weighted_median_up_to_the_median_of_devices(round_model, tmp_path):
     """Samples 1, 1, 8, 8, 8: those of one sample weigh an eighth; a million would weigh as 8."""
     sent = [((-5.0, 0.0), 1), ((-4.0, 0.0), 1), ((1.0, 0.0), 8), ((2.0, 0.0), 8), ((3.0, 0.0), 1_000_000)]
-    made, _ = scalars(round_model, "weighted-median", sent, tmp_path)
+    merged_scalars, _ = scalars(round_model, "weighted-median", sent, tmp_path)
     # 1 + 1 + 8 + 8 + 8: half is 13, reached at the fourth
-    assert made[0] == 2.0
+    assert merged_scalars[0] == 2.0
     plain, _ = scalars(round_model, "median", sent, tmp_path)
     assert plain[0] == 1.0
 
@@ -104,5 +104,5 @@ def test_three_liars_of_ten_do_not_turn_the_scalars_of_a_round(round_model, tmp_
     """Honest scalars are about 4 and -4."""
     rng = np.random.default_rng(1)
     honest = [((4 + rng.normal() / 2, -4 + rng.normal() / 2), 20) for _ in range(7)]
-    made, _ = scalars(round_model, rule, [*honest, *[(lie, 10**6)] * 3], tmp_path, trim=0.3)
-    assert made == pytest.approx((4.0, -4.0), abs=1.0)
+    merged_scalars, _ = scalars(round_model, rule, [*honest, *[(lie, 10**6)] * 3], tmp_path, trim=0.3)
+    assert merged_scalars == pytest.approx((4.0, -4.0), abs=1.0)

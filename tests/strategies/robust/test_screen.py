@@ -39,10 +39,10 @@ def lie(round_model, seed, scale=-1000.0):
 def merged(round_model, rule, sent, tmp_path, **settings):
     """`sent`: (device, contribution)s in order; the merged base, and what is noted."""
     join = {"few-shot": {"join_base": True}}
-    kinds = {one.kind: registry.make(one.kind, join.get(one.kind)) for _, one in sent}
+    kinds = {update.kind: registry.make(update.kind, join.get(update.kind)) for _, update in sent}
     with Screen(Folding(kinds, round_model), Robust(rule, **settings), tmp_path) as screen:
-        for device, one in sent:
-            screen.add(one, float(one.num_examples), device)
+        for device, update in sent:
+            screen.add(update, float(update.num_examples), device)
         after, note = screen.merged()
     assert not list(tmp_path.iterdir())
     return after.base, note
@@ -104,10 +104,10 @@ def test_one_update_alone_is_merged_as_it_came_and_the_note_says_what_that_is_wo
 @pytest.mark.parametrize("rule", HOLDING)
 def test_the_order_of_the_devices_changes_no_value(round_model, tmp_path, rule):
     sent = crowd(round_model, 6, 2)
-    one, _ = merged(round_model, rule, sent, tmp_path)
+    base, _ = merged(round_model, rule, sent, tmp_path)
     other, _ = merged(round_model, rule, sent[::-1], tmp_path)
-    for name in one:
-        np.testing.assert_allclose(one[name], other[name], rtol=0, atol=1e-6)
+    for name in base:
+        np.testing.assert_allclose(base[name], other[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", ["krum", "multi-krum"])
@@ -125,8 +125,8 @@ def test_krum_with_fewer_than_2f_plus_3_updates_gives_way_to_the_median_and_says
 def test_krum_takes_one_update_unchanged_and_multi_krum_names_whom_it_left_out(round_model, tmp_path):
     sent = crowd(round_model, 7, 2)
     base, note = merged(round_model, "krum", sent, tmp_path, byzantine=2)
-    taken = note.removeprefix("krum selected ").removesuffix(" (full) of 9")
-    update = dict(sent)[taken]
+    device = note.removeprefix("krum selected ").removesuffix(" (full) of 9")
+    update = dict(sent)[device]
     np.testing.assert_array_equal(base["head.weight"], update.tensors["head.weight"])
     _, note = merged(round_model, "multi-krum", sent, tmp_path, byzantine=2)
     assert note == "multi-krum rejected z-evil-0, z-evil-1 (full)"
@@ -168,8 +168,8 @@ def test_a_device_alone_that_says_what_its_samples_stand_for_weighs_as_one_of_th
     alone = TrainedUpdate("entropy-subset", still, 10, 0.5, "10%")
     sent = [(f"pi-{i}", near_base(round_model, i)) for i in range(3)]
     with Screen(Folding(kinds, round_model), Robust(rule, clip=1e6), tmp_path) as screen:
-        for device, one in [*sent, ("z-alone", alone)]:
-            screen.add(one, kinds[one.kind].weight(one), device)
+        for device, update in [*sent, ("z-alone", alone)]:
+            screen.add(update, kinds[update.kind].weight(update), device)
         base = screen.merged()[0].base
     moved = float(base["head.bias"][0] - round_model.weights["head.bias"][0])
     assert moved == pytest.approx(0.75, abs=1e-4)
@@ -258,7 +258,7 @@ def test_a_bound_on_changes_of_the_base_is_none_on_scalars(round_model, tmp_path
 
 def summed(state):
     """The sums of all devices."""
-    return sum((one.sums for one in state), Statistics.none(state.labels, state.width).sums)
+    return sum((statistics.sums for statistics in state), Statistics.none(state.labels, state.width).sums)
 
 
 def class_means(means, counts):
@@ -276,8 +276,8 @@ def test_class_means_are_compared_class_by_class_among_those_who_have_it(round_m
     kind = registry.make("class-means")
     folding = Folding({kind.name: kind}, round_model)
     with Screen(folding, Robust(rule), tmp_path) as screen:
-        for i, one in enumerate(sent):
-            screen.add(one, 1.0, f"pi-{i}")
+        for i, update in enumerate(sent):
+            screen.add(update, 1.0, f"pi-{i}")
         screen.merged()
     state = summed(folding._states["class-means"])
     np.testing.assert_array_equal(state.counts[:2], [3, 2])
@@ -293,8 +293,8 @@ def test_who_says_that_it_has_a_million_samples_of_a_class_does_not_own_it(round
     kind = registry.make("class-means")
     folding = Folding({kind.name: kind}, round_model)
     with Screen(folding, Robust(rule), tmp_path) as screen:
-        for i, one in enumerate(sent):
-            screen.add(one, float(one.num_examples), f"pi-{i}")
+        for i, update in enumerate(sent):
+            screen.add(update, float(update.num_examples), f"pi-{i}")
         screen.merged()
     state = summed(folding._states["class-means"])
     assert state.counts[0] == 15

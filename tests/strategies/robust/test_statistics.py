@@ -26,9 +26,9 @@ def samples(seed, count=40, classes=CLASSES):
 
 
 def sums_of(x, y, moments=True):
-    known = class_statistics.measure_statistics(x.astype(np.float32), y, CLASSES, 1)
+    statistics = class_statistics.measure_statistics(x.astype(np.float32), y, CLASSES, 1)
     return class_statistics.decode(
-        class_statistics.encode(known, ClassStatistics(moments=moments)), (CLASSES, WIDTH)
+        class_statistics.encode(statistics, ClassStatistics(moments=moments)), (CLASSES, WIDTH)
     )
 
 
@@ -36,27 +36,27 @@ def held(tmp_path, sent, most=40.0):
     """`sent`: (device, statistics)s; what counts of each, and the notes."""
     notes: list[str] = []
     screen = StatisticsOfDevices(tmp_path, notes.append)
-    for device, one in sent:
-        screen.add(one, TrainedUpdate("full", {}, 40, 0.5, device=device))
-    found = [one for one, _ in screen.held(most)]
+    for device, statistics in sent:
+        screen.add(statistics, TrainedUpdate("full", {}, 40, 0.5, device=device))
+    counted = [one for one, _ in screen.held(most)]
     screen.close()
     assert not list(tmp_path.iterdir())
-    return found, notes
+    return counted, notes
 
 
 def honest(count=7):
     return [(f"pi-{i}", sums_of(*samples(i))) for i in range(count)]
 
 
-def pooled(found):
+def pooled(counted):
     total = Statistics.none(CLASSES, WIDTH)
-    for one in found:
-        total = total.add(one)
+    for statistics in counted:
+        total = total.add(statistics)
     return total
 
 
-def accuracy(found):
-    weights, bias = closed_form.solve_head(pooled(found))
+def accuracy(counted):
+    weights, bias = closed_form.solve_head(pooled(counted))
     x, y = samples(99, 2000)
     return float(((x @ weights.T + bias).argmax(axis=1) == y).mean())
 
@@ -75,32 +75,32 @@ def turned(x, y):
 
 def test_honest_statistics_count_as_they_came(tmp_path):
     sent = honest()
-    found, notes = held(tmp_path, sent)
+    counted, notes = held(tmp_path, sent)
     assert notes == []
-    for one, (_, other) in zip(found, sent, strict=True):
-        np.testing.assert_allclose(one.sums.sums, other.sums.sums, rtol=1e-5)
-        np.testing.assert_array_equal(one.sums.counts, other.sums.counts)
-        np.testing.assert_allclose(one.moments, other.moments, rtol=1e-3, atol=1e-3 * other.moments.max())
+    for entry, (_, other) in zip(counted, sent, strict=True):
+        np.testing.assert_allclose(entry.sums.sums, other.sums.sums, rtol=1e-5)
+        np.testing.assert_array_equal(entry.sums.counts, other.sums.counts)
+        np.testing.assert_allclose(entry.moments, other.moments, rtol=1e-3, atol=1e-3 * other.moments.max())
 
 
 @pytest.mark.parametrize("lie", [longer, flipped, turned])
 def test_means_of_liars_are_left_out_and_the_note_says_whose(tmp_path, lie):
     liars = [(f"z-{i}", sums_of(*lie(*samples(20 + i)))) for i in range(2)]
     sent = honest() + liars
-    found, notes = held(tmp_path, sent)
+    counted, notes = held(tmp_path, sent)
     assert "means of z-0, z-1 (class statistics) rejected, far from the others'" in notes[0]
-    assert not any(one.sums.counts.any() for one in found[-2:])
-    best = accuracy([one for _, one in honest()])
-    assert accuracy([one for _, one in sent]) < best - 0.01
-    assert accuracy(found) > best - 0.01
+    assert not any(statistics.sums.counts.any() for statistics in counted[-2:])
+    best = accuracy([statistics for _, statistics in honest()])
+    assert accuracy([statistics for _, statistics in sent]) < best - 0.01
+    assert accuracy(counted) > best - 0.01
 
 
 def test_a_class_mean_of_one_class_alone_is_left_out_alone(tmp_path):
     x, y = samples(20)
     x = np.where((y == 2)[:, None], x + 50, x)
-    found, notes = held(tmp_path, [*honest(), ("z", sums_of(x, y))])
+    counted, notes = held(tmp_path, [*honest(), ("z", sums_of(x, y))])
     assert [note.split(" (")[0] for note in notes] == ["means of z"]
-    np.testing.assert_array_equal(found[-1].sums.counts, [10, 10, 0, 10])
+    np.testing.assert_array_equal(counted[-1].sums.counts, [10, 10, 0, 10])
 
 
 def test_a_class_that_few_devices_have_is_held_by_the_means_of_all(tmp_path):
@@ -109,38 +109,38 @@ def test_a_class_that_few_devices_have_is_held_by_the_means_of_all(tmp_path):
     x, y = samples(20)
     for times, counts in ((1, [10, 10, 10, 10]), (100, [10, 10, 10, 0])):
         shifted = np.where((y == 3)[:, None], times * x, x)
-        found, _ = held(tmp_path, [*others, ("a", sums_of(shifted, y, moments=False))])
-        np.testing.assert_array_equal(found[-1].sums.counts, counts)
+        counted, _ = held(tmp_path, [*others, ("a", sums_of(shifted, y, moments=False))])
+        np.testing.assert_array_equal(counted[-1].sums.counts, counts)
 
 
 def test_a_device_counts_as_no_more_samples_than_the_median_device(tmp_path):
-    found, notes = held(tmp_path, [*honest(), ("z", sums_of(*samples(20, 4000)))])
+    counted, notes = held(tmp_path, [*honest(), ("z", sums_of(*samples(20, 4000)))])
     assert notes == []
-    assert found[-1].sums.counts.sum() == pytest.approx(40)
-    assert found[-1].moment_sums.counts.sum() == pytest.approx(40)
+    assert counted[-1].sums.counts.sum() == pytest.approx(40)
+    assert counted[-1].moment_sums.counts.sum() == pytest.approx(40)
     x, _ = samples(20, 4000)
-    np.testing.assert_allclose(found[-1].moments, x.T @ x / 100, rtol=0.01, atol=1)
+    np.testing.assert_allclose(counted[-1].moments, x.T @ x / 100, rtol=0.01, atol=1)
 
 
 def test_a_scatter_that_is_far_larger_than_others_is_left_out_of_the_covariance(tmp_path):
     x, y = samples(20, 400)
     wide = sums_of(MIDDLES[y] + 4 * (x - MIDDLES[y]), y)
-    found, notes = held(tmp_path, [*honest(), ("z", wide)])
+    counted, notes = held(tmp_path, [*honest(), ("z", wide)])
     assert notes == ["second moments of z (class statistics) rejected"]
-    assert found[-1].sums.counts.all()
-    assert not found[-1].moments.any()
-    assert not found[-1].moment_sums.counts.any()
+    assert counted[-1].sums.counts.all()
+    assert not counted[-1].moments.any()
+    assert not counted[-1].moment_sums.counts.any()
 
 
 def test_second_moments_that_no_samples_have_give_a_covariance_all_the_same(tmp_path):
     """Products of features at their bounds, with signs that contradict each other."""
-    known = sums_of(*samples(20))
+    statistics = sums_of(*samples(20))
     signs = np.sign(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)))
     signs = np.triu(signs, 1) + np.triu(signs, 1).T + np.eye(WIDTH)
-    size = np.sqrt(np.outer(known.moments.diagonal(), known.moments.diagonal()))
-    lie = Statistics(known.sums, known.moment_sums, signs * size)
-    found, _ = held(tmp_path, [*honest(3), ("z", lie)])
-    total = pooled(found)
+    size = np.sqrt(np.outer(statistics.moments.diagonal(), statistics.moments.diagonal()))
+    lie = Statistics(statistics.sums, statistics.moment_sums, signs * size)
+    counted, _ = held(tmp_path, [*honest(3), ("z", lie)])
+    total = pooled(counted)
     within = total.moments - (total.moment_sums.sums.T / total.moment_sums.counts) @ total.moment_sums.sums
     assert np.linalg.eigvalsh(within).min() > 0
 
@@ -148,22 +148,22 @@ def test_second_moments_that_no_samples_have_give_a_covariance_all_the_same(tmp_
 def test_of_a_device_the_latest_counts_and_of_two_devices_nothing_does(tmp_path):
     notes: list[str] = []
     screen = StatisticsOfDevices(tmp_path, notes.append)
-    one, other = sums_of(*samples(0)), sums_of(*samples(1, 20))
+    first, other = sums_of(*samples(0)), sums_of(*samples(1, 20))
     for i in range(3):
-        screen.add(one, TrainedUpdate("full", {}, 40, 0.5, device=f"pi-{i}"))
+        screen.add(first, TrainedUpdate("full", {}, 40, 0.5, device=f"pi-{i}"))
     screen.add(other, TrainedUpdate("few-shot", {}, 40, 0.5, device="pi-0", late=Late(1, 7, 0.5)))
-    assert [(found.sums.counts.sum(), late) for found, late in screen.held(40)] == [(40, None)] * 3
-    found, notes = held(tmp_path, honest(2))
-    assert found == []
+    assert [(statistics.sums.counts.sum(), late) for statistics, late in screen.held(40)] == [(40, None)] * 3
+    counted, notes = held(tmp_path, honest(2))
+    assert counted == []
     assert notes == ["pi-0, pi-1 (class statistics) too few to detect false ones, rejected"]
 
 
 def test_second_moments_of_two_devices_do_not_count(tmp_path):
     without = [(f"b-{i}", sums_of(*samples(i, 20), moments=False)) for i in range(5)]
-    found, notes = held(tmp_path, [*honest(2), *without])
+    counted, notes = held(tmp_path, [*honest(2), *without])
     assert notes == ["second moments of 2 devices too few to detect false ones, rejected"]
-    assert not any(one.moments.any() for one in found)
-    assert all(one.sums.counts.all() for one in found)
+    assert not any(statistics.moments.any() for statistics in counted)
+    assert all(statistics.sums.counts.all() for statistics in counted)
 
 
 @pytest.mark.parametrize("rule", HOLDING)
@@ -171,12 +171,12 @@ def test_the_served_head_withstands_liars_under_every_rule_and_without_one(
     model, digits, run, round_model, tmp_path, rule
 ):
     """Three of nine: one sends statistics a thousand times as long, two have other labels."""
-    asked = ClassStatistics()
+    settings = ClassStatistics()
     kind = kind_statistics.with_class_statistics(
-        registry.make("full", {"epochs": 1, "lr": 0.01, "batch": 16}), asked
+        registry.make("full", {"epochs": 1, "lr": 0.01, "batch": 16}), settings
     )
     means = registry.make("class-means", {"head": "trained"})
-    kinds = {"full": kind, "class-means": kind_statistics.with_class_statistics(means, asked)}
+    kinds = {"full": kind, "class-means": kind_statistics.with_class_statistics(means, settings)}
     features, order = model.features(digits.x), np.random.default_rng(0).permutation(len(digits))
 
     def served(name):
@@ -189,8 +189,8 @@ def test_the_served_head_withstands_liars_under_every_rule_and_without_one(
                     class_statistics.measure_statistics(f, y, 10, 1), ClassStatistics()
                 )
                 base = {spec.name: round_model.weights[spec.name] for spec in kind.expected(model.manifest)}
-                made = TrainedUpdate("full", {**base, **sent}, len(part), 0.5)
-                screen.add(made, float(len(part)), f"pi-{i}")
+                update = TrainedUpdate("full", {**base, **sent}, len(part), 0.5)
+                screen.add(update, float(len(part)), f"pi-{i}")
             return screen.merged()
 
     accuracies = {}
@@ -205,12 +205,12 @@ def test_the_served_head_withstands_liars_under_every_rule_and_without_one(
 def test_held_out_samples_weigh_as_those_of_the_median_device_and_not_of_liars(tmp_path):
     """Devices have 40 samples; one says that it has 400 and held out 100, and one sends false means."""
     screen = StatisticsOfDevices(tmp_path, lambda _: None)
-    sent = [(device, one, 40, [10, 6, 5]) for device, one in honest()]
+    sent = [(device, statistics, 40, [10, 6, 5]) for device, statistics in honest()]
     sent += [("large", sums_of(*samples(20, 400)), 400, [100, 0, 100])]
     sent += [("liar", sums_of(*longer(*samples(21))), 40, [10, 0, 10])]
-    for device, one, count, right in sent:
-        known = replace(one, right=np.array(right, np.float64))
-        screen.add(known, TrainedUpdate("full", {}, count, 0.5, device=device))
-    found = [one.right.tolist() for one, _ in screen.held(40.0)]
+    for device, statistics, count, right in sent:
+        measured = replace(statistics, right=np.array(right, np.float64))
+        screen.add(measured, TrainedUpdate("full", {}, count, 0.5, device=device))
+    counted = [one.right.tolist() for one, _ in screen.held(40.0)]
     screen.close()
-    assert found == [[10, 6, 5]] * 7 + [[10, 0, 10], [0, 0, 0]]
+    assert counted == [[10, 6, 5]] * 7 + [[10, 0, 10], [0, 0, 0]]

@@ -122,17 +122,17 @@ def test_of_a_small_set_only_that_is_kept_and_the_rest_of_the_last_model_is_the_
     first = moon.train(model, data, run())
     assert set(first.memory) == {"0.bias", "1.weight", "1.bias"}
     whole = {**model.weights, **first.memory}
-    one, other = (moon.train(model, data, run(kept)).tensors for kept in (first.memory, whole))
-    assert tensors.encode(one) == tensors.encode(other)
+    first_tensors, other = (moon.train(model, data, run(memory)).tensors for memory in (first.memory, whole))
+    assert tensors.encode(first_tensors) == tensors.encode(other)
 
 
 def test_each_batch_gets_the_features_of_its_own_samples(linear, data):
     plan = FedAvg(terms=(Moon(MU),), batch=2).plan(OnnxModel(linear), data, run())
     assert not is_loss_only(plan)
-    given = plan.extras(np.array([4, 1]))
+    extras = plan.extras(np.array([4, 1]))
     expected = OnnxModel(linear).features(data.x[[4, 1]])
-    np.testing.assert_allclose(given["z_glob"], expected, rtol=1e-6)
-    assert (given["mu"], given["tau"]) == (np.float32(MU), np.float32(0.5))
+    np.testing.assert_allclose(extras["z_glob"], expected, rtol=1e-6)
+    assert (extras["mu"], extras["tau"]) == (np.float32(MU), np.float32(0.5))
 
 
 @pytest.mark.parametrize("samples", [1, N])

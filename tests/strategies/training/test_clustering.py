@@ -41,9 +41,9 @@ def test_components_are_scikit_learn_s_but_for_their_signs(shape, components, rn
 
 def test_all_components_keep_all_distances(rng):
     x = rng.standard_normal((9, 40)).astype(np.float32)
-    kept = principal(x, 40)
+    reduced = principal(x, 40)
     for a, b in ((0, 1), (3, 8)):
-        assert np.linalg.norm(kept[a] - kept[b]) == pytest.approx(np.linalg.norm(x[a] - x[b]), rel=1e-5)
+        assert np.linalg.norm(reduced[a] - reduced[b]) == pytest.approx(np.linalg.norm(x[a] - x[b]), rel=1e-5)
 
 
 def test_from_the_same_seeds_lloyd_ends_where_scikit_learn_does(rng):
@@ -59,10 +59,10 @@ def test_from_the_same_seeds_lloyd_ends_where_scikit_learn_does(rng):
 
 def test_blobs_far_apart_are_found(blobs, rng):
     x, y = blobs
-    found = kmeans(principal(x, 3), 5, rng)
+    clusters = kmeans(principal(x, 3), 5, rng)
     for label in range(5):
-        assert len(set(found.labels[y == label])) == 1
-    assert len(set(found.labels)) == 5
+        assert len(set(clusters.labels[y == label])) == 1
+    assert len(set(clusters.labels)) == 5
 
 
 def test_seeds_are_points_and_none_is_drawn_twice(rng):
@@ -85,17 +85,17 @@ def test_far_points_are_drawn_as_often_as_their_square_distance_says():
 
 def test_lloyd_by_hand():
     """0, 1 | 10, 12 from the seeds 0 and 1: first {0} and {1, 10, 12}, then {0, 1} and {10, 12}."""
-    found = lloyd(np.array([[0.0], [1.0], [10.0], [12.0]]), np.array([[0.0], [1.0]]))
-    assert found.labels.tolist() == [0, 0, 1, 1]
-    assert found.centroids.tolist() == [[0.5], [11.0]]
-    assert nearest(np.array([[0.0], [1.0], [10.0], [12.0]]), found).tolist() == [0, 2]
+    clusters = lloyd(np.array([[0.0], [1.0], [10.0], [12.0]]), np.array([[0.0], [1.0]]))
+    assert clusters.labels.tolist() == [0, 0, 1, 1]
+    assert clusters.centroids.tolist() == [[0.5], [11.0]]
+    assert nearest(np.array([[0.0], [1.0], [10.0], [12.0]]), clusters).tolist() == [0, 2]
 
 
 def test_a_cluster_that_loses_its_points_takes_the_farthest():
     """Nothing is nearest to 100; 7 is farthest from its own, 2.5."""
-    found = lloyd(np.array([[0.0], [1.0], [2.0], [7.0]]), np.array([[2.5], [100.0]]))
-    assert found.labels.tolist() == [0, 0, 0, 1]
-    assert found.centroids.tolist() == [[1.0], [7.0]]
+    clusters = lloyd(np.array([[0.0], [1.0], [2.0], [7.0]]), np.array([[2.5], [100.0]]))
+    assert clusters.labels.tolist() == [0, 0, 0, 1]
+    assert clusters.centroids.tolist() == [[1.0], [7.0]]
 
 
 def test_representatives_are_one_of_each_blob(blobs, rng):
@@ -110,9 +110,9 @@ def test_representatives_are_one_of_each_blob(blobs, rng):
 
 def test_the_same_generator_gives_the_same_representatives(blobs):
     x, _ = blobs
-    one, two = (representatives(x, 4, 20, np.random.default_rng(9)) for _ in range(2))
-    assert np.array_equal(one, two)
-    assert len(one) == 20
+    first, second = (representatives(x, 4, 20, np.random.default_rng(9)) for _ in range(2))
+    assert np.array_equal(first, second)
+    assert len(first) == 20
 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 20])

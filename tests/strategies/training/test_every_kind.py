@@ -32,8 +32,8 @@ def test_the_same_seed_gives_the_same_contribution_bit_for_bit(strategy, bundle,
 
 
 def test_another_seed_changes_what_is_drawn_at_random(strategy, model, digits, run):
-    one, two = (tensors.encode(strategy.train(model, digits, run(seed=s)).tensors) for s in (1, 2))
-    assert (one == two) == (strategy.name == "class-means")  # which draws nothing
+    first, second = (tensors.encode(strategy.train(model, digits, run(seed=s)).tensors) for s in (1, 2))
+    assert (first == second) == (strategy.name == "class-means")  # which draws nothing
 
 
 def test_training_leaves_the_distributed_model_and_the_data_as_they_were(strategy, model, digits, run):
@@ -81,6 +81,6 @@ def test_few_samples_and_absent_classes_are_enough_or_said_not_to_be(strategy, m
 
 @pytest.mark.parametrize("name", [name for name in HERE if hasattr(registry.KINDS[name], "batch")])
 def test_batches_of_one_are_enough(name, model, digits, run):
-    one = registry.make(name, {**SHORT.get(name, {}), "batch": 1})
-    sent = one.train(model, type(digits)(digits.x[:12], digits.y[:12]), run())
-    tensors.check(sent.tensors, one.expected(model.manifest))
+    kind = registry.make(name, {**SHORT.get(name, {}), "batch": 1})
+    sent = kind.train(model, type(digits)(digits.x[:12], digits.y[:12]), run())
+    tensors.check(sent.tensors, kind.expected(model.manifest))

@@ -75,8 +75,8 @@ def test_an_objective_gets_its_extras_for_the_samples_of_each_batch(run):
 
     local_training.train(model, rows(), plan(tunable="head", objective="moon", extras=extras), run())
     assert model.asked == ("head", "moon")
-    for labels, given in model.seen:
-        assert given["each"].ravel().tolist() == [10.0 * label for label in labels]
+    for labels, inputs in model.seen:
+        assert inputs["each"].ravel().tolist() == [10.0 * label for label in labels]
 
 
 def test_clipping_bounds_the_whole_step_with_the_proximal_term_in_it(run):
@@ -157,8 +157,8 @@ def test_extras_of_private_training_are_cut_by_row_where_they_have_rows(run):
 
     settings = plan(batch=4, tunable="head", objective="moon", extras=extras, privacy=private())
     local_training.train(model, rows(), settings, run())
-    assert [given["each"].shape for _, given in model.seen] == [(1, 1)] * 4
-    assert {given["all"].shape for _, given in model.seen} == {(1,)}
+    assert [inputs["each"].shape for _, inputs in model.seen] == [(1, 1)] * 4
+    assert {inputs["all"].shape for _, inputs in model.seen} == {(1,)}
 
 
 def test_training_holds_weights_gradients_and_momentum_and_nothing_else_of_their_size(run):
@@ -217,9 +217,9 @@ def test_a_run_with_time_for_all_of_it_does_all_of_it(clock):
 
 def test_a_run_without_time_for_the_least_number_of_epochs_is_given_up(clock):
     """After a second neither the 10 s of all fit into 5, nor the 6 s of three epochs."""
-    with pytest.raises(OutOfTime) as told:
+    with pytest.raises(OutOfTime) as refusal:
         ended(clock, deadline=5.0, least=3)
-    assert (clock.now, told.value.whole_s) == (1.0, pytest.approx(10.0))
+    assert (clock.now, refusal.value.whole_s) == (1.0, pytest.approx(10.0))
 
 
 def test_a_run_that_ends_early_is_bit_for_bit_one_of_so_many_epochs(model, digits, clock):

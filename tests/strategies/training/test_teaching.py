@@ -11,7 +11,7 @@ from device_runtime.strategies.training.teaching import ServerTraining, TeacherA
 
 def test_a_lesson_is_the_loop_written_out(model, digits):
     """Two epochs of batches of 100, 100 and 40, shuffled by the generator given."""
-    found = teaching.teach(
+    weights = teaching.teach(
         model, model.weights, digits, ServerTraining(Sgd(0.1), 2, 100), teaching.generator(5, "kind", 1)
     )
     trainer, rng = model.trainer("all"), teaching.generator(5, "kind", 1)
@@ -21,23 +21,23 @@ def test_a_lesson_is_the_loop_written_out(model, digits):
         for batch in (order[:100], order[100:200], order[200:]):
             trainer.loss_and_grads(digits.x[batch], digits.y[batch])
             w -= np.float32(0.1) * trainer.grads.vector
-    assert found.keys() == set(model.weights)
+    assert weights.keys() == set(model.weights)
     for name, expected in trainer.params.views.items():
-        np.testing.assert_allclose(found[name], expected, atol=1e-5)
+        np.testing.assert_allclose(weights[name], expected, atol=1e-5)
 
 
 def test_what_is_held_stays_though_momentum_and_decay_would_move_it(model, digits):
-    held = ("head.weight", "head.bias")
-    lesson = ServerTraining(Sgd(0.1, 0.9, 0.01), 1, 60, constants=held)
-    found = teaching.teach(model, model.weights, digits, lesson, np.random.default_rng(0))
-    for name, value in found.items():
-        assert np.array_equal(value, model.weights[name]) == (name in held), name
+    constants = ("head.weight", "head.bias")
+    lesson = ServerTraining(Sgd(0.1, 0.9, 0.01), 1, 60, constants=constants)
+    weights = teaching.teach(model, model.weights, digits, lesson, np.random.default_rng(0))
+    for name, value in weights.items():
+        assert np.array_equal(value, model.weights[name]) == (name in constants), name
 
 
 def test_a_lesson_starts_at_the_weights_given(model, digits):
     start = {name: value + np.float32(0.01) for name, value in model.weights.items()}
-    found = teaching.teach(model, start, digits, ServerTraining(Sgd(1e-12), 1, 240), np.random.default_rng(0))
-    for name, value in found.items():
+    after = teaching.teach(model, start, digits, ServerTraining(Sgd(1e-12), 1, 240), np.random.default_rng(0))
+    for name, value in after.items():
         np.testing.assert_allclose(value, start[name], atol=1e-6)
 
 
@@ -70,15 +70,15 @@ def test_attention_maps_of_many_samples_are_those_of_each_part(family, monkeypat
 
 def test_beta_is_divided_by_the_places_and_0_where_a_level_does_not_count():
     maps = {"low": np.ones((3, 1024), np.float32), "mid": np.ones((3, 256), np.float32)}
-    given = TeacherAttention.of(maps, 1024.0, ("mid",))(np.array([2, 0]))
-    assert given["beta"].tolist() == [0.0, 4.0]
-    assert given["teacher.low"].shape == (2, 1024)
+    extras = TeacherAttention.of(maps, 1024.0, ("mid",))(np.array([2, 0]))
+    assert extras["beta"].tolist() == [0.0, 4.0]
+    assert extras["teacher.low"].shape == (2, 1024)
 
 
 def test_a_level_weighs_the_same_whatever_the_size_of_the_images():
     of_8x8 = {"low": np.ones((1, 64), np.float32), "mid": np.ones((1, 16), np.float32)}
-    given = TeacherAttention.of(of_8x8, 1024.0, ("low", "mid"))(np.array([0]))
-    assert given["beta"].tolist() == [1.0, 4.0]
+    extras = TeacherAttention.of(of_8x8, 1024.0, ("low", "mid"))(np.array([0]))
+    assert extras["beta"].tolist() == [1.0, 4.0]
 
 
 def test_the_levels_at_which_a_model_is_compared_are_read_off_its_graph(family, bundle):
