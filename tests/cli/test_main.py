@@ -37,27 +37,27 @@ def test_help_lists_every_command_under_who_uses_it():
 
 def test_the_table_has_every_module_that_is_a_command():
     is_command = re.compile(r"^def add_arguments\(.*^def run\(", re.M | re.S)
-    found = [
+    commands = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in (ROOT / "device_runtime").rglob("*.py")
         if is_command.search(path.read_text())
     ]
-    assert sorted(found) == sorted(command.module for command in COMMANDS.values())
+    assert sorted(commands) == sorted(command.module for command in COMMANDS.values())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_says_what_it_does_in_one_style(name):
     """Imperative, capital first letter, full stop."""
-    said = COMMANDS[name].help
-    assert re.fullmatch(r"[A-Z].*[^.]\.", said)
-    assert not said.split()[0].endswith(("s", "ing"))
+    help_text = COMMANDS[name].help
+    assert re.fullmatch(r"[A-Z].*[^.]\.", help_text)
+    assert not help_text.split()[0].endswith(("s", "ing"))
 
 
 def options_of(parser):
     """All that a parser takes, with that of its subcommands: name and help."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            yield from ((one.dest, one.help) for one in action._choices_actions)
+            yield from ((choice.dest, choice.help) for choice in action._choices_actions)
             for below in action.choices.values():
                 yield from options_of(below)
         elif not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
@@ -69,7 +69,9 @@ def test_each_option_says_what_it_does_in_the_same_style(name):
     parser = argparse.ArgumentParser()
     import_module(COMMANDS[name].module).add_arguments(parser)
     wrong = {
-        option: said for option, said in options_of(parser) if not re.fullmatch(r"[A-Z].*\.", said or "")
+        option: help_text
+        for option, help_text in options_of(parser)
+        if not re.fullmatch(r"[A-Z].*\.", help_text or "")
     }
     assert wrong == {}
 
@@ -98,11 +100,11 @@ def test_help_shows_the_options_of_commands_whose_extras_are_not_installed():
     absent = [module for extra in EXTRAS.values() for module in extra.modules]
     commands = ["partition", "simulate", "compare", "demo", "export", "serve", "edge"]
     code = ABSENT.format(absent=absent, commands=commands)
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert shown.returncode == 0, shown.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     for option in ("--data-path", "--compare", "--eval-data", "--input", "--executor", "--min-devices"):
-        assert option in shown.stdout
-    assert shown.stdout.count("Needs: pip install 'device-runtime[") == len(commands)
+        assert option in process.stdout
+    assert process.stdout.count("Needs: pip install 'device-runtime[") == len(commands)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -143,9 +145,9 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 
 def test_profile_says_what_this_device_can_do():
-    shown = run("profile").stdout
+    output = run("profile").stdout
     for word in ("engine", "onnxruntime", "memory", "GFLOP/s", "train.all", "W idle", "measured"):
-        assert word in shown
+        assert word in output
 
 
 def test_profile_says_what_energy_is_told_by():
@@ -157,18 +159,20 @@ def test_profile_says_what_energy_is_told_by():
 
 
 def test_profile_of_a_pretended_board_is_as_slow_as_the_board():
-    shown = json.loads(run("profile", "--as", "pi-zero-2w", "--slow", "10", "--format", "json").stdout)
-    assert shown["name"] == "pi-zero-2w"
+    profile = json.loads(run("profile", "--as", "pi-zero-2w", "--slow", "10", "--format", "json").stdout)
+    assert profile["name"] == "pi-zero-2w"
     rate = 0.6e9 / 0.147 / 10
-    assert shown["speed"]["flops_per_s"] == pytest.approx(rate, rel=0.15)
+    assert profile["speed"]["flops_per_s"] == pytest.approx(rate, rel=0.15)
 
 
 def test_explain_shows_every_candidate_its_cost_and_the_reason():
-    shown = run("explain", "--as", "pi-zero-2w", "--slow", "25", "--samples", "180", "--deadline", "3").stdout
-    assert re.search(r"^->\s+few-shot .*the richest that fits", shown, re.M)
-    assert re.search(r"^\s+full\s+[\d.]+ .*needs [\d.]+ s and has 2.7 s \(mostly to compute\)", shown, re.M)
-    assert "A straggler for this task" in shown
-    assert "fits, but poorer than the chosen one" in shown
+    output = run(
+        "explain", "--as", "pi-zero-2w", "--slow", "25", "--samples", "180", "--deadline", "3"
+    ).stdout
+    assert re.search(r"^->\s+few-shot .*the richest that fits", output, re.M)
+    assert re.search(r"^\s+full\s+[\d.]+ .*needs [\d.]+ s and has 2.7 s \(mostly to compute\)", output, re.M)
+    assert "A straggler for this task" in output
+    assert "fits, but poorer than the chosen one" in output
 
 
 @pytest.mark.slow
@@ -199,8 +203,8 @@ def test_explain_shows_what_class_statistics_add_to_each_kind_on_a_board():
 def test_explain_says_of_how_many_classes_statistics_fit_over_a_narrow_link():
     """Of six classes 636 bytes go up in 53 s, of seven 710 in 59 s; 54 s of the 60 are planned for."""
     narrow = ("--as", "pi-zero-2w", "--uplink", "12", "--deadline", "60")
-    shown = run("explain", *narrow, "--kinds", "class-means", "--head", "closed-form").stdout
-    assert "chosen: the richest that fits; sends class statistics of 6 of 10 classes" in shown
+    output = run("explain", *narrow, "--kinds", "class-means", "--head", "closed-form").stdout
+    assert "chosen: the richest that fits; sends class statistics of 6 of 10 classes" in output
 
 
 def test_explain_as_json_holds_the_same_decision():
@@ -269,9 +273,9 @@ def test_a_memory_cap_makes_a_straggler_and_is_named():
 def test_what_cannot_be_done_is_said_in_one_line(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    [line] = said.err.splitlines()
+    output = capsys.readouterr()
+    assert output.out == ""
+    [line] = output.err.splitlines()
     assert line.startswith("device-runtime: ")
     assert message in line
 
@@ -309,8 +313,8 @@ def test_arguments_that_make_no_sense_are_refused_with_their_value(wrong, messag
 
 def test_rules_are_judged_for_this_machine_before_any_device_has_joined(capsys):
     assert main(["policy", "--others-below", "100", "--daily-mb", "5"]) in (0, 1)
-    said = capsys.readouterr()
-    assert ("0 of 5 MB" in said.out, said.err) == (True, "")
+    output = capsys.readouterr()
+    assert ("0 of 5 MB" in output.out, output.err) == (True, "")
     assert main(["policy", "--cores", "99"]) == 0  # no rule of when work may be done
     assert main(["policy"]) == 2
     assert "no device is in " in capsys.readouterr().err

@@ -18,10 +18,10 @@ def parsed(*arguments):
 
 def test_a_place_is_a_path_or_a_query_with_its_labels(tmp_path):
     (tmp_path / "a.db").write_bytes(b"")
-    given = "sqlite:" + str(tmp_path / "a.db") + "?SELECT x, y FROM t"  # noqa: S608
-    options = parsed("--data", given, "--labels", "l.toml", "--label-column", "y")
-    wanted = SampleSource(tmp_path / "a.db", "SELECT x, y FROM t", Path("l.toml"), "y")
-    assert data_options.place(options.data, options) == wanted
+    text = "sqlite:" + str(tmp_path / "a.db") + "?SELECT x, y FROM t"  # noqa: S608
+    options = parsed("--data", text, "--labels", "l.toml", "--label-column", "y")
+    source = SampleSource(tmp_path / "a.db", "SELECT x, y FROM t", Path("l.toml"), "y")
+    assert data_options.place(options.data, options) == source
 
 
 @pytest.mark.parametrize("folder", ["", "/srv/pi/", "some/where/"])

@@ -47,7 +47,7 @@ def test_what_no_kind_of_any_policy_has_is_refused_and_else_each_policy_takes_wh
 def test_they_may_stand_in_the_file_and_are_kept_with_the_runs(tmp_path):
     file = tmp_path / "fleet.toml"
     file.write_text('fleet = "uniform"\n[all_kinds]\nlr = 0.02\n')
-    mine = asked(str(file)).scenario
-    assert scenario.decode(mine.json()) == mine
-    assert {kind.strategy.lr for kind in scenario.of_policy(mine, "drop").task.kinds} == {0.02}
+    preset = asked(str(file)).scenario
+    assert scenario.decode(preset.json()) == preset
+    assert {kind.strategy.lr for kind in scenario.of_policy(preset, "drop").task.kinds} == {0.02}
     assert b"all_kinds" not in asked("digits").scenario.json()

@@ -138,20 +138,20 @@ def test_a_service_keeps_a_password_of_the_environment_in_a_file_of_its_owner(tm
     monkeypatch.setenv(PASSWORD_VARIABLE, SECRET)
     folder = tmp_path / "device"
     folder.mkdir()
-    given = options("mqtts://pi@broker.example", "--data", str(tmp_path), "--state", str(folder))
-    text = service.write_settings(given, join.add_arguments).read_text()
-    kept = folder / service.PASSWORD
-    assert kept.read_text() == SECRET + "\n"
-    assert kept.stat().st_mode & 0o777 == 0o600
+    arguments = options("mqtts://pi@broker.example", "--data", str(tmp_path), "--state", str(folder))
+    text = service.write_settings(arguments, join.add_arguments).read_text()
+    file = folder / service.PASSWORD
+    assert file.read_text() == SECRET + "\n"
+    assert file.stat().st_mode & 0o777 == 0o600
     assert SECRET not in text
-    assert f'password_file = "{kept}"' in text
+    assert f'password_file = "{file}"' in text
     command = ServiceCommand("pi", ("device-runtime", "join", "--config", "x"), folder)
     assert SECRET not in repr(command)
 
 
 def test_no_page_shows_a_command_with_a_password():
-    shown = re.compile(r"(?:mqtts?|wss?|postgres(?:ql)?)://[^/@\s:`]+:[^/@\s`]+@|--enrol TOKEN")
+    pattern = re.compile(r"(?:mqtts?|wss?|postgres(?:ql)?)://[^/@\s:`]+:[^/@\s`]+@|--enrol TOKEN")
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*"), *ROOT.glob("broker/*.md")]
     for page in pages:
         if page.is_file():
-            assert not shown.search(page.read_text()), page
+            assert not pattern.search(page.read_text()), page

@@ -66,7 +66,7 @@ def bare(tmp_path_factory):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return {
-        words.replace(str(folder) + "/", ""): tuple(said) for words, said in json.loads(done.stdout).items()
+        words.replace(str(folder) + "/", ""): tuple(lines) for words, lines in json.loads(done.stdout).items()
     }
 
 
@@ -81,8 +81,8 @@ def test_a_command_that_cannot_run_names_its_extra(bare):
         name = words.split()[0]
         if name in EXAMPLES and "--help" not in words:
             assert code in (2, 6), (words, code, wrong)
-            wanted = rf"needs the extra \S*{COMMANDS[name].needs}\S*: pip install 'device-runtime\["
-            assert re.search(wanted, wrong), (words, wrong)
+            pattern = rf"needs the extra \S*{COMMANDS[name].needs}\S*: pip install 'device-runtime\["
+            assert re.search(pattern, wrong), (words, wrong)
 
 
 def test_no_command_of_a_device_needs_an_extra():
@@ -90,5 +90,5 @@ def test_no_command_of_a_device_needs_an_extra():
 
 
 def test_the_sentence_names_the_extra_before_the_library():
-    said = extra_needed("serve", "aggregator", "rpds")
-    assert said.startswith("serve needs the extra aggregator: pip install 'device-runtime[aggregator]'")
+    advice = extra_needed("serve", "aggregator", "rpds")
+    assert advice.startswith("serve needs the extra aggregator: pip install 'device-runtime[aggregator]'")

@@ -28,7 +28,10 @@ def trained():
     wanted = np.eye(10)[Y[:1200]] * 16 - 8
     fit = np.linalg.solve(features.T @ features + 1e-3 * np.eye(features.shape[1]), features.T @ wanted)
     new = {head.weight: fit[:-1].T.astype(np.float32), head.bias: fit[-1].astype(np.float32)}
-    return bundle, {**bundle.weights(), **{name: np.ascontiguousarray(one) for name, one in new.items()}}
+    return bundle, {
+        **bundle.weights(),
+        **{name: np.ascontiguousarray(tensor) for name, tensor in new.items()},
+    }
 
 
 @pytest.fixture
@@ -50,8 +53,8 @@ def samples(tmp_path):
 
 def shown(capsys, *words):
     code = main(["data", "check", *words])
-    found = capsys.readouterr()
-    return code, found.out, found.err
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
 def test_samples_that_the_model_knows_are_said_to_be_right(samples, weights, capsys):
@@ -81,8 +84,8 @@ def test_the_untrained_weights_of_a_task_say_nothing(samples, capsys):
 def test_a_bundle_with_trained_weights_is_asked(samples, trained, tmp_path, capsys):
     bundle, fitted = trained
     graphs = {name: bundle.graph(name) for name in bundle.manifest.graphs}
-    made = bundles.write(tmp_path / "fitted", bundle.manifest, fitted, graphs).path
-    _, out, _ = shown(capsys, samples(16 - RAW[1200:], Y[1200:]), "--bundle", str(made))
+    place = bundles.write(tmp_path / "fitted", bundle.manifest, fitted, graphs).path
+    _, out, _ = shown(capsys, samples(16 - RAW[1200:], Y[1200:]), "--bundle", str(place))
     assert "are they inverted?" in out
 
 

@@ -32,10 +32,10 @@ def states(findings):
 
 def test_a_sound_installation_can_take_part_and_says_why(capsys, tmp_path):
     assert main(["doctor", "--state", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for line in ("ok +python", "ok +engine onnxruntime .*chosen", "ok +training step .*the loss fell by"):
-        assert re.search(f"^{line}", shown, re.M), line
-    assert shown.endswith("This device can take part.\n")
+        assert re.search(f"^{line}", output, re.M), line
+    assert output.endswith("This device can take part.\n")
 
 
 def test_json_holds_every_finding_with_its_state(capsys, tmp_path):
@@ -49,51 +49,55 @@ def test_json_holds_every_finding_with_its_state(capsys, tmp_path):
 
 def test_a_bundle_that_is_not_there_is_a_problem_and_the_rest_is_still_examined(capsys, tmp_path):
     assert main(["doctor", "--bundle", "nothing", "--state", str(tmp_path)]) == 1
-    shown = capsys.readouterr().out
-    assert "problem  bundle" in shown
-    assert "name a sound one with --bundle" in shown
-    assert "mosquitto" in shown
-    assert shown.endswith("This device cannot take part: bundle.\n")
+    output = capsys.readouterr().out
+    assert "problem  bundle" in output
+    assert "name a sound one with --bundle" in output
+    assert "mosquitto" in output
+    assert output.endswith("This device cannot take part: bundle.\n")
 
 
 def test_without_an_engine_the_device_is_told_what_to_install(bundle, monkeypatch):
     none = tuple(EngineChoice(name, "", False, "not installed") for name in ("onnxruntime", "torch"))
     monkeypatch.setattr(examining, "engine_choices", lambda bundle: none)
-    found = list(examining.engines(bundle))
-    assert states(found) == {"engine onnxruntime": "missing", "engine torch": "missing", "engine": "problem"}
-    assert found[-1].advice == "pip install onnxruntime"
+    findings = list(examining.engines(bundle))
+    assert states(findings) == {
+        "engine onnxruntime": "missing",
+        "engine torch": "missing",
+        "engine": "problem",
+    }
+    assert findings[-1].advice == "pip install onnxruntime"
 
 
 def test_nothing_is_tried_without_an_engine(capsys, monkeypatch, tmp_path):
     none = (EngineChoice("onnxruntime", "", False, "not installed"),)
     monkeypatch.setattr(examining, "engine_choices", lambda bundle: none)
     assert main(["doctor", "--state", str(tmp_path)]) == 1
-    shown = capsys.readouterr().out
-    assert "forward pass" not in shown
-    assert shown.endswith("This device cannot take part: engine.\n")
+    output = capsys.readouterr().out
+    assert "forward pass" not in output
+    assert output.endswith("This device cannot take part: engine.\n")
 
 
 def test_an_engine_that_does_not_open_is_a_problem(bundle):
     def broken(bundle):
         raise EngineError("ONNX Runtime cannot be loaded: libgomp.so.1 is missing")
 
-    [found] = examining.work(bundle, broken)
-    assert (found.state, "libgomp.so.1" in found.found) == ("problem", True)
+    [finding] = examining.work(bundle, broken)
+    assert (finding.state, "libgomp.so.1" in finding.found) == ("problem", True)
 
 
 def test_gradients_that_are_wrong_are_found(bundle):
     class Wrong(OnnxModel):
         def trainer(self, tunable="all", objective="train", batch=0):
-            made = super().trainer(tunable, objective)
-            right = made.loss_and_grads
+            trainer = super().trainer(tunable, objective)
+            right = trainer.loss_and_grads
 
             def half_missing(x, y):
                 loss = right(x, y)
-                made.grads.vector *= np.float32(2)  # the loss then falls by half of what they promise
+                trainer.grads.vector *= np.float32(2)  # the loss then falls by half of what they promise
                 return loss
 
-            made.loss_and_grads = half_missing
-            return made
+            trainer.loss_and_grads = half_missing
+            return trainer
 
     assert states(examining.work(bundle, Wrong)) == {"forward pass": "ok", "training step": "problem"}
     assert states(examining.work(bundle)) == {"forward pass": "ok", "training step": "ok"}
@@ -128,10 +132,10 @@ def test_with_memory_for_some_graphs_only_these_are_named(bundle, monkeypatch):
     enough = examining.session_bytes(graphs["train.all"].bytes)
     enough += graphs["train.all"].memory_bytes(1) - 1  # not even one sample
     monkeypatch.setattr(examining, "limit_bytes", lambda emulation, memory: enough)
-    found = examining.memory(bundle)
-    assert found.state == "missing"
-    assert "train.head" in found.advice
-    assert "train.all" not in found.advice
+    finding = examining.memory(bundle)
+    assert finding.state == "missing"
+    assert "train.head" in finding.advice
+    assert "train.all" not in finding.advice
 
 
 def test_a_folder_that_cannot_be_made_or_has_no_room_is_a_problem(bundle, tmp_path, monkeypatch):
@@ -161,8 +165,10 @@ def test_what_was_spent_of_privacy_is_told_of_each_device_that_keeps_things_here
 
 
 def test_an_extra_that_is_not_installed_is_named_with_its_use(monkeypatch):
-    found = examining.util.find_spec
-    monkeypatch.setattr(examining.util, "find_spec", lambda name: None if name == "amqtt" else found(name))
+    find_spec = examining.util.find_spec
+    monkeypatch.setattr(
+        examining.util, "find_spec", lambda name: None if name == "amqtt" else find_spec(name)
+    )
     [aggregator] = [finding for finding in examining.extras() if finding.what == "extra aggregator"]
     assert aggregator.state == "missing"
     assert aggregator.found == "no amqtt"
@@ -199,10 +205,10 @@ def test_findings_are_in_the_order_in_which_they_matter(tmp_path):
 
 
 def test_the_meter_of_energy_is_named_with_those_that_cannot_be_read():
-    found = list(energy(FoundMeter(None, ("rapl: /sys/x may be read by root only: sudo chmod",))))
-    assert states(found) == {"energy meter": "missing", "energy meter rapl": "missing"}
-    assert found[0].found == "modelled: from 2 W idle, 8 W under load (assumed: no profile), ± 100%"
-    assert found[1].found == "/sys/x may be read by root only: sudo chmod"
+    findings = list(energy(FoundMeter(None, ("rapl: /sys/x may be read by root only: sudo chmod",))))
+    assert states(findings) == {"energy meter": "missing", "energy meter rapl": "missing"}
+    assert findings[0].found == "modelled: from 2 W idle, 8 W under load (assumed: no profile), ± 100%"
+    assert findings[1].found == "/sys/x may be read by root only: sudo chmod"
     [ok] = energy(find_meter("command:echo 3 W"))
     assert (ok.state, ok.found) == ("ok", "command: what the command measures, ± 5%")
 
@@ -226,5 +232,5 @@ def test_rules_of_the_devices_here_are_told_with_what_they_say_now(tmp_path, cap
 
 def test_rules_that_cannot_be_read_are_said(tmp_path):
     (tmp_path / owner.POLICY).write_text("{")
-    [found] = rules(tmp_path)
-    assert (found.state, "policy.json cannot be read" in found.found) == ("missing", True)
+    [finding] = rules(tmp_path)
+    assert (finding.state, "policy.json cannot be read" in finding.found) == ("missing", True)

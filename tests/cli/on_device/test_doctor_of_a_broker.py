@@ -33,7 +33,7 @@ AUTHORITY = make_authority("device-runtime", NOW, 100)
 
 
 def found(connection, now=None):
-    return {one.what: one for one in examine(connection, now or time.time())}
+    return {finding.what: finding for finding in examine(connection, now or time.time())}
 
 
 def plain(url, user="pi-1", password="one", key=b""):  # noqa: S107 - of a test
@@ -77,39 +77,39 @@ def test_what_is_not_there_is_said_with_where_to_look():
 
 @needs_mosquitto
 def test_a_wrong_password_ends_the_examination_with_how_to_enrol_anew(running):
-    seen = found(plain(running().url, password="wrong"))
-    assert seen["credentials"].state == "problem"
-    assert "refused user 'pi-1'" in seen["credentials"].found
-    assert "device add NAME --again" in seen["credentials"].advice
-    assert "access list" not in seen
+    findings = found(plain(running().url, password="wrong"))
+    assert findings["credentials"].state == "problem"
+    assert "refused user 'pi-1'" in findings["credentials"].found
+    assert "device add NAME --again" in findings["credentials"].advice
+    assert "access list" not in findings
 
 
 @needs_mosquitto
 def test_a_fenced_broker_is_sound(running):
-    seen = found(plain(running().url))
+    findings = found(plain(running().url))
     for what in ("broker", "tls", "credentials", "own branch", "access list", "packet limit", "clock"):
-        assert seen[what].state == "ok", seen[what]
-    assert seen["offer"].state == "missing"
+        assert findings[what].state == "ok", findings[what]
+    assert findings["offer"].state == "missing"
 
 
 @needs_mosquitto
 def test_a_device_that_is_not_called_like_its_user_may_not_write_its_branch(running):
     broker = running({"other": "one", "aggregator": "all"})
-    seen = found(plain(broker.url, "other"))
-    assert seen["own branch"].state == "problem"
-    assert "pattern write fl/v1/d/%u/up/LEAF" in seen["own branch"].advice
+    findings = found(plain(broker.url, "other"))
+    assert findings["own branch"].state == "problem"
+    assert "pattern write fl/v1/d/%u/up/LEAF" in findings["own branch"].advice
 
 
 @needs_mosquitto
 def test_a_broker_without_an_access_list_is_found_out(running, monkeypatch):
     connection = plain(running({}).url, None, None)
-    seen = found(connection)["access list"]
-    assert seen.state == "missing"
+    finding = found(connection)["access list"]
+    assert finding.state == "missing"
     for what in (
         f"write {topics.up(examining_broker.NOBODY, 'trial')}",
         f"read {topics.up('pi-1', 'trial')}",
     ):
-        assert what in seen.found
+        assert what in finding.found
     connection = replace(connection, url=replace(connection.url, insecure=True))
     monkeypatch.setattr(BrokerUrl, "loopback", property(lambda self: False))
     assert found(connection)["access list"].state == "problem"
@@ -117,10 +117,10 @@ def test_a_broker_without_an_access_list_is_found_out(running, monkeypatch):
 
 @pytest.mark.slow
 def test_what_amqtt_does_not_tell_is_not_claimed(running):
-    seen = found(plain(running(kind="amqtt").url))
-    assert seen["credentials"].state == "ok"
-    assert "MQTT 3.1.1 does not say" in seen["own branch"].found
-    assert seen["packet limit"].state == "missing"
+    findings = found(plain(running(kind="amqtt").url))
+    assert findings["credentials"].state == "ok"
+    assert "MQTT 3.1.1 does not say" in findings["own branch"].found
+    assert findings["packet limit"].state == "missing"
 
 
 @needs_mosquitto
@@ -135,9 +135,9 @@ def test_what_amqtt_does_not_tell_is_not_claimed(running):
 )
 def test_a_packet_limit_is_a_problem_only_where_nothing_can_pass(running, monkeypatch, line, state, said):
     monkeypatch.setattr(mosquitto, "LIMITS", (line,))
-    seen = found(plain(running().url))["packet limit"]
-    assert (seen.state, said in seen.found) == (state, True), seen
-    assert ("message_size_limit 524288" in seen.advice) == (state != "ok")
+    finding = found(plain(running().url))["packet limit"]
+    assert (finding.state, said in finding.found) == (state, True), finding
+    assert ("message_size_limit 524288" in finding.advice) == (state != "ok")
 
 
 @needs_mosquitto
@@ -147,19 +147,19 @@ def test_a_limit_that_a_broker_of_mqtt_3_does_not_state_is_found_by_trying(runni
     proxy = Proxy(running().url)
     try:
         proxy.packet_limit = limit
-        seen = found(plain(proxy.url))["packet limit"]
+        finding = found(plain(proxy.url))["packet limit"]
     finally:
         proxy.close()
-    assert (seen.state, f"packets of {limit} bytes are taken" in seen.found) == ("ok", True), seen
+    assert (finding.state, f"packets of {limit} bytes are taken" in finding.found) == ("ok", True), finding
 
 
 @needs_mosquitto
 @pytest.mark.parametrize("days, state", [(90, "ok"), (20, "missing")])
 def test_a_certificate_that_ends_soon_is_worth_a_word(running, days, state):
-    seen = found(secure(running(names=("127.0.0.1",), days=days)))
-    assert seen["tls"].state == state
-    assert ("renew" in seen["tls"].advice) == (state == "missing")
-    assert seen["credentials"].state == "ok"
+    findings = found(secure(running(names=("127.0.0.1",), days=days)))
+    assert findings["tls"].state == state
+    assert ("renew" in findings["tls"].advice) == (state == "missing")
+    assert findings["credentials"].state == "ok"
 
 
 @needs_mosquitto
@@ -178,11 +178,11 @@ def test_a_certificate_that_ends_soon_is_worth_a_word(running, days, state):
     ],
 )
 def test_why_a_certificate_is_not_believed_is_told_apart(running, host, names, authority, said, advice):
-    seen = found(secure(running(names=names), host, authority))
-    assert seen["tls"].state == "problem"
-    assert said in seen["tls"].found
-    assert advice in seen["tls"].advice
-    assert "credentials" not in seen
+    findings = found(secure(running(names=names), host, authority))
+    assert findings["tls"].state == "problem"
+    assert said in findings["tls"].found
+    assert advice in findings["tls"].advice
+    assert "credentials" not in findings
 
 
 @needs_mosquitto
@@ -194,8 +194,8 @@ def test_an_expired_certificate_and_one_that_is_yet_to_begin_have_their_own_advi
         moment = datetime.fromtimestamp(NOW.timestamp() + days * DAY_S, timezone.utc)
         with monkeypatch.context() as patched:
             patched.setitem(globals(), "NOW", moment)
-            seen = found(secure(running(names=("127.0.0.1",), days=1)))["tls"]
-        assert (seen.state, code in seen.found, advice in seen.advice) == ("problem", True, True)
+            finding = found(secure(running(names=("127.0.0.1",), days=1)))["tls"]
+        assert (finding.state, code in finding.found, advice in finding.advice) == ("problem", True, True)
 
 
 @needs_mosquitto
@@ -209,32 +209,32 @@ def test_tls_where_there_is_none_is_said(running):
 def test_whose_offers_there_are(running, by, state):
     broker = running()
     blob = blob_of(b"x")
-    given = Offer(
+    offer = Offer(
         task="t", run="r", round=3, seed=1, deadline_s=1.0, remaining_s=1.0, bundle=blob, kinds=(),
         base=Base(checkpoint=(blob,), sha=blob.sha),
     )  # fmt: skip
     topic, issued = f"{topics.ROOT}/all/round/t", int(time.time()) + 4000
     link = Link(plain(broker.url, "aggregator", "all").url, "aggregator", queue.SimpleQueue(), LinkOptions())
     link.connect()
-    link.publish(topic, by.seal(topic, given, issued), retain=True)
+    link.publish(topic, by.seal(topic, offer, issued), retain=True)
     while link.unacknowledged():
         time.sleep(0.01)
     link.close()
-    seen = found(plain(broker.url, key=SIGNER.public))
-    assert seen["offer"].state == state
-    assert ("round 3, signed by the aggregator" in seen["offer"].found) == (state == "ok")
-    assert seen["clock"].state == "problem"
-    assert "the offer is of" in seen["clock"].found
+    findings = found(plain(broker.url, key=SIGNER.public))
+    assert findings["offer"].state == state
+    assert ("round 3, signed by the aggregator" in findings["offer"].found) == (state == "ok")
+    assert findings["clock"].state == "problem"
+    assert "the offer is of" in findings["clock"].found
 
 
 def test_an_offer_left_by_an_earlier_key_is_no_problem_beside_one_that_is_believed():
     connection, blob = plain("mqtt://127.0.0.1:1", key=SIGNER.public), blob_of(b"x")
     where = {"bundle": blob, "kinds": (), "base": Base(checkpoint=(blob,), sha=blob.sha)}
-    given = Offer(task="t", run="r", round=3, seed=1, deadline_s=1.0, remaining_s=1.0, **where)
+    offer = Offer(task="t", run="r", round=3, seed=1, deadline_s=1.0, remaining_s=1.0, **where)
     topic = f"{topics.ROOT}/all/round/t"
-    by = [Received(topic, signer.seal(topic, given, 5), True) for signer in (Signer(bytes(32)), SIGNER)]
-    assert [one.state for one in _all_offered(connection, by)] == ["missing", "ok"]
-    assert [one.state for one in _all_offered(connection, by[:1])] == ["problem"]
+    by = [Received(topic, signer.seal(topic, offer, 5), True) for signer in (Signer(bytes(32)), SIGNER)]
+    assert [finding.state for finding in _all_offered(connection, by)] == ["missing", "ok"]
+    assert [finding.state for finding in _all_offered(connection, by[:1])] == ["problem"]
 
 
 def test_an_enrolment_that_others_can_read_is_a_problem(tmp_path):
@@ -246,19 +246,19 @@ def test_an_enrolment_that_others_can_read_is_a_problem(tmp_path):
     )
     assert found(connect(options))["enrolment"].state == "ok"
     (tmp_path / "enrolment.json").chmod(0o644)
-    seen = found(connect(options))["enrolment"]
-    assert (seen.state, seen.advice) == ("problem", f"chmod 600 {tmp_path / 'enrolment.json'}")
+    finding = found(connect(options))["enrolment"]
+    assert (finding.state, finding.advice) == ("problem", f"chmod 600 {tmp_path / 'enrolment.json'}")
 
 
 def test_a_device_without_a_key_of_its_own_is_told_what_the_broker_could_do(tmp_path):
     url = f"mqtts://127.0.0.1:{find_port(BrokerOptions())}"
-    given = {"broker": None, "name": None, "ca": None, "cert": None, "key": None, "insecure": False}
+    flags = {"broker": None, "name": None, "ca": None, "cert": None, "key": None, "insecure": False}
     for secret, state in ((bytes(32), "ok"), (b"", "missing")):
         Enrolment(url, "pi-1", "secret", b"der", bytes(32), 5, secret).save(tmp_path)
-        seen = found(connect(argparse.Namespace(**given, state=tmp_path)))["enrolment"]
-        assert seen.state == state
-        assert ("whoever runs the broker can send updates in its name" in seen.found) == (not secret)
-    assert "device add pi-1 --again" in seen.advice
-    given["broker"] = "mqtt://127.0.0.1:1"
-    seen = found(connect(argparse.Namespace(**given, state=tmp_path / "none")))["enrolment"]
-    assert "whoever runs the broker can send updates in its name" in seen.found
+        finding = found(connect(argparse.Namespace(**flags, state=tmp_path)))["enrolment"]
+        assert finding.state == state
+        assert ("whoever runs the broker can send updates in its name" in finding.found) == (not secret)
+    assert "device add pi-1 --again" in finding.advice
+    flags["broker"] = "mqtt://127.0.0.1:1"
+    finding = found(connect(argparse.Namespace(**flags, state=tmp_path / "none")))["enrolment"]
+    assert "whoever runs the broker can send updates in its name" in finding.found

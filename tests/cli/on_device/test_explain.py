@@ -26,8 +26,8 @@ def test_explain_says_what_each_kind_reveals_with_and_without_masks_in_one_line_
     assert main([*TASK, "--kinds", "full,few-shot,prototypes,class-means"]) == 0
     lines = capsys.readouterr().out.splitlines()
     [first] = [at for at, line in enumerate(lines) if line.startswith("it reveals")]
-    told = {line.split("  ")[0]: line.split("  ")[-1].strip() for line in lines[first + 2 : -2]}
-    assert told == {
+    reasons = {line.split("  ")[0]: line.split("  ")[-1].strip() for line in lines[first + 2 : -2]}
+    assert reasons == {
         "full": "the sum of several devices",
         "few-shot": "the sum of several devices",
         "prototypes": "cannot be masked",

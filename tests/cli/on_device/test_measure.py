@@ -18,11 +18,11 @@ def test_every_kind_is_measured_beside_its_prediction(capsys, tmp_path):
         main(["measure", *arguments, "--meter", "modelled", "--csv", str(files[0]), "--plot", str(files[1])])
         == 0
     )
-    shown = capsys.readouterr().out
-    assert "energy: modelled, from 2 W idle, 8 W under load (assumed: no profile), ± 100%" in shown
+    output = capsys.readouterr().out
+    assert "energy: modelled, from 2 W idle, 8 W under load (assumed: no profile), ± 100%" in output
     for kind in ("few-shot", "class-means"):
-        assert re.search(rf"^{kind} .* ± .* modelled ± 100% ", shown, re.M)
-    assert "Medians of 2 runs" in shown
+        assert re.search(rf"^{kind} .* ± .* modelled ± 100% ", output, re.M)
+    assert "Medians of 2 runs" in output
     rows = list(csv.DictReader(files[0].open(newline="")))
     assert [row["kind"] for row in rows] == ["few-shot", "class-means"] * 2
     assert all(float(row["seconds"]) > 0 and float(row["predicted_s"]) > 0 for row in rows)
@@ -33,10 +33,10 @@ def test_every_kind_is_measured_beside_its_prediction(capsys, tmp_path):
 def test_json_has_the_kinds_and_their_runs(capsys):
     arguments = ("--kinds", "class-means", "--repeats", "1", "--meter", "command:echo 3 W", "--idle", "0.01")
     assert main(["measure", *arguments, "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["meter"], told["energy"]) == ("command", "what the command measures, ± 5%")
-    assert told["idle_w"] > 0
-    [kind], [run] = told["kinds"], told["runs"]
+    report = json.loads(capsys.readouterr().out)
+    assert (report["meter"], report["energy"]) == ("command", "what the command measures, ± 5%")
+    assert report["idle_w"] > 0
+    [kind], [run] = report["kinds"], report["runs"]
     assert kind["seconds"] == {"median": run["seconds"], "least": run["seconds"], "most": run["seconds"]}
     assert run["source"] == "command"
 
@@ -61,8 +61,8 @@ def test_local_data_is_taken_where_it_is_given(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_a_kind_that_cannot_be_done_is_told_with_the_reason_and_nothing_at_all_is_a_failure(capsys):
-    asked = ("measure", "--kinds", "attention-transfer", "--repeats", "1", "--meter", "modelled")
-    assert main([*asked]) == 1
+    words = ("measure", "--kinds", "attention-transfer", "--repeats", "1", "--meter", "modelled")
+    assert main([*words]) == 1
     assert re.search(r"^attention-transfer: .*needs graph", capsys.readouterr().out, re.M)
 
 
@@ -90,9 +90,9 @@ def test_data_without_samples_of_the_task_is_refused_before_anything_is_measured
     monkeypatch.setattr(trials, "in_a_child", lambda order: pytest.fail("measured"))
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 8, 8), np.uint8), y=np.array([77, 78]))
     assert main(["measure", "--data", str(tmp_path / "a.npz")]) == 2
-    said = capsys.readouterr().err
-    assert "no readable samples in" in said
-    assert "DataError" not in said
+    output = capsys.readouterr().err
+    assert "no readable samples in" in output
+    assert "DataError" not in output
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(capsys, monkeypatch, tmp_path):

@@ -28,13 +28,13 @@ def device(tmp_path, bundle):
 
 def test_what_is_kept_is_told_and_how_good_it_is(device, capsys):
     assert main(["predict", "--state-dir", str(device)]) == 0
-    told = "digits-wrn-10-1, task 'digits', the model of round 3"
-    assert capsys.readouterr().out == f"{told}, not evaluated on this device yet\n"
+    summary = "digits-wrn-10-1, task 'digits', the model of round 3"
+    assert capsys.readouterr().out == f"{summary}, not evaluated on this device yet\n"
     PersonalModelStore(device).judge(
         RoundEvaluation(4, Evaluation(0.75, 1.0, 8), Evaluation(0.5, 2.0, 8)), None
     )
     assert main(["predict", "--state", str(device)]) == 0
-    assert f"{told}; 75.0% of 8 samples held out; with an own head 50.0% of" in capsys.readouterr().out
+    assert f"{summary}; 75.0% of 8 samples held out; with an own head 50.0% of" in capsys.readouterr().out
 
 
 def test_files_are_answered_and_what_is_none_is_said(device, tmp_path, capsys):
@@ -49,10 +49,10 @@ def test_files_are_answered_and_what_is_none_is_said(device, tmp_path, capsys):
         str(tmp_path / "x.npy"),
     ]
     assert main(given) == 1
-    shown = capsys.readouterr()
-    assert shown.out.count("x.npy [0]") == shown.out.count("x.npy [1]") == 1
-    assert shown.out.count("%") == 4
-    assert "a.png: a damaged picture" in shown.err
+    output = capsys.readouterr()
+    assert output.out.count("x.npy [0]") == output.out.count("x.npy [1]") == 1
+    assert output.out.count("%") == 4
+    assert "a.png: a damaged picture" in output.err
 
 
 def test_json_without_samples_is_an_empty_list(device, capsys):
@@ -77,7 +77,7 @@ def test_without_a_device_or_a_model_it_says_what_to_do(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["predict", "--state", str(tmp_path / "empty")]) == 2
     assert main(["predict", "--state", str(tmp_path / "none")]) == 2
-    said = capsys.readouterr().err
-    assert "no model is kept in" in said
-    assert "join a task first" in said
-    assert "no device is in" in said
+    output = capsys.readouterr().err
+    assert "no model is kept in" in output
+    assert "join a task first" in output
+    assert "no device is in" in output

@@ -51,8 +51,8 @@ def test_it_serves_web_sockets_too_to_who_has_what_it_printed(kind: str) -> None
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         process.stdout.readline()
-        said, _, url = process.stdout.readline().strip().rpartition(" ")
-        assert said == "over WebSockets:"
+        line, _, url = process.stdout.readline().strip().rpartition(" ")
+        assert line == "over WebSockets:"
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         link = Link(BrokerUrl.parse(url), "page", inbox)
         link.connect(60.0)

@@ -23,12 +23,12 @@ def wheel(tmp_path, monkeypatch):
 
     def make(name, *requires, tag="py3-none-any", extras=(), version="1.0"):
         path = index / f"{name}-{version}-{tag}.whl"
-        said = [f"Name: {name}", f"Version: {version}"]
-        said += [f"Provides-Extra: {extra}" for extra in extras]
-        said += [f"Requires-Dist: {requirement}" for requirement in requires]
+        lines = [f"Name: {name}", f"Version: {version}"]
+        lines += [f"Provides-Extra: {extra}" for extra in extras]
+        lines += [f"Requires-Dist: {requirement}" for requirement in requires]
         inside = f"{name}-{version}.dist-info"
         with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr(f"{inside}/METADATA", "Metadata-Version: 2.1\n" + "\n".join(said) + "\n")
+            archive.writestr(f"{inside}/METADATA", "Metadata-Version: 2.1\n" + "\n".join(lines) + "\n")
             archive.writestr(f"{inside}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
             archive.writestr(f"{inside}/RECORD", "")
         return path
@@ -106,8 +106,8 @@ def test_the_line_that_is_printed_installs_all_of_it_without_a_network(wheel, tm
     words = line.replace("'", "").split()[1:]
     command = [sys.executable, "-m", "pip", *words, "--target", tmp_path / "site"]
     subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
-    there = {path.name for path in (tmp_path / "site").glob("*.dist-info")}
-    assert there == {f"{name}-1.0.dist-info" for name in ("device_runtime", "helper", "pictures")}
+    names = {path.name for path in (tmp_path / "site").glob("*.dist-info")}
+    assert names == {f"{name}-1.0.dist-info" for name in ("device_runtime", "helper", "pictures")}
 
 
 @pytest.fixture
@@ -194,8 +194,8 @@ def test_without_a_wheel_a_folder_that_is_gone_is_not_missed(ours, installed, tm
     ],
 )
 def test_what_cannot_be_bundled_is_said_in_one_line(ours, tmp_path, capsys, words, message):
-    given = words if "--wheel" in words else (*words, "--wheel", str(ours))
-    assert main(["bundle-wheels", str(tmp_path / "wheels"), *given]) == 2
+    arguments = words if "--wheel" in words else (*words, "--wheel", str(ours))
+    assert main(["bundle-wheels", str(tmp_path / "wheels"), *arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("device-runtime: ")
     assert message in line

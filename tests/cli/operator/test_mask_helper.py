@@ -63,15 +63,15 @@ def test_each_failure_leaves_with_its_own_number(state, tmp_path, capsys, monkey
     assert main(["mask-helper", *map(str, ours), "--print-key"]) == 0
     with folder_lock(state):
         assert "is in use by process" in ends(capsys, *ours, code=Exit.FOLDER)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        said = ends(capsys, *ours, "--metrics", f"127.0.0.1:{port}", code=Exit.ADDRESS)
-        assert f"--metrics 127.0.0.1:{port}: cannot listen there: Address already in use" in said
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        output = ends(capsys, *ours, "--metrics", f"127.0.0.1:{port}", code=Exit.ADDRESS)
+        assert f"--metrics 127.0.0.1:{port}: cannot listen there: Address already in use" in output
     with monkeypatch.context() as patch:
         patch.delitem(sys.modules, "device_runtime.mask_helper.metrics", raising=False)
         patch.setitem(sys.modules, "prometheus_client", None)
-        said = ends(capsys, *ours, "--metrics", "0", code=Exit.MISSING)
-        assert "mask-helper needs the extra service: pip install 'device-runtime[service]'" in said
+        output = ends(capsys, *ours, "--metrics", "0", code=Exit.MISSING)
+        assert "mask-helper needs the extra service: pip install 'device-runtime[service]'" in output
     (state / FILE).write_bytes(b"damaged" * 1000)
     assert "file is not a database" in ends(capsys, *ours, code=Exit.FOLDER)
 

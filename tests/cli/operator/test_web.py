@@ -44,9 +44,9 @@ def test_what_the_lock_file_names_is_fetched_and_none_of_its_scripts_is_run(prog
     target = tmp_path / "kept" / "vendor"
     assert fetched(target) == 0
     assert (target / join.NEEDED).read_text() == "fetched\n"
-    asked = (target / "asked").read_text().split()
-    assert asked[0] == "ci"
-    assert "--ignore-scripts" in asked
+    requests = (target / "asked").read_text().split()
+    assert requests[0] == "ci"
+    assert "--ignore-scripts" in requests
     assert f"the page's libraries are in {target}" in capsys.readouterr().out
     (target / "older").write_text("")
     assert fetched(target) == 0

@@ -180,9 +180,9 @@ def test_a_bundle_without_set_all_is_written_and_its_sets_are_counted(tmp_path, 
 
 def test_seed_decides_the_weights():
     pytest.importorskip("torch")
-    one, same, other = (export.build(parsed(WRN, *PLACE, "--seed", s)).conv1.weight for s in "001")
-    assert one.equal(same)
-    assert not one.equal(other)
+    first, same, other = (export.build(parsed(WRN, *PLACE, "--seed", s)).conv1.weight for s in "001")
+    assert first.equal(same)
+    assert not first.equal(other)
 
 
 def test_numbers_and_levels_are_read_from_the_words():
@@ -306,27 +306,35 @@ HOUSES = ("mlp", "--set", "inputs=4", "--set", "classes=2", "--input", "4", "--l
 def test_values_are_standardised_by_the_samples_that_are_given(tmp_path):
     (tmp_path / "a.csv").write_text("u,v,w,x,price,area\n1,2,3,4,130,-3\n5,6,7,8,70,3\n")
     words = (*HOUSES, "--labels", "price,area", "--standardise", str(tmp_path / "a.csv"), "--out", "out")
-    found = export.spec(parsed(*words))
-    assert (found.labels, found.loss.columns) == (("price", "area"), ("price", "area"))
-    assert (found.loss.mean, found.loss.std) == ((100.0, 0.0), (30.0, 3.0))
-    assert (found.input.mean, found.input.std) == ((3.0, 4.0, 5.0, 6.0), (2.0,) * 4)
-    kept = export.spec(parsed(*words, "--target-std", "9"))
-    assert (kept.loss.mean, kept.loss.std) == ((0.0,), (9.0,))
+    bundle_spec = export.spec(parsed(*words))
+    assert (bundle_spec.labels, bundle_spec.loss.columns) == (("price", "area"), ("price", "area"))
+    assert (bundle_spec.loss.mean, bundle_spec.loss.std) == ((100.0, 0.0), (30.0, 3.0))
+    assert (bundle_spec.input.mean, bundle_spec.input.std) == ((3.0, 4.0, 5.0, 6.0), (2.0,) * 4)
+    own_std = export.spec(parsed(*words, "--target-std", "9"))
+    assert (own_std.loss.mean, own_std.loss.std) == ((0.0,), (9.0,))
 
 
 def test_a_reconstruction_needs_no_labels():
     words = ("autoencoder", "--input", "4", "--loss", "huber", "--targets", "input", "--quantile", "0.9")
-    found = export.spec(parsed(*words, "--delta", "2", "--out", "out"))
-    assert found.labels == ("normal", "anomaly")
-    assert (found.loss.compared, found.loss.quantile, found.loss.delta) == ("input", 0.9, 2.0)
+    bundle_spec = export.spec(parsed(*words, "--delta", "2", "--out", "out"))
+    assert bundle_spec.labels == ("normal", "anomaly")
+    assert (bundle_spec.loss.compared, bundle_spec.loss.quantile, bundle_spec.loss.delta) == (
+        "input",
+        0.9,
+        2.0,
+    )
 
 
 def test_a_loss_of_one_s_own_is_read_from_a_file(tmp_path):
     (tmp_path / "own.py").write_text("def pinball(outputs, targets):\n    return outputs[:, 0]\n")
     words = ("mlp", "--input", "4", "--labels", "low,high", "--target-columns", "price", "--out", "out")
-    found = export.spec(parsed(*words, "--loss", f"{tmp_path}/own.py:pinball"))
-    assert (found.loss.loss, found.loss.own, found.loss.columns) == ("pinball", True, ("price",))
-    assert found.own_loss.__name__ == "pinball"
+    bundle_spec = export.spec(parsed(*words, "--loss", f"{tmp_path}/own.py:pinball"))
+    assert (bundle_spec.loss.loss, bundle_spec.loss.own, bundle_spec.loss.columns) == (
+        "pinball",
+        True,
+        ("price",),
+    )
+    assert bundle_spec.own_loss.__name__ == "pinball"
 
 
 @pytest.mark.parametrize(

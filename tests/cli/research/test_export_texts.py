@@ -196,5 +196,5 @@ def test_inspect_says_how_texts_are_read(text_bundle, capsys):
     from device_runtime.cli import main
 
     assert main(["inspect", str(text_bundle.path)]) == 0
-    said = "read as '{text} It was{mask} .', answered by ' terrible', ' great'"
-    assert f"texts as 24 tokens (byte-pairs/1), {said}" in capsys.readouterr().out
+    description = "read as '{text} It was{mask} .', answered by ' terrible', ' great'"
+    assert f"texts as 24 tokens (byte-pairs/1), {description}" in capsys.readouterr().out

@@ -11,33 +11,33 @@ from device_runtime.toml_file import tomllib
 @pytest.mark.parametrize("name", registry.KINDS)
 def test_one_kind_is_shown_with_its_settings_and_an_example_that_makes_it(name, capsys):
     assert main(["kinds", name]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"{name}: a device trains {registry.KINDS[name].about.trains}")
-    [table] = tomllib.loads(shown[shown.index("[[kinds]]") :])["kinds"]
+    output = capsys.readouterr().out
+    assert output.startswith(f"{name}: a device trains {registry.KINDS[name].about.trains}")
+    [table] = tomllib.loads(output[output.index("[[kinds]]") :])["kinds"]
     assert registry.make(table["name"], table["settings"]) != registry.make(name)
 
 
 def test_settings_have_default_range_unit_and_meaning(capsys):
     assert main(["kinds", "full"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"^epochs +10 +1 to 1000000 +epochs +Passes over the local samples", shown, re.M)
-    assert re.search(r"^terms\.dp-sgd\.epsilon +5\.0 +more than 0 +- +Privacy budget", shown, re.M)
+    output = capsys.readouterr().out
+    assert re.search(r"^epochs +10 +1 to 1000000 +epochs +Passes over the local samples", output, re.M)
+    assert re.search(r"^terms\.dp-sgd\.epsilon +5\.0 +more than 0 +- +Privacy budget", output, re.M)
 
 
 def test_all_kinds_are_listed_with_whose_method_they_are(capsys):
     assert main(["kinds"]) == 0
-    shown = capsys.readouterr().out
-    assert all(re.search(rf"^{re.escape(name)} ", shown, re.M) for name in registry.KINDS)
-    assert "HeteroFL: Diao et al. 2021" in shown
-    assert not re.search(r"(thesis|paper) 00\d", shown)
+    output = capsys.readouterr().out
+    assert all(re.search(rf"^{re.escape(name)} ", output, re.M) for name in registry.KINDS)
+    assert "HeteroFL: Diao et al. 2021" in output
+    assert not re.search(r"(thesis|paper) 00\d", output)
 
 
 def test_both_lists_are_told_as_json(capsys):
     assert main(["kinds", "--format", "json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(registry.KINDS)
     assert main(["kinds", "peft", "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    [rate] = [row for row in told["settings"] if row["name"] == "lr"]
+    description = json.loads(capsys.readouterr().out)
+    [rate] = [row for row in description["settings"] if row["name"] == "lr"]
     assert (rate["default"], rate["range"], rate["example"]) == ("0.0", "0 or more", "lr = 0.005")
 
 

@@ -40,17 +40,17 @@ def digest(folder):
 
 
 def test_it_writes_the_files_with_the_project_s_name_and_says_what_to_do_next(written):
-    folder, said = written
+    folder, output = written
     assert {path.name for path in folder.iterdir()} == {*TEMPLATES, "data"}
     assert {path.name for path in FOLDER.iterdir()} - {"__pycache__"} == set(TEMPLATES)
     assert not [name for name in TEMPLATES if "{{" in (folder / name).read_text()]
     assert (
         tasks.load(folder / "task.toml", {}).name == scenario.load(folder / "scenario.toml").name == "shapes"
     )
-    assert [line.split()[1] for line in said.splitlines() if "  device-runtime" in line] == [
+    assert [line.split()[1] for line in output.splitlines() if "  device-runtime" in line] == [
         "export", "simulate", "serve", "join",
     ]  # fmt: skip
-    assert "  cd shapes\n" in said
+    assert "  cd shapes\n" in output
 
 
 def test_task_and_scenario_offer_the_same_kinds(written):
@@ -59,14 +59,14 @@ def test_task_and_scenario_offer_the_same_kinds(written):
 
 
 def test_a_device_reads_the_pictures_as_a_simulation_does(written):
-    folder, said = written
-    found = load(DataSpec(source="images", path=str(folder / "data"), size=new_pictures.SIZE), seed=0)
-    assert found.labels == SHAPES
+    folder, output = written
+    data_set = load(DataSpec(source="images", path=str(folder / "data"), size=new_pictures.SIZE), seed=0)
+    assert data_set.labels == SHAPES
     each = new_pictures.TRAIN, new_pictures.TEST
-    assert [np.bincount(y).tolist() for y in (found.train_y, found.test_y)] == [[n] * 4 for n in each]
-    assert f"{4 * sum(each)} pictures of 4 classes" in said
+    assert [np.bincount(y).tolist() for y in (data_set.train_y, data_set.test_y)] == [[n] * 4 for n in each]
+    assert f"{4 * sum(each)} pictures of 4 classes" in output
     first = png.decode((folder / "data" / "train" / "circle" / "000.png").read_bytes())
-    assert np.array_equal(first.pixels, found.train_x[0].transpose(1, 2, 0))
+    assert np.array_equal(first.pixels, data_set.train_x[0].transpose(1, 2, 0))
 
 
 def test_the_same_name_gives_the_same_bytes(written):
@@ -119,8 +119,8 @@ def test_the_commands_of_its_readme_export_simulate_and_serve_to_a_device(writte
     pytest.importorskip("torch")
     folder, _ = written
     readme = (folder / "README.md").read_text()
-    with socket.socket() as taken:
-        if taken.connect_ex(("127.0.0.1", int(re.search(r"--port (\d+)", readme).group(1)))) == 0:
+    with socket.socket() as listener:
+        if listener.connect_ex(("127.0.0.1", int(re.search(r"--port (\d+)", readme).group(1)))) == 0:
             pytest.skip("something else listens on the port of the README")
     export, simulate, serve, join = (shlex.split(line) for line in commands(readme))
     state = str(folder.parent / "state")
@@ -133,9 +133,9 @@ def test_the_commands_of_its_readme_export_simulate_and_serve_to_a_device(writte
         )  # fmt: skip
 
     def ended(process):
-        said = process.communicate(timeout=600)[0]
-        assert process.returncode == 0, said
-        return said
+        output = process.communicate(timeout=600)[0]
+        assert process.returncode == 0, output
+        return output
 
     for words in (export, simulate):
         ended(start(words))

@@ -10,9 +10,9 @@ from device_runtime.simulation.data.text import matrix
 def test_it_says_how_uneven_a_partition_is_and_draws_it(tmp_path, capsys):
     picture = tmp_path / "p.png"
     assert main(["partition", "--devices", "7", "--alpha", "0.1", "--out", str(picture)]) == 0
-    shown = capsys.readouterr().out
-    assert "1,437 training samples and 360 for evaluation, uint8 1x8x8, 10 classes" in shown
-    assert "1,435 given to 7 clients" in shown  # 205 each
+    output = capsys.readouterr().out
+    assert "1,437 training samples and 360 for evaluation, uint8 1x8x8, 10 classes" in output
+    assert "1,435 given to 7 clients" in output  # 205 each
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -21,21 +21,21 @@ def test_data_and_devices_of_a_scenario_may_be_changed(tmp_path, capsys):
     file.write_text('fleet = "phones"\ndevices = 12\n[data]\npartition = "classes"\nclasses_per_client = 3\n')
     out = ["--out", str(tmp_path / "p.png")]
     assert main(["partition", str(file), *out]) == 0
-    shown = capsys.readouterr().out
-    assert "12 clients" in shown
-    assert "classes of a client         3        3         3       3" in shown
+    output = capsys.readouterr().out
+    assert "12 clients" in output
+    assert "classes of a client         3        3         3       3" in output
     assert main(["partition", str(file), "--set", "classes_per_client=4", "--devices", "9", *out]) == 0
-    shown = capsys.readouterr().out
-    assert "9 clients" in shown
-    assert "classes of a client         4" in shown
+    output = capsys.readouterr().out
+    assert "9 clients" in output
+    assert "classes of a client         4" in output
 
 
 def test_groups_of_the_fleet_are_shown_with_their_classes(tmp_path, capsys):
     picture = tmp_path / "p.png"
     assert main(["partition", "straggler-classes", "--out", str(picture)]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"^fast +28 +980 +0, 1, 2, 3, 4, 5, 6$", shown, re.M)
-    assert re.search(r"^weak +12 +432 +7, 8, 9$", shown, re.M)
+    output = capsys.readouterr().out
+    assert re.search(r"^fast +28 +980 +0, 1, 2, 3, 4, 5, 6$", output, re.M)
+    assert re.search(r"^weak +12 +432 +7, 8, 9$", output, re.M)
     assert main(["partition", "digits", "--out", str(picture)]) == 0
     assert "group of the fleet" not in capsys.readouterr().out
 
@@ -68,9 +68,9 @@ def test_vectors_of_a_text_s_vocabulary_are_written(tmp_path, capsys):
 def test_what_cannot_be_done_is_one_line(tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     assert main(["partition", *arguments]) == 2
-    shown = capsys.readouterr().err.splitlines()
-    assert len(shown) == 1
-    assert said in shown[0]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
 
 
 def test_a_table_s_columns_are_chosen_and_said_and_its_clients_are_kept_together(tmp_path, capsys):
@@ -79,10 +79,10 @@ def test_a_table_s_columns_are_chosen_and_said_and_its_clients_are_kept_together
     file.write_text(f"label,w,who,x\n{rows}")
     table = ["--data", "table", "--data-path", str(file), "--out", str(tmp_path / "p.png"), "--devices", "3"]
     assert main(["partition", *table, "--client-column", "who", "--partition", "natural"]) == 0
-    shown = capsys.readouterr().out
-    assert "label: column 'label' (by its name)" in shown
-    assert "clients: 3, as column 'who' names them" in shown
-    assert "float32 2, 2 classes" in shown
+    output = capsys.readouterr().out
+    assert "label: column 'label' (by its name)" in output
+    assert "clients: 3, as column 'who' names them" in output
+    assert "float32 2, 2 classes" in output
     assert main(["partition", *table]) == 2
     assert "column 'who' holds words, such as 'person 0'" in capsys.readouterr().err
     assert main(["partition", *table, "--feature-columns=-who"]) == 0
@@ -102,6 +102,6 @@ def test_samples_of_numbers_are_said_to_be_divided_by_tenths(tmp_path, capsys):
     (tmp_path / "a.csv").write_text("w,price\n" + "".join(f"{i},{i}.5\n" for i in range(40)))
     table = ["--data", "table", "--data-path", str(tmp_path / "a.csv"), "--devices", "2"]
     assert main(["partition", *table, "--out", str(tmp_path / "p.png")]) == 0
-    shown = capsys.readouterr().out
-    assert "label: column 'price' (it is the last): numbers, as targets" in shown
-    assert "divided, and counted as classes, by tenths of price" in shown
+    output = capsys.readouterr().out
+    assert "label: column 'price' (it is the last): numbers, as targets" in output
+    assert "divided, and counted as classes, by tenths of price" in output

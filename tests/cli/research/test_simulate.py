@@ -94,9 +94,9 @@ def test_an_interrupted_comparison_keeps_what_is_finished_and_says_how_to_go_on(
         time.sleep(0.1)
         waited += 0.1
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=300)
+    _, output = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert "stopped: 0 of 1 runs are finished; go on with: device-runtime simulate --run-dir here" in said
+    assert "stopped: 0 of 1 runs are finished; go on with: device-runtime simulate --run-dir here" in output
 
 
 @pytest.mark.slow
@@ -144,10 +144,10 @@ def test_without_matplotlib_nothing_is_run(small, monkeypatch, capsys):
 
 def test_the_presets_and_policies_are_listed_one_line_each(capsys):
     assert main(["simulate", "--list"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"^  digits +40 devices of mixed; digits by dirichlet; 15 rounds of 3 s", shown, re.M)
-    assert re.search(r"^  mixed +\d+% ", shown, re.M)
-    assert re.search(r"^  drop +full updates only", shown, re.M)
+    output = capsys.readouterr().out
+    assert re.search(r"^  digits +40 devices of mixed; digits by dirichlet; 15 rounds of 3 s", output, re.M)
+    assert re.search(r"^  mixed +\d+% ", output, re.M)
+    assert re.search(r"^  drop +full updates only", output, re.M)
 
 
 def test_flags_stand_over_the_scenario(small):
@@ -155,9 +155,9 @@ def test_flags_stand_over_the_scenario(small):
         str(small / "small.toml"), "--devices", "9", "--rounds", "3", "--deadline", "7", "--alpha", "0.1",
         "--devices-per-round", "5", "--partition", "dirichlet", "--bundle", "digits-wrn-10-1",
     )  # fmt: skip
-    mine = plan.scenario
-    assert (mine.devices, mine.task.rounds, mine.task.round_deadline_s) == (9, 3, 7.0)
-    assert (mine.task.devices_per_round, mine.data.alpha, mine.data.max_train) == (5, 0.1, 120)
+    scenario = plan.scenario
+    assert (scenario.devices, scenario.task.rounds, scenario.task.round_deadline_s) == (9, 3, 7.0)
+    assert (scenario.task.devices_per_round, scenario.data.alpha, scenario.data.max_train) == (5, 0.1, 120)
 
 
 def test_nothing_at_all_compares_choosing_with_dropping_and_a_scenario_alone_is_as_it_is():
@@ -236,5 +236,5 @@ def test_the_scenario_of_the_docs_is_one(small):
     docs = Path(simulate.__file__).parents[3] / "docs" / "simulation.md"
     [text] = re.findall(r"```toml\n(# clinic\.toml.*?)```", docs.read_text("utf-8"), re.S)
     (small / "clinic.toml").write_text(text)
-    mine = asked(str(small / "clinic.toml")).scenario
-    assert (mine.name, mine.devices, mine.fleet.name) == ("clinic", 200, "fleet")
+    scenario = asked(str(small / "clinic.toml")).scenario
+    assert (scenario.name, scenario.devices, scenario.fleet.name) == ("clinic", 200, "fleet")

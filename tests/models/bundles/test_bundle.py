@@ -54,10 +54,10 @@ def test_damaged_graph_is_refused_with_both_hashes(copied, digits):
     graph = bytearray((copied / "forward.onnx").read_bytes())
     graph[100] ^= 1
     (copied / "forward.onnx").write_bytes(graph)
-    found = hashlib.sha256(graph).hexdigest()[:8]
+    digest = hashlib.sha256(graph).hexdigest()[:8]
     stated = digits.manifest.graphs["forward"].sha256[:8]
     message = (
-        f"forward.onnx of bundle digits-wrn-10-1 is damaged: sha256 is {found}.., "
+        f"forward.onnx of bundle digits-wrn-10-1 is damaged: sha256 is {digest}.., "
         f"the manifest says {stated}..; fetch the bundle again"
     )
     with pytest.raises(BundleError) as caught:

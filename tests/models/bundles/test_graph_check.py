@@ -16,8 +16,8 @@ from device_runtime.models.errors import BundleError
 
 ROOT = Path(__file__).parents[3]
 VECTORS = json.loads((ROOT / "web" / "vectors" / "graphs.json").read_text())
-ALLOWED = {one["name"]: bytes.fromhex(one["graph"]) for one in VECTORS["allowed"]}
-REFUSED = {one["name"]: bytes.fromhex(one["graph"]) for one in VECTORS["refused"]}
+ALLOWED = {vector["name"]: bytes.fromhex(vector["graph"]) for vector in VECTORS["allowed"]}
+REFUSED = {vector["name"]: bytes.fromhex(vector["graph"]) for vector in VECTORS["refused"]}
 NO_GRAPH = Graph("forward.onnx", "", 0, (), 0, 0, 0)
 SECRET = np.arange(1, 17, dtype=np.float32)
 PACKAGES = (

@@ -66,8 +66,8 @@ def test_the_projection_of_patches_is_drawn_as_a_linear_layer(table):
 def test_normalisation_begins_with_scale_one_shift_zero_and_statistics_zero_and_one(table):
     trained = {"n.weight": (7,), "n.bias": (7,)}
     values = drawn(table(trained, n__running_mean=(7,), n__running_var=(7,)))
-    found = {name: set(value.tolist()) for name, value in values.items()}
-    assert found == {"n.weight": {1}, "n.bias": {0}, "n.running_mean": {0}, "n.running_var": {1}}
+    contents = {name: set(value.tolist()) for name, value in values.items()}
+    assert contents == {"n.weight": {1}, "n.bias": {0}, "n.running_mean": {0}, "n.running_var": {1}}
 
 
 def test_recurrent_layers_are_drawn_by_their_hidden_size(table):
@@ -198,8 +198,8 @@ def vit(tmp_path_factory) -> Bundle:
     from device_runtime.models.networks import build
 
     settings = {"size": "tiny", "image": 8, "patch": 4, "depth": 3, "in_channels": 1, "classes": 10}
-    taken = InputSpec((1, 8, 8), 1 / 16, (0.3,), (0.4,))
-    spec = ExportSpec("vit", taken, tuple("0123456789"), sets={"all": {}})
+    input_spec = InputSpec((1, 8, 8), 1 / 16, (0.3,), (0.4,))
+    spec = ExportSpec("vit", input_spec, tuple("0123456789"), sets={"all": {}})
     return export(build("vit", settings), spec, tmp_path_factory.mktemp("vit") / "bundle")
 
 

@@ -33,8 +33,8 @@ def test_example_shows_parameters_by_level_and_graphs(capsys, digits):
 
 
 def test_token_ids_and_their_range_are_named(capsys, digits, tmp_path):
-    given = InputSpec((1, 8, 8), dtype="int64", vocabulary=50)
-    manifest = msgspec.structs.replace(digits.manifest, input=given, source=None)
+    spec = InputSpec((1, 8, 8), dtype="int64", vocabulary=50)
+    manifest = msgspec.structs.replace(digits.manifest, input=spec, source=None)
     graphs = {name: digits.graph(name) for name in manifest.graphs}
     write(tmp_path / "b", manifest, digits.weights(), graphs)
     out = shown(capsys, str(tmp_path / "b"))

@@ -71,8 +71,8 @@ def test_a_loss_survives_the_manifest(bundle):
 def test_only_cross_entropy_works_by_class():
     assert CROSS_ENTROPY.why_not_by_class == ""
     own = TargetSpec("focal", "classes", own=True)
-    for target, said in ((HOUSES, "mse of price, area"), (own, "focal of classes")):
-        expected = f"works by class, and the bundle's loss is {said}, not cross-entropy over classes"
+    for target, text in ((HOUSES, "mse of price, area"), (own, "focal of classes")):
+        expected = f"works by class, and the bundle's loss is {text}, not cross-entropy over classes"
         assert target.why_not_by_class == expected
 
 

@@ -28,9 +28,9 @@ TEXTS = [
 
 
 def theirs(file):
-    made = library.Tokenizer.from_str(encode(file).decode())
-    made.encode_special_tokens = True
-    return made
+    tokenizer = library.Tokenizer.from_str(encode(file).decode())
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def mixed(rng: random.Random) -> str:
@@ -60,7 +60,7 @@ def test_ids_of_every_sentence_of_sst2_are_those_of_the_library(form):
     file = vocabulary.learn_tokenizer(texts[:6920], form, 4000)
     assert file.size == 4000
     ours, reference = file.tokenizer(), theirs(file)
-    expected = [found.ids for found in reference.encode_batch(texts, add_special_tokens=False)]
+    expected = [encoding.ids for encoding in reference.encode_batch(texts, add_special_tokens=False)]
     assert [list(ours.ids(text)) for text in texts] == expected
 
 

@@ -140,10 +140,10 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
 
 
 def samples(bundle: Bundle) -> tuple[np.ndarray, np.ndarray]:
-    rng, given = np.random.default_rng(1), bundle.manifest.input
-    shape, classes = (SAMPLES, *given.shape), len(bundle.manifest.labels)
-    x = rng.integers(given.vocabulary, size=shape) if given.vocabulary else rng.normal(size=shape)
-    return x.astype(given.dtype), rng.integers(classes, size=SAMPLES)
+    rng, spec = np.random.default_rng(1), bundle.manifest.input
+    shape, classes = (SAMPLES, *spec.shape), len(bundle.manifest.labels)
+    x = rng.integers(spec.vocabulary, size=shape) if spec.vocabulary else rng.normal(size=shape)
+    return x.astype(spec.dtype), rng.integers(classes, size=SAMPLES)
 
 
 def extras(bundle: Bundle, graph: str) -> dict[str, np.ndarray]:
@@ -158,15 +158,15 @@ def extras(bundle: Bundle, graph: str) -> dict[str, np.ndarray]:
 def contribution(model: DeviceModel, bundle: Bundle, tunable: str, objective: str) -> dict[str, np.ndarray]:
     """Parameters, statistics and each step's loss of local SGD; the first step's gradient."""
     trainer = model.trainer(tunable, objective, BATCH)
-    (x, y), given = samples(bundle), extras(bundle, f"{objective}.{tunable}")
+    (x, y), inputs = samples(bundle), extras(bundle, f"{objective}.{tunable}")
     rows = {e.name for e in bundle.manifest.graphs[f"{objective}.{tunable}"].extras if e.per_sample}
     steps, rng, losses, first = SGD.start(trainer.params.vector), np.random.default_rng(3), [], None
     for _ in range(EPOCHS):
         order = rng.permutation(SAMPLES)
         for start in range(0, SAMPLES, BATCH):
             batch = order[start : start + BATCH]
-            taken = {name: value[batch] if name in rows else value for name, value in given.items()}
-            losses.append(trainer.loss_and_grads(x[batch], y[batch], taken))
+            batch_inputs = {name: value[batch] if name in rows else value for name, value in inputs.items()}
+            losses.append(trainer.loss_and_grads(x[batch], y[batch], batch_inputs))
             first = trainer.grads.vector.copy() if first is None else first
             steps.step(trainer.params.vector, trainer.grads.vector)
     return {
@@ -177,13 +177,13 @@ def contribution(model: DeviceModel, bundle: Bundle, tunable: str, objective: st
     }
 
 
-def apart(found: np.ndarray, expected: np.ndarray) -> float:
+def apart(values: np.ndarray, expected: np.ndarray) -> float:
     """The largest difference, of the largest value or of 1."""
-    assert found.shape == expected.shape
+    assert values.shape == expected.shape
     assert np.isfinite(expected).all()
     if expected.size == 0:
         return 0.0
-    return float(np.abs(found - expected).max() / max(1, np.abs(expected).max()))
+    return float(np.abs(values - expected).max() / max(1, np.abs(expected).max()))
 
 
 def check_contributions(case: Case, name: str, objective: str) -> None:
@@ -191,12 +191,12 @@ def check_contributions(case: Case, name: str, objective: str) -> None:
     graphs = case.bundle.manifest.graphs
     for tunable in (tunable for tunable in case.bundle.manifest.sets if f"{objective}.{tunable}" in graphs):
         expected = contribution(first, case.bundle, tunable, objective)
-        found = contribution(second, case.bundle, tunable, objective)
-        assert apart(found["first gradient"], expected["first gradient"]) <= factor * case.family.once, (
+        update = contribution(second, case.bundle, tunable, objective)
+        assert apart(update["first gradient"], expected["first gradient"]) <= factor * case.family.once, (
             tunable
         )
         for what in ("losses", "parameters", "statistics"):
-            assert apart(found[what], expected[what]) <= factor * case.family.trained, (tunable, what)
+            assert apart(update[what], expected[what]) <= factor * case.family.trained, (tunable, what)
         moved = np.abs(expected["parameters"] - start(first, tunable)).max()
         assert moved > 100 * case.family.trained, "too little was trained to compare"
 
@@ -269,8 +269,8 @@ def test_engines_give_the_same_contribution_to_every_objective(case, family, eng
 def test_engines_give_the_same_contribution_of_sets_that_were_injected(tmp_path, family, sets, engine):
     skip_if_missing(engine)
     torch.manual_seed(0)
-    made = FAMILIES[family]
-    module, source = build(made.network, made.settings), Source(made.network, made.settings)
-    wanted = {"all": {}, **{tunable: {"seed": 7} for tunable in sets}}
-    spec = ExportSpec(family, made.input, tuple("abcd"), sets=wanted, source=source)
-    check_contributions(Case(made, export(module, spec, tmp_path)), engine, "train")
+    network = FAMILIES[family]
+    module, source = build(network.network, network.settings), Source(network.network, network.settings)
+    settings = {"all": {}, **{tunable: {"seed": 7} for tunable in sets}}
+    spec = ExportSpec(family, network.input, tuple("abcd"), sets=settings, source=source)
+    check_contributions(Case(network, export(module, spec, tmp_path)), engine, "train")

@@ -108,9 +108,9 @@ def test_results_do_not_depend_on_how_samples_are_batched(digits, data, batch):
     whole, parts = OnnxModel(digits, batch=21), OnnxModel(digits, batch=batch)
     np.testing.assert_allclose(parts.logits(x), whole.logits(x), rtol=1e-6, atol=1e-6)
     assert parts.probe("all").loss(x, y) == pytest.approx(whole.probe("all").loss(x, y), rel=3e-7)
-    one, many = whole.trainer("all"), parts.trainer("all")
-    assert many.loss_and_grads(x, y) == pytest.approx(one.loss_and_grads(x, y), rel=3e-7)
-    np.testing.assert_allclose(many.grads.vector, one.grads.vector, atol=1e-6)
+    single, many = whole.trainer("all"), parts.trainer("all")
+    assert many.loss_and_grads(x, y) == pytest.approx(single.loss_and_grads(x, y), rel=3e-7)
+    np.testing.assert_allclose(many.grads.vector, single.grads.vector, atol=1e-6)
 
 
 def test_the_probed_loss_is_the_mean_of_the_samples_own_losses(digits, data):

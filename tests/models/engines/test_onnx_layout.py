@@ -58,14 +58,14 @@ def test_kernels_lie_in_blocks_of_channels(tensors, block, inner):
 def test_normalisations_are_folded_into_kernels_and_biases(tensors):
     t = {name: value.astype(np.float64) for name, value in tensors.items()}
     scale = t["gain"] / np.sqrt(t["variance"] + 0.25)
-    made = {
+    values = {
         ("kernel", "gain", "variance"): t["kernel"] * scale[:, None, None, None],
         ("gain", "variance"): scale,
         ("gain", "offset", "mean", "variance"): t["offset"] - t["mean"] * scale,
         ("bias", "gain", "offset", "mean", "variance"): (t["bias"] - t["mean"]) * scale + t["offset"],
         ("head",): t["head"].T,
     }
-    for sources, value in made.items():
+    for sources, value in values.items():
         content = np.concatenate([value.ravel(), np.zeros(4)]).astype(np.float32)
         place = found(((*value.shape,), content), tensors)
         assert place.value.sources == sources
@@ -85,15 +85,15 @@ def test_nodes_and_initialisers_are_read_as_the_onnx_package_reads_them(digits):
     assert [(n.kind, n.inputs, n.outputs) for n in read] == [
         (n.op_type, tuple(n.input), tuple(n.output)) for n in graph.node
     ]
-    for node, known in zip(read, graph.node, strict=True):
-        for attribute in known.attribute:
+    for node, original in zip(read, graph.node, strict=True):
+        for attribute in original.attribute:
             if attribute.type in (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT):
                 assert node.attributes[attribute.name] == onnx.helper.get_attribute_value(attribute)
             elif attribute.type == onnx.AttributeProto.INTS:
                 assert node.attributes[attribute.name] == tuple(attribute.ints)
     inside = onnx.helper.make_tensor("w", 1, (2, 3), np.arange(6, dtype="f").tobytes(), raw=True)
     other = onnx.helper.make_tensor("i", 7, (1,), np.arange(1).tobytes(), raw=True)
-    made = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [inside, other]))
-    shape, content = float_initialisers(made.SerializeToString())["w"]
+    model = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [inside, other]))
+    shape, content = float_initialisers(model.SerializeToString())["w"]
     assert shape == (2, 3) and content.tolist() == [0, 1, 2, 3, 4, 5]
-    assert list(float_initialisers(made.SerializeToString())) == ["w"]
+    assert list(float_initialisers(model.SerializeToString())) == ["w"]

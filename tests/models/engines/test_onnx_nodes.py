@@ -11,8 +11,8 @@ def test_operators_are_written_as_the_onnx_package_reads_them():
     written = onnx.NodeProto.FromString(write_node("Op", ["a", ""], ["b"], ATTRIBUTES, "com.example"))
     assert (written.op_type, written.domain) == ("Op", "com.example")
     assert (list(written.input), list(written.output)) == (["a", ""], ["b"])
-    found = {a.name: onnx.helper.get_attribute_value(a) for a in written.attribute}
-    assert found == {**ATTRIBUTES, "pads": [0, 1, -2], "params": [0.0, 6.0], "activation": b"Relu"}
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in written.attribute}
+    assert attributes == {**ATTRIBUTES, "pads": [0, 1, -2], "params": [0.0, 6.0], "activation": b"Relu"}
 
 
 def test_numbers_come_back_from_what_was_written():

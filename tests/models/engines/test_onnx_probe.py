@@ -115,13 +115,13 @@ def test_what_is_laid_out_serves_every_probe_until_the_model_is_unloaded(digits,
 
     model = OnnxModel(digits, watch=Watch())
     first = model.probe("all").loss(*data)
-    made = len(loaded)
+    count = len(loaded)
     assert len(loaded[-1]) > 10 and not set(loaded[-1]) <= set(digits.manifest.names("all"))
     assert model.probe("all").loss(*data) == first
-    assert len(loaded) == made
+    assert len(loaded) == count
     model.unload()
     assert model.probe("all").loss(*data) == first
-    assert len(loaded) == 2 * made
+    assert len(loaded) == 2 * count
 
 
 def test_a_head_alone_keeps_its_one_session(digits, data):
@@ -140,8 +140,8 @@ def test_inputs_become_initialisers_of_the_same_names(digits):
     after = onnx.load_from_string(with_constants(digits.graph("loss.mid"), specs))
     names = {spec.name for spec in specs}
     assert {i.name for i in before.graph.input} - {i.name for i in after.graph.input} == names
-    made = {i.name: tuple(i.dims) for i in after.graph.initializer if i.name in names}
-    assert made == {spec.name: spec.shape for spec in specs}
+    shapes = {i.name: tuple(i.dims) for i in after.graph.initializer if i.name in names}
+    assert shapes == {spec.name: spec.shape for spec in specs}
     assert after.graph.node == before.graph.node and after.graph.output == before.graph.output
 
 
@@ -152,7 +152,7 @@ def test_what_is_no_model_is_refused():
 
 def test_runs_are_smaller_by_what_the_parameters_take(digits):
     graph = msgspec.structs.replace(digits.entry("loss.all"), bytes_per_sample=1000)
-    assert [rows_beside(held, graph, 32) for held in (0, 1, 1000, 1001, 15_000, 99_000)] == [
+    assert [rows_beside(count, graph, 32) for count in (0, 1, 1000, 1001, 15_000, 99_000)] == [
         32,
         31,
         31,

@@ -34,11 +34,11 @@ def test_a_file_alone_gives_the_logits_of_the_bundle_with_these_weights(bundle):
 def test_it_is_a_sound_onnx_file_with_every_value_inside(bundle):
     model = onnx.load_from_string(graph_with_weights(bundle, bundle.weights(), WORDS))
     onnx.checker.check_model(model, full_check=True)
-    stored = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     weights = bundle.weights()
     for name in bundle.manifest.graphs["forward"].frozen:
         assert np.array_equal(stored[name], weights[name])
-    assert not any(one.external_data for one in model.graph.initializer)
+    assert not any(tensor.external_data for tensor in model.graph.initializer)
 
 
 def test_what_the_graph_does_not_hold_is_an_error(bundle):

@@ -43,10 +43,10 @@ def one_by_one(subject, objective, inputs, names, max_norm):
     """Each sample alone, clipped as algorithm 1 says."""
     totals = totals_of(names, inputs.tensors)
     for i in range(len(inputs.y)):
-        one = slice(i, i + 1)
-        rows = {k: v[one] if v.dim() else v for k, v in inputs.extras.items()}
-        given = GraphInputs(inputs.x[one], inputs.y[one], rows, inputs.tensors)
-        _, grads = loss_and_gradients(subject, objective, given, names)
+        sample = slice(i, i + 1)
+        rows = {k: v[sample] if v.dim() else v for k, v in inputs.extras.items()}
+        sample_inputs = GraphInputs(inputs.x[sample], inputs.y[sample], rows, inputs.tensors)
+        _, grads = loss_and_gradients(subject, objective, sample_inputs, names)
         length = sum(float(g.square().sum()) for g in grads) ** 0.5
         for total, g in zip(totals.values(), grads, strict=True):
             total.add_(g / max(1, length / max_norm))
@@ -83,11 +83,11 @@ def test_extras_go_to_each_sample_by_row_or_whole(small):
 def test_a_sample_without_a_finite_norm_adds_nothing(small, broken):
     subject, tensors = small
     names, inputs = ("first.weight", "head.weight"), batch(tensors)
-    kept = GraphInputs(inputs.x[1:], inputs.y[1:], {}, tensors)
+    rest = GraphInputs(inputs.x[1:], inputs.y[1:], {}, tensors)
     inputs.x[0, 0] = broken
     with_it, without = totals_of(names, tensors), totals_of(names, tensors)
     ClippedSums(subject, "train", ()).add(inputs, 0.5, with_it)
-    ClippedSums(subject, "train", ()).add(kept, 0.5, without)
+    ClippedSums(subject, "train", ()).add(rest, 0.5, without)
     for name in names:
         torch.testing.assert_close(with_it[name], without[name], atol=1e-6, rtol=1e-5)
 

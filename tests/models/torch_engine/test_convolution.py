@@ -9,8 +9,8 @@ from device_runtime.models.torch_engine import layers as torch_convolution
 functional = torch.nn.functional
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+def close(value, expected):
+    torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_convolution_backward(inner, outer, kernel, stride, padding, dilation, g
     go = torch.randn_like(y)
     expected = torch.autograd.grad(y, (x, w, b), go)
     settings = (list(stride), list(padding), list(dilation), False, [0, 0], groups)
-    found = torch_convolution.convolution_backward(go, x, w, [outer], *settings, [True] * 3)
-    for one, other in zip(found, expected, strict=True):
-        close(one, other)
+    grads = torch_convolution.convolution_backward(go, x, w, [outer], *settings, [True] * 3)
+    for grad, other in zip(grads, expected, strict=True):
+        close(grad, other)
     assert torch_convolution.convolution_backward(go, x, w, None, *settings, [False] * 3) == (
         None,
         None,
@@ -71,9 +71,9 @@ def test_convolution_backward_along_one_dimension(
     go = torch.randn_like(y)
     expected = torch.autograd.grad(y, (x, w, b), go)
     settings = ([stride], [padding], [dilation], False, [0], groups)
-    found = torch_convolution.convolution_backward(go, x, w, [outer], *settings, [True] * 3)
-    for one, other in zip(found, expected, strict=True):
-        close(one, other)
+    grads = torch_convolution.convolution_backward(go, x, w, [outer], *settings, [True] * 3)
+    for grad, other in zip(grads, expected, strict=True):
+        close(grad, other)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_transposed_convolution_backward(inner, outer, kernel, stride, padding, 
     go = torch.randn_like(y)
     expected = torch.autograd.grad(y, (x, w, b), go)
     settings = (list(stride), list(padding), list(dilation), True, list(more), groups)
-    found = torch_convolution.convolution_backward(go, x, w, [outer], *settings, [True] * 3)
-    for one, other in zip(found, expected, strict=True):
-        close(one, other)
+    grads = torch_convolution.convolution_backward(go, x, w, [outer], *settings, [True] * 3)
+    for grad, other in zip(grads, expected, strict=True):
+        close(grad, other)
 
 
 def test_convolutions_along_three_dimensions_are_refused():

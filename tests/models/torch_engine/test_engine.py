@@ -37,8 +37,8 @@ def test_a_bundle_that_names_no_network_runs_with_the_module_it_was_made_from(di
         TorchModel(nameless)
     module = build("wrn", SETTINGS).train()
     before = module.conv1.weight.clone()
-    given = TorchModel(nameless, module=module)
-    np.testing.assert_array_equal(given.logits(data[0]), TorchModel(digits).logits(data[0]))
+    model = TorchModel(nameless, module=module)
+    np.testing.assert_array_equal(model.logits(data[0]), TorchModel(digits).logits(data[0]))
     assert module.training  # the caller's own is left alone
     assert torch.equal(module.conv1.weight, before)
 
@@ -123,18 +123,18 @@ def test_memory_of_another_device_is_copied_there_and_back_at_each_call(digits, 
     monkeypatch.setattr(
         "device_runtime.models.torch_engine.engine.find_device", lambda name: torch.device("cpu", 0)
     )
-    there = TorchModel(digits, batch=8)
-    np.testing.assert_array_equal(there.logits(data[0]), here.logits(data[0]))
-    ours, theirs = there.trainer("all"), here.trainer("all")
+    model = TorchModel(digits, batch=8)
+    np.testing.assert_array_equal(model.logits(data[0]), here.logits(data[0]))
+    ours, theirs = model.trainer("all"), here.trainer("all")
     assert ours._free.tensors["head.bias"].data_ptr() != ours.params.views["head.bias"].ctypes.data
     for _ in range(3):
         assert ours.loss_and_grads(*data) == theirs.loss_and_grads(*data)
         np.testing.assert_array_equal(ours.grads.vector, theirs.grads.vector)
         for trainer in (ours, theirs):
             trainer.params.vector -= np.float32(0.01) * trainer.grads.vector
-    there.load({name: value / 2 for name, value in there.weights.items()})
+    model.load({name: value / 2 for name, value in model.weights.items()})
     here.load({name: value / 2 for name, value in here.weights.items()})
-    assert there.probe("mid").loss(*data) == here.probe("mid").loss(*data)
+    assert model.probe("mid").loss(*data) == here.probe("mid").loss(*data)
 
 
 def test_loaded_weights_are_seen_by_the_model_and_not_by_what_was_handed_out(digits, data):
@@ -250,5 +250,5 @@ def test_gradients_of_large_layers_and_pooled_maps_are_those_of_the_plain_module
             trainer.loss_and_grads(x[rows], y[rows])
         loss = torch.nn.functional.cross_entropy(module(torch.from_numpy(x[rows])), torch.from_numpy(y[rows]))
         expected = torch.autograd.grad(loss, list(module.parameters()))
-        for (name, _), wanted in zip(module.named_parameters(), expected, strict=True):
-            np.testing.assert_allclose(trainer.grads.views[name], wanted.numpy(), atol=2e-6, err_msg=name)
+        for (name, _), grad in zip(module.named_parameters(), expected, strict=True):
+            np.testing.assert_allclose(trainer.grads.views[name], grad.numpy(), atol=2e-6, err_msg=name)

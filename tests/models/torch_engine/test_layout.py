@@ -49,7 +49,7 @@ def test_the_first_trained_group_norm_has_its_gradients_where_nothing_below_is_t
     norm, x = nn.GroupNorm(2, 16), torch.randn(3, 16, 5, 5)
     expected = torch.autograd.grad(norm(x).square().sum(), [norm.weight, norm.bias])
     keep_layout(norm)
-    found = torch.autograd.grad(norm(channels_innermost(x)).square().sum(), [norm.weight, norm.bias])
-    assert all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(found, expected, strict=True))
+    grads = torch.autograd.grad(norm(channels_innermost(x)).square().sum(), [norm.weight, norm.bias])
+    assert all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(grads, expected, strict=True))
     with torch.no_grad():
         assert torch.allclose(norm(channels_innermost(x)), norm(x), atol=1e-5)

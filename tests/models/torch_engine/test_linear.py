@@ -37,8 +37,8 @@ def test_a_layer_fills_its_slot_once_and_is_right_even_if_it_runs_twice():
     expected = gradients(module, x)
     slots = {"square.weight": torch.full((256, 256), 7.0), "front.weight": torch.full((256, 8), 7.0)}
     write_gradients(module, slots)
-    given = gradients(module, x)
-    assert all(torch.allclose(given[name], expected[name], atol=1e-5) for name in expected)
+    grads = gradients(module, x)
+    assert all(torch.allclose(grads[name], expected[name], atol=1e-5) for name in expected)
     assert module.square.weight.numel() >= LARGE > module.front.weight.numel()
     assert list(slots) == ["front.weight"]  # too small to have been changed
 
@@ -49,9 +49,9 @@ def test_the_gradient_of_a_layer_that_runs_once_is_the_slot_itself():
     expected, slots, slot = gradients(module, x), {}, torch.zeros(128, 512)
     write_gradients(module, slots)
     slots["0.weight"] = slot
-    given = gradients(module, x)
-    assert given["0.weight"].data_ptr() == slot.data_ptr()
-    assert all(torch.allclose(given[name], expected[name], atol=1e-6) for name in expected)
+    grads = gradients(module, x)
+    assert grads["0.weight"].data_ptr() == slot.data_ptr()
+    assert all(torch.allclose(grads[name], expected[name], atol=1e-6) for name in expected)
     assert not slots
 
 
@@ -60,5 +60,5 @@ def test_inputs_of_more_dimensions_and_empty_slots_are_as_ever():
     module, x = nn.Linear(256, 256), torch.randn(2, 3, 256)
     expected = gradients(module, x), gradients(module, x[0])
     write_gradients(module, {})
-    for found, wanted in zip((gradients(module, x), gradients(module, x[0])), expected, strict=True):
-        assert all(torch.allclose(found[name], wanted[name], atol=1e-5) for name in wanted)
+    for left, right in zip((gradients(module, x), gradients(module, x[0])), expected, strict=True):
+        assert all(torch.allclose(left[name], right[name], atol=1e-5) for name in right)

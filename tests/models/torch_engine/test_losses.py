@@ -14,8 +14,8 @@ def test_a_loss_is_the_same_in_torch_and_in_numpy(name):
     rng = np.random.default_rng(0)
     outputs, y = rng.normal(size=(5, 3)).astype(np.float32), rng.normal(size=(5, 3)).astype(np.float32)
     y = (y > 0).astype(np.float32) if name == "bce" else y
-    found = loss_of(target)(torch.from_numpy(outputs), torch.from_numpy(y), torch.zeros(5, 3))
-    assert found.numpy() == pytest.approx(sample_losses(target, outputs, y), rel=1e-5)
+    losses = loss_of(target)(torch.from_numpy(outputs), torch.from_numpy(y), torch.zeros(5, 3))
+    assert losses.numpy() == pytest.approx(sample_losses(target, outputs, y), rel=1e-5)
 
 
 def test_a_reconstruction_is_compared_with_the_flattened_input():

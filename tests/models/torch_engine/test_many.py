@@ -43,30 +43,30 @@ def opened(tmp_path_factory):
 
 def lessons(counted: int = 0) -> list[CopySamples]:
     """Of 10, 1, 4 and 17 samples in batches of 4, two epochs; the third of one class."""
-    rng, made = np.random.default_rng(0), []
+    rng, lesson_list = np.random.default_rng(0), []
     for k, n in enumerate((10, 1, 4, 17)):
         orders = [rng.permutation(n) for _ in range(2)]
         batches = [order[i : i + 4] for order in orders for i in range(0, n, 4)]
         y = rng.integers(4, size=n) if k != 2 else np.full(n, 2)
-        made.append(
+        lesson_list.append(
             CopySamples(rng.standard_normal((n, 1, 8, 8), np.float32), y, batches, min(counted, len(batches)))
         )
-    return made
+    return lesson_list
 
 
 def alone(
     model: TorchModel, tunable: str, lesson: CopySamples, sgd: Sgd, clip_norm: float
 ) -> tuple[dict[str, np.ndarray], float]:
     trainer = model.trainer(tunable)
-    steps, total, seen = sgd.start(trainer.params.vector), 0.0, 0
+    steps, total, count = sgd.start(trainer.params.vector), 0.0, 0
     for i, batch in enumerate(lesson.batches):
         loss = trainer.loss_and_grads(lesson.x[batch], lesson.y[batch])
         if i >= lesson.counted:
-            total, seen = total + loss * len(batch), seen + len(batch)
+            total, count = total + loss * len(batch), count + len(batch)
         if clip_norm:
             clip(trainer.grads.vector, clip_norm)
         steps.step(trainer.params.vector, trainer.grads.vector)
-    return trainer.params.views, total / max(seen, 1)
+    return trainer.params.views, total / max(count, 1)
 
 
 @pytest.mark.slow
@@ -74,9 +74,9 @@ def alone(
 @pytest.mark.parametrize("tunable", ["all", "mid"])
 @pytest.mark.parametrize("network", ["mlp", "cnn", "group norm"])
 def test_each_copy_is_trained_as_if_alone(opened, network, tunable, sgd, clip_norm):
-    model, given = opened(network), lessons(counted=1)
-    learnt = train_many(model, tunable, given, sgd, clip_norm)
-    for k, lesson in enumerate(given):
+    model, lesson_list = opened(network), lessons(counted=1)
+    learnt = train_many(model, tunable, lesson_list, sgd, clip_norm)
+    for k, lesson in enumerate(lesson_list):
         params, loss = alone(model, tunable, lesson, sgd, clip_norm)
         assert list(learnt.params[k].views) == list(params)
         assert learnt.losses[k] == pytest.approx(loss, abs=1e-4)
@@ -93,9 +93,9 @@ def test_the_model_is_left_as_it_is_and_results_are_the_callers_own(opened):
     first = train_many(model, "all", lessons(), Sgd(0.1))
     again = train_many(model, "all", lessons(), Sgd(0.1))
     assert all(np.array_equal(model.weights[name], value) for name, value in before.items())
-    for one, other in zip(first.params, again.params, strict=True):
-        assert one.vector.tobytes() == other.vector.tobytes()
-        assert not np.shares_memory(one.vector, other.vector)
+    for flat, other in zip(first.params, again.params, strict=True):
+        assert flat.vector.tobytes() == other.vector.tobytes()
+        assert not np.shares_memory(flat.vector, other.vector)
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from device_runtime.models.torch_engine import layers as torch_norms
 functional = torch.nn.functional
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+def close(value, expected):
+    torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -24,11 +24,11 @@ def test_group_norm_and_its_backward(groups, affine):
     reference = functional.group_norm(x, groups, w, b, 1e-5)
     close(y, reference)
     go = torch.randn_like(y)
-    wanted = [t for t in (x, w, b) if t is not None]
-    expected = torch.autograd.grad(reference, wanted, go)
-    found = torch_norms.group_norm_backward(go, x, mean, rstd, w, 3, 4, 10, groups, [True, affine, affine])
-    for one, other in zip([f for f in found if f is not None], expected, strict=True):
-        close(one, other)
+    inputs = [t for t in (x, w, b) if t is not None]
+    expected = torch.autograd.grad(reference, inputs, go)
+    grads = torch_norms.group_norm_backward(go, x, mean, rstd, w, 3, 4, 10, groups, [True, affine, affine])
+    for grad, other in zip([f for f in grads if f is not None], expected, strict=True):
+        close(grad, other)
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -40,11 +40,11 @@ def test_batch_norm_backward_with_running_statistics(affine):
     mean, variance = torch.randn(4), torch.rand(4) + 0.5
     y = functional.batch_norm(x, mean, variance, w, b, training=False, eps=1e-3)
     go = torch.randn_like(y)
-    wanted = [t for t in (x, w, b) if t is not None]
-    expected = torch.autograd.grad(y, wanted, go)
-    given = (go, x, w, mean, variance, None, None)
-    found = torch_norms.batch_norm_backward(*given, False, 1e-3, [True, affine, affine])
-    for one, other in zip(found[: len(wanted)], expected, strict=True):
-        close(one, other)
+    inputs = [t for t in (x, w, b) if t is not None]
+    expected = torch.autograd.grad(y, inputs, go)
+    arguments = (go, x, w, mean, variance, None, None)
+    grads = torch_norms.batch_norm_backward(*arguments, False, 1e-3, [True, affine, affine])
+    for grad, other in zip(grads[: len(inputs)], expected, strict=True):
+        close(grad, other)
     with pytest.raises(NotImplementedError, match="plain operators"):
-        torch_norms.batch_norm_backward(*given, True, 1e-3, [True] * 3)
+        torch_norms.batch_norm_backward(*arguments, True, 1e-3, [True] * 3)

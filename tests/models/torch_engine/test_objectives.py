@@ -45,15 +45,17 @@ def passed(subject, batch):
 
 
 def loss(subject, batch, objective: str, **extras) -> float:
-    given = {name: torch.as_tensor(value, dtype=torch.float32) for name, value in extras.items()}
+    tensors = {name: torch.as_tensor(value, dtype=torch.float32) for name, value in extras.items()}
     shapes = {
         e.name: ((N, *e.shape) if e.per_sample else e.shape)
         for e in OBJECTIVES[objective].extras(output_sizes(subject))
     }
-    assert shapes == {name: tuple(value.shape) for name, value in given.items()}
+    assert shapes == {name: tuple(value.shape) for name, value in tensors.items()}
     with torch.no_grad():
         return float(
-            OBJECTIVES[objective].loss(ObjectiveBatch(subject, *batch, given, stored_tensors(subject.module)))
+            OBJECTIVES[objective].loss(
+                ObjectiveBatch(subject, *batch, tensors, stored_tensors(subject.module))
+            )
         )
 
 
@@ -127,8 +129,8 @@ def test_attention_by_the_norm_is_equation_5_14_to_the_letter(subject, batch, pa
         q, t = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (q, teacher[level]))
         apart += 7 * float(np.linalg.norm(q - t, axis=1).mean())
     extras = {f"teacher.{level}": value for level, value in teacher.items()}
-    found = loss(subject, batch, "attention-norm", **extras, beta=[7, 7])
-    assert found == pytest.approx(hard(passed, batch) + apart, rel=1e-5)
+    mean = loss(subject, batch, "attention-norm", **extras, beta=[7, 7])
+    assert mean == pytest.approx(hard(passed, batch) + apart, rel=1e-5)
 
 
 def test_prototypes_of_absent_classes_count_nothing(subject, batch, passed):

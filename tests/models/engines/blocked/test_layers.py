@@ -81,8 +81,8 @@ def samples(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def extras(model: OnnxModel, objective: str, n: int) -> dict[str, np.ndarray]:
-    wanted = model.manifest.graphs[f"{objective}.all"].extras
-    return {e.name: np.full((n, *e.shape) if e.per_sample else e.shape, 0.5, np.float32) for e in wanted}
+    specs = model.manifest.graphs[f"{objective}.all"].extras
+    return {e.name: np.full((n, *e.shape) if e.per_sample else e.shape, 0.5, np.float32) for e in specs}
 
 
 @needs_blocks
@@ -94,10 +94,10 @@ def test_gradients_are_those_of_the_usual_layout(bundle, tunable, n, objective):
         pytest.skip("one objective will do with batch statistics")
     model = OnnxModel(bundle)
     x, y = samples(n)
-    given = extras(model, objective, n)
+    inputs = extras(model, objective, n)
     usual, blocked = (model.trainer(tunable, objective, batch=batch) for batch in (0, n))
     assert model.blocked_session(f"{objective}.{tunable}", n) is not None
-    losses = [trainer.loss_and_grads(x, y, given) for trainer in (usual, blocked)]
+    losses = [trainer.loss_and_grads(x, y, inputs) for trainer in (usual, blocked)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     largest = np.abs(usual.grads.vector).max()
     for name, expected in usual.grads.views.items():
@@ -179,11 +179,11 @@ def shapes(bundle: Bundle) -> dict[str, tuple[int, ...]]:
 def test_the_graph_is_a_right_one_in_blocks_of_every_size(bundle, block):
     blocked = blocked_graph(bundle.graph("train.all"), shapes(bundle), 12, block)
     graph = onnx.load_from_string(blocked.onnx).graph
-    made = {i.name for i in (*graph.input, *graph.initializer)}
+    values = {i.name for i in (*graph.input, *graph.initializer)}
     for node in graph.node:
-        assert made.issuperset(name for name in node.input if name)
-        assert made.isdisjoint(node.output)
-        made.update(node.output)
+        assert values.issuperset(name for name in node.input if name)
+        assert values.isdisjoint(node.output)
+        values.update(node.output)
     assert [o.name for o in graph.output] == [
         o.name for o in onnx.load_from_string(bundle.graph("train.all")).graph.output
     ]
@@ -268,9 +268,9 @@ def test_impossible_layers_are_left_as_they_are(bundle, old, new):
 def test_the_usual_layout_is_used_if_the_other_cannot_be(bundle, caplog, wrong):
     model = OnnxModel(Offering(bundle, changed(bundle, *wrong)))
     x, y = samples(16)
-    found = model.trainer("all", batch=16)
+    trainer = model.trainer("all", batch=16)
     assert "cannot be used in the blocked layout" in caplog.text
-    assert found.loss_and_grads(x, y) == OnnxModel(bundle).trainer("all").loss_and_grads(x, y)
+    assert trainer.loss_and_grads(x, y) == OnnxModel(bundle).trainer("all").loss_and_grads(x, y)
 
 
 def test_a_runtime_without_the_layout_uses_the_usual_one(bundle, monkeypatch):
@@ -278,8 +278,8 @@ def test_a_runtime_without_the_layout_uses_the_usual_one(bundle, monkeypatch):
     model = OnnxModel(bundle)
     x, y = samples(16)
     assert model.blocked_session("train.all", 16) is None
-    found = model.trainer("all", batch=16).loss_and_grads(x, y)
-    assert found == model.trainer("all").loss_and_grads(x, y)
+    loss = model.trainer("all", batch=16).loss_and_grads(x, y)
+    assert loss == model.trainer("all").loss_and_grads(x, y)
 
 
 def test_the_probe_says_no_where_the_operators_are_missing_or_wrong(monkeypatch):
