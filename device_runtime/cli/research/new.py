@@ -69,7 +69,7 @@ def description(folder: Path) -> str:
     readme = folder / TEMPLATES[0]
     pictures = (TRAIN + TEST) * len(SHAPES)
     next_ = commands(readme.read_text("utf-8"))
-    if folder.resolve() != Path.cwd():
+    if not _is_here(folder):
         next_.insert(0, f"cd {shlex.quote(str(folder))}")
     return "\n".join((
         f"{folder}: {', '.join(TEMPLATES)}, {PICTURES}/ ({pictures} pictures of {len(SHAPES)} classes)",
@@ -78,6 +78,13 @@ def description(folder: Path) -> str:
         "",
         *(f"  {line}" for line in next_),
     ))  # fmt: skip
+
+
+def _is_here(folder: Path) -> bool:
+    try:
+        return folder.resolve() == Path.cwd()
+    except FileNotFoundError:  # the folder that this was started in is gone
+        return False
 
 
 def commands(readme: str) -> list[str]:
