@@ -181,7 +181,7 @@ def device_of(path: Path) -> object:
     parser = argparse.ArgumentParser()
     join.add_arguments(parser)
     options = parser.parse_args(["--config", str(path)])
-    options.given = frozenset()
+    options.flag_names = frozenset()
     device_file.fill(options, parser, RULES)
     return options
 
