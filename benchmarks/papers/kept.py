@@ -94,7 +94,7 @@ def place(folder: Path, name: RunName, key: str) -> Path:
 def of_folder(folder: Path, name: RunName) -> StampedRun:
     """The finished run in this folder. Raises SimulationError."""
     ended = datetime.fromtimestamp((folder / INFO).stat().st_mtime, timezone.utc)
-    return StampedRun(read_run(folder, name, shown=0), commits_of(folder), ended.date().isoformat())
+    return StampedRun(read_run(folder, name, number=0), commits_of(folder), ended.date().isoformat())
 
 
 def commits_of(folder: Path) -> tuple[str, ...]:

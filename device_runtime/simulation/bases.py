@@ -130,27 +130,27 @@ class BaseHistory:
     def __init__(self, shipped: Mapping[str, ShippedModel], first: Tensors, carried: CarriedState) -> None:
         """`shipped` by member; round 1 distributes `first` and the tensors of `carried`."""
         self._shipped = shipped
-        self._kept = {1: RoundBase(1, first, carried.family, carried.aside)}
+        self._bases = {1: RoundBase(1, first, carried.family, carried.aside)}
         begun = {member: (0,) * len(model.parts) for member, model in shipped.items()}
         bundled = RoundBase(0, shipped[MAIN].weights, {m: s.weights for m, s in shipped.items() if m})
-        self._history = [self._next(BaseVersion(begun), bundled, self._kept[1], None)]
+        self._history = [self._next(BaseVersion(begun), bundled, self._bases[1], None)]
         self._common = (0, MAIN), NO_BASES_HELD  # shared by all devices that fetched no other model
 
     def of(self, number: int) -> RoundBase:
-        return self._kept[number]
+        return self._bases[number]
 
     def tensors(self) -> dict[str, Tensors]:
         """The tensors of all bases that are kept, under the keys that jobs use."""
-        return dict(named for base in self._kept.values() for named in base.named())
+        return dict(named for base in self._bases.values() for named in base.named())
 
     def advance(self, number: int, merged: Merged, alone: tuple[str, ...] = ()) -> RoundBase:
         """Adds the base of the round after `number`, and returns it; `alone` as in its version."""
-        old, version = self._kept[number], self._history[number - 1]
+        old, version = self._bases[number], self._history[number - 1]
         carried = merged.carried
         rare = closed_form.rarest_classes(carried.memory.get(closed_form.MEMORY, NO_TENSORS))
         new = RoundBase(number + 1, merged.base, carried.family, carried.aside, rare)
         steps = merged.steps if merged.replayable else None
-        self._kept[number + 1] = new
+        self._bases[number + 1] = new
         self._history.append(replace(self._next(version, old, new, steps), alone=alone))
         return new
 
@@ -193,15 +193,15 @@ class BaseHistory:
 
     def replay(self, number: int, then: BaseVersion) -> None:
         """Adds what round `number` made, without its weights."""
-        self._kept[number + 1] = RoundBase(number + 1, NO_TENSORS)
+        self._bases[number + 1] = RoundBase(number + 1, NO_TENSORS)
         self._history.append(then)
 
     def restore(self, bases: Iterable[RoundBase]) -> None:
         """Replaces all bases by these, which have weights."""
-        self._kept = {base.number: base for base in bases}
+        self._bases = {base.number: base for base in bases}
 
     def kept(self) -> tuple[RoundBase, ...]:
-        return tuple(self._kept.values())
+        return tuple(self._bases.values())
 
     @property
     def history(self) -> tuple[BaseVersion, ...]:
@@ -210,37 +210,37 @@ class BaseHistory:
 
     def keep(self, numbers: Iterable[int]) -> None:
         """Forgets the bases of all other rounds."""
-        wanted = set(numbers)
-        self._kept = {number: base for number, base in self._kept.items() if number in wanted}
+        in_use = set(numbers)
+        self._bases = {number: base for number, base in self._bases.items() if number in in_use}
 
-    def to_fetch(self, number: int, member: str, held: HeldBases) -> int:
+    def to_fetch(self, number: int, member: str, own: HeldBases) -> int:
         """Bytes that a device fetches to train this member in round `number`; "" is the main model.
 
         Parts that it has already are not fetched. If that takes fewer bytes, it replays steps instead: from
         its place in the log, or from the bundle's weights if the log began there (`client.cache.base_route`).
         """
         version = self._history[number - 1]
-        parts, there = version.parts[member], self._parts_of(member, held)
+        parts, own_parts = version.parts[member], self._parts_of(member, own)
         sizes = self._shipped[member].sizes
         size = (
             0
-            if parts == there
-            else sum(size for size, new, old in zip(sizes, parts, there, strict=True) if new != old)
+            if parts == own_parts
+            else sum(size for size, new, old in zip(sizes, parts, own_parts, strict=True) if new != old)
         )
         if member == MAIN and version.at:
-            size = self._cheapest(version, held, size + (self._log(version, version.steps) or 0))
-        return size + (version.aside_bytes if version.aside != held.aside else 0)
+            size = self._cheapest(version, own, size + (self._log(version, version.steps) or 0))
+        return size + (version.aside_bytes if version.aside != own.aside else 0)
 
-    def _cheapest(self, version: BaseVersion, held: HeldBases, full_fetch: int) -> int:
+    def _cheapest(self, version: BaseVersion, own: HeldBases, full_fetch: int) -> int:
         """Bytes of the main model's base: the fewer of a full fetch and of the steps that the device lacks.
 
         `full_fetch`: bytes of the checkpoint and of the steps since.
         """
-        latest = self._history[held.rounds.get(MAIN, 1) - 1]
-        has_place_in_log = held.at >= 0 and latest.line == version.line
+        latest = self._history[own.rounds.get(MAIN, 1) - 1]
+        has_place_in_log = own.at >= 0 and latest.line == version.line
         if not has_place_in_log and version.line:
             return full_fetch
-        lacking = version.at - (held.at if has_place_in_log else 0)
+        lacking = version.at - (own.at if has_place_in_log else 0)
         by_steps = self._log(version, lacking)
         if by_steps is None:
             return full_fetch
@@ -269,25 +269,25 @@ class BaseHistory:
     def _before(self, version: BaseVersion, at: int) -> BaseVersion:
         """The latest version of the same log with at most `at` steps."""
         history = self._history
-        end = bisect_right(history, (version.line, at), key=lambda one: (one.line, one.at))
+        end = bisect_right(history, (version.line, at), key=lambda entry: (entry.line, entry.at))
         return history[end - 1]
 
-    def fetched(self, number: int, member: str, held: HeldBases) -> HeldBases:
+    def fetched(self, number: int, member: str, own: HeldBases) -> HeldBases:
         """The device's state after it fetched this base.
 
         It knows its place in the step log only if the model that it fetched last is the main one.
         """
         version = self._history[number - 1]
         at = version.at if member == MAIN else -1
-        if not held.rounds.keys() <= {member}:
-            return HeldBases({**held.rounds, member: number}, at, version.aside)
+        if not own.rounds.keys() <= {member}:
+            return HeldBases({**own.rounds, member: number}, at, version.aside)
         key = number, member
         if self._common[0] != key:
             self._common = key, HeldBases({member: number}, at, version.aside)
         return self._common[1]
 
-    def _parts_of(self, member: str, held: HeldBases) -> tuple[int, ...]:
-        number = held.rounds.get(member, 0)
+    def _parts_of(self, member: str, own: HeldBases) -> tuple[int, ...]:
+        number = own.rounds.get(member, 0)
         return self._history[number - 1].parts[member] if number else (0,) * len(self._shipped[member].parts)
 
 
@@ -296,9 +296,9 @@ def _renewed(parts: tuple[int, ...], changed: Changed, new: RoundBase) -> tuple[
     return tuple(new.number if other else old for old, other in zip(parts, changed, strict=True))
 
 
-def _same(one: Tensors, other: Tensors, name: str) -> bool:
-    return one[name] is other[name] or np.array_equal(one[name], other[name])
+def _same(left: Tensors, other: Tensors, name: str) -> bool:
+    return left[name] is other[name] or np.array_equal(left[name], other[name])
 
 
-def _equal(one: Tensors, other: Tensors) -> bool:
-    return one is other or (one.keys() == other.keys() and all(_same(one, other, name) for name in one))
+def _equal(left: Tensors, other: Tensors) -> bool:
+    return left is other or (left.keys() == other.keys() and all(_same(left, other, name) for name in left))

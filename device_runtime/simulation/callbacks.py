@@ -178,8 +178,8 @@ class CallbackObserver:
     def asked(self, ask: AskRecord) -> None:
         self._counted[ask.kind] += ask.fate == "counted"
 
-    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
-        self._call("on_update", job, made)
+    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
+        self._call("on_update", job, update)
 
     def closed(self, line: SimulatedRound) -> None:
         closed, self._counted = ClosedRound.of(line, +self._counted), Counter()
@@ -194,10 +194,10 @@ class CallbackObserver:
             with suppress(Exception):
                 callback.on_run_failed(error)
 
-    def _call(self, method: str, *given: object) -> None:
+    def _call(self, method: str, *arguments: object) -> None:
         for callback in self._callbacks:
             try:
-                getattr(callback, method)(*given)
+                getattr(callback, method)(*arguments)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 raise CallbackError(f"callback {type(callback).__name__}.{method}: {why}") from error

@@ -58,7 +58,7 @@ class Checkpoint:
     bases: tuple[RoundBase, ...]
     history: tuple[BaseVersion, ...]
     served: Tensors
-    kept: StrategyStates = field(default_factory=StrategyStates)
+    states: StrategyStates = field(default_factory=StrategyStates)
     scores: tuple[float, ...] = ()
     best: Tensors = field(default_factory=lambda: NO_TENSORS)
     mark: RunMark | None = None
@@ -115,9 +115,9 @@ def _owners(checkpoint: Checkpoint) -> Iterator[tuple[_Place, Tensors]]:
         for member, weights in base.family.items():
             yield _Place("member", base.number, member), weights
         yield _Place("aside", base.number), base.aside
-    for kind, memory in checkpoint.kept.aggregator.items():
+    for kind, memory in checkpoint.states.aggregator.items():
         yield _Place("aggregator", 0, kind), memory
-    for (device, kind), memory in checkpoint.kept.devices.items():
+    for (device, kind), memory in checkpoint.states.devices.items():
         yield _Place("device", device, kind), memory
 
 
@@ -130,8 +130,8 @@ def _read(content: Tensors) -> Checkpoint:
             parts[int(number)][name] = value
     of: dict[str, dict[tuple[int, str], Tensors]] = {}
     rare = {place.number: place.rare for place in contents.places if place.what == "base"}
-    for place, mine in zip(contents.places, parts, strict=True):
-        of.setdefault(place.what, {})[place.number, place.name] = mine
+    for place, part in zip(contents.places, parts, strict=True):
+        of.setdefault(place.what, {})[place.number, place.name] = part
     return Checkpoint(
         len(contents.history) - 1,
         tuple(
@@ -150,5 +150,5 @@ def _read(content: Tensors) -> Checkpoint:
 
 
 def _base(number: int, weights: Tensors, of: Mapping[str, Mapping[tuple[int, str], Tensors]]) -> RoundBase:
-    family = {name: mine for (round_, name), mine in of.get("member", {}).items() if round_ == number}
+    family = {name: part for (round_, name), part in of.get("member", {}).items() if round_ == number}
     return RoundBase(number, weights, family, of["aside"][number, ""])

@@ -47,10 +47,10 @@ class Clients:
         """The indices of this device's samples, (n_k,)."""
         return self.order[self.offsets[device] : self.offsets[device + 1]]
 
-    def local(self, device: int, given: InputSpec) -> LocalData:
+    def local(self, device: int, spec: InputSpec) -> LocalData:
         """This device's samples, prepared for the bundle's input. Raises TensorError."""
         indices = self.indices(device)
-        return LocalData(given.prepare(self.x[indices]), self.y[indices])
+        return LocalData(spec.prepare(self.x[indices]), self.y[indices])
 
     def class_counts(self, labels: int) -> NDArray[np.int64]:
         """The number of samples of each class on each device, (devices, labels); of columns (devices, 1)."""

@@ -84,7 +84,7 @@ class ModelState:
         self._order = {kind.name: place for place, kind in enumerate(task.kinds)}
         self._memories: dict[tuple[int, str], Tensors] = {}
         self._resume = resume
-        self._kept: list[PendingUpdate] = []
+        self._updates: list[PendingUpdate] = []
         self._counted: dict[str, int] = {}
         self._figures = RoundFigures()
         self._unopened = 0
@@ -96,7 +96,7 @@ class ModelState:
 
     def keep(self, flight: PendingUpdate) -> None:
         """Keeps an update that counts in the open round, for `merge`."""
-        self._kept.append(flight)
+        self._updates.append(flight)
 
     def merge(self, number: int, now: float) -> None:
         """Trains the updates that count and merges them into the next base."""
@@ -105,8 +105,8 @@ class ModelState:
         if self._resume is not None and number <= self._resume.round:
             self._replay(number, self._resume)
             return
-        flights = sorted(self._kept, key=lambda f: (self._order[f.kind], f.device, f.round))
-        self._kept = []
+        flights = sorted(self._updates, key=lambda f: (self._order[f.kind], f.device, f.round))
+        self._updates = []
         flights, alone = self._summed(number, flights, now)
         server, weights = self._tools.server, self._bases.of(number).weights
         model = RoundModel(server.manifest(), weights, number, self._task.round_seed(number), tools=server)
@@ -114,22 +114,22 @@ class ModelState:
         sizes = None if self._tools.sums else [flight.samples for flight in flights]
         counted: list[tuple[PendingUpdate, TrainedUpdate]] = []
         with Screen(folding, self._task.screening, sizes=sizes) as screen:
-            for flight, made in self._trained(flights, now):
+            for flight, update in self._trained(flights, now):
                 times = self._task.stands_for(number - flight.round, since[flight.device])
                 try:
-                    weight = times * self._settings[flight.kind].weight_of(made)
-                    screen.add(self._as_of(made, flight, number, times), weight, flight.device)
+                    weight = times * self._settings[flight.kind].weight_of(update)
+                    screen.add(self._as_of(update, flight, number, times), weight, flight.device)
                 except OwnCodeError as error:
                     log.warning("%s (%s) is left out: %s", flight.device, flight.kind, error)
                     self._tools.ledger.ended(flight, "refused", now, why=str(error))
                     continue
-                counted.append((flight, replace(made, tensors=NO_TENSORS, memory=None)))
+                counted.append((flight, replace(update, tensors=NO_TENSORS, memory=None)))
             merged, note = screen.merged()
-        for flight, made in counted:
+        for flight, update in counted:
             if why := screen.failures.get((flight.device, flight.kind)):
                 self._tools.ledger.ended(flight, "refused", now, why=why)
             else:
-                self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
+                self._tools.ledger.ended(flight, "counted", now, into=number, update=update)
         if note:
             log.warning("round %d: %s", number, note)
         self.served, self._carried, self._closed_form = merged.served, merged.carried, merged.closed_form
@@ -150,32 +150,32 @@ class ModelState:
     def _keep_newest(self, number: int, now: float) -> None:
         """Of several updates of one device, lets the newest count alone."""
         newest: dict[str, PendingUpdate] = {}
-        for flight in sorted(self._kept, key=lambda flight: flight.round):
+        for flight in sorted(self._updates, key=lambda flight: flight.round):
             if older := newest.get(flight.device):
                 why = f"counted in round {number} with its update for round {flight.round}"
                 self._tools.ledger.ended(older, "late", now, why=f"{flight.device} {why}")
             newest[flight.device] = flight
-        self._kept = list(newest.values())
+        self._updates = list(newest.values())
 
     def _since(self, number: int) -> dict[str, float]:
         """The rounds since each device's previous counted update.
 
         A device that never counted before is taken to have counted in round 0.
         """
-        devices = [flight.device for flight in self._kept]
+        devices = [flight.device for flight in self._updates]
         since = {device: float(number - self._counted.get(device, 0)) for device in devices}
         self._counted.update(dict.fromkeys(devices, number))
         return since
 
     def _replay(self, number: int, resume: Checkpoint) -> None:
         """Advances over a round that was trained before the run was stopped."""
-        self._kept = []
+        self._updates = []
         self._bases.replay(number, resume.history[number])
         if number == resume.round:
             self._bases.restore(resume.bases)
             newest = self._bases.of(number + 1)
-            self._carried = CarriedState(newest.family, resume.kept.aggregator, newest.aside)
-            self._memories = dict(resume.kept.devices)
+            self._carried = CarriedState(newest.family, resume.states.aggregator, newest.aside)
+            self._memories = dict(resume.states.devices)
             self.served = resume.served
 
     def _trained(
@@ -203,16 +203,16 @@ class ModelState:
             yield flight, self._tools.sums.bounded(sent, flight, base) if self._tools.sums else sent
 
     def _as_sent(
-        self, made: TrainedUpdate, flight: PendingUpdate, base: Tensors
+        self, update: TrainedUpdate, flight: PendingUpdate, base: Tensors
     ) -> tuple[TrainedUpdate, dict[tuple[int, str], Tensors]]:
         """The update as the aggregator decodes it by its kind's codec, and the error feedback to keep."""
         kind = self._kinds[flight.kind]
         codec = codecs.codec_named(kind.codec)
         if not codec.lossy:
-            return made, {}
-        key = flight.index, codecs.memory_of(flight.kind, kind.variant_named(made.variant).member)
-        written = codec.rounded(made.tensors, base, self._memories.get(key, NO_TENSORS))
-        return replace(made, tensors=written.read), {key: written.left}
+            return update, {}
+        key = flight.index, codecs.memory_of(flight.kind, kind.variant_named(update.variant).member)
+        written = codec.rounded(update.tensors, base, self._memories.get(key, NO_TENSORS))
+        return replace(update, tensors=written.read), {key: written.left}
 
     def _job(self, flight: PendingUpdate, seed: int) -> TrainingJob:
         strategy, number = flight.strategy, flight.round
@@ -229,17 +229,17 @@ class ModelState:
             self._bases.of(number).rare,
         )
 
-    def _as_of(self, made: TrainedUpdate, flight: PendingUpdate, number: int, times: float) -> TrainedUpdate:
-        """The update as a change of round `number`'s base; a late update is rebased from its round's base.
+    def _as_of(self, update: TrainedUpdate, flight: PendingUpdate, into: int, times: float) -> TrainedUpdate:
+        """The update as a change of round `into`'s base; a late update is rebased from its round's base.
 
         `times`: the rounds that it stands for.
         """
         asked_in, strategy = flight.round, flight.strategy
-        if asked_in == number or strategy is None:
-            return made
-        share = self._task.late_share(number - asked_in)
+        if asked_in == into or strategy is None:
+            return update
+        share = self._task.late_share(into - asked_in)
         late = Late(asked_in, self._task.round_seed(asked_in), share, times)
-        return rebased_update(made, late, number, lambda one: self._bases.of(one).of(strategy.member))
+        return rebased_update(update, late, into, lambda n: self._bases.of(n).of(strategy.member))
 
     def evaluate(self, number: int) -> None:
         """Computes the figures of the round, for `publish`.
@@ -271,10 +271,10 @@ class ModelState:
         trained = self._resume is None or number > self._resume.round
         self._note_score(number, trained)
         if trained:
-            kept = StrategyStates(self._carried.memory, dict(self._memories))
+            states = StrategyStates(self._carried.memory, dict(self._memories))
             bases = self._bases
             self._tools.keep(
-                Checkpoint(number, bases.kept(), bases.history, self.served, kept, self._scores, self._best)
+                Checkpoint(number, bases.kept(), bases.history, self.served, states, self._scores, self._best)
             )
         if self._tools.sums is None:
             return self._figures

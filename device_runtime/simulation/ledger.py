@@ -74,10 +74,10 @@ class RunLedger:
         now: float,
         *,
         into: int = 0,
-        made: TrainedUpdate | None = None,
+        update: TrainedUpdate | None = None,
         why: str = "",
     ) -> None:
-        """Ends a device's part in a round. `into`: the round that its update, `made`, counts in."""
+        """Ends a device's part in a round. `into`: the round that its `update` counts in."""
         if self._open <= self._replayed and fate != "unheard":  # of these a stopped run has recorded none
             return
         line, outcome = flight.line, flight.line.outcome
@@ -100,9 +100,9 @@ class RunLedger:
             bytes_up=line.bytes_up,
             energy_j=line.energy_j,
             peak_memory_bytes=outcome.peak_memory_bytes,
-            num_examples=0 if made is None else made.num_examples,
+            num_examples=0 if update is None else update.num_examples,
             forward_passes=line.flops / self._forward_flops,
-            train_loss=nan if made is None else made.train_loss,
+            train_loss=nan if update is None else update.train_loss,
             why=why or "; ".join(outcome.reasons),
             epsilon=outcome.epsilon,
         )

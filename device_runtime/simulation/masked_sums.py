@@ -90,36 +90,36 @@ class SimulatedSums:
     def choice(self) -> MaskedRound:
         """The effect of masks on a device's choice while no kind was alone."""
         kinds, manifests = tuple(self._kinds.values()), self._manifests
-        found = masked_round(self._masks, kinds, manifests.__getitem__)
-        sizes = lru_cache(256)(lambda kind, form: found.bytes_up(self._kinds[kind].variant_named(form)))
-        return replace(found, bytes_up=lambda form: sizes(form.name, form.variant))
+        sum_round = masked_round(self._masks, kinds, manifests.__getitem__)
+        sizes = lru_cache(256)(lambda kind, form: sum_round.bytes_up(self._kinds[kind].variant_named(form)))
+        return replace(sum_round, bytes_up=lambda form: sizes(form.name, form.variant))
 
     @property
     def reason(self) -> str:
         """Why an update was not opened."""
         return f"fewer than {self._masks.min_group} devices sent updates that can be summed with it"
 
-    def bounded(self, made: TrainedUpdate, flight: PendingUpdate, base: Tensors) -> TrainedUpdate:
+    def bounded(self, update: TrainedUpdate, flight: PendingUpdate, base: Tensors) -> TrainedUpdate:
         """The update as it counts in its sum, with clipped changes; `base` is that of its own round.
 
         The first one of a sum has the noise of the whole sum.
         """
-        strategy = self._kinds[flight.kind].variant_named(made.variant)
-        layout = self._layout(flight.kind, made.variant, base)
-        made, _ = sums.shortened(made, layout, self._masks.clip_milli / 1000)
+        strategy = self._kinds[flight.kind].variant_named(update.variant)
+        layout = self._layout(flight.kind, update.variant, base)
+        update, _ = sums.shortened(update, layout, self._masks.clip_milli / 1000)
         if self._noise is None:
-            return made
-        made, group = replace(made, train_loss=nan), self._group(flight)
+            return update
+        update, group = replace(update, train_loss=nan), self._group(flight)
         if group in self._noisy:
-            return made
+            return update
         rng = np.random.default_rng([self._seed, NOISE_DRAW, self._number, len(self._noisy)])
         self._noisy.add(group)
-        deviation = self._noise.deviation / sums.weight_share(strategy.weight(made), self._masks.most_weight)
+        sd = self._noise.deviation / sums.weight_share(strategy.weight(update), self._masks.most_weight)
         noisy = {
-            part.name: made.tensors[part.name] + rng.normal(0.0, deviation, part.shape).astype(np.float32)
+            part.name: update.tensors[part.name] + rng.normal(0.0, sd, part.shape).astype(np.float32)
             for part in layout.tensors
         }
-        return replace(made, tensors={**made.tensors, **noisy})
+        return replace(update, tensors={**update.tensors, **noisy})
 
     def spent(self, rounds: int) -> float:
         """Epsilon that so many rounds spend by their noise; nan without noise. Raises PrivacyUnavailable."""

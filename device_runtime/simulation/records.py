@@ -126,7 +126,7 @@ class RunObserver(Protocol):
     def asked(self, ask: AskRecord) -> None:
         """A device's part in a round is over."""
 
-    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
         """An update that counts; its tensors are valid during the call only."""
 
     def closed(self, line: SimulatedRound) -> None:
@@ -139,7 +139,7 @@ class NullObserver:
     def asked(self, ask: AskRecord) -> None:
         pass
 
-    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
         pass
 
     def closed(self, line: SimulatedRound) -> None:

@@ -109,8 +109,8 @@ def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | N
     """The generic set: read from a file, or held out of the data. Raises ScenarioError."""
     path = scenario.task.generic
     if path is None:
-        held = data.generic
-        return None if held is None else LocalData(bundle.manifest.input.prepare(held.x), held.y)
+        generic = data.generic
+        return None if generic is None else LocalData(bundle.manifest.input.prepare(generic.x), generic.y)
     try:
         return samples(path, bundle, "generic set")
     except TaskError as error:

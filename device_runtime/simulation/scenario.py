@@ -86,8 +86,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if self.task.generic is not None and self.data.generic_samples:
             raise ScenarioError("task has generic and data generic_samples: give one of them")
         for name in self.data.groups.keys() - self.fleet.groups.keys():
-            there = ", ".join(self.fleet.groups)
-            raise ScenarioError(f"data.groups.{name}: the fleet has no such group; there are {there}")
+            groups = ", ".join(self.fleet.groups)
+            raise ScenarioError(f"data.groups.{name}: the fleet has no such group; there are {groups}")
         if self.fleet.redrawn and self.data.groups:
             raise ScenarioError(f"data.groups: the groups of fleet {self.fleet.name} are redrawn every round")
         if self.task.min_contributions > self.devices:
@@ -156,8 +156,8 @@ def load(source: str | Path, over: Mapping[str, Any] | None = None) -> Scenario:
         table = read_toml(path, ScenarioError)
         table = {"fleet": {"name": path.stem, **table}} if "groups" in table else table
     else:
-        known = ", ".join((*preset_names(), *fleets.preset_names()))
-        raise ScenarioError(f"no scenario named {str(source)!r}: give a file *.toml or one of {known}")
+        presets = ", ".join((*preset_names(), *fleets.preset_names()))
+        raise ScenarioError(f"no scenario named {str(source)!r}: give a file *.toml or one of {presets}")
     table = _over({"name": path.stem, **table}, over or {})
     return _decoded(lambda: _made(table, path.parent), str(source))
 
@@ -211,12 +211,12 @@ def _table(parts: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _decoded(make: Any, where: str) -> Scenario:
     try:
-        made: Scenario = make()
+        scenario: Scenario = make()
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{where}: {explained(error, Scenario)}") from None
     except (ProfileError, TaskError, ScenarioError, ValueError) as error:
         raise ScenarioError(f"{where}: {error}") from None
-    return made
+    return scenario
 
 
 def _over(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,18 +300,18 @@ def _under(policy: str, task: Task, devices: int | None) -> Task:
 
 def of_policy(scenario: Scenario, policy: str) -> Scenario:
     """The scenario as this policy runs it. Raises ScenarioError."""
-    made = msgspec.structs.replace(
+    own = msgspec.structs.replace(
         scenario, task=under(policy, scenario.task, scenario.devices, scenario.all_kinds)
     )
     if (name := policy.partition("+")[0]) in _own_policies():
-        made = msgspec.structs.replace(made, choose=name)
+        own = msgspec.structs.replace(own, choose=name)
     if policy != CENTRALISED:
-        return made
+        return own
     data = msgspec.structs.replace(
         scenario.data, partition="iid", samples_per_client=None, reuse=False, groups={}
     )
     fleet = fleets.load(COMPUTER)
-    return msgspec.structs.replace(made, devices=1, data=data, fleet=fleet)
+    return msgspec.structs.replace(own, devices=1, data=data, fleet=fleet)
 
 
 def usual_name(policy: str) -> str:

@@ -111,14 +111,14 @@ class WandB(Tracker):
         with _needed("WandB", "wandb"):
             import wandb
         self._library = wandb
-        self._given: dict[str, Any] = {"project": project, "entity": entity, "mode": mode, "dir": folder}
+        self._settings: dict[str, Any] = {"project": project, "entity": entity, "mode": mode, "dir": folder}
         self._run: Any = None
 
     def begin(self, run: StartedRun) -> None:
-        place = f"{self._given['entity']}/{self._given['project']}"
+        place = f"{self._settings['entity']}/{self._settings['project']}"
         before = _id_before(run, "wandb", place)
         self._run = self._library.init(
-            **self._given,
+            **self._settings,
             name=run.name,
             group=run.policy,
             config={**run.settings, "policy": run.policy, "seed": run.seed},
@@ -159,15 +159,15 @@ class MLflow(Tracker):
 
     def _found(self, name: str, artifacts: str | None) -> str:
         """The id of the experiment; another process may make it at the same time."""
-        known = self._client.get_experiment_by_name(name)
-        if known is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             try:
                 return str(self._client.create_experiment(name, artifacts))
             except self._library.MlflowException:
-                known = self._client.get_experiment_by_name(name)
-                if known is None:
+                experiment = self._client.get_experiment_by_name(name)
+                if experiment is None:
                     raise
-        return str(known.experiment_id)
+        return str(experiment.experiment_id)
 
     def begin(self, run: StartedRun) -> None:
         if before := _id_before(run, "mlflow", self._kept_by):
@@ -245,16 +245,16 @@ def _known(values: Mapping[str, float]) -> dict[str, float]:
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings with joined names, as task.server.lr; None is left out and lists are JSON."""
-    found: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
     for name, value in settings.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and key not in AS_ONE:
-            found |= flat(value, f"{key}.")
+            pairs |= flat(value, f"{key}.")
         elif isinstance(value, dict | list | tuple):
-            found[key] = json.dumps(value)
+            pairs[key] = json.dumps(value)
         elif value is not None:
-            found[key] = value
-    return found
+            pairs[key] = value
+    return pairs
 
 
 @contextmanager
@@ -276,10 +276,10 @@ def _id_before(run: StartedRun, tracker: str, place: str) -> str | None:
     if run.first_round == 1 or run.folder is None:
         return None
     try:
-        kept, _, where = (run.folder / f"{tracker}.id").read_text("utf-8").strip().partition(" ")
+        tracker_id, _, where = (run.folder / f"{tracker}.id").read_text("utf-8").strip().partition(" ")
     except OSError:
         return None
-    return kept if where == place else None
+    return tracker_id if where == place else None
 
 
 def _keep_id(run: StartedRun, tracker: str, place: str, value: str) -> None:

@@ -149,9 +149,9 @@ def test_what_was_saved_is_read_back(tmp_path):
     assert [list(base.aside) for base in found.bases] == [[], ["sums"]]
     assert [base.rare for base in found.bases] == [(), (4, 1)]
     assert found.served["head.weight"][0, 0] == 7
-    assert found.kept.aggregator["fedat"]["head.weight"][0, 0] == 8
-    assert found.kept.devices[7, "full"]["head.weight"][0, 0] == 9
-    assert found.kept.devices[11, "full"] == {}
+    assert found.states.aggregator["fedat"]["head.weight"][0, 0] == 8
+    assert found.states.devices[7, "full"]["head.weight"][0, 0] == 9
+    assert found.states.devices[11, "full"] == {}
 
 
 def test_nothing_saved_is_nothing_and_a_damaged_file_is_said_to_be(tmp_path):

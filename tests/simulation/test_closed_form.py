@@ -118,7 +118,7 @@ def test_devices_that_hold_samples_out_choose_the_head_in_place_of_the_evaluatio
         return notes.lines[-1], kept[-1]
 
     last, kept = played(hold_out=0.1)
-    held, closed, trained = kept.kept.aggregator[closed_form.MEMORY]["right"]
+    held, closed, trained = kept.states.aggregator[closed_form.MEMORY]["right"]
     assert 2 * 8 * 6 < held < 3 * 8 * 6
     assert 0 < trained <= held and 0 < closed <= held
     assert "closed-form/head.weight" in kept.bases[-1].aside

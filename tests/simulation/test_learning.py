@@ -121,7 +121,7 @@ def test_of_several_updates_of_a_device_in_a_round_the_newest_counts(run):
 def test_checkpoints_hold_what_was_kept_then_and_not_what_came_later(run):
     run.round(1, ("1", 1))
     run.round(2, ("1", 2))
-    first, second = (checkpoint.kept.devices[1, "full"]["done"][0] for checkpoint in run.checkpoints)
+    first, second = (checkpoint.states.devices[1, "full"]["done"][0] for checkpoint in run.checkpoints)
     assert (first, second) == (1.0, 2.0)
 
 

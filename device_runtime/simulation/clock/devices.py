@@ -37,7 +37,7 @@ class AskedDevice:
     corrections: Mapping[str, float] = field(default_factory=lambda: NOTHING_LEARNT)
     charge_j: float = 0.0
     charged_s: float = 0.0
-    held: HeldBases = NO_BASES_HELD
+    bases: HeldBases = NO_BASES_HELD
     ledger: PrivacyLedger = UNSPENT
     like: AnyStrategy | None = None
 
@@ -58,7 +58,7 @@ class FleetState:
         alone = len(loads) == 1  # there is no choice of a model before its base is fetched
         self._loads = {m: replace(load, download_bytes=0) if alone else load for m, load in loads.items()}
         self._slow = slow
-        self._known: dict[int, AskedDevice] = {}
+        self._states: dict[int, AskedDevice] = {}
         self._free_s = np.zeros(len(fleet))
 
     def __len__(self) -> int:
@@ -78,15 +78,15 @@ class FleetState:
 
     def is_new(self, device: int) -> bool:
         """Whether the device was never asked before."""
-        return device not in self._known
+        return device not in self._states
 
     def known(self, device: int) -> AskedDevice:
         """The state of the device, which is kept from now on."""
-        if device not in self._known:
+        if device not in self._states:
             battery = self.fleet.battery(device)
             charge = 0.0 if battery is None else battery.start * battery.capacity_j
-            self._known[device] = AskedDevice(charge_j=charge)
-        return self._known[device]
+            self._states[device] = AskedDevice(charge_j=charge)
+        return self._states[device]
 
     def ready(self, device: int, now: float) -> bool:
         """Whether the device can be asked: available, not at work, with enough charge in its battery."""
@@ -110,28 +110,28 @@ class FleetState:
         columns = (drawn.slowdown, drawn.uplink, drawn.downlink, drawn.crash, drawn.drop, drawn.away_s)
         return [RoundDraws(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
-    def ask(self, device: int, asked: AskConditions) -> Timeline:
+    def ask(self, device: int, conditions: AskConditions) -> Timeline:
         """Asks a device, returns what it does, and updates its state: busy time, corrections, battery.
 
         A device's corrections are not on its disk, so that a crash loses them.
         """
-        known = self.known(device)
-        profile = self.profile(device, known.corrections)
+        state = self.known(device)
+        profile = self.profile(device, state.corrections)
         battery = self.fleet.battery(device)
         if battery is not None:
-            known.charge_j, known.charged_s = self._charge(device, battery, asked.now), asked.now
-            asked = replace(asked, charge_j=known.charge_j, charge_w=battery.charge_w)
-        if known.ledger is not asked.ledger or known.like is not None:
-            asked = replace(asked, ledger=known.ledger, like=known.like)
-        line = timeline(profile, self.loads(device), asked)
-        known.ledger, known.like = line.ledger, _known_of(known.like, line, asked)
+            state.charge_j, state.charged_s = self._charge(device, battery, conditions.now), conditions.now
+            conditions = replace(conditions, charge_j=state.charge_j, charge_w=battery.charge_w)
+        if state.ledger is not conditions.ledger or state.like is not None:
+            conditions = replace(conditions, ledger=state.ledger, like=state.like)
+        line = timeline(profile, self.loads(device), conditions)
+        state.ledger, state.like = line.ledger, _known_of(state.like, line, conditions)
         self._free_s[device] = line.back_s
         if battery is not None:
-            known.charge_j -= line.energy_j
-        if line.lost == "crashed":
-            known.corrections = NOTHING_LEARNT
-        elif line.outcome.timings or known.corrections:
-            known.corrections = corrected(profile, line.outcome)
+            state.charge_j -= line.energy_j
+        if line.fate == "crashed":
+            state.corrections = NOTHING_LEARNT
+        elif line.outcome.timings or state.corrections:
+            state.corrections = corrected(profile, line.outcome)
         return line
 
     def profile(self, device: int, corrections: Mapping[str, float] = NOTHING_LEARNT) -> DeviceProfile:
@@ -149,24 +149,24 @@ class FleetState:
 
     def _charge(self, device: int, battery: BatterySpec, now: float) -> float:
         """The joules in the device's battery, which charges while the device is available."""
-        known = self.known(device)
+        state = self.known(device)
         if not battery.charge_w:
-            return known.charge_j
-        missing_j, at, there_s = battery.capacity_j - known.charge_j, known.charged_s, 0.0
+            return state.charge_j
+        missing_j, at, there_s = battery.capacity_j - state.charge_j, state.charged_s, 0.0
         while at < now and battery.charge_w * there_s < missing_j:
             left = min(now, self.fleet.until(device, at))
             there_s += left - at
             at = self.fleet.next(device, left)
-        return min(battery.capacity_j, known.charge_j + battery.charge_w * there_s)
+        return min(battery.capacity_j, state.charge_j + battery.charge_w * there_s)
 
 
-def _known_of(like: AnyStrategy | None, line: Timeline, asked: AskConditions) -> AnyStrategy | None:
+def _known_of(like: AnyStrategy | None, line: Timeline, conditions: AskConditions) -> AnyStrategy | None:
     """The form of the latest contribution that the aggregator accepted and still knows.
 
     None after a late contribution, and after a device was offline for a while and says hello again.
     """
     chosen = line.outcome.plan.chosen
-    if line.gaps or line.ends_s > asked.closes_s:
+    if line.gaps or line.ends_s > conditions.closes_s:
         return None
     return like if chosen is None else chosen.strategy
 

@@ -49,7 +49,7 @@ class OpenedRound:
     round: int
     now: float
     closes_s: float
-    asked: Mapping[str, int]
+    latest: Mapping[str, int]
     serial: int
 
 
@@ -96,31 +96,31 @@ class DeviceSampler:
 
     def _choose(self, opening: OpenedRound, count: int, rng: np.random.Generator) -> list[int]:
         """Draws uniformly among the devices that are ready and were not asked in this round."""
-        found: list[int] = []
-        seen: set[int] = set()
+        cohort: list[int] = []
+        tried: set[int] = set()
         total = len(self._devices)
         if count < total // TRIES:
             for device in rng.integers(0, total, TRIES * count).tolist():
-                if device not in seen:
-                    seen.add(device)
+                if device not in tried:
+                    tried.add(device)
                     if self._can(device, opening):
-                        found.append(device)
-                        if len(found) == count:
-                            return found
+                        cohort.append(device)
+                        if len(cohort) == count:
+                            return cohort
         idle = (self._serials != opening.serial) & self._devices.idle(opening.now)
-        there = np.flatnonzero(idle & self._devices.fleet.present(opening.now))
-        for device in rng.permutation(there).tolist():
-            if len(found) == count:
+        present = np.flatnonzero(idle & self._devices.fleet.present(opening.now))
+        for device in rng.permutation(present).tolist():
+            if len(cohort) == count:
                 break
-            if device not in seen and self._can(device, opening):
-                found.append(device)
-        return found
+            if device not in tried and self._can(device, opening):
+                cohort.append(device)
+        return cohort
 
     def _can(self, device: int, opening: OpenedRound) -> bool:
         devices = self._devices
         if not devices.ready(device, opening.now):
             return False
-        return opening.asked.get(devices.fleet.name(device)) != opening.round
+        return opening.latest.get(devices.fleet.name(device)) != opening.round
 
     def _flights(
         self, devices: list[int], opening: OpenedRound, rng: np.random.Generator
@@ -134,15 +134,15 @@ class DeviceSampler:
     def _flight(self, device: int, opening: OpenedRound, draws: RoundDraws) -> PendingUpdate:
         number, fleet = self._fleet
         prefetched_bytes = self._bundle_bytes if self._devices.is_new(device) else 0
-        bases, known = self._bases, self._devices.known(device)
-        held = known.held
+        bases, state = self._bases, self._devices.known(device)
+        own_bases = state.bases
         if prefetched_bytes and number == 1:  # devices fetch round 1's base before it opens
-            prefetched_bytes += bases.to_fetch(1, MAIN, held)
-            held = bases.fetched(1, MAIN, held)
-        asked = AskConditions(
+            prefetched_bytes += bases.to_fetch(1, MAIN, own_bases)
+            own_bases = bases.fetched(1, MAIN, own_bases)
+        conditions = AskConditions(
             now=opening.now,
             closes_s=opening.closes_s,
-            down_bytes=lambda member: bases.to_fetch(number, member, held),
+            down_bytes=lambda member: bases.to_fetch(number, member, own_bases),
             kinds=self._offered(number, fleet.members(device)),
             draws=draws,
             latency_s=fleet.latency_s(device),
@@ -152,9 +152,9 @@ class DeviceSampler:
             policy=self._policy,
             masked=self._masked(number),
         )
-        line = self._devices.ask(device, asked)
+        line = self._devices.ask(device, conditions)
         if line.fetched:
-            known.held = bases.fetched(number, line.member, held)
+            state.bases = bases.fetched(number, line.member, own_bases)
         chosen = line.outcome.plan.chosen
         kind, strategy = ("", None) if chosen is None else (chosen.kind, chosen.strategy)
         name, group = self._devices.fleet.name(device), fleet.group(device)
@@ -180,7 +180,7 @@ class DeviceSampler:
 def _only(kind: AnyStrategy, members: tuple[str, ...]) -> AnyStrategy | None:
     """The kind with these of its members only; None where it has others, but none of them."""
     every: tuple[str, ...] = getattr(kind, "members", ())
-    kept = tuple(member for member in every if member in members)
+    own = tuple(member for member in every if member in members)
     if not every:
         return kind
-    return replace(kind, members=kept) if kept else None  # type: ignore[call-arg]
+    return replace(kind, members=own) if own else None  # type: ignore[call-arg]

@@ -45,8 +45,8 @@ class SimulationLoop:
     def __init__(self, task: Task, names: Sequence[str], parts: SimulationParts) -> None:
         """`names` are those of all devices of the fleet."""
         self._task = task
-        asked = min(task.devices_per_round or len(names), len(names))  # without a cohort: always all devices
-        rules = replace(Rules.of(task), devices_per_round=asked, all_devices=len(names), min_devices=1)
+        cohort = min(task.devices_per_round or len(names), len(names))  # without a cohort: always all devices
+        rules = replace(Rules.of(task), devices_per_round=cohort, all_devices=len(names), min_devices=1)
         rules = replace(rules, max_extensions=0)  # ProgressGuard abandons runs instead
         self._parts = parts
         self._agenda = VirtualTimeQueue()
@@ -144,13 +144,13 @@ class SimulationLoop:
                 flight.device, flight.round, flight.kind, 0, self._seq, flight.samples, form
             )
             self._flights[update] = flight
-            self._agenda.at(line.ends_s, partial(self._arrive if line.lost is None else self._lose, update))
+            self._agenda.at(line.ends_s, partial(self._arrive if line.fate is None else self._lose, update))
             for begin, end in line.gaps:
                 if begin + WILL_S < end:
                     self._agenda.at(begin + WILL_S, partial(self._presence, flight.device, False))
                     if end < inf:
                         self._agenda.at(end, partial(self._presence, flight.device, True))
-            if line.lost == "crashed" and line.back_s < inf:
+            if line.fate == "crashed" and line.back_s < inf:
                 self._agenda.at(line.back_s, partial(self._restart, flight))
 
     def _arrive(self, update: events.Update) -> None:
@@ -159,9 +159,9 @@ class SimulationLoop:
     def _lose(self, update: events.Update) -> None:
         """Ends the part of a device that sits out or is lost."""
         flight, now = self._flights.pop(update), self._agenda.now
-        if flight.line.lost is not None:
-            self._parts.ledger.ended(flight, flight.line.lost, now)
-        if flight.line.lost == "sat out":
+        if flight.line.fate is not None:
+            self._parts.ledger.ended(flight, flight.line.fate, now)
+        if flight.line.fate == "sat out":
             self._feed(events.Planned(now, flight.device, flight.round, ""))
 
     def _presence(self, device: str, online: bool) -> None:
@@ -188,7 +188,7 @@ class SimulationLoop:
 
     def _work(self, command: events.DoPhase) -> None:
         learning, now = self._parts.learning, self._agenda.now
-        worked = events.PhaseDone(now, command.phase)
+        event = events.PhaseDone(now, command.phase)
         if command.phase == "merge":
             if command.early:
                 log.debug("round %d: %s", command.round, command.early)
@@ -197,8 +197,8 @@ class SimulationLoop:
             learning.evaluate(command.round)
         elif command.phase == "publish":  # nothing is to be done to unmask: no helper is asked
             self._parts.ledger.closed(command.round, now, learning.publish(command.round, self._in_use()))
-            worked = replace(worked, score=learning.score)
-        self._events.append(worked)
+            event = replace(event, score=learning.score)
+        self._events.append(event)
 
     def _in_use(self) -> set[int]:
         """The earlier rounds whose late updates may still count, so that their bases are needed."""

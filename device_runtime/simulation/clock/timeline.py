@@ -66,17 +66,17 @@ class InterruptedWork:
         done, before = share * busy.all_s, self.drop * busy.all_s
         if isnan(before) or before >= done:
             return self._after(self.now, done)
-        lost = self._after(self.now, before)
-        if lost == inf:
+        loss_at = self._after(self.now, before)
+        if loss_at == inf:
             return inf
-        again = self.back(lost + self.away_s)
-        self.gaps.append((lost, again))
+        again = self.back(loss_at + self.away_s)
+        self.gaps.append((loss_at, again))
         if again == inf:
             return inf
         computed = busy.download_s + busy.compute_s
         if before < busy.download_s or before >= computed:
             return self._after(again, done - before)
-        trained = self._after(lost, min(done, computed) - before)
+        trained = self._after(loss_at, min(done, computed) - before)
         return trained if done <= computed else self._after(max(trained, again), done - computed)
 
     def share_done(self, busy: BusySeconds) -> float:
@@ -151,7 +151,7 @@ class AskConditions:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The course of one asked device in virtual seconds; `lost`: why no update arrives, else None.
+    """The course of one asked device in virtual seconds; `fate`: why no update arrives, else None.
 
     member: the model that it fetched, completely if `fetched`.
     straggler: whether it is a straggler for this task.
@@ -163,7 +163,7 @@ class Timeline:
     """
 
     outcome: WorkOutcome
-    lost: LostReason | None
+    fate: LostReason | None
     began_s: float
     ends_s: float
     back_s: float
@@ -197,62 +197,62 @@ class Timeline:
         )
 
 
-def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Timeline:
+def timeline(profile: DeviceProfile, loads: Loads, terms: AskConditions) -> Timeline:
     """The timeline of an asked device with this profile and its learnt corrections; a pure function.
 
     Of a family it fetches the model that it would choose before the download, and then trains no other. A
     crash of its process, or an empty battery, loses the work. A lost link delays the update. A device that
     becomes unavailable (off the charger, off the network) continues when it is available again.
     """
-    draws, power = asked.draws, profile.power
+    draws, power = terms.draws, profile.power
     plan = None
     if len(loads) > 1:
         samples = loads[MAIN].samples
         plan = choose(
             profile,
-            asked.kinds,
+            terms.kinds,
             loads,
-            asked.closes_s - asked.now,
-            lambda form: privacy_refusal(asked.ledger, form, samples),
-            policy=asked.policy,
-            masked=asked.masked,
+            terms.closes_s - terms.now,
+            lambda form: privacy_refusal(terms.ledger, form, samples),
+            policy=terms.policy,
+            masked=terms.masked,
         )
     member = plan.chosen.strategy.member if plan and plan.chosen else MAIN
-    down_bytes, load = asked.down_bytes(member), loads[member]
+    down_bytes, load = terms.down_bytes(member), loads[member]
     here = {member: replace(load, download_bytes=0) if load.download_bytes else load}
-    download_s = asked.latency_s + down_bytes / (profile.bandwidth.down * draws.downlink)
-    worker = VirtualWorker(profile, here, asked.now + download_s, draws.slowdown, asked.ledger)
-    assignment = Assignment(asked.kinds, 0, asked.closes_s, policy=asked.policy, masked=asked.masked)
+    download_s = terms.latency_s + down_bytes / (profile.bandwidth.down * draws.downlink)
+    worker = VirtualWorker(profile, here, terms.now + download_s, draws.slowdown, terms.ledger)
+    assignment = Assignment(terms.kinds, 0, terms.closes_s, policy=terms.policy, masked=terms.masked)
     outcome = perform(worker, profile, assignment)
     chosen, bytes_up, upload_s = outcome.plan.chosen, 0, 0.0
     if chosen is not None and chosen.cost is not None:
         first, strategy = chosen.cost.bytes_up, chosen.strategy
-        alike = strategy == asked.like and strategy.statistics is None and asked.masked is None
+        alike = strategy == terms.like and strategy.statistics is None and terms.masked is None
         bytes_up = strategy.repeat_upload_bytes(first) if alike else first
-        upload_s = asked.latency_s + bytes_up / (profile.bandwidth.up * draws.uplink)
+        upload_s = terms.latency_s + bytes_up / (profile.bandwidth.up * draws.uplink)
     whole = busy = BusySeconds(download_s, outcome.train_time_s, upload_s)
-    share = min(1.0 if isnan(draws.crash) else draws.crash, _powered(whole, power, asked))
-    course = InterruptedWork(asked.now, asked.until, asked.back, draws.drop, draws.away_s)
+    share = min(1.0 if isnan(draws.crash) else draws.crash, _powered(whole, power, terms))
+    course = InterruptedWork(terms.now, terms.until, terms.back, draws.drop, draws.away_s)
     ends_s = back_s = course.moment(whole, share)
-    lost: LostReason | None = "sat out" if chosen is None else None
+    fate: LostReason | None = "sat out" if chosen is None else None
     if ends_s == inf:
-        lost, ends_s, share = "dropped out", course.gaps[-1][0], course.share_done(whole)
+        fate, ends_s, share = "dropped out", course.gaps[-1][0], course.share_done(whole)
     elif share < 1.0:
-        lost, back_s = "crashed", asked.back(ends_s + draws.away_s)
+        fate, back_s = "crashed", terms.back(ends_s + draws.away_s)
         course.gaps.append((ends_s, back_s))
     if share < 1.0:
         busy = whole.first(share)
     came_down = _part(down_bytes, busy.download_s, whole.download_s)
-    waited_s = busy.download_s + busy.upload_s + asked.prefetched_bytes / profile.bandwidth.down
+    waited_s = busy.download_s + busy.upload_s + terms.prefetched_bytes / profile.bandwidth.down
     return Timeline(
         outcome,
-        lost,
-        asked.now,
+        fate,
+        terms.now,
         ends_s,
         back_s,
         tuple(course.gaps),
         busy,
-        bytes_down=asked.prefetched_bytes + came_down,
+        bytes_down=terms.prefetched_bytes + came_down,
         bytes_up=_part(bytes_up, busy.upload_s, whole.upload_s),
         energy_j=waited_s * power.idle_w + busy.compute_s * power.load_w,
         flops=worker.flops * _ratio(busy.compute_s, whole.compute_s),
@@ -260,23 +260,23 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Time
         fetched=came_down == down_bytes,
         straggler=(plan or outcome.plan).straggler.straggler,
         power=power,
-        prefetched_bytes=asked.prefetched_bytes,
+        prefetched_bytes=terms.prefetched_bytes,
         ledger=worker.ledger,
     )
 
 
-def _powered(busy: BusySeconds, power: Power, asked: AskConditions) -> float:
+def _powered(busy: BusySeconds, power: Power, terms: AskConditions) -> float:
     """The share of the work, in (0, 1], that the battery lasts for."""
-    if asked.charge_j == inf:
+    if terms.charge_j == inf:
         return 1.0
-    left, done = asked.charge_j, 0.0
+    left, done = terms.charge_j, 0.0
     parts = (
         (busy.download_s, power.idle_w),
         (busy.compute_s, power.load_w),
         (busy.upload_s, power.idle_w),
     )
     for seconds, watts in parts:
-        net_w = watts - asked.charge_w
+        net_w = watts - terms.charge_w
         if net_w * seconds > left:
             return (done + left / net_w) / busy.all_s
         left -= net_w * seconds

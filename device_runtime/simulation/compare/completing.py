@@ -61,14 +61,14 @@ def working_in(folder: Path) -> Iterator[int]:
     Raises ScenarioError while another simulation works there, and OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with interruptible(), folder_lock(folder) as held:
-        yield held
+    with interruptible(), folder_lock(folder) as lock:
+        yield lock
 
 
 def complete(
-    plan: ComparisonPlan, options: CompletionOptions, begin: Begin, held: int
+    plan: ComparisonPlan, options: CompletionOptions, begin: Begin, lock: int
 ) -> tuple[ComparisonPlan, SimulationError | None]:
-    """Does every missing run; `held` is that of `working_in`.
+    """Does every missing run; `lock` is that of `working_in`.
 
     Returns the plan and None or, where runs failed, the plan without their policies and the first error.
     Raises SimulationError if no policy is left, CallbackError, and KeyboardInterrupt: finished runs are kept.
@@ -80,7 +80,7 @@ def complete(
         if missing and options.here:
             _run_here(plan, missing, options.run, view)
         elif missing:
-            _run_elsewhere(plan, missing, options, (held, view))
+            _run_elsewhere(plan, missing, options, (lock, view))
     except RunsFailed as error:
         rest = plan.finished({policy: why for (policy, _), why in error.whys.items()})
         if not rest.comparison.policies:
@@ -113,7 +113,7 @@ def _run_elsewhere(
     options: CompletionOptions,
     shared: tuple[int, ProgressView],
 ) -> None:
-    held, view = shared
+    lock, view = shared
     request = options.run.executor
     parallel = min(options.parallel or usable_cores(), len(missing))
     workers = request.workers or max(1, usable_cores() // parallel)
@@ -123,7 +123,7 @@ def _run_elsewhere(
         arguments += ["--address", request.address]
     for tracker in options.run.trackers:
         arguments += ["--track", tracker]
-    run_all(plan, missing, ProcessOptions(tuple(arguments), parallel, workers, (held,)), view)
+    run_all(plan, missing, ProcessOptions(tuple(arguments), parallel, workers, (lock,)), view)
 
 
 def _run_here(

@@ -113,8 +113,8 @@ def _has_both(run: FinishedRun) -> bool:
 
 def held_alone(scenario: Scenario, labels: Sequence[str], model: Model = SERVED) -> Iterator[ClassPart]:
     """Yields the classes that one group of the fleet alone holds, for each group that has some."""
-    held = scenario.data.held_alone(tuple(scenario.fleet.groups), len(labels))
-    for group, classes in held.items():
+    classes_of = scenario.data.held_alone(tuple(scenario.fleet.groups), len(labels))
+    for group, classes in classes_of.items():
         names = ", ".join(labels[number] for number in classes)
         what = names if len(classes) <= MOST_IN_TITLE else f"{len(classes)} classes"
         yield ClassPart(f"{group} alone: {what}", model.recall(classes))
@@ -134,35 +134,35 @@ def _rows(part: ClassPart, runs: Sequence[FinishedRun], at: ComparisonTerms) -> 
         policy: _values(part, runs, policy, at) for policy in dict.fromkeys(r.name.policy for r in runs)
     }
     rows = [
-        EqualRow(part.title, policy, {axis: spread(mine[axis].values()) for axis in POINTS})
-        for policy, mine in values.items()
+        EqualRow(part.title, policy, {axis: spread(points[axis].values()) for axis in POINTS})
+        for policy, points in values.items()
     ]
     if not any(each.n for row in rows for each in row.at.values()):
         return
     yield from rows
     for policy, against in _pairs(rows):
-        mine, other = values[policy], values[against]
+        own, other = values[policy], values[against]
         yield EqualRow(
             part.title,
             policy,
-            {axis: differences_by_seed(mine[axis], other[axis]) for axis in POINTS},
+            {axis: differences_by_seed(own[axis], other[axis]) for axis in POINTS},
             against,
         )
 
 
 def _values(part: ClassPart, runs: Sequence[FinishedRun], policy: str, at: ComparisonTerms) -> Values:
-    mine = [run for run in runs if run.name.policy == policy]
+    own = [run for run in runs if run.name.policy == policy]
     return {
         axis: {
-            run.name.seed: accuracy(run.rounds, axis, part.value).when(at.point(axis), LATEST) for run in mine
+            run.name.seed: accuracy(run.rounds, axis, part.value).when(at.point(axis), LATEST) for run in own
         }
         for axis in POINTS
     }
 
 
-def differences_by_seed(mine: Mapping[int, float], other: Mapping[int, float]) -> SeedSpread:
+def differences_by_seed(own: Mapping[int, float], other: Mapping[int, float]) -> SeedSpread:
     """The differences between two policies' figures of the same seed."""
-    return spread(value - other.get(seed, nan) for seed, value in mine.items())
+    return spread(value - other.get(seed, nan) for seed, value in own.items())
 
 
 def _pairs(rows: Sequence[EqualRow]) -> Iterator[tuple[str, str]]:
@@ -170,14 +170,14 @@ def _pairs(rows: Sequence[EqualRow]) -> Iterator[tuple[str, str]]:
 
     Of a pair, the policy that was named first comes first, but the one that drops stragglers comes last.
     """
-    found: set[frozenset[str]] = set()
+    pairs: set[frozenset[str]] = set()
     for axis in POINTS:
-        known = [row for row in rows if row.at[axis].n]
-        best = [row.policy for row in sorted(known, key=lambda row: row.at[axis].mean, reverse=True)]
-        found |= {frozenset((best[0], other)) for other in best[1:]}
+        ranked = [row for row in rows if row.at[axis].n]
+        best = [row.policy for row in sorted(ranked, key=lambda row: row.at[axis].mean, reverse=True)]
+        pairs |= {frozenset((best[0], other)) for other in best[1:]}
     names = [row.policy for row in rows]
     dropping = [name for name in names if name.rpartition("/")[2] in DROPPED][:1]
-    found |= {frozenset((name, *dropping)) for name in names}
+    pairs |= {frozenset((name, *dropping)) for name in names}
     for pair in combinations(names, 2):
-        if frozenset(pair) in found:
+        if frozenset(pair) in pairs:
             yield (pair[1], pair[0]) if pair[0] in dropping else pair

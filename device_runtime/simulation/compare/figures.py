@@ -29,13 +29,13 @@ from .run_folder import ASKS, PROBES, RunInfo, RunName, info_of, read, rounds_of
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, read from its files. `shown` are the asks of the round in the report's time line."""
+    """A finished run, read from its files. `round_asks` are those of the report's time line."""
 
     name: RunName
     info: RunInfo
     rounds: tuple[SimulatedRound, ...]
     tally: AskCounts
-    shown: tuple[AskRecord, ...] = ()
+    round_asks: tuple[AskRecord, ...] = ()
     probes: tuple[ProbeLine, ...] = ()
 
     @property
@@ -217,11 +217,10 @@ def _bytes_by_formula(run: FinishedRun) -> float:
 def _passes_by_formula(run: FinishedRun) -> float:
     """Compute (F) of all counted updates; nan if a kind has no formula."""
     passes = {kind: cost.sample_passes for kind, cost in run.info.paper_costs.items()}
-    known = (
+    return sum(
         nan if (each := passes.get(kind)) is None else each * samples
         for kind, samples in run.tally.samples.items()
     )
-    return sum(known)
 
 
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -239,11 +238,11 @@ def t_of_95(freedom: int) -> float:
 def spread(values: Iterable[float]) -> SeedSpread:
     """Mean and deviation of the figures of several seeds, some of which may be nan."""
     values = tuple(values)
-    known = [value for value in values if not isnan(value)]
+    numbers = [value for value in values if not isnan(value)]
     return SeedSpread(
-        mean=mean(known) if known else nan,
-        sd=stdev(known) if len(known) > 1 else nan,
-        n=len(known),
+        mean=mean(numbers) if numbers else nan,
+        sd=stdev(numbers) if len(numbers) > 1 else nan,
+        n=len(numbers),
         of=len(values),
     )
 
@@ -253,9 +252,9 @@ def summarise(runs: Sequence[FinishedRun], at: ComparisonTerms) -> dict[str, Sum
     result: dict[str, Summary] = {}
     for policy in dict.fromkeys(run.name.policy for run in runs):
         own = [run for run in runs if run.name.policy == policy]
-        mine = [figures(run, at) for run in own]
+        rows = [figures(run, at) for run in own]
         result[policy] = {
-            field.name: spread(getattr(each, field.name) for each in mine) for field in fields(RunFigures)
+            field.name: spread(getattr(each, field.name) for each in rows) for field in fields(RunFigures)
         } | {final_name(name): spread(_last(run, name) for run in own) for name in at.metrics}
     return result
 
@@ -266,22 +265,22 @@ def final_name(metric: str) -> str:
 
 
 def _last(run: FinishedRun, metric: str) -> float:
-    known = (line.eval_metrics[metric] for line in reversed(run.rounds) if metric in line.eval_metrics)
-    return next(known, nan)
+    latest = (line.eval_metrics[metric] for line in reversed(run.rounds) if metric in line.eval_metrics)
+    return next(latest, nan)
 
 
-def read_run(folder: Path, name: RunName, shown: int) -> FinishedRun:
-    """Reads a run in one pass over its asks; keeps those of round `shown`. Raises SimulationError."""
-    kept = _Kept(shown)
-    asks = kept.passed(read(folder / f"{ASKS}.jsonl", AskRecord))
+def read_run(folder: Path, name: RunName, number: int) -> FinishedRun:
+    """Reads a run in one pass over its asks; keeps those of round `number`. Raises SimulationError."""
+    part = _Kept(number)
+    asks = part.passed(read(folder / f"{ASKS}.jsonl", AskRecord))
     counts = tally(asks)
-    return FinishedRun(name, info_of(folder), rounds_of(folder), counts, tuple(kept.asks), _probes(folder))
+    return FinishedRun(name, info_of(folder), rounds_of(folder), counts, tuple(part.asks), _probes(folder))
 
 
 def read_all(plan: ComparisonPlan) -> list[FinishedRun]:
     """Reads every run of a comparison. Raises SimulationError when one is not finished."""
-    shown = shown_round(plan)
-    return [read_run(plan.of(name), name, shown) for name in plan.names]
+    number = shown_round(plan)
+    return [read_run(plan.of(name), name, number) for name in plan.names]
 
 
 def shown_round(plan: ComparisonPlan) -> int:

@@ -50,16 +50,16 @@ class CombinedObserver:
         self._observers = observers
 
     def asked(self, ask: AskRecord) -> None:
-        for one in self._observers:
-            one.asked(ask)
+        for observer in self._observers:
+            observer.asked(ask)
 
-    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
-        for one in self._observers:
-            one.trained(job, made)
+    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
+        for observer in self._observers:
+            observer.trained(job, update)
 
     def closed(self, line: SimulatedRound) -> None:
-        for one in self._observers:
-            one.closed(line)
+        for observer in self._observers:
+            observer.closed(line)
 
 
 def perform(
@@ -71,21 +71,21 @@ def perform(
     Raises SimulationError, ModelError.
     """
     calls = CallbackObserver((*how.callbacks, *map(tracker_named, how.trackers)))
-    mine = of_policy(scenario, name.policy)
-    sha256 = fingerprint(mine, name.seed)
-    prepared = prepare(mine, name.seed)
-    files = RunFiles(folder, lineage(mine, name.seed))
-    mine = prepared.scenario  # with the members of its family
+    own = of_policy(scenario, name.policy)
+    sha256 = fingerprint(own, name.seed)
+    prepared = prepare(own, name.seed)
+    files = RunFiles(folder, lineage(own, name.seed))
+    own = prepared.scenario  # with the members of its family
     used: list[str] = []
     try:
         done = files.checkpoint.round if files.checkpoint else 0
-        calls.started(StartedRun(name.policy, name.seed, msgspec.to_builtins(mine), folder, done + 1))
+        calls.started(StartedRun(name.policy, name.seed, msgspec.to_builtins(own), folder, done + 1))
         probes = _probes(prepared, folder / PROBES, how, done)
 
         def executor(inputs: ExecutorInputs) -> Executor:
-            made = choice.make(inputs, how.executor, [kind.strategy for kind in mine.task.kinds])
-            used.append(made.name)
-            return probes.over(made) if probes else made
+            runner = choice.make(inputs, how.executor, [kind.strategy for kind in own.task.kinds])
+            used.append(runner.name)
+            return probes.over(runner) if probes else runner
 
         observers = CombinedObserver(*([probes] if probes else []), calls, files, observer)
         served = simulate(prepared, executor, observers, ResumeOptions(files.checkpoint, files.keeper.take))
@@ -98,10 +98,10 @@ def perform(
             finished=True,
             seconds=files.keeper.seconds,
             labels=prepared.data.labels if classes else (),
-            params_sent=(sent := params_sent(mine, prepared.inputs)),
+            params_sent=(sent := params_sent(own, prepared.inputs)),
             paper_costs={
                 kind.name: paper_cost(kind.strategy, sent[kind.name])
-                for kind in mine.task.kinds
+                for kind in own.task.kinds
                 if kind.name in sent
             },
             versions=versions(),
@@ -133,13 +133,13 @@ def _values(form: AnyStrategy, inputs: ExecutorInputs) -> int:
 
 def versions() -> dict[str, str]:
     """The versions of Python, the platform and the installed packages that figures may depend on."""
-    found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
+    packages = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            packages[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return packages
 
 
 def _probes(prepared: PreparedRun, path: Path, how: RunOptions, done: int) -> Probes | None:

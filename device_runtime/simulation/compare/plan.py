@@ -91,25 +91,25 @@ class ComparisonPlan:
     def finished(self, whys: Mapping[str, str]) -> ComparisonPlan:
         """The plan without the policies of which a run is missing; `whys`: the reasons, by policy."""
         lacking = {name.policy: whys.get(name.policy, "it is not finished") for name in self.missing()}
-        kept = tuple(policy for policy in self.comparison.policies if policy not in lacking)
-        comparison = msgspec.structs.replace(self.comparison, policies=kept)
+        policies = tuple(policy for policy in self.comparison.policies if policy not in lacking)
+        comparison = msgspec.structs.replace(self.comparison, policies=policies)
         return replace(self, comparison=comparison, without=lacking)
 
     def check_folder(self) -> None:
         """Raises ScenarioError if the folder holds another scenario, another bundle, or something else."""
-        there = scenario_in(self.folder)
+        old = scenario_in(self.folder)
         rounds = self.scenario.task.rounds
-        if there is not None and _with_rounds(there, rounds) != self.scenario.json():
+        if old is not None and _with_rounds(old, rounds) != self.scenario.json():
             raise ScenarioError(
-                f"{self.folder} holds another scenario ({_differs(there, self.scenario)}): "
+                f"{self.folder} holds another scenario ({_differs(old, self.scenario)}): "
                 "give another --run-dir, or remove it"
             )
-        if there is not None and there.task.rounds > rounds:
+        if old is not None and old.task.rounds > rounds:
             raise ScenarioError(
-                f"{self.folder} holds runs of {there.task.rounds} rounds, which cannot become {rounds}: give "
-                f"--rounds {there.task.rounds} or more, or another --run-dir"
+                f"{self.folder} holds runs of {old.task.rounds} rounds, which cannot become {rounds}: give "
+                f"--rounds {old.task.rounds} or more, or another --run-dir"
             )
-        if there is None and self.folder.is_dir() and any(self.folder.iterdir()):
+        if old is None and self.folder.is_dir() and any(self.folder.iterdir()):
             raise ScenarioError(f"{self.folder} is not the folder of a simulation: give another --run-dir")
         if self.folder.exists() and not self.folder.is_dir():
             raise ScenarioError(f"{self.folder} is not a folder: give another --run-dir")
@@ -131,15 +131,15 @@ class ComparisonPlan:
         )
 
 
-def planned(scenario: Scenario, wanted: WantedRuns, folder: Path | None = None) -> ComparisonPlan:
+def planned(scenario: Scenario, options: WantedRuns, folder: Path | None = None) -> ComparisonPlan:
     """The plan of a comparison in `folder`, by default one below runs/ that no other scenario has.
 
     Raises ScenarioError for a policy that the scenario's task cannot be run under.
     """
     bundle = bundle_sha256(scenario.task.bundle)
     folder = folder or Path("runs") / f"{scenario.name}-{_mark(scenario, bundle)}"
-    known = comparison_in(folder) or Comparison(policies=wanted.usual)
-    policies = wanted.policies or known.policies
+    earlier = comparison_in(folder) or Comparison(policies=options.usual)
+    policies = options.policies or earlier.policies
     named: dict[str, str] = {}
     for policy in policies:
         if (other := named.setdefault(usual_name(policy), policy)) != policy:
@@ -152,10 +152,10 @@ def planned(scenario: Scenario, wanted: WantedRuns, folder: Path | None = None) 
             )
     comparison = Comparison(
         policies=policies,
-        seeds=wanted.seeds or known.seeds,
-        target=known.target if wanted.target is None else wanted.target,
-        command=wanted.command,
-        bundle=bundle or known.bundle,
+        seeds=options.seeds or earlier.seeds,
+        target=earlier.target if options.target is None else options.target,
+        command=options.command,
+        bundle=bundle or earlier.bundle,
     )
     return ComparisonPlan(scenario, comparison, folder)
 
@@ -213,8 +213,8 @@ def _difference(old: object, new: object, where: str) -> str:
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted(old.keys() | new.keys()):
             inside = f"{where}.{name}" if where else str(name)
-            if found := _difference(old.get(name), new.get(name), inside):
-                return found
+            if change := _difference(old.get(name), new.get(name), inside):
+                return change
         return ""
     return "" if old == new else f"{where} is {_short(old)}, not {_short(new)}"
 

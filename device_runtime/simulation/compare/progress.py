@@ -110,7 +110,7 @@ class ProgressLines:
         self._pace = RemainingTime(sum(self._rounds.values()), clock)
         self._ended = 0
         self._at: dict[RunName, int] = {}
-        self._said = clock()
+        self._said_at = clock()
 
     def moved(self, name: RunName, tick: RoundDone) -> None:
         if name not in self._at:
@@ -118,11 +118,11 @@ class ProgressLines:
         self._at[name] = tick.round
         self._pace.step()
         rounds = self._rounds[name]
-        if self._clock() - self._said >= EVERY_S and tick.round < rounds:
+        if self._clock() - self._said_at >= EVERY_S and tick.round < rounds:
             self._say(f"{name}: round {tick.round} of {rounds}, {round_text(tick)}")
 
     def working(self, name: RunName, now: UpdatesTrained) -> None:
-        if self._clock() - self._said >= EVERY_S:
+        if self._clock() - self._said_at >= EVERY_S:
             self._say(f"{name}: {within_round_text(now)} of {self._rounds[name]}")
 
     def ended(self, name: RunName, why: str) -> None:
@@ -135,7 +135,7 @@ class ProgressLines:
         """Nothing to restore."""
 
     def _say(self, text: str) -> None:
-        self._said = self._clock()
+        self._said_at = self._clock()
         left = self._pace.left_s()
         rest = "" if isnan(left) or left < 1 else f"; about {duration(left)} left"
         print(text + rest, file=self._out, flush=True)
@@ -222,7 +222,7 @@ class ProgressReporter:
     def asked(self, ask: AskRecord) -> None:
         """Ignored: there are too many."""
 
-    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
         self._round = max(self._round, job.round)  # a resumed run does not begin with round 1
         self._trained += 1
         if self._clock() - self._reported >= WORKING_EVERY_S:

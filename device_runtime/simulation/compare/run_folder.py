@@ -110,7 +110,7 @@ class RunFiles:
     def asked(self, ask: AskRecord) -> None:
         self._asks.add(ask)
 
-    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
         """Ignored: the weights of single devices are not kept."""
 
     def closed(self, line: SimulatedRound) -> None:

@@ -37,13 +37,13 @@ GRACE_S = 5.0
 class ProcessOptions:
     """The way to start processes: `parallel` at a time, with `arguments` in addition to the run's names.
 
-    `workers` is the number of threads that each may use; `held` are file descriptors that they inherit.
+    `workers` is the number of threads that each may use; `locks` are file descriptors that they inherit.
     """
 
     arguments: tuple[str, ...]
     parallel: int
     workers: int = 1
-    held: tuple[int, ...] = ()
+    locks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RunJob:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _News:
     """A message of a run's process; None: the process has ended."""
 
     name: RunName
@@ -83,25 +83,25 @@ def run_jobs(jobs: Mapping[RunName, RunJob], children: ProcessOptions, view: Pro
     whys: dict[tuple[str, int], str] = {}
     troubles: dict[RunName, str] = {}
     at_work: dict[RunName, subprocess.Popen[bytes]] = {}
-    inbox: queue.SimpleQueue[_Said] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[_News] = queue.SimpleQueue()
     try:
         while waiting or at_work:
             while waiting and len(at_work) < children.parallel:
                 name = waiting.pop(0)
                 at_work[name] = _start(jobs[name], name, children, inbox)
-            said = inbox.get()
-            if isinstance(said.message, RoundDone):
-                view.moved(said.name, said.message)
-            elif isinstance(said.message, UpdatesTrained):
-                view.working(said.name, said.message)
-            elif isinstance(said.message, RunFailed):
-                troubles[said.name] = said.message.why
+            news = inbox.get()
+            if isinstance(news.message, RoundDone):
+                view.moved(news.name, news.message)
+            elif isinstance(news.message, UpdatesTrained):
+                view.working(news.name, news.message)
+            elif isinstance(news.message, RunFailed):
+                troubles[news.name] = news.message.why
             else:
-                why = _verdict(at_work.pop(said.name), jobs[said.name].folder / LOG)
-                why = troubles.get(said.name) or why
-                view.ended(said.name, why)
+                why = _verdict(at_work.pop(news.name), jobs[news.name].folder / LOG)
+                why = troubles.get(news.name) or why
+                view.ended(news.name, why)
                 if why:
-                    whys[said.name.policy, said.name.seed] = why
+                    whys[news.name.policy, news.name.seed] = why
     finally:
         _end(list(at_work.values()))
     if whys:
@@ -109,7 +109,7 @@ def run_jobs(jobs: Mapping[RunName, RunJob], children: ProcessOptions, view: Pro
 
 
 def _start(
-    job: RunJob, name: RunName, children: ProcessOptions, inbox: queue.SimpleQueue[_Said]
+    job: RunJob, name: RunName, children: ProcessOptions, inbox: queue.SimpleQueue[_News]
 ) -> subprocess.Popen[bytes]:
     folder = job.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,20 +122,20 @@ def _start(
             stdout=subprocess.PIPE,
             stderr=log,
             env={**os.environ, **threads, "PYTHONPATH": _python_path()},
-            pass_fds=children.held,
+            pass_fds=children.locks,
             start_new_session=True,  # Ctrl-C reaches only this process, which then ends its children
         )
     threading.Thread(target=_listen, args=(name, process, inbox), daemon=True).start()
     return process
 
 
-def _listen(name: RunName, process: subprocess.Popen[bytes], inbox: queue.SimpleQueue[_Said]) -> None:
+def _listen(name: RunName, process: subprocess.Popen[bytes], inbox: queue.SimpleQueue[_News]) -> None:
     if process.stdout is not None:
         for line in process.stdout:
             with suppress(msgspec.MsgspecError):
-                inbox.put(_Said(name, msgspec.json.decode(line, type=Message)))
+                inbox.put(_News(name, msgspec.json.decode(line, type=Message)))
     process.wait()
-    inbox.put(_Said(name))
+    inbox.put(_News(name))
 
 
 def _verdict(process: subprocess.Popen[bytes], log: Path) -> str:
@@ -143,10 +143,10 @@ def _verdict(process: subprocess.Popen[bytes], log: Path) -> str:
     code = process.wait()
     if code == 0:
         return ""
-    said = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     if code < 0:
         return f"killed by signal {-code}; the same command does it again"
-    return said[-1].removeprefix("device-runtime: ") if said else f"ended with code {code} ({log})"
+    return lines[-1].removeprefix("device-runtime: ") if lines else f"ended with code {code} ({log})"
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -162,8 +162,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def _python_path() -> str:
     """Where a run's process finds modules: also beside the script that starts it, as that script does."""
-    given = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join([*filter(None, (given,)), sys.path[0] or str(Path.cwd())])
+    path = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([*filter(None, (path,)), sys.path[0] or str(Path.cwd())])
 
 
 def has_command() -> bool:
@@ -224,13 +224,13 @@ def interruptible() -> Iterator[None]:
         raise KeyboardInterrupt
 
     main = threading.current_thread() is threading.main_thread()
-    mine = [number for number in ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
-    for number in mine:
+    signals = [number for number in ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in signals:
         signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number in mine:
+        for number in signals:
             signal.signal(number, signal.SIG_DFL)
 
 

@@ -46,12 +46,12 @@ def decimals(value: float, significant: int = 3) -> int:
 def asked_devices(task: Task) -> str:
     """A phrase that says which devices are asked, and when a round closes before its deadline."""
     if not task.buffer_size:
-        asked = (
+        cohort = (
             f"{task.devices_per_round:,} devices" if task.devices_per_round else "every device that is there"
         )
         first = task.ask_all_rounds if task.devices_per_round else 0
         number = f" {first:,}" if first > 1 else ""
-        return f"{asked} asked in each" + (f", all in the first{number}" if first else "")
+        return f"{cohort} asked in each" + (f", all in the first{number}" if first else "")
     at_work = (
         f"{task.devices_per_round:,} devices" if task.devices_per_round else "all devices that are there"
     )

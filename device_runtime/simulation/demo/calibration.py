@@ -39,7 +39,7 @@ class DemoRound:
     steps: float
 
 
-def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], given: DemoRound) -> float:
+def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], demo_round: DemoRound) -> float:
     """The factor by which all boards must be slower, so that this machine can emulate all of them at once.
 
     It is the first of SCALES that is enough for the machine as it is now, or the last if none is. `boards`
@@ -49,10 +49,10 @@ def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], given: DemoRound)
     for name, slow in boards:
         steps.append(_training_step(bundle))
         seconds.append(flops / Emulation.of(name, slow).profile.speed.flops_per_s)
-    room_s = ROOM * given.deadline_s / given.steps
+    room_s = ROOM * demo_round.deadline_s / demo_round.steps
 
     def keeps_up(scale: float) -> bool:
-        paced = [PacedStep(step, scale * wanted) for step, wanted in zip(steps, seconds, strict=True)]
+        paced = [PacedStep(step, scale * step_s) for step, step_s in zip(steps, seconds, strict=True)]
         return in_time(seconds, stretches(paced), room_s)
 
     return first_kept_up(keeps_up)
@@ -60,14 +60,12 @@ def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], given: DemoRound)
 
 def in_time(seconds: Sequence[float], stretches: Sequence[float], room_s: float) -> bool:
     """Whether all boards that need at most `room_s` for a step still do when their steps are stretched."""
-    return all(
-        one * stretch <= room_s for one, stretch in zip(seconds, stretches, strict=True) if one <= room_s
-    )
+    return all(s * stretch <= room_s for s, stretch in zip(seconds, stretches, strict=True) if s <= room_s)
 
 
 def first_kept_up(keeps_up: Callable[[float], bool]) -> float:
     """The first of SCALES at which the machine keeps up, or the last; `keeps_up` measures at one."""
-    return next((one for one in SCALES if keeps_up(one)), SCALES[-1])
+    return next((factor for factor in SCALES if keeps_up(factor)), SCALES[-1])
 
 
 @dataclass(frozen=True)

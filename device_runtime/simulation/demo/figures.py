@@ -31,17 +31,17 @@ class Summary:
 
 def summarise(policy: str, runs: Iterable[DemoRun]) -> Summary:
     """Summarises this policy's runs: means over the seeds."""
-    mine = [run for run in runs if run.policy == policy]
-    final = [run.rounds[-1].eval_acc for run in mine]
+    own = [run for run in runs if run.policy == policy]
+    final = [run.rounds[-1].eval_acc for run in own]
     return Summary(
         policy=policy,
-        seeds=len(mine),
+        seeds=len(own),
         eval_acc=mean(final),
         spread=stdev(final) if len(final) > 1 else 0.0,
-        participation=mean(mean(r.participants for r in run.rounds) / len(run.fleet) for run in mine),
-        bytes_up=mean(sum(r.bytes_up for r in run.rounds) for run in mine),
-        bytes_down=mean(sum(r.bytes_down for r in run.rounds) for run in mine),
-        energy_j=mean(sum(r.energy_j for r in run.rounds) for run in mine),
+        participation=mean(mean(r.participants for r in run.rounds) / len(run.fleet) for run in own),
+        bytes_up=mean(sum(r.bytes_up for r in run.rounds) for run in own),
+        bytes_down=mean(sum(r.bytes_down for r in run.rounds) for run in own),
+        energy_j=mean(sum(r.energy_j for r in run.rounds) for run in own),
     )
 
 
@@ -64,10 +64,10 @@ def parts(run: DemoRun) -> list[DevicePart]:
     """The parts of all devices of the fleet, including those that sent nothing."""
     result = []
     for member in run.fleet:
-        mine = [c for c in run.contributions if c.device == member.name]
-        share = len({c.round for c in mine}) / len(run.rounds)
-        kinds = tuple(Counter(c.kind for c in mine).most_common())
-        why = next((c.why for c in reversed(mine) if c.why), "")
+        own = [c for c in run.contributions if c.device == member.name]
+        share = len({c.round for c in own}) / len(run.rounds)
+        kinds = tuple(Counter(c.kind for c in own).most_common())
+        why = next((c.why for c in reversed(own) if c.why), "")
         result.append(DevicePart(member.name, share, kinds, why))
     return result
 
@@ -88,16 +88,16 @@ def kind_costs(contributions: Sequence[ContributionRecord], kinds: Iterable[str]
     """One row for each kind that was sent, in the order given."""
     rows = []
     for kind in kinds:
-        mine = [c for c in contributions if c.kind == kind]
-        if mine:
+        own = [c for c in contributions if c.kind == kind]
+        if own:
             rows.append(
                 KindCost(
                     kind,
-                    len(mine),
-                    median(c.bytes_up for c in mine),
-                    median(c.bytes_down for c in mine),
-                    median(c.train_time_s for c in mine),
-                    median(c.energy_j for c in mine),
+                    len(own),
+                    median(c.bytes_up for c in own),
+                    median(c.bytes_down for c in own),
+                    median(c.train_time_s for c in own),
+                    median(c.energy_j for c in own),
                 )
             )
     return rows

@@ -86,9 +86,9 @@ class Holders:
 
 def holders(fleet: tuple[DemoDevice, ...]) -> tuple[Holders, ...]:
     """The holders of all digits: first the devices that share digits, then each that has digits alone."""
-    alone = [Holders(one.name, one.digits, (one.name,)) for one in fleet if one.digits]
-    own = {digit for one in alone for digit in one.digits}
-    others = tuple(one.name for one in fleet if not one.digits)
+    alone = [Holders(device.name, device.digits, (device.name,)) for device in fleet if device.digits]
+    own = {digit for holder in alone for digit in holder.digits}
+    others = tuple(device.name for device in fleet if not device.digits)
     shared = tuple(digit for digit in range(10) if digit not in own)
     return (Holders(f"the {len(others)} fast", shared, others), *alone)
 
@@ -129,7 +129,7 @@ def divide_digits(
     shared, *_ = holders(fleet)
     common = np.flatnonzero(np.isin(y, shared.digits))
     dealt = iter(partition.dirichlet(y[common], len(shared.members), ALPHA, rng))
-    return [np.flatnonzero(np.isin(y, one.digits)) if one.digits else common[next(dealt)] for one in fleet]
+    return [np.flatnonzero(np.isin(y, d.digits)) if d.digits else common[next(dealt)] for d in fleet]
 
 
 def data_set(split: Split) -> DataSet:

@@ -66,10 +66,10 @@ def _accuracy(axes: Any, runs: list[DemoRun]) -> None:
 def _participation(axes: Any, run: DemoRun) -> None:
     names = [member.name for member in run.fleet]
     for kind, colour in canvas.KINDS.items():
-        mine = [c for c in run.contributions if c.kind == kind]
+        own = [c for c in run.contributions if c.kind == kind]
         axes.scatter(
-            [c.round for c in mine],
-            [names.index(c.device) for c in mine],
+            [c.round for c in own],
+            [names.index(c.device) for c in own],
             color=colour,
             marker="s",
             s=90,
@@ -100,7 +100,7 @@ def _bytes(axes: Any, runs: list[DemoRun]) -> None:
 def _recalls(axes: Any, runs: list[DemoRun]) -> None:
     """Draws the recall of each digit after the last round, by policy: the mean, and the range of seeds."""
     of = holders(runs[0].fleet)
-    digits = [digit for one in of for digit in one.digits]
+    digits = [digit for holder in of for digit in holder.digits]
     width = 0.4
     for offset, (policy, colour, label) in enumerate(POLICIES):
         last = 100 * np.array([run.recalls[-1] for run in runs if run.policy == policy])[:, digits]
@@ -109,12 +109,12 @@ def _recalls(axes: Any, runs: list[DemoRun]) -> None:
         at = np.arange(len(digits)) + (offset - 0.5) * width
         axes.bar(at, mean, width, color=colour, label=label, yerr=spread, error_kw={"elinewidth": 1})
     begin = 0
-    for number, one in enumerate(of):
-        end = begin + len(one.digits)
+    for number, holder in enumerate(of):
+        end = begin + len(holder.digits)
         if number:
             axes.axvspan(begin - 0.5, end - 0.5, color=canvas.FAINT, alpha=0.5, linewidth=0, zorder=0)
             axes.axvline(begin - 0.5, color=canvas.PAPER, linewidth=2, zorder=0)
-        name = f"{one.name}\nalone" if number else "shared by " + one.name
+        name = f"{holder.name}\nalone" if number else "shared by " + holder.name
         axes.text((begin + end - 1) / 2, 104, name, ha="center", va="bottom", fontsize=8)
         begin = end
     axes.set_xticks(range(len(digits)), [str(digit) for digit in digits])

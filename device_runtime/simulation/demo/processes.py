@@ -75,8 +75,8 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
         """The last line of the first device that ended with an error, and its log; empty if none has."""
         for process, log in zip(self._processes, self._logs, strict=True):
             if process.ended:
-                said = log.read_text("utf-8", "replace").splitlines() or ["nothing"]
-                return f"{log.parent.name} ended: {said[-1]} ({log})"
+                lines = log.read_text("utf-8", "replace").splitlines() or ["nothing"]
+                return f"{log.parent.name} ended: {lines[-1]} ({log})"
         return ""
 
     def __exit__(
@@ -89,7 +89,7 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
 
 
 def _arguments(member: DemoDevice, broker_url: str, home: Path, scale: float) -> list[str]:
-    mine = (
+    options = (
         *("--name", member.name),
         *("--data", str(home / "samples.npz")),
         *("--state", str(home / "state")),
@@ -97,13 +97,13 @@ def _arguments(member: DemoDevice, broker_url: str, home: Path, scale: float) ->
         "--until-done",
     )
     if not member.profile:
-        return [*node_command(), *("--broker", broker_url), *mine]
+        return [*node_command(), *("--broker", broker_url), *options]
     narrow = [] if member.uplink is None else ["--uplink", str(member.uplink / scale)]
     return [
         command(),
         "join",
         broker_url,
-        *mine,
+        *options,
         "--no-keep-model",
         "--in-process",  # eight devices on one machine, none of which is idle for long
         *("--as", member.profile, "--slow", str(SLOW * scale), *narrow),

@@ -80,13 +80,13 @@ def device_worths(
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
-    found = []
+    worths = []
     for name, own in left_out:
         pairs = [(outcomes[setting, ""], outcomes[setting, name]) for setting in settings]
         accuracy = mean(every.accuracy - fewer.accuracy for every, fewer in pairs)
         recall = mean(every.recall(own) - fewer.recall(own) for every, fewer in pairs)
-        found.append(DeviceWorth(name, own, accuracy, recall))
-    return mean(outcomes[setting, ""].accuracy for setting in settings), found
+        worths.append(DeviceWorth(name, own, accuracy, recall))
+    return mean(outcomes[setting, ""].accuracy for setting in settings), worths
 
 
 class DemoEnded(Exception):
@@ -100,7 +100,7 @@ class _Last(NullObserver):
         self._stop = stop
         self.line: SimulatedRound | None = None
 
-    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
         if self._stop.is_set():
             raise DemoEnded
 
@@ -121,8 +121,8 @@ def prepared(policy: DemoPolicy, setting: DemoSetting, without: str = "") -> Pre
     """The demo's run for the simulator: the same samples on the same devices, but for `without`."""
     split = digits.load(np.random.default_rng(setting.seed))
     parts = divide_digits(split.train.y, setting.fleet, np.random.default_rng([setting.seed, 1]))
-    held = {one.name: part for one, part in zip(setting.fleet, parts, strict=True) if one.name != without}
-    groups = {one.name: _group(one, len(held)) for one in setting.fleet if one.name in held}
+    shares = {d.name: part for d, part in zip(setting.fleet, parts, strict=True) if d.name != without}
+    groups = {device.name: _group(device, len(shares)) for device in setting.fleet if device.name in shares}
     task = Task(
         bundle=BUNDLE,
         rounds=setting.rounds,
@@ -130,10 +130,10 @@ def prepared(policy: DemoPolicy, setting: DemoSetting, without: str = "") -> Pre
         kinds=policy.kinds,
     )
     spec = FleetSpec(name="demo", groups=groups)
-    scenario = Scenario(fleet=spec, task=task, name="demo", devices=len(held), slow=SLOW)
-    fleet = spec.draw(len(held), setting.seed)
+    scenario = Scenario(fleet=spec, task=task, name="demo", devices=len(shares), slow=SLOW)
+    fleet = spec.draw(len(shares), setting.seed)
     bundle, data = Bundle.open(bundles.find_bundle(BUNDLE)), data_set(split)
-    order = [held[fleet.group(device)] for device in range(len(held))]
+    order = [shares[fleet.group(device)] for device in range(len(shares))]
     clients = Clients.of(data.train_x, data.train_y, order)
     return PreparedRun(scenario, setting.seed, ExecutorInputs(bundle, clients, EngineSettings()), data)
 

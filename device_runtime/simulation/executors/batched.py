@@ -122,14 +122,14 @@ class Batched:
         results = trainer.train(base, jobs)
         if statistics_of(jobs[0].strategy) is None:
             return results
-        known = self._features.of(base, [job.device for job in jobs])
+        samples = self._features.of(base, [job.device for job in jobs])
         manifest = self._inputs.bundle.manifest
-        return [_with_statistics(*each, manifest) for each in zip(results, jobs, known, strict=True)]
+        return [_with_statistics(*each, manifest) for each in zip(results, jobs, samples, strict=True)]
 
     def _trainer_of(self, job: TrainingJob) -> BatchedTrainer | None:
         if job.strategy.member or not len(self._inputs.clients.indices(job.device)):
             return None
-        if (asked := statistics_of(job.strategy)) is not None and asked.hold_out:
+        if (statistics := statistics_of(job.strategy)) is not None and statistics.hold_out:
             return None
         if job.strategy not in self._chosen:
             takers = (trainer for trainer in self._trainers if trainer.takes(job.strategy))
@@ -141,17 +141,17 @@ def _alike(job: TrainingJob, other: TrainingJob) -> bool:
     return job.base == other.base and job.strategy == other.strategy
 
 
-def _with_statistics(made: Result, job: TrainingJob, known: HeadSamples, manifest: Manifest) -> Result:
+def _with_statistics(update: Result, job: TrainingJob, samples: HeadSamples, manifest: Manifest) -> Result:
     """Adds class statistics to a result, with the same draws as `kind_statistics.train`."""
-    if isinstance(made, FailedJob):
-        return made
+    if isinstance(update, FailedJob):
+        return update
     strategy, run = job.strategy, run_of(job)
-    rows = measured(strategy, len(known.y), run)
-    features, y = known.inputs[:, : manifest.head.features], known.y
+    rows = measured(strategy, len(samples.y), run)
+    features, y = samples.inputs[:, : manifest.head.features], samples.y
     if rows is not None:
         features, y = features[rows], y[rows]
     try:
-        whole = add_statistics(strategy, made, Measured(features, y, len(manifest.labels)), run)
+        whole = add_statistics(strategy, update, Measured(features, y, len(manifest.labels)), run)
         check(split_statistics(whole.tensors)[1], specs(strategy, manifest))
     except TensorError as error:
         return FailedJob(str(error))
@@ -183,46 +183,46 @@ class BatchedHeads:
     def train(self, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
         """Trains jobs of one strategy from one base, in order. Raises as `Features.of` does."""
         strategy = jobs[0].strategy
-        known = self._features.of(base, [job.device for job in jobs])
+        samples = self._features.of(base, [job.device for job in jobs])
         if isinstance(strategy, TakesFeatures):
             width = self._manifest.head.features
-            results = [strategy.from_features(k.inputs[:, :width], k.y, self._manifest) for k in known]
-            made = [replace(result, variant=strategy.variant) for result in results]
-            return [_checked(result, self._manifest, strategy) for result in made]
-        return self._trained(base, jobs, known)
+            results = [strategy.from_features(k.inputs[:, :width], k.y, self._manifest) for k in samples]
+            updates = [replace(result, variant=strategy.variant) for result in results]
+            return [_checked(result, self._manifest, strategy) for result in updates]
+        return self._trained(base, jobs, samples)
 
     def close(self) -> None:
         self._features.forget()
 
     def _trained(
-        self, base: Tensors, jobs: Sequence[TrainingJob], known: Sequence[HeadSamples]
+        self, base: Tensors, jobs: Sequence[TrainingJob], samples: Sequence[HeadSamples]
     ) -> list[Result]:
-        plans = [_plan(job, k) for job, k in zip(jobs, known, strict=True)]
+        plans = [_plan(job, k) for job, k in zip(jobs, samples, strict=True)]
         data = [
-            HeadTrainingData(k.inputs, k.y, p.batches, p.counted) for k, p in zip(known, plans, strict=True)
+            HeadTrainingData(k.inputs, k.y, p.batches, p.counted) for k, p in zip(samples, plans, strict=True)
         ]
         head, strategy = self._manifest.head, jobs[0].strategy
         learnt = train_heads(head_matrix(base, head), data, plans[0].optimizer, plans[0].clip_norm)
-        made = [
+        updates = [
             TrainedUpdate(strategy.name, tensors, len(k.y), float(loss), strategy.variant)
-            for tensors, k, loss in zip(split_heads(learnt.heads, head), known, learnt.losses, strict=True)
+            for tensors, k, loss in zip(split_heads(learnt.heads, head), samples, learnt.losses, strict=True)
         ]
         if np.isfinite(learnt.heads).all():
-            return list(made)
-        return [_checked(contribution, self._manifest, strategy) for contribution in made]
+            return list(updates)
+        return [_checked(contribution, self._manifest, strategy) for contribution in updates]
 
 
-def _plan(job: TrainingJob, known: HeadSamples) -> HeadTraining:
+def _plan(job: TrainingJob, samples: HeadSamples) -> HeadTraining:
     strategy: TrainsHead = job.strategy  # type: ignore[assignment]  # by `takes`
-    return strategy.head_training(known.y, run_of(job))
+    return strategy.head_training(samples.y, run_of(job))
 
 
-def _checked(made: TrainedUpdate, manifest: Manifest, strategy: AnyStrategy) -> Result:
+def _checked(update: TrainedUpdate, manifest: Manifest, strategy: AnyStrategy) -> Result:
     try:
-        check(made.tensors, strategy.expected(manifest))
+        check(update.tensors, strategy.expected(manifest))
     except TensorError as error:
         return FailedJob(str(error))
-    return made
+    return update
 
 
 READ_TOGETHER = 4096
@@ -258,7 +258,7 @@ class Features:
         names = {spec.name for spec in inputs.bundle.manifest.stored()} - {head.weight, head.bias}
         self._extractor: Tensors | None = None if names else {}
         self._names = sorted(names)
-        self._known: OrderedDict[int, HeadSamples] = OrderedDict()
+        self._samples: OrderedDict[int, HeadSamples] = OrderedDict()
         self._bytes = 0
 
     def of(self, base: Tensors, devices: Sequence[int]) -> list[HeadSamples]:
@@ -267,17 +267,17 @@ class Features:
         Raises TensorError, EngineError, BundleError.
         """
         self._adopt(base)
-        found = {device: self._known[device] for device in devices if device in self._known}
-        for device in found:
-            self._known.move_to_end(device)
-        for device, known in self._computed([d for d in dict.fromkeys(devices) if d not in found]):
-            found[device] = known
-            self._keep(device, known)
-        return [found[device] for device in devices]
+        samples = {device: self._samples[device] for device in devices if device in self._samples}
+        for device in samples:
+            self._samples.move_to_end(device)
+        for device, computed in self._computed([d for d in dict.fromkeys(devices) if d not in samples]):
+            samples[device] = computed
+            self._keep(device, computed)
+        return [samples[device] for device in devices]
 
     def forget(self) -> None:
         """Empties the cache and unloads the model; the next use computes again."""
-        self._known.clear()
+        self._samples.clear()
         self._bytes = 0
         if "_model" in self.__dict__:
             self._model.unload()
@@ -293,29 +293,29 @@ class Features:
         old = self._extractor
         if old is not None and all(_same(base[name], old[name]) for name in self._names):
             return
-        self._known.clear()
+        self._samples.clear()
         self._bytes = 0
         self._model.load(base)
         self._extractor = {name: base[name] for name in self._names}
 
     def _computed(self, devices: Sequence[int]) -> Iterator[tuple[int, HeadSamples]]:
         """Computes each device's features by itself, so that they are bit for bit the plain executor's."""
-        clients, given = self._inputs.clients, self._inputs.bundle.manifest.input
+        clients, spec = self._inputs.clients, self._inputs.bundle.manifest.input
         for group in _groups(devices, [len(clients.indices(device)) for device in devices]):
             rows = [clients.indices(device) for device in group]
             ends = np.cumsum([len(part) for part in rows])[:-1]
-            prepared = np.split(given.prepare(clients.x[np.concatenate(rows)]), ends)
+            prepared = np.split(spec.prepare(clients.x[np.concatenate(rows)]), ends)
             for device, x, part in zip(group, prepared, rows, strict=True):
                 yield device, HeadSamples(inputs_of(self._features(x), self._head), clients.y[part])
 
     def _features(self, x: NDArray[Any]) -> NDArray[np.float32]:
         return x.reshape(len(x), -1) if self._given_through else self._model.features(x)
 
-    def _keep(self, device: int, known: HeadSamples) -> None:
-        self._known[device] = known
-        self._bytes += known.nbytes
-        while self._bytes > self._most and self._known:
-            _, forgotten = self._known.popitem(last=False)
+    def _keep(self, device: int, samples: HeadSamples) -> None:
+        self._samples[device] = samples
+        self._bytes += samples.nbytes
+        while self._bytes > self._most and self._samples:
+            _, forgotten = self._samples.popitem(last=False)
             self._bytes -= forgotten.nbytes
 
     @cached_property
@@ -332,8 +332,8 @@ class Features:
         return np.array_equal(self._model.features(x), x.reshape(8, -1))
 
 
-def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    return one is other or np.array_equal(one, other)
+def _same(array: NDArray[Any], other: NDArray[Any]) -> bool:
+    return array is other or np.array_equal(array, other)
 
 
 def _groups(devices: Sequence[int], samples: Sequence[int]) -> Iterator[list[int]]:

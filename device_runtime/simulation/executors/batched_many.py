@@ -56,10 +56,10 @@ class BatchedNetworks:
         """
         if self._pays is False or not _has_plan(strategy) or not self._on_torch():
             return False
-        given, target = self._manifest.input, self._manifest.target
-        x, y = np.zeros((1, *given.shape), given.dtype), np.zeros((1, *target.shape), target.dtype)
-        one = LocalData(x, y)
-        plan = _plan(strategy, self._opened(), one, Run(0, "", clock=lambda: 0.0, deadline=inf))
+        input_spec, target = self._manifest.input, self._manifest.target
+        x, y = np.zeros((1, *input_spec.shape), input_spec.dtype), np.zeros((1, *target.shape), target.dtype)
+        sample = LocalData(x, y)
+        plan = _plan(strategy, self._opened(), sample, Run(0, "", clock=lambda: 0.0, deadline=inf))
         if not local_training.is_loss_only(plan) or not isinstance(plan.optimizer, Sgd):
             return False
         from device_runtime.models.torch_engine.many import can_train_many, is_faster_together
@@ -91,12 +91,12 @@ class BatchedNetworks:
         strategy, expected = jobs[0].strategy, jobs[0].strategy.expected(self._manifest)
         results: list[Result] = []
         for plan, params, loss in zip(plans, learnt.params, learnt.losses, strict=True):
-            made = TrainedUpdate(
+            update = TrainedUpdate(
                 strategy.name, params.views, len(plan.indices), float(loss), strategy.variant
             )
             try:
-                check(made.tensors, expected)
-                results.append(made)
+                check(update.tensors, expected)
+                results.append(update)
             except TensorError as error:
                 results.append(FailedJob(str(error)))
         return results

@@ -47,8 +47,8 @@ class ExecutorInputs:
         if not member:
             return self.bundle
         if member not in self.family:
-            known = ", ".join(self.family) or "none"
-            raise ExecutorError(f"the family has no member {member!r}; it has {known}")
+            members = ", ".join(self.family) or "none"
+            raise ExecutorError(f"the family has no member {member!r}; it has {members}")
         return self.family[member]
 
 
@@ -125,11 +125,11 @@ def train(
     data = inputs.clients.local(job.device, model.manifest.input)
     try:
         with own_code(type(job.strategy)):
-            made = kind_statistics.train(job.strategy, model, data, run_of(job, aside))
-            check(made.tensors, kind_statistics.expected(job.strategy, model.manifest))
+            update = kind_statistics.train(job.strategy, model, data, run_of(job, aside))
+            check(update.tensors, kind_statistics.expected(job.strategy, model.manifest))
     except (TensorError, OwnCodeError) as error:
         return FailedJob(str(error))
-    return replace(made, variant=job.strategy.variant)
+    return replace(update, variant=job.strategy.variant)
 
 
 def run_of(job: TrainingJob, aside: Tensors = NO_TENSORS) -> Run:
@@ -175,9 +175,9 @@ class PlainExecutor:
         """
         if member not in self._models:
             self._models[member] = open_model(self._inputs.of(member), self._inputs.engine)
-        model, known = self._models[member], self._loaded.get(member, NO_TENSORS)
-        if base is not known:
-            model.load({name: value for name, value in base.items() if value is not known.get(name)})
+        model, current = self._models[member], self._loaded.get(member, NO_TENSORS)
+        if base is not current:
+            model.load({name: value for name, value in base.items() if value is not current.get(name)})
             self._loaded[member] = base
         return model
 

@@ -208,18 +208,18 @@ class ExpectedTensors:
 
     def __init__(self, inputs: ExecutorInputs) -> None:
         self._inputs = inputs
-        self._known: dict[int, tuple[AnyStrategy, dict[str, TensorSpec]]] = {}
+        self._expected: dict[int, tuple[AnyStrategy, dict[str, TensorSpec]]] = {}
 
     def specs(self, strategy: AnyStrategy) -> Mapping[str, TensorSpec]:
         """The tensors' specs by name.
 
         Raises ModelError where the bundle has no such tensors, ExecutorError for an unknown bundle.
         """
-        if id(strategy) not in self._known:  # the strategy is kept too, so that its id is not reused
+        if id(strategy) not in self._expected:  # the strategy is kept too, so that its id is not reused
             manifest = self._inputs.of(strategy.member).manifest
             specs = {spec.name: spec for spec in kind_statistics.expected(strategy, manifest)}
-            self._known[id(strategy)] = strategy, specs
-        return self._known[id(strategy)][1]
+            self._expected[id(strategy)] = strategy, specs
+        return self._expected[id(strategy)][1]
 
     def size(self, strategy: AnyStrategy) -> int:
         """The most bytes of a contribution's tensors; 0 if the bundle cannot have any (training says so)."""
@@ -239,8 +239,8 @@ class ExpectedTensors:
             specs = self.specs(strategy)
             layout = [TensorSpec(name, shape, specs[name].dtype) for name, shape in reply.shapes]
             tensors = views(buffer, layout, start)
-            kept = None if reply.memory is None else views(memory, reply.memory)
-            return TrainedUpdate(reply.kind, tensors, reply.num_examples, reply.train_loss, reply.form, kept)
+            state = None if reply.memory is None else views(memory, reply.memory)
+            return TrainedUpdate(reply.kind, tensors, reply.num_examples, reply.train_loss, reply.form, state)
         if isinstance(reply, DivergedReply):
             return FailedJob(reply.why)
         raise (
@@ -252,7 +252,7 @@ class ExpectedTensors:
 
 def error_of(broke: WorkerException) -> Exception:
     """The worker's error: a ModelError of the same type, or else an ExecutorError with its text."""
-    known = getattr(model_errors, broke.error, None)
-    if isinstance(known, type) and issubclass(known, ModelError):
-        return known(broke.text)
+    error_type = getattr(model_errors, broke.error, None)
+    if isinstance(error_type, type) and issubclass(error_type, ModelError):
+        return error_type(broke.text)
     return ExecutorError(f"a worker failed: {broke.error}: {broke.text}")

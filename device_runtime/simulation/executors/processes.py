@@ -70,12 +70,12 @@ class Processes:
         self._pool.start_workers(*range(count))
         ready = 0
         while ready < count:
-            for heard in self._pool.listen():
-                if heard.reply is None:
-                    how = self._pool.remove_worker(heard.worker)
-                    raise ExecutorError(f"worker {heard.worker} did not start: {how}")
-                if isinstance(heard.reply, WorkerException):
-                    raise packing.error_of(heard.reply)
+            for message in self._pool.listen():
+                if message.reply is None:
+                    how = self._pool.remove_worker(message.worker)
+                    raise ExecutorError(f"worker {message.worker} did not start: {how}")
+                if isinstance(message.reply, WorkerException):
+                    raise packing.error_of(message.reply)
                 ready += 1
 
     def _run_batch(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
@@ -85,12 +85,12 @@ class Processes:
             for number, job in enumerate(jobs):
                 self._check_open()
                 self._open(going, number)
-                while number not in going.heard:
+                while number not in going.replies:
                     self._listen()
                 start = number % going.slots * going.slot_bytes
-                heard = going.heard.pop(number)
-                if heard.reply is not None:
-                    yield going.expected.result(heard.reply, job.strategy, buffer, start, heard.memory)
+                message = going.replies.pop(number)
+                if message.reply is not None:
+                    yield going.expected.result(message.reply, job.strategy, buffer, start, message.memory)
                 _let_go(buffer, start, going.slot_bytes)
         finally:
             if self._end.alive:
@@ -138,21 +138,21 @@ class Processes:
         return self._mapped
 
     def _listen(self) -> None:
-        for heard in self._pool.listen():
-            if heard.reply is None:
-                self._replace(heard.worker)
-            elif isinstance(heard.reply, WorkerException) and heard.reply.job < 0:
-                raise packing.error_of(heard.reply)
-            elif not isinstance(heard.reply, WorkerOpened):
-                self._queue.done(heard.reply.job)
+        for message in self._pool.listen():
+            if message.reply is None:
+                self._replace(message.worker)
+            elif isinstance(message.reply, WorkerException) and message.reply.job < 0:
+                raise packing.error_of(message.reply)
+            elif not isinstance(message.reply, WorkerOpened):
+                self._queue.done(message.reply.job)
                 if self._going is not None:
-                    self._going.heard[heard.reply.job] = heard
+                    self._going.replies[message.reply.job] = message
 
     def _replace(self, worker: int) -> None:
         """Replaces a worker that died, and frees its job."""
         how, going = self._pool.remove_worker(worker), self._going
-        lost = self._queue.give_back(worker)
-        blamed = lost[-1] if lost else -1
+        orphans = self._queue.give_back(worker)
+        blamed = orphans[-1] if orphans else -1
         if going is not None:
             going.deaths[blamed] += 1
         hopeless = going is not None and going.deaths[blamed] >= MOST_DEATHS
@@ -186,7 +186,7 @@ class RunningBatch:
     """The state of one batch of jobs in the parent process.
 
     Result i is in slot i % slots, of `slot_bytes`; the memory of job i in that slot of the memories, of
-    `memory_bytes`. `heard`: the replies by job; `deaths`: the workers that died on each job.
+    `memory_bytes`. `replies`: the messages by job; `deaths`: the workers that died on each job.
     """
 
     jobs: Sequence[TrainingJob]
@@ -195,7 +195,7 @@ class RunningBatch:
     slots: int
     slot_bytes: int
     memory_bytes: int
-    heard: dict[int, WorkerMessage] = field(default_factory=dict)
+    replies: dict[int, WorkerMessage] = field(default_factory=dict)
     deaths: Counter[int] = field(default_factory=Counter)
 
     def remember(self, number: int, memories: SharedMemory) -> None:

@@ -66,7 +66,7 @@ def fork_workers(orders: Sequence[LaunchOrder]) -> LaunchOrder:
     Copies share the memory of imported modules: 150 MB for torch. A process with several threads is not
     forked, because the copy would have only one of them; the other workers are then launched one by one.
     """
-    mine, *others = orders
+    own, *others = orders
     gc.collect()
     gc.freeze()
     if others:
@@ -75,12 +75,12 @@ def fork_workers(orders: Sequence[LaunchOrder]) -> LaunchOrder:
         if own_threads() > 1:
             launch([order])
         elif os.fork() == 0:
-            mine = order
+            own = order
             break
     for order in orders:
-        if order is not mine:
+        if order is not own:
             os.close(order.link)
-    return mine
+    return own
 
 
 def own_threads() -> int:

@@ -116,10 +116,10 @@ class SharedJobQueue:
     def give_back(self, worker: int) -> list[int]:
         """Frees and returns the jobs that a dead worker had taken and not done. For the parent."""
         with self.locked():
-            lost = self.taken(worker)
-            self._owners[lost] = FREE
+            jobs = self.taken(worker)
+            self._owners[jobs] = FREE
             self._waiting[worker] = 0
-        return lost
+        return jobs
 
     def taken(self, worker: int | None = None) -> list[int]:
         """The jobs of the batch that this worker (None: any) has taken and not done."""

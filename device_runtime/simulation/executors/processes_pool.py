@@ -67,7 +67,7 @@ class WorkerPool:
         on_torch = engine_choice(inputs.bundle, inputs.engine.engine).name == "torch"
         self._copied = on_torch and inputs.engine.device == "cpu"
         saved = saved_in(inputs.clients)
-        self._made = saved is None
+        self._own_folder = saved is None
         self.folder = Path(tempfile.mkdtemp(prefix="device-runtime-")) if saved is None else saved
         self.queue, self.batch, self.bases, self.results, self.memories = (
             SharedMemory.make() for _ in range(5)
@@ -75,7 +75,7 @@ class WorkerPool:
         self._inputs = inputs
         self._workers: dict[int, WorkerProcess] = {}
         self._selector = DefaultSelector()
-        if self._made:
+        if self._own_folder:
             inputs.clients.save(self.folder)
 
     def start_workers(self, *numbers: int) -> None:
@@ -97,7 +97,7 @@ class WorkerPool:
             bundle=str(inputs.bundle.path.absolute()),
             family={name: str(bundle.path.absolute()) for name, bundle in inputs.family.items()},
             clients=str(self.folder.absolute()),
-            made=self._made,
+            made=self._own_folder,
             engine=inputs.engine,
             **{name: getattr(self, name).fd for name in SHARED},
         )
@@ -142,7 +142,7 @@ class WorkerPool:
         self._selector.close()
         for name in SHARED:
             getattr(self, name).close()
-        if self._made:
+        if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _hear(self, number: int) -> WorkerMessage:
@@ -163,8 +163,8 @@ class WorkerPool:
 def saved_in(clients: Clients) -> Path | None:
     """The folder that memory-mapped clients were opened from; None for clients in memory."""
     files = [Path(a.filename or "") for a in (clients.x, clients.order) if isinstance(a, np.memmap)]
-    found = len(files) == 2 and [file.name for file in files] == ["x.npy", "order.npy"]
-    return files[0].parent if found and files[0].parent == files[1].parent else None
+    both = len(files) == 2 and [file.name for file in files] == ["x.npy", "order.npy"]
+    return files[0].parent if both and files[0].parent == files[1].parent else None
 
 
 def _signal(worker: WorkerProcess, number: signal.Signals) -> None:
@@ -227,37 +227,37 @@ class BasesInMemory:
 
     def places(self, contents: Mapping[str, BaseContent]) -> dict[str, BasePlace]:
         """Writes the contents and returns the place of each, by key. Raises TensorError if tensors lack."""
-        held = {id(slot.content.tensors): slot for slot in self._slots}
-        found = {key: held[id(new.tensors)] for key, new in contents.items() if id(new.tensors) in held}
-        for key in sorted(contents.keys() - found.keys()):
-            found[key] = self._put(contents[key], found.values())
-        return {key: slot.place for key, slot in found.items()}
+        slots = {id(slot.content.tensors): slot for slot in self._slots}
+        places = {key: slots[id(new.tensors)] for key, new in contents.items() if id(new.tensors) in slots}
+        for key in sorted(contents.keys() - places.keys()):
+            places[key] = self._put(contents[key], places.values())
+        return {key: slot.place for key, slot in places.items()}
 
-    def _put(self, new: BaseContent, taken: Iterable[_Slot]) -> _Slot:
+    def _put(self, new: BaseContent, occupied: Iterable[_Slot]) -> _Slot:
         """Writes `new` to a slot. A tensor that is the same array as in another slot has the same version."""
         check(new.tensors, new.layout)
         names = [spec.name for spec in new.layout]
-        known = {
+        versions_of = {
             id(slot.content.tensors[spec.name]): version
             for slot in self._slots
             for spec, version in zip(slot.content.layout, slot.versions, strict=True)
         }
         fresh = iter(range(self._versions + 1, self._versions + 1 + len(names)))
-        versions = tuple(known.get(id(new.tensors[name])) or next(fresh) for name in names)
+        versions = tuple(versions_of.get(id(new.tensors[name])) or next(fresh) for name in names)
         self._versions += len(names)
-        old = self._free_slot(new.layout, {id(slot) for slot in taken})
+        old = self._free_slot(new.layout, {id(slot) for slot in occupied})
         slot = _Slot(old.start, old.room, new, versions) if old else self._new_slot(new, versions)
-        kept = old is not None and old.content.layout == new.layout
-        before = old.versions if old is not None and kept else (0,) * len(names)
+        same_layout = old is not None and old.content.layout == new.layout
+        before = old.versions if old is not None and same_layout else (0,) * len(names)
         for (spec, place), was, version in zip(packing.places(new.layout), before, versions, strict=True):
             if was != version:
                 self._shared.write(new.tensors[spec.name], slot.start + place)
-        self._slots = [*(one for one in self._slots if one is not old), slot]
+        self._slots = [*(other for other in self._slots if other is not old), slot]
         return slot
 
-    def _free_slot(self, layout: Layout, taken: set[int]) -> _Slot | None:
+    def _free_slot(self, layout: Layout, occupied: set[int]) -> _Slot | None:
         """A slot that is not in use: with the same layout if possible, else the smallest that fits."""
-        free = [slot for slot in self._slots if id(slot) not in taken]
+        free = [slot for slot in self._slots if id(slot) not in occupied]
         alike = next((slot for slot in free if slot.content.layout == layout), None)
         size = packing.size_of(layout)
         return alike or min((slot for slot in free if slot.room >= size), key=lambda s: s.room, default=None)

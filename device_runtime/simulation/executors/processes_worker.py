@@ -164,11 +164,11 @@ class SimulationWorker:
         opened = self._models[member]
         if base.versions == opened.loaded:
             return opened.model
-        found = packing.views(self._bases.view(base.end), base.layout, base.start)
+        tensors = packing.views(self._bases.view(base.end), base.layout, base.start)
         before = opened.loaded or (0,) * len(base.layout)
         pairs = zip(base.layout, before, base.versions, strict=True)
         opened.loaded = ()
-        opened.model.load({spec.name: found[spec.name] for spec, old, new in pairs if old != new})
+        opened.model.load({spec.name: tensors[spec.name] for spec, old, new in pairs if old != new})
         opened.loaded = base.versions
         return opened.model
 

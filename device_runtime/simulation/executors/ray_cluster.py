@@ -96,8 +96,8 @@ class RayWorker:
             reply = packing.pack(packing.reply_of(ray_job.number, result))
             if isinstance(result, FailedJob):
                 return reply, NOTHING, NOTHING
-            kept = NOTHING if result.memory is None else packing.joined(result.memory)
-            return reply, packing.joined(result.tensors), kept
+            left = NOTHING if result.memory is None else packing.joined(result.memory)
+            return reply, packing.joined(result.tensors), left
         except Exception as error:
             return packing.pack(packing.worker_error(ray_job.number, error)), NOTHING, NOTHING
 
@@ -169,7 +169,7 @@ class Cluster:
         clients = inputs.clients
         arrays = (clients.x, clients.y, clients.order, clients.offsets)
         bundles = (np.frombuffer(bundle.packed(), np.uint8) for bundle in inputs.bundles.values())
-        self._given = [
+        self._arguments = [
             msgspec.msgpack.encode(RayInputs(inputs.engine, tuple(inputs.family))),
             *(self.ray.put(np.asarray(array)) for array in (*arrays, *bundles)),
         ]
@@ -189,12 +189,12 @@ class Cluster:
         if own := plugins.sources():
             placed["runtime_env"] = {"env_vars": {plugins.VARIABLE: json.dumps(own)}}
         actor = self._actors[self._numbers] = self.ray.remote(RayWorker).options(**placed).remote()
-        self._flying[actor.open.remote(*self._given)] = self._numbers, -1
+        self._flying[actor.open.remote(*self._arguments)] = self._numbers, -1
         return self._numbers
 
-    def send(self, worker: int, ticket: int, ray_job: RayJob, *given: Any) -> None:
-        """Sends a worker a RayJob; `given` are base, memory and aside, as arrays or `ray.put` references."""
-        answer = self._actors[worker].do.remote(msgspec.msgpack.encode(ray_job), *given)
+    def send(self, worker: int, ticket: int, ray_job: RayJob, *arrays: Any) -> None:
+        """Sends a worker a RayJob; base, memory and aside are arrays or `ray.put` references."""
+        answer = self._actors[worker].do.remote(msgspec.msgpack.encode(ray_job), *arrays)
         self._flying[answer] = worker, ticket
 
     def next(self) -> list[RayAnswer]:
@@ -215,7 +215,7 @@ class Cluster:
         for actor in actors:
             with suppress(Exception):
                 self.ray.kill(actor)
-        self._given.clear()
+        self._arguments.clear()
         if self._own:
             self.ray.shutdown()
 

@@ -25,8 +25,8 @@ class Curve:
 
     def when(self, at: float, values: int = 1) -> float:
         """The value at this point of the axis, or the mean of the last `values` values; nan before any."""
-        known = int(np.searchsorted(self.at, at, side="right"))
-        return float(self.value[max(0, known - values) : known].mean()) if known else nan
+        points = int(np.searchsorted(self.at, at, side="right"))
+        return float(self.value[max(0, points - values) : points].mean()) if points else nan
 
     def reaches(self, target: float) -> float:
         """The first point with a value of at least `target`; nan if there is none."""
@@ -49,9 +49,9 @@ class Curve:
 
     def sampled(self, grid: NDArray[np.float64]) -> NDArray[np.float64]:
         """The values at ascending points, (len(grid),); nan before the first point and after the last."""
-        known = np.searchsorted(self.at, grid, side="right")
-        inside = (known > 0) & (grid <= self.at[-1] if self.at.size else False)
-        return np.where(inside, self.value[np.maximum(known, 1) - 1] if self.value.size else nan, nan)
+        points = np.searchsorted(self.at, grid, side="right")
+        inside = (points > 0) & (grid <= self.at[-1] if self.at.size else False)
+        return np.where(inside, self.value[np.maximum(points, 1) - 1] if self.value.size else nan, nan)
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Model:
         """Reads the mean recall of these classes, with equal weights; classes without samples are ignored."""
 
         def value(line: SimulatedRound) -> float:
-            kept = self.by_class(line)
-            known = [kept[number] for number in classes if number < len(kept) and not isnan(kept[number])]
-            return fold(known) if known else nan
+            every = self.by_class(line)
+            recalls = [every[n] for n in classes if n < len(every) and not isnan(every[n])]
+            return fold(recalls) if recalls else nan
 
         return value
 
@@ -94,8 +94,8 @@ def accuracy(
 ) -> Curve:
     """The accuracy `value` over what was spent on `axis`, for each round that has it."""
     values = np.array([value(line) for line in rounds], np.float64)
-    known = ~np.isnan(values)
-    return Curve(spent(rounds, axis)[known], values[known])
+    finite = ~np.isnan(values)
+    return Curve(spent(rounds, axis)[finite], values[finite])
 
 
 def spent(rounds: Sequence[SimulatedRound], axis: Axis) -> NDArray[np.float64]:

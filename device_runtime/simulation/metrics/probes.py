@@ -118,26 +118,26 @@ class Probes:
     def asked(self, ask: AskRecord) -> None:
         """Ignored: an ask has no model."""
 
-    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
         """Probes the local model of this update, whose tensors are valid during the call only."""
         base = self._bases.get(job.base)
         if self._round not in self._rounds or base is None or job.strategy.member:
             return
-        own = {name: tensor for name, tensor in made.tensors.items() if name in base}
+        own = {name: tensor for name, tensor in update.tensors.items() if name in base}
         moved = own.keys() - self._head
         compared = self._comparable and bool(moved) and len(self._gathered.grams) < MODELS
-        if not own or not (compared or made.kind not in self._gathered.heat):
+        if not own or not (compared or update.kind not in self._gathered.heat):
             return
         self._model.load({**base, **own})
-        seen = self._model.forward(self._probe.x)
-        if made.kind not in self._gathered.heat:
+        outputs = self._model.forward(self._probe.x)
+        if update.kind not in self._gathered.heat:
             y = self._probe.y
-            matrix = _rows(mean_logits(seen.logits, y)) if y is not None else ()
-            self._gathered.heat[made.kind] = PredictionHeatMap(made.kind, job.name, matrix)
+            matrix = _rows(mean_logits(outputs.logits, y)) if y is not None else ()
+            self._gathered.heat[update.kind] = PredictionHeatMap(update.kind, job.name, matrix)
         if compared:
             self._gathered.grams[job.name] = {
                 level: gram(
-                    seen.features if level == "head" else self._model.level_features(self._probe.x, level)
+                    outputs.features if level == "head" else self._model.level_features(self._probe.x, level)
                 )
                 for level in self._levels
             }
@@ -158,7 +158,7 @@ class Probes:
                 devices=devices,
                 cka={level: _rows(matrix) for level, matrix in by_level.items()},
                 means={level: _number(mean_over_pairs(matrix)) for level, matrix in by_level.items()},
-                heat=tuple(one for one in gathered.heat.values() if one.matrix),
+                heat=tuple(heat_map for heat_map in gathered.heat.values() if heat_map.matrix),
             )
         )
 

@@ -63,7 +63,7 @@ def table(about: PartitionShape) -> list[tuple[str, ...]]:
         ("distance from all (0 to 1)", about.distance, "{:.3f}"),
     )
     return [
-        (name, *(form.format(found) for found in (v.min(), np.median(v), v.max())), f"{v.mean():.3g}")
+        (name, *(form.format(figure) for figure in (v.min(), np.median(v), v.max())), f"{v.mean():.3g}")
         for name, v, form in rows
     ]
 
@@ -73,7 +73,7 @@ def by_group(about: PartitionShape, labels: Sequence[str]) -> list[tuple[str, ..
     rows: list[tuple[str, ...]] = []
     for name in sorted(set(about.groups)):
         counts = about.counts[[group == name for group in about.groups]]
-        held = [label for label, count in zip(labels, counts.sum(0), strict=True) if count]
-        what = ", ".join(held) if len(held) <= NAMED else f"{len(held)} of {len(labels)}"
+        classes = [label for label, count in zip(labels, counts.sum(0), strict=True) if count]
+        what = ", ".join(classes) if len(classes) <= NAMED else f"{len(classes)} of {len(labels)}"
         rows.append((name, f"{len(counts):,}", f"{counts.sum():,}", what))
     return rows

@@ -89,10 +89,10 @@ def apportioned(weights: NDArray[np.float64], total: int, least: int = 0) -> Int
     return whole
 
 
-def iid(samples: int, devices: int, rng: np.random.Generator, wanted: Sizes = EQUAL) -> Parts:
+def iid(samples: int, devices: int, rng: np.random.Generator, rule: Sizes = EQUAL) -> Parts:
     """Divides `samples` samples at random. Raises DataSetError when they are too few."""
-    sizes = wanted.draw(samples, devices, rng)
-    return deal(np.zeros(samples, np.int64), sizes[:, None], rng, wanted.reuse)
+    sizes = rule.draw(samples, devices, rng)
+    return deal(np.zeros(samples, np.int64), sizes[:, None], rng, rule.reuse)
 
 
 def dirichlet(
@@ -100,20 +100,20 @@ def dirichlet(
     devices: int,
     alpha: float,
     rng: np.random.Generator,
-    wanted: Sizes = EQUAL,
+    rule: Sizes = EQUAL,
 ) -> Parts:
-    """Gives each device a class mixture drawn from Dirichlet(alpha), and equally many samples (or `wanted`).
+    """Gives each device a class mixture drawn from Dirichlet(alpha), and equally many samples (or `rule`).
 
     As in Hsu et al. 2019 (arXiv:1909.06335), section 3.1: each device draws its own class mixture and then
     its samples without replacement; a class that has run out is removed from the mixture. The remainder of
     len(y) / devices stays unused. Raises DataSetError when there are too few samples.
     """
-    sizes = wanted.draw(len(y), devices, rng)
+    sizes = rule.draw(len(y), devices, rng)
     codes = _codes(y)
     pools = np.bincount(codes)
     mixtures = rng.dirichlet(np.full(len(pools), alpha), devices) + LAST_RESORT
-    counts = _drawn(mixtures / mixtures.sum(1, keepdims=True), sizes, pools, rng, wanted.reuse)
-    return deal(codes, counts, rng, wanted.reuse)
+    counts = _drawn(mixtures / mixtures.sum(1, keepdims=True), sizes, pools, rng, rule.reuse)
+    return deal(codes, counts, rng, rule.reuse)
 
 
 def dirichlet_by_class(
@@ -162,21 +162,21 @@ def _drawn(mixtures: Floats, sizes: Ints, pools: Ints, rng: np.random.Generator,
     counts: Ints = rng.multinomial(sizes, mixtures)
     left = pools.copy()
     for device in range(len(counts)):
-        taken = counts[device]
-        if (taken > left).any():
-            counts[device] = taken = _within(taken, left, mixtures[device], rng)
+        amounts = counts[device]
+        if (amounts > left).any():
+            counts[device] = amounts = _within(amounts, left, mixtures[device], rng)
         if not reuse:
-            left -= taken
+            left -= amounts
     return counts
 
 
-def _within(taken: Ints, left: Ints, mixture: Floats, rng: np.random.Generator) -> Ints:
-    size = taken.sum()
-    while (taken > left).any():
-        taken = np.minimum(taken, left)
-        open_ones = mixture * (taken < left)
-        taken = taken + rng.multinomial(size - taken.sum(), open_ones / open_ones.sum())
-    return taken
+def _within(amounts: Ints, left: Ints, mixture: Floats, rng: np.random.Generator) -> Ints:
+    size = amounts.sum()
+    while (amounts > left).any():
+        amounts = np.minimum(amounts, left)
+        open_ones = mixture * (amounts < left)
+        amounts = amounts + rng.multinomial(size - amounts.sum(), open_ones / open_ones.sum())
+    return amounts
 
 
 def shards(y: NDArray[np.integer], devices: int, each: int, rng: np.random.Generator) -> Parts:
@@ -190,8 +190,8 @@ def shards(y: NDArray[np.integer], devices: int, each: int, rng: np.random.Gener
         raise DataSetError(f"{devices} devices of {each} shards need as many samples, the data has {len(y)}")
     used = rng.permutation(len(y))[: devices * each * size]
     order = used[np.argsort(y[used], kind="stable")].astype(np.int64)
-    given = rng.permutation(devices * each).reshape(devices, each)
-    return list(np.sort(order.reshape(devices * each, size)[given].reshape(devices, -1), axis=1))
+    places = rng.permutation(devices * each).reshape(devices, each)
+    return list(np.sort(order.reshape(devices * each, size)[places].reshape(devices, -1), axis=1))
 
 
 def classes(
@@ -224,11 +224,11 @@ def classes(
 def _holdings(devices: int, labels: int, each: int, rng: np.random.Generator) -> Ints:
     """The classes of each device, 0 or 1, (devices, labels): always those that were given out least."""
     holds = np.zeros((devices, labels), np.int64)
-    given = np.zeros(labels)
+    uses = np.zeros(labels)
     ties = rng.random((devices, labels))
     for device in range(devices):
-        chosen = np.argpartition(given + ties[device], each - 1)[:each]
-        given[chosen] += 1
+        chosen = np.argpartition(uses + ties[device], each - 1)[:each]
+        uses[chosen] += 1
         holds[device, chosen] = 1
     return holds
 
@@ -249,22 +249,22 @@ def natural(groups: Ints, devices: int, rng: np.random.Generator, each: int = 0,
             f"{devices} devices need {needed} groups, the data has {len(enough)} of {least} samples or more: "
             "fewer devices, or another partition"
         )
-    given = enough[:needed] if each else enough
-    _log_use(len(names), len(enough), len(given), devices)
-    owner_of = dict(zip(given.tolist(), (np.arange(len(given)) % devices).tolist(), strict=True))
-    known, inverse = np.unique(groups, return_inverse=True)
-    owners = np.array([owner_of.get(name, NOBODY) for name in known.tolist()], np.int64)[inverse]
+    in_use = enough[:needed] if each else enough
+    _log_use(len(names), len(enough), len(in_use), devices)
+    owner_of = dict(zip(in_use.tolist(), (np.arange(len(in_use)) % devices).tolist(), strict=True))
+    distinct, inverse = np.unique(groups, return_inverse=True)
+    owners = np.array([owner_of.get(name, NOBODY) for name in distinct.tolist()], np.int64)[inverse]
     free = rng.permutation(np.flatnonzero(groups == NOBODY))
     owners[free] = np.arange(len(free)) % devices
-    kept = np.flatnonzero(owners != NOBODY)
-    return grouped(kept, owners[kept], devices)
+    samples = np.flatnonzero(owners != NOBODY)
+    return grouped(samples, owners[samples], devices)
 
 
-def _log_use(every: int, enough: int, given: int, devices: int) -> None:
-    if given > devices:
-        log.info("%d groups for %d devices: %.3g each", given, devices, given / devices)
-    if given < every:
-        log.info("%d of %d groups stay unused, %d of them too small", every - given, every, every - enough)
+def _log_use(every: int, enough: int, in_use: int, devices: int) -> None:
+    if in_use > devices:
+        log.info("%d groups for %d devices: %.3g each", in_use, devices, in_use / devices)
+    if in_use < every:
+        log.info("%d of %d groups stay unused, %d of them too small", every - in_use, every, every - enough)
 
 
 def deal(codes: Ints, counts: Ints, rng: np.random.Generator, reuse: bool = False) -> Parts:
@@ -278,16 +278,16 @@ def deal(codes: Ints, counts: Ints, rng: np.random.Generator, reuse: bool = Fals
     shuffled = rng.permutation(len(codes))
     by_class = shuffled[np.argsort(codes[shuffled], kind="stable")].astype(np.int64)
     pools = np.split(by_class, np.cumsum(np.bincount(codes, minlength=counts.shape[1]))[:-1])
-    taken, owners = [], []
-    for pool, wanted in zip(pools, counts.T, strict=True):
-        begins = np.cumsum(wanted) - wanted
-        if reuse and wanted.sum() > len(pool):
-            begins, rounds = _again(wanted, len(pool))
+    indices, owners = [], []
+    for pool, amounts in zip(pools, counts.T, strict=True):
+        begins = np.cumsum(amounts) - amounts
+        if reuse and amounts.sum() > len(pool):
+            begins, rounds = _again(amounts, len(pool))
             pool = rng.permuted(np.tile(pool, (rounds, 1)), axis=1).ravel()  # noqa: PLW2901
-        within = np.arange(wanted.sum()) - np.repeat(np.cumsum(wanted) - wanted, wanted)
-        taken.append(pool[np.repeat(begins, wanted) + within])
-        owners.append(np.repeat(np.arange(len(wanted)), wanted))
-    return grouped(np.concatenate(taken), np.concatenate(owners), len(counts))
+        within = np.arange(amounts.sum()) - np.repeat(np.cumsum(amounts) - amounts, amounts)
+        indices.append(pool[np.repeat(begins, amounts) + within])
+        owners.append(np.repeat(np.arange(len(amounts)), amounts))
+    return grouped(np.concatenate(indices), np.concatenate(owners), len(counts))
 
 
 def grouped(indices: Ints, owners: Ints, devices: int) -> Parts:
@@ -298,15 +298,15 @@ def grouped(indices: Ints, owners: Ints, devices: int) -> Parts:
     return [every[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def _again(wanted: Ints, size: int) -> tuple[Ints, int]:
+def _again(amounts: Ints, size: int) -> tuple[Ints, int]:
     """The start of each device's samples in copies of the pool, end to end; and the number of copies.
 
     No device's samples span two copies.
     """
-    ends = np.cumsum(wanted)
-    begins = ends - wanted
+    ends = np.cumsum(amounts)
+    begins = ends - amounts
     first, rounds = 0, 0
-    while first < len(wanted):
+    while first < len(amounts):
         last = int(np.searchsorted(ends, begins[first] + size, side="right"))
         begins[first:last] += rounds * size - begins[first]
         first, rounds = last, rounds + 1

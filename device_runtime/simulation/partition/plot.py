@@ -145,9 +145,9 @@ def _used(axes: Any, about: PartitionShape, labels: Sequence[str]) -> None:
     """Draws the samples of each class that all clients hold together."""
     below = np.zeros(len(labels))
     for name, colour, members in _groups(about):
-        held = about.counts[members].sum(0)
-        axes.bar(range(len(labels)), held, bottom=below, color=colour, label=name)
-        below += held
+        heights = about.counts[members].sum(0)
+        axes.bar(range(len(labels)), heights, bottom=below, color=colour, label=name)
+        below += heights
     _legend(axes, about)
     axes.set(ylabel="samples with clients, together")
     axes.grid(axis="y")

@@ -85,16 +85,16 @@ def by_class(compared: ComparedRuns) -> Drawing | None:
     figure, axes = panels(1, 1, 3.6)
     on = axes[0, 0]
     classes = len(compared.labels)
-    shown = False
+    any_rows = False
     for place, policy in enumerate(compared.policies):
         rows = [_last(run) for run in compared.of(policy)]
         rows = [row for row in rows if len(row) == classes]
         if not rows:
             continue
-        shown = True
+        any_rows = True
         offset = (place - (len(compared.policies) - 1) / 2) * min(0.18, 0.7 / len(compared.policies))
         _by_class(on, policy, np.array(rows), offset)
-    if not shown:
+    if not any_rows:
         return None
     if classes <= MOST_NAMED:
         on.set_xticks(range(classes), compared.labels, rotation=45 if _long(compared.labels) else 0)
@@ -210,8 +210,8 @@ def _marked(on: Any, text: str, *, x: float | None = None, y: float | None = Non
 
 def _by_class(on: Any, policy: str, rows: NDArray[np.float64], offset: float) -> None:
     """Draws the recall of each class; rows: (seeds, classes), 0 to 1."""
-    known = ~np.isnan(rows).all(axis=0)  # others have no test samples, or the model has no finite outputs
-    look, percent = stroke(policy), 100 * rows[:, known]
+    finite = ~np.isnan(rows).all(axis=0)  # others have no test samples, or the model has no finite outputs
+    look, percent = stroke(policy), 100 * rows[:, finite]
     if rows.shape[1] > MOST_NAMED:
         on.plot(
             np.sort(np.nanmean(percent, 0)),
@@ -221,7 +221,7 @@ def _by_class(on: Any, policy: str, rows: NDArray[np.float64], offset: float) ->
             label=policy,
         )
         return
-    at, mean = np.flatnonzero(known) + offset, np.nanmean(percent, 0)
+    at, mean = np.flatnonzero(finite) + offset, np.nanmean(percent, 0)
     if len(rows) > 1:
         on.vlines(
             at, np.nanmin(percent, 0), np.nanmax(percent, 0), color=look.colour, linewidth=1.4, alpha=0.6

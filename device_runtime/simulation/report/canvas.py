@@ -93,14 +93,14 @@ def stroke(policy: str) -> Stroke:
     return _POLICIES.get(policy) or Stroke(kind_colour(policy), (0, (1.5, 1.5)), marker)
 
 
-def outcomes(found: set[str]) -> list[str]:
+def outcomes(names: set[str]) -> list[str]:
     """The outcomes in stacking order: kinds, the richest first, then fates, the mildest first."""
-    kinds = [kind for kind in KINDS if kind in found]
-    others = sorted(found - KINDS.keys() - FATES.keys())
+    kinds = [kind for kind in KINDS if kind in names]
+    others = sorted(names - KINDS.keys() - FATES.keys())
     fates = [
         fate
         for fate in ("unopened", "late", "unheard", "sat out", "dropped out", "crashed", "refused")
-        if fate in found
+        if fate in names
     ]
     return [*kinds, *others, *fates]
 

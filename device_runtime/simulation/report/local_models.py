@@ -85,13 +85,13 @@ def predictions(compared: ComparedRuns) -> Drawing | None:
 
 
 def _levels(compared: ComparedRuns) -> list[str]:
-    found = [level for run in compared.runs for probe in run.probes for level in probe.means]
-    return list(dict.fromkeys(found))
+    levels = [level for run in compared.runs for probe in run.probes for level in probe.means]
+    return list(dict.fromkeys(levels))
 
 
 def _by_round(run: FinishedRun, level: str) -> dict[int, float]:
-    known = {probe.round: probe.means.get(level) for probe in run.probes}
-    return {number: value for number, value in known.items() if value is not None}
+    means = {probe.round: probe.means.get(level) for probe in run.probes}
+    return {number: value for number, value in means.items() if value is not None}
 
 
 def _means(on: Any, policy: str, runs: Sequence[dict[int, float]]) -> None:

@@ -19,9 +19,9 @@ from .canvas import ComparedRuns, Drawing
 
 def page(compared: ComparedRuns, pictures: Sequence[Drawing]) -> str:
     """The whole HTML file."""
-    mine = compared.plan.scenario
+    spec = compared.plan.scenario
     return _asset("page.html").format(
-        title=escape(f"{mine.name}: {', '.join(compared.policies)}"),
+        title=escape(f"{spec.name}: {', '.join(compared.policies)}"),
         css=_asset("page.css"),
         js=_asset("page.js"),
         lead=_lead(compared),
@@ -41,36 +41,36 @@ def _asset(name: str) -> str:
 
 def _lead(compared: ComparedRuns) -> str:
     """The lead: what was run and its result, in two sentences; then the meaning of each policy."""
-    mine, task = compared.plan.scenario, compared.plan.scenario.task
+    spec, task = compared.plan.scenario, compared.plan.scenario.task
     text = (
-        f"{mine.devices:,} devices of fleet {mine.fleet.name} learn {mine.data.source} "
-        f"({mine.data.partition} partition) in {task.rounds} rounds of at most "
+        f"{spec.devices:,} devices of fleet {spec.fleet.name} learn {spec.data.source} "
+        f"({spec.data.partition} partition) in {task.rounds} rounds of at most "
         f"{duration(task.round_deadline_s)}, {asked_devices(task)}."
     )
-    known = {
+    accuracies = {
         policy: figures["acc_at_equal_time"].mean
         for policy, figures in compared.summary.items()
         if not isnan(figures["acc_at_equal_time"].mean)
     }
-    if len(known) > 1:
-        best, nearest = sorted(known, key=lambda p: known[p], reverse=True)[:2]
+    if len(accuracies) > 1:
+        best, nearest = sorted(accuracies, key=lambda p: accuracies[p], reverse=True)[:2]
         text += (
-            f" After {duration(compared.terms.at_s)} of virtual time {best} has {known[best]:.1%}, "
-            f"{100 * (known[best] - known[nearest]):.1f} points more than {nearest}"
-            f"{', the nearest of the others' if len(known) > 2 else ''} "
+            f" After {duration(compared.terms.at_s)} of virtual time {best} has {accuracies[best]:.1%}, "
+            f"{100 * (accuracies[best] - accuracies[nearest]):.1f} points more than {nearest}"
+            f"{', the nearest of the others' if len(accuracies) > 2 else ''} "
             f"({_interval(compared, best, nearest)})."
         )
-    told = {policy: scenario.describe(policy) for policy in compared.policies}
-    told |= {policy: f"failed: {why}" for policy, why in compared.plan.without.items()}
-    meanings = "".join(f"<dt>{escape(p)}</dt><dd>{escape(what)}</dd>" for p, what in told.items())
+    texts = {policy: scenario.describe(policy) for policy in compared.policies}
+    texts |= {policy: f"failed: {why}" for policy, why in compared.plan.without.items()}
+    meanings = "".join(f"<dt>{escape(p)}</dt><dd>{escape(what)}</dd>" for p, what in texts.items())
     return f'<p class="lead">{escape(text)}</p>\n<dl>{meanings}</dl>'
 
 
 def _interval(compared: ComparedRuns, policy: str, other: str) -> str:
     """The 95% interval of the mean difference in accuracy at equal time, by seed."""
     at = compared.terms.at_s
-    mine, others = ({run.name.seed: run.curve.when(at) for run in compared.of(p)} for p in (policy, other))
-    ends = differences_by_seed(mine, others).interval
+    own, others = ({run.name.seed: run.curve.when(at) for run in compared.of(p)} for p in (policy, other))
+    ends = differences_by_seed(own, others).interval
     if ends is None:
         return "one seed: no interval"
     return f"95% interval by seed: {100 * ends[0]:+.1f} to {100 * ends[1]:+.1f}"
@@ -97,23 +97,23 @@ def _figure(picture: Drawing) -> str:
 
 
 def _settings(compared: ComparedRuns) -> str:
-    mine = msgspec.to_builtins(compared.plan.scenario)
-    groups = mine["fleet"].pop("groups")
+    tables = msgspec.to_builtins(compared.plan.scenario)
+    groups = tables["fleet"].pop("groups")
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
     head = "".join(f"<th>{escape(name)}</th>" for name in ("group", *names))
     rows = "".join(
         f"<tr><th>{escape(group)}</th>{''.join(f'<td>{_value(of.get(name))}</td>' for name in names)}</tr>"
         for group, of in groups.items()
     )
-    kinds = mine["task"].pop("kinds")
+    kinds = tables["task"].pop("kinds")
     offered = "".join(f"<dt>{escape(kind.pop('name'))}</dt><dd>{_value(kind)}</dd>" for kind in kinds)
-    top = {name: value for name, value in mine.items() if not isinstance(value, dict)}
+    top = {name: value for name, value in tables.items() if not isinstance(value, dict)}
     return (
         f"{_list(top)}"
-        f"<details open><summary>Task</summary>{_list(mine['task'])}</details>"
-        f"<details open><summary>Data</summary>{_list(mine['data'])}</details>"
+        f"<details open><summary>Task</summary>{_list(tables['task'])}</details>"
+        f"<details open><summary>Data</summary>{_list(tables['data'])}</details>"
         f"<details><summary>Kinds of update offered</summary><dl>{offered}</dl></details>"
-        f"<details><summary>Fleet {escape(mine['fleet']['name'])}</summary>"
+        f"<details><summary>Fleet {escape(tables['fleet']['name'])}</summary>"
         f'<div class="scroll settings"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div></details>"
     )
@@ -121,8 +121,8 @@ def _settings(compared: ComparedRuns) -> str:
 
 def _list(settings: Mapping[str, object]) -> str:
     """Settings as an HTML list, without those that are empty."""
-    kept = {name: value for name, value in settings.items() if value not in (None, "", [], {}, ())}
-    return "<dl>" + "".join(f"<dt>{escape(n)}</dt><dd>{_value(v)}</dd>" for n, v in kept.items()) + "</dl>"
+    pairs = {name: value for name, value in settings.items() if value not in (None, "", [], {}, ())}
+    return "<dl>" + "".join(f"<dt>{escape(n)}</dt><dd>{_value(v)}</dd>" for n, v in pairs.items()) + "</dl>"
 
 
 def _value(value: object) -> str:
@@ -130,8 +130,8 @@ def _value(value: object) -> str:
     if value in (None, "", [], {}, ()):
         return "–"
     if isinstance(value, Mapping):
-        kept = {name: inner for name, inner in value.items() if inner not in (None, "", [], {}, ())}
-        return escape(", ".join(f"{name} {inner}" for name, inner in kept.items())) or "–"
+        pairs = {name: inner for name, inner in value.items() if inner not in (None, "", [], {}, ())}
+        return escape(", ".join(f"{name} {inner}" for name, inner in pairs.items())) or "–"
     if isinstance(value, list):
         return "; ".join(_value(inner) for inner in value)
     return escape(str(value).lower() if isinstance(value, bool) else str(value))

@@ -24,17 +24,17 @@ def who_took_part(compared: ComparedRuns) -> Drawing:
     groups = _groups(compared)
     height = rows * (0.75 + 0.34 * len(groups)) + 0.9
     figure, axes = panels(rows, columns, height, sharey=True, sharex=True)
-    found: set[str] = set()
+    names: set[str] = set()
     for place, policy in enumerate(compared.policies):
         tallies = [run.tally for run in compared.of(policy)]
-        found |= {outcome for tally in tallies for _, outcome in tally.outcomes}
+        names |= {outcome for tally in tallies for _, outcome in tally.outcomes}
         _stack(axes.flat[place], tallies, groups)
         axes.flat[place].set_title(policy)
     for unused in list(axes.flat)[len(compared.policies) :]:
         unused.set_visible(False)
     for on in axes[-1]:
         on.set_xlabel("share of the group's asks, %")
-    figure.legend(handles=_patches(outcomes(found)), loc="outside lower center", ncols=7, handlelength=1.2)
+    figure.legend(handles=_patches(outcomes(names)), loc="outside lower center", ncols=7, handlelength=1.2)
     text = (
         "Every time a device was asked counts once: in colour by the kind of update that counted, in grey "
         "where none did. At the right: how often devices of the group were asked in a run."
@@ -126,10 +126,8 @@ def _stack(on: Any, tallies: list[AskCounts], groups: list[str]) -> None:
             hatch=_hatch(what), edgecolor=PAPER, linewidth=0.5,
         )  # fmt: skip
         left += shares[:, column]
-    for row, asked in enumerate(whole[:, 0] / max(1, len(tallies))):
-        on.annotate(
-            f"{asked:,.0f}", (101.5, row), va="center", fontsize=8, color=MUTED, annotation_clip=False
-        )
+    for row, asks in enumerate(whole[:, 0] / max(1, len(tallies))):
+        on.annotate(f"{asks:,.0f}", (101.5, row), va="center", fontsize=8, color=MUTED, annotation_clip=False)
     on.set_yticks(range(len(groups)), groups)
     on.set(xlim=(0, 100), ylim=(len(groups) - 0.5, -0.5))
     on.grid(axis="y", visible=False)
@@ -146,13 +144,13 @@ def _hatch(what: str) -> str:
 
 
 def _spread(on: Any, policy: str, seconds: list[float], row: float) -> None:
-    known = np.array([value for value in seconds if value > 0])
-    if not known.size:
+    durations = np.array([value for value in seconds if value > 0])
+    if not durations.size:
         return
     look = stroke(policy)
-    low, first, middle, third, high = np.quantile(known, (0.1, 0.25, 0.5, 0.75, 0.9))
+    low, first, middle, third, high = np.quantile(durations, (0.1, 0.25, 0.5, 0.75, 0.9))
     on.hlines(row, low, high, color=look.colour, linewidth=1.2)
     on.hlines(row, first, third, color=look.colour, linewidth=6, alpha=0.55)
-    if known.size <= MOST_DOTS:
-        on.plot(known, np.full(known.size, row), ".", color=look.colour, markersize=3.5, alpha=0.6)
+    if durations.size <= MOST_DOTS:
+        on.plot(durations, np.full(durations.size, row), ".", color=look.colour, markersize=3.5, alpha=0.6)
     on.plot(middle, row, "|", color=look.colour, markersize=11, markeredgewidth=2.2)

@@ -217,7 +217,7 @@ def figure_text(each: SeedSpread, unit: tuple[str, float]) -> str:
     mean = each.mean / size
     difference = name in ("points", "signed")
     places = 1 if name in ("%", "points") else decimals(mean)
-    shown = name if name == "%" else "" if not name or difference else f" {name}"
+    suffix = name if name == "%" else "" if not name or difference else f" {name}"
     sign = "+" if difference else ""
     mean = round(mean, places) + 0.0  # never -0.0
     amount = f"{mean:{sign},.{places}f}"
@@ -225,8 +225,8 @@ def figure_text(each: SeedSpread, unit: tuple[str, float]) -> str:
         amount += f" {interval(each, size, places)}"
     elif each.n > 1:
         amount += f" ± {each.sd / size:,.{places}f}"
-    known = f" ({each.n} of {each.of})" if each.n < each.of else ""
-    return f"{amount}{shown}{known}"
+    count = f" ({each.n} of {each.of})" if each.n < each.of else ""
+    return f"{amount}{suffix}{count}"
 
 
 def interval(each: SeedSpread, size: float, places: int) -> str:
@@ -239,8 +239,8 @@ def interval(each: SeedSpread, size: float, places: int) -> str:
 
 def _unit(measure: TableRow, summary: Mapping[str, Summary]) -> tuple[str, float]:
     """One unit for all policies, so that they can be compared at a glance."""
-    known = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
-    return unit_for(max(known, default=0.0), measure.units)
+    means = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
+    return unit_for(max(means, default=0.0), measure.units)
 
 
 def _head(title: str, meaning: str) -> str:
@@ -259,10 +259,10 @@ def _colour(policy: str) -> str:
 
 def _best(measure: TableRow, summary: Mapping[str, Summary]) -> float:
     """The value to mark as the best; nan where none is better, or the measure has no best."""
-    known = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
-    if not measure.best or len(known) < 2 or min(known) == max(known):
+    means = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
+    if not measure.best or len(means) < 2 or min(means) == max(means):
         return float("nan")
-    return max(known) if measure.best > 0 else min(known)
+    return max(means) if measure.best > 0 else min(means)
 
 
 MEAN = f"mean of the last {LATEST} evaluations"
@@ -284,17 +284,15 @@ def equal_text(equal: EqualTerms, at: ComparisonTerms, wide: int | None = None) 
     blocks = []
     for table in _tables(equal, at):
         lines = [
-            (part if place == 0 else "", policy, *_cells(mine, table.measures))
+            (part if place == 0 else "", policy, *_cells(summary, table.measures))
             for part, policies in table.parts.items()
-            for place, (policy, mine) in enumerate(policies.items())
+            for place, (policy, summary) in enumerate(policies.items())
         ]
         heads = ("classes", "policy", *(measure.title for measure in table.measures))
         blocks.append(f"{table.title}\n\n{fitted_table((heads, *lines), wide, 2)}")
     if (of := _by_class(equal, at)) is not None:
         policies = of.parts[""]
-        rows = [
-            (each.title, *(_cells(mine, [each])[0] for mine in policies.values())) for each in of.measures
-        ]
+        rows = [(each.title, *(_cells(s, [each])[0] for s in policies.values())) for each in of.measures]
         blocks.append(f"{of.title}\n\n{fitted_table((('class', *policies), *rows), wide)}")
     return "\n\n".join([*blocks, *_lacking(equal)])
 
@@ -359,7 +357,7 @@ def _by_class(equal: EqualTerms, at: ComparisonTerms) -> _Table | None:
     unknown = SeedSpread(nan, 0.0, 0, 0)
     classes = dict.fromkeys(row.part for row in equal.by_class)
     measures = tuple(TableRow(name, name, f"recall of class {name}", PERCENT, 1) for name in classes)
-    whole = {policy: {name: mine.get(name, unknown) for name in classes} for policy, mine in policies.items()}
+    whole = {policy: {name: row.get(name, unknown) for name in classes} for policy, row in policies.items()}
     return _Table(f"recall of each class at {at.rounds} rounds: {MEAN}", {"": whole}, measures)
 
 
@@ -370,8 +368,8 @@ def _by_part(rows: Sequence[EqualRow]) -> dict[str, dict[str, Summary]]:
     return parts
 
 
-def _cells(mine: Summary, measures: Sequence[TableRow]) -> list[str]:
-    return [figure_text(mine[measure.field], measure.units[0]) for measure in measures]
+def _cells(summary: Summary, measures: Sequence[TableRow]) -> list[str]:
+    return [figure_text(summary[measure.field], measure.units[0]) for measure in measures]
 
 
 def _lacking(equal: EqualTerms) -> list[str]:

@@ -45,21 +45,21 @@ class _Shown:
 def one_round(compared: ComparedRuns) -> Drawing | None:
     """Draws a round of the first seed of the first two policies; None if no device was asked in it."""
     deadline_s = compared.plan.scenario.task.round_deadline_s
-    shown: dict[str, _Shown] = {}
+    rounds: dict[str, _Shown] = {}
     for policy in compared.policies[:2]:
         run = compared.of(policy)[0]
-        if run.shown:
-            line = next(line for line in run.rounds if line.round == run.shown[0].round)
-            shown[policy] = _Shown(line, _some(run.shown), deadline_s)
-    if not shown:
+        if run.round_asks:
+            line = next(line for line in run.rounds if line.round == run.round_asks[0].round)
+            rounds[policy] = _Shown(line, _some(run.round_asks), deadline_s)
+    if not rounds:
         return None
-    heights = [0.9 + 0.19 * len(each.asks) for each in shown.values()]
-    figure, axes = panels(len(shown), 1, sum(heights) + 0.7, height_ratios=heights, sharex=True)
-    end = max(each.end for each in shown.values())
-    for on, (policy, each) in zip(axes[:, 0], shown.items(), strict=True):
+    heights = [0.9 + 0.19 * len(each.asks) for each in rounds.values()]
+    figure, axes = panels(len(rounds), 1, sum(heights) + 0.7, height_ratios=heights, sharex=True)
+    end = max(each.end for each in rounds.values())
+    for on, (policy, each) in zip(axes[:, 0], rounds.items(), strict=True):
         _panel(on, policy, each, end)
     axes[-1, 0].set_xlabel("virtual seconds since the round opened")
-    asks = [ask for each in shown.values() for ask in each.asks]
+    asks = [ask for each in rounds.values() for ask in each.asks]
     figure.legend(handles=_legend(asks), loc="outside lower center", ncols=5, handlelength=1.4)
     text = (
         f"Round {asks[0].round} with seed {compared.runs[0].name.seed}; at most {ROWS_SHOWN} devices of "
@@ -75,18 +75,18 @@ def _some(asks: Sequence[AskRecord]) -> tuple[AskRecord, ...]:
     return tuple(ordered[place] for place in places)
 
 
-def _panel(on: Any, policy: str, shown: _Shown, end: float) -> None:
-    for row, ask in enumerate(shown.asks):
-        _bar(on, row, ask, (shown.line.opened_s, end))
-    title = f"{policy}: {shown.line.participants} of {shown.line.asked} updates counted"
-    if shown.deadline_s < end:
-        on.axvline(shown.deadline_s, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
-        place = {"xy": (shown.deadline_s, 1.0), "xycoords": ("data", "axes fraction"), "va": "bottom"}
+def _panel(on: Any, policy: str, content: _Shown, end: float) -> None:
+    for row, ask in enumerate(content.asks):
+        _bar(on, row, ask, (content.line.opened_s, end))
+    title = f"{policy}: {content.line.participants} of {content.line.asked} updates counted"
+    if content.deadline_s < end:
+        on.axvline(content.deadline_s, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
+        place = {"xy": (content.deadline_s, 1.0), "xycoords": ("data", "axes fraction"), "va": "bottom"}
         on.annotate("deadline", ha="center", fontsize=8.5, color=MUTED, **place)
     else:
-        title += f"; the deadline is at {duration(shown.deadline_s)}"
-    on.set_yticks(range(len(shown.asks)), [ask.device for ask in shown.asks], fontsize=8)
-    on.set(ylim=(len(shown.asks) - 0.4, -0.6), xlim=(0, end))
+        title += f"; the deadline is at {duration(content.deadline_s)}"
+    on.set_yticks(range(len(content.asks)), [ask.device for ask in content.asks], fontsize=8)
+    on.set(ylim=(len(content.asks) - 0.4, -0.6), xlim=(0, end))
     on.set_title(title)
     on.grid(axis="y", visible=False)
 
@@ -124,9 +124,9 @@ def _legend(asks: Sequence[AskRecord]) -> list[Any]:
     kinds = [kind for kind in KINDS if kind in present] + sorted(present - KINDS.keys() - {""})
     signs = [Line2D([], [], color=STRONG, marker="o", markersize=5, linestyle="", label="counted")]
     if any(ask.fate in FATES and ask.fate != "sat out" for ask in asks):
-        lost = sorted({ask.fate for ask in asks if ask.fate in FATES and ask.fate != "sat out"})
+        ends = sorted({ask.fate for ask in asks if ask.fate in FATES and ask.fate != "sat out"})
         signs.append(
-            Line2D([], [], color="#d55e00", marker="X", markersize=6.5, linestyle="", label=" or ".join(lost))
+            Line2D([], [], color="#d55e00", marker="X", markersize=6.5, linestyle="", label=" or ".join(ends))
         )
     return [
         Patch(color=DOWN, label="download"),

@@ -158,21 +158,21 @@ def write(plan: ComparisonPlan, folder: Path | None = None) -> WrittenReport:
 
     Raises SimulationError when a run is not finished.
     """
-    mine, folder = read_comparison(plan), folder or plan.folder
+    runs, folder = read_comparison(plan), folder or plan.folder
     plots = folder / "plots"
     plots.mkdir(parents=True, exist_ok=True)
     if folder == plan.folder:  # pictures in other folders may be somebody's own
         for old in plots.glob("*.png"):
             old.unlink()
     with canvas.look():
-        pictures = [picture for draw in PICTURES.values() if (picture := draw(mine)) is not None]
-        text = page(mine, pictures)
+        pictures = [picture for draw in PICTURES.values() if (picture := draw(runs)) is not None]
+        text = page(runs, pictures)
         for picture in pictures:
             canvas.png(picture, plots / f"{picture.name}.png")
     paths = tuple(plots / f"{picture.name}.png" for picture in pictures)
-    report = WrittenReport(mine, folder / "report.html", paths)
+    report = WrittenReport(runs, folder / "report.html", paths)
     report.page.write_text(text, "utf-8")
-    (folder / "summary.csv").write_text(table.as_csv(mine.summary) + table.equal_csv(mine.equal), "utf-8")
+    (folder / "summary.csv").write_text(table.as_csv(runs.summary) + table.equal_csv(runs.equal), "utf-8")
     (folder / "summary.json").write_text(report.json() + "\n", "utf-8")
     return report
 

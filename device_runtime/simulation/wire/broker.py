@@ -117,26 +117,26 @@ class Subscriptions:
         """Replaces the filters of this client."""
         self.remove(client)
         self._of[client] = filters
-        for wanted in filters:
-            if "+" in wanted or "#" in wanted.removesuffix("/#"):
-                self._patterns[wanted, client] = None
+        for pattern in filters:
+            if "+" in pattern or "#" in pattern.removesuffix("/#"):
+                self._patterns[pattern, client] = None
             else:
-                self._exact.setdefault(wanted, {})[client] = None
+                self._exact.setdefault(pattern, {})[client] = None
 
     def remove(self, client: str) -> None:
-        for wanted in self._of.pop(client, ()):
-            self._patterns.pop((wanted, client), None)
-            if wanted in self._exact:
-                self._exact[wanted].pop(client, None)
+        for pattern in self._of.pop(client, ()):
+            self._patterns.pop((pattern, client), None)
+            if pattern in self._exact:
+                self._exact[pattern].pop(client, None)
 
     def wants(self, client: str, topic: str) -> bool:
-        return any(topic_matches_sub(wanted, topic) for wanted in self._of.get(client, ()))
+        return any(topic_matches_sub(pattern, topic) for pattern in self._of.get(client, ()))
 
     def of(self, topic: str) -> tuple[str, ...]:
         """The clients that get this topic, each once, sorted by name."""
-        found = {client for wanted in _literal(topic) for client in self._exact.get(wanted, ())}
-        found.update(client for wanted, client in self._patterns if topic_matches_sub(wanted, topic))
-        return tuple(sorted(found))
+        clients = {client for pattern in _literal(topic) for client in self._exact.get(pattern, ())}
+        clients.update(client for pattern, client in self._patterns if topic_matches_sub(pattern, topic))
+        return tuple(sorted(clients))
 
 
 def _literal(topic: str) -> Iterator[str]:

@@ -35,7 +35,7 @@ class MessageBuffer:
     """
 
     waiting: list[tuple[int, str, str, bytes, bool]] = field(default_factory=list)
-    asked: bool = False
+    blocks_requested: bool = False
     """Whether blocks were asked for."""
     _broadcasts: int = 0
 
@@ -46,13 +46,13 @@ class MessageBuffer:
             self._broadcasts += 2
             self.waiting.append((self._broadcasts - 1, "", topic, payload, retain))
             return True
-        self.asked = self.asked or address.leaf == "get"
+        self.blocks_requested = self.blocks_requested or address.leaf == "get"
         self.waiting.append((self._broadcasts, address.device, topic, payload, retain))
         return True
 
     def flush(self, publish: Callable[[str, bytes, bool], bool]) -> None:
         waiting, self.waiting, self._broadcasts = self.waiting, [], 0
-        for _, _, topic, payload, retain in sorted(waiting, key=lambda one: one[:2]):
+        for _, _, topic, payload, retain in sorted(waiting, key=lambda message: message[:2]):
             publish(topic, payload, retain)
 
 
@@ -125,9 +125,9 @@ class VirtualAggregator:
         if service is None or self._link is None:
             return
         service.tick()
-        if self._outlet.asked:
+        if self._outlet.blocks_requested:
             self._poll_for(2 * MAX_WAIT_S)
-            self._outlet.asked = False
+            self._outlet.blocks_requested = False
         self._outlet.flush(self._link.publish)
         state, now = service.state, self._agenda.now
         if state.phase == "done":

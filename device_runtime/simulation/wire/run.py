@@ -237,12 +237,12 @@ def members(prepared: PreparedRun) -> list[WireMember]:
     fleet = scenario.fleet.draw(scenario.devices, prepared.seed)
     manifests = {member: bundle.manifest for member, bundle in prepared.inputs.bundles.items()}
     devices = FleetState(fleet, clients, manifests, scenario.slow)
-    made = []
+    wire_members = []
     for number, name in enumerate(devices.names()):
-        held = clients.indices(number)
-        x, y = clients.x[held], manifests[MAIN].target.raw(clients.y[held])
-        made.append(WireMember(name, devices.profile(number), x, y, fleet.latency_s(number)))
-    return made
+        indices = clients.indices(number)
+        x, y = clients.x[indices], manifests[MAIN].target.raw(clients.y[indices])
+        wire_members.append(WireMember(name, devices.profile(number), x, y, fleet.latency_s(number)))
+    return wire_members
 
 
 def perform(prepared: PreparedRun, course: WireCourse | None = None) -> WireResult:

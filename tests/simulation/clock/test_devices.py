@@ -52,7 +52,7 @@ def test_what_was_spent_is_charged_again_at_so_many_watts(bundle):
     battery = {"wh": 1.0, "start": 0.5, "minimum": 0.5, "charge_w": 1.0}
     devices = one(bundle, battery=battery)
     line = devices.ask(0, asked())
-    assert line.lost is None
+    assert line.fate is None
     assert line.energy_j > line.ends_s  # or it would be full before it is done
     assert not devices.ready(0, line.energy_j - 0.1)
     assert devices.ready(0, line.energy_j + 0.1)
@@ -61,7 +61,7 @@ def test_what_was_spent_is_charged_again_at_so_many_watts(bundle):
 def test_a_battery_that_is_empty_and_not_charged_is_never_asked_again(bundle):
     devices = one(bundle, battery={"wh": 1e-4})
     line = devices.ask(0, asked())
-    assert line.lost == "crashed"
+    assert line.fate == "crashed"
     assert line.energy_j == pytest.approx(0.36)
     assert not devices.ready(0, 1e9)
 
@@ -80,7 +80,7 @@ def test_a_device_without_samples_sits_out_and_has_spent_its_download(bundle):
     none = Clients.of(np.zeros((0, 1, 8, 8), np.float32), np.zeros(0, np.int64), [np.arange(0)])
     devices = FleetState(fleet, none, {"": bundle.manifest})
     line = devices.ask(0, AskConditions(now=0.0, closes_s=60.0, down_bytes=lambda _: 1000, kinds=KINDS))
-    assert (line.lost, line.bytes_down, line.bytes_up, line.flops) == ("sat out", 1000, 0, 0.0)
+    assert (line.fate, line.bytes_down, line.bytes_up, line.flops) == ("sat out", 1000, 0, 0.0)
     assert line.outcome.reasons == ("class-means there is no local data",)
 
 

@@ -21,7 +21,7 @@ def ran(asked, policy, folder):
     """The figures of one run of a system, at its own end."""
     name = RunName(policy, 0)
     perform(asked, name, folder, PLAIN, NullObserver())
-    run = read_run(folder, name, shown=1)
+    run = read_run(folder, name, number=1)
     return figures(run, ComparisonTerms(at_s=run.ends_s, target=0.0, devices=asked.devices)), run
 
 

@@ -63,10 +63,10 @@ def test_a_finished_run_says_so_and_keeps_its_last_checkpoint(whole):
 
 
 def test_a_run_is_read_back_with_its_asks_and_probes(whole):
-    run = read_run(whole, NAME, shown=2)
+    run = read_run(whole, NAME, number=2)
     assert [line.round for line in run.rounds] == [1, 2, 3, 4]
     assert run.tally.asks == 12
-    assert {ask.round for ask in run.shown} == {2}
+    assert {ask.round for ask in run.round_asks} == {2}
     assert [probe.round for probe in run.probes] == [1, 4]
     assert len(run.probes[0].devices) == 3
     assert 0 < run.probes[0].means["head"] < 1

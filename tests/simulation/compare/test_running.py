@@ -116,7 +116,7 @@ def test_runs_inherit_what_is_held_and_a_pipe_that_tells_of_the_end(plan, stand_
     held, other = os.pipe()
     stand_in(f"import stat\nsys.exit(not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in ({held}, 0)))")
     try:
-        run_all(plan, plan.names[:1], ProcessOptions((), parallel=1, held=(held,)), Noted())
+        run_all(plan, plan.names[:1], ProcessOptions((), parallel=1, locks=(held,)), Noted())
     finally:
         os.close(held)
         os.close(other)

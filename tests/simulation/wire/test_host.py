@@ -30,6 +30,6 @@ def test_what_is_said_at_one_moment_goes_out_device_by_device_whatever_the_order
 def test_the_outlet_notes_that_blocks_were_asked_for():
     outlet = MessageBuffer()
     outlet.publish(topics.down("pi-1", "receipt"), b"")
-    assert not outlet.asked
+    assert not outlet.blocks_requested
     outlet.publish(topics.down("pi-1", "get"), b"")
-    assert outlet.asked
+    assert outlet.blocks_requested
