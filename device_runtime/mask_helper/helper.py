@@ -188,8 +188,8 @@ class MaskHelper:
 
     def _take(self, request: SumRequest, check: bool = False) -> None:
         """Queues a request, or answers one that was answered before; `check`: it is only to be checked."""
-        asked, answer = self._answers.get(request.id, (None, None))
-        if answer and asked == request and (answer.blob is None or self._blobs.has(answer.blob)):
+        earlier, answer = self._answers.get(request.id, (None, None))
+        if answer and earlier == request and (answer.blob is None or self._blobs.has(answer.blob)):
             self._publish("sum", answer)
         elif request.id not in self._waiting and len(self._waiting) >= MOST_WAITING:
             log.warning("request dropped: %d wait already", MOST_WAITING)

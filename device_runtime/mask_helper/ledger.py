@@ -59,15 +59,15 @@ class Ledger:
                 shut_to_others(folder)
             self._db = connect(self._path)
             self._prepare()
-            for made in (folder, folder.parent):
-                sync_folder(made)  # a file is durable only if its name is
+            for place in (folder, folder.parent):
+                sync_folder(place)  # a file is durable only if its name is
             [[self.secret]] = self._db.execute("SELECT secret FROM key").fetchall()
         self.public = crypto_scalarmult_base(self.secret)
 
     def close(self) -> None:
         self._db.close()
 
-    def record(self, one: MaskSet, made: int) -> bytes:
+    def record(self, masks: MaskSet, created_at: int) -> bytes:
         """Notes a set, on disk when this returns; the same set may be noted again.
 
         made: seconds since 1970. Returns the 32 bytes from which its noise is drawn, those of the first time;
@@ -75,13 +75,13 @@ class Ledger:
         another set had the same id: then nothing is noted.
         """
         with self._transaction():
-            known = self._db.execute("SELECT noise FROM sets WHERE content = ?", (one.content,)).fetchone()
-            if known is None:
-                known = (self._new(one, made),)
-        return bytes(known[0])
+            row = self._db.execute("SELECT noise FROM sets WHERE content = ?", (masks.content,)).fetchone()
+            if row is None:
+                row = (self._new(masks, created_at),)
+        return bytes(row[0])
 
-    def _new(self, one: MaskSet, made: int) -> bytes:
-        request = one.request
+    def _new(self, masks: MaskSet, created_at: int) -> bytes:
+        request = masks.request
         if self._db.execute("SELECT 1 FROM sets WHERE id = ?", (request.id,)).fetchone():
             raise SumRefused(
                 f"request {request.id.hex()[:12]} was another one before: a new one has its own id"
@@ -91,31 +91,31 @@ class Ledger:
         [[number]] = self._db.execute(
             "SELECT number FROM rounds WHERE task = ? AND run = ? AND round = ?", of
         ).fetchall()
-        self._check_unused(number, one)
+        self._check_unused(number, masks)
         noise = self._draw(KEY_BYTES) if request.noise_milli else b""
-        values = (request.id, one.content, number, request.kind, len(one.devices), made, noise)
+        values = (request.id, masks.content, number, request.kind, len(masks.devices), created_at, noise)
         added = self._db.execute(_SET, values).lastrowid
-        rows = ((number, device, added) for device in one.devices)
+        rows = ((number, device, added) for device in masks.devices)
         self._db.executemany("INSERT INTO used VALUES (?, ?, ?)", rows)
         return noise
 
-    def check(self, mask_set: MaskSet) -> None:
+    def check(self, masks: MaskSet) -> None:
         """Raises SumRefused where `record` would do so; notes nothing."""
         with self._errors():
-            if self._db.execute("SELECT 1 FROM sets WHERE content = ?", (mask_set.content,)).fetchone():
+            if self._db.execute("SELECT 1 FROM sets WHERE content = ?", (masks.content,)).fetchone():
                 return
-            of = (mask_set.request.task, mask_set.request.run, mask_set.request.round)
+            of = (masks.request.task, masks.request.run, masks.request.round)
             query = "SELECT number FROM rounds WHERE task = ? AND run = ? AND round = ?"
             for [number] in self._db.execute(query, of).fetchall():
-                self._check_unused(number, mask_set)
+                self._check_unused(number, masks)
 
-    def _check_unused(self, number: int, one: MaskSet) -> None:
-        asked = "SELECT 1 FROM used WHERE round = ? AND device = ?"
-        used = [name for name in one.devices if self._db.execute(asked, (number, name)).fetchone()]
+    def _check_unused(self, number: int, masks: MaskSet) -> None:
+        query = "SELECT 1 FROM used WHERE round = ? AND device = ?"
+        used = [name for name in masks.devices if self._db.execute(query, (number, name)).fetchone()]
         if used:
-            request = one.request
+            request = masks.request
             raise SumRefused(
-                f"{named(used)} of {len(one.devices)} devices: in another set of round {request.round} of "
+                f"{named(used)} of {len(masks.devices)} devices: in another set of round {request.round} of "
                 f"task {request.task!r} before, and a mask is in one set only",
                 used=tuple(used[:MOST_NAMED]),
             )

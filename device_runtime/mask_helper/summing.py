@@ -82,8 +82,8 @@ def check_request(request: SumRequest, limits: SumLimits) -> None:
         raise SumRefused(f"the vector has {request.values} values, expected {CHECKS} or more")
     numbers = request.values + request.sums
     if numbers > limits.most_numbers:
-        asked = f"{request.values} values and {request.sums} sums"
-        raise SumRefused(f"the vector has {asked}, at most {limits.most_numbers} numbers are summed here")
+        sizes = f"{request.values} values and {request.sums} sums"
+        raise SumRefused(f"the vector has {sizes}, at most {limits.most_numbers} numbers are summed here")
     _check_noise(request)
 
 
@@ -114,23 +114,23 @@ def opened_set(secret: bytes, request: SumRequest, content: bytes, limits: SumLi
         listed = _seeds.decode(content)
     except (msgspec.DecodeError, ValueError) as error:
         raise SumRefused(f"the list of seeds cannot be read: {error}") from None
-    sealed = sorted(listed, key=lambda one: one.device)
+    sealed = sorted(listed, key=lambda entry: entry.device)
     _check_size(request, len(sealed), limits)
-    for one, following in pairwise(sealed):
-        if one.device == following.device:
-            raise SumRefused(f"{one.device} is in the set twice: a device counts once in a sum")
-    [(helpers, _)] = Counter(len(one.mask.tags) for one in sealed).most_common(1)
+    for entry, following in pairwise(sealed):
+        if entry.device == following.device:
+            raise SumRefused(f"{entry.device} is in the set twice: a device counts once in a sum")
+    [(helpers, _)] = Counter(len(entry.mask.tags) for entry in sealed).most_common(1)
     seeds, invalid, why = [], [], ""
-    for one in sealed:
+    for entry in sealed:
         try:
-            seeds.append(_opened(secret, request, one, helpers))
+            seeds.append(_opened(secret, request, entry, helpers))
         except SumRefused as error:
             why = why or str(error)
-            invalid.append(one.device)
+            invalid.append(entry.device)
     if invalid:
         others = f"; nor can those of {named(invalid[1:])} be opened" if len(invalid) > 1 else ""
         raise SumRefused(why + others, invalid=tuple(invalid[:MOST_NAMED]))
-    devices = tuple(one.device for one in sealed)
+    devices = tuple(entry.device for entry in sealed)
     opened = MaskSet(request, _content(request, sealed), devices, helpers, tuple(seeds))
     _check_scaled_noise(opened)
     return opened
@@ -150,24 +150,24 @@ def _check_size(request: SumRequest, devices: int, limits: SumLimits) -> None:
         raise SumRefused(f"the set has {devices} devices, this helper sums {limits.most_devices} at most")
 
 
-def _check_scaled_noise(one: MaskSet) -> None:
+def _check_scaled_noise(masks: MaskSet) -> None:
     """Checks that the noise fits the values, before a set is used up for it."""
-    none_of_each = tuple((0, exponent) for _, exponent in one.request.exponents)
+    none_of_each = tuple((0, exponent) for _, exponent in masks.request.exponents)
     try:
-        add_noise(MaskedVector.zeros(CHECKS, 0), none_of_each, deviation(one), bytes)
+        add_noise(MaskedVector.zeros(CHECKS, 0), none_of_each, deviation(masks), bytes)
     except ValueError as error:
         raise SumRefused(str(error)) from None
 
 
-def _opened(secret: bytes, request: SumRequest, one: SumSeed, helpers: int) -> bytes:
+def _opened(secret: bytes, request: SumRequest, entry: SumSeed, helpers: int) -> bytes:
     """The seed of one device."""
-    if len(one.mask.tags) != helpers:
-        found = f"{len(one.mask.tags)} helpers, others {helpers}"
-        raise SumRefused(f"the mask of {one.device} is for {found}: a round has the same for all")
-    _check_length("form", one.form)
+    if len(entry.mask.tags) != helpers:
+        counts = f"{len(entry.mask.tags)} helpers, others {helpers}"
+        raise SumRefused(f"the mask of {entry.device} is for {counts}: a round has the same for all")
+    _check_length("form", entry.form)
     try:
-        check_device(one.device)
-        return unseal(secret, one.mask, request.at, MaskPurpose.of_request(request, one))
+        check_device(entry.device)
+        return unseal(secret, entry.mask, request.at, MaskPurpose.of_request(request, entry))
     except (MaskError, TopicError, OverflowError) as error:
         raise SumRefused(str(error)) from None
 
@@ -178,11 +178,11 @@ def _check_length(name: str, text: str) -> None:
 
 
 def _content(request: SumRequest, sealed: Sequence[SumSeed]) -> bytes:
-    asked = (
+    terms = (
         *(request.task, request.run, request.round, request.kind, request.at, request.min_group),
         *(request.values, request.sums, request.noise_milli, request.clip_milli, request.exponents),
     )
-    return hashlib.sha256(msgspec.msgpack.encode((asked, sealed))).digest()
+    return hashlib.sha256(msgspec.msgpack.encode((terms, sealed))).digest()
 
 
 class MaskSum:
@@ -191,11 +191,11 @@ class MaskSum:
     noise: 32 bytes, from which the noise is drawn, always the same; empty where none is asked for.
     """
 
-    def __init__(self, one: MaskSet, noise: bytes = b"") -> None:
-        self.set = one
-        self.vector = MaskedVector.zeros(one.request.values, one.request.sums)
+    def __init__(self, masks: MaskSet, noise: bytes = b"") -> None:
+        self.set = masks
+        self.vector = MaskedVector.zeros(masks.request.values, masks.request.sums)
         self._noise = noise
-        self._left = iter(one.seeds)
+        self._left = iter(masks.seeds)
 
     def advance(self) -> bool:
         """Adds the mask of the next device, or the noise after the last one. Returns whether that was all."""
@@ -209,17 +209,17 @@ class MaskSum:
         return True
 
 
-def sum_of_masks(one: MaskSet, noise: bytes = b"") -> MaskedVector:
+def sum_of_masks(masks: MaskSet, noise: bytes = b"") -> MaskedVector:
     """The sum of the masks of a set, with noise if the round asks for it."""
-    adding = MaskSum(one, noise)
+    adding = MaskSum(masks, noise)
     while not adding.advance():
         pass
     return adding.vector
 
 
-def deviation(one: MaskSet) -> float:
+def deviation(masks: MaskSet) -> float:
     """This helper's share of the noise, as a standard deviation in units of a weight's change."""
-    return deviation_of(one.request.noise_milli, one.request.clip_milli) / sqrt(one.helpers)
+    return deviation_of(masks.request.noise_milli, masks.request.clip_milli) / sqrt(masks.helpers)
 
 
 def repeatable_bytes(seed: bytes) -> Callable[[int], bytes]:

@@ -185,11 +185,11 @@ def activation_bytes(workload: Workload, graph: str, samples: int | None = None)
 
 def with_measured_memory(workload: Workload, speed: Speed) -> Workload:
     """The workload with this device's limit on a run and its measured memory of each graph."""
-    held, most = speed.held_bytes, speed.run_bytes
-    if not held and not most:
+    by_graph, most = speed.held_bytes, speed.run_bytes
+    if not by_graph and not most:
         return workload
     graphs = {
-        name: replace(work.within(most), held_bytes=held.get(name, 0))
+        name: replace(work.within(most), held_bytes=by_graph.get(name, 0))
         for name, work in workload.graphs.items()
     }
     return replace(workload, graphs=graphs)
@@ -202,29 +202,29 @@ def speed_on_bundle(speed: Speed, measured: Workload, other: Workload) -> Speed:
     shapes predict.
     """
     both = measured.graphs.keys() & other.graphs.keys()
-    here, there = (
+    here, target = (
         {name: load.graphs[name].within(speed.run_bytes) for name in both} for load in (measured, other)
     )
     seconds = {
-        name: one * there[name].flops / max(here[name].flops, 1e-9)
-        for name, one in speed.seconds.items()
+        name: time_s * target[name].flops / max(here[name].flops, 1e-9)
+        for name, time_s in speed.seconds.items()
         if name in both
     }
-    held = {
-        name: round(one * there[name].shaped_bytes / here[name].shaped_bytes)
-        for name, one in speed.held_bytes.items()
+    sizes = {
+        name: round(size * target[name].shaped_bytes / here[name].shaped_bytes)
+        for name, size in speed.held_bytes.items()
         if name in both
     }
-    return replace(speed, seconds=seconds, held_bytes=held)
+    return replace(speed, seconds=seconds, held_bytes=sizes)
 
 
 def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
     """The cost of an update of this kind on this device, corrected by measurements of earlier rounds."""
     speed, flops = profile.speed, 0.0
-    compute = sum(speed.opening.get(graph, 0.0) for graph in dict.fromkeys(one.graph for one in work.passes))
-    for one in work.passes:
-        compute += one.samples * one.slowdown * speed.of(one.graph, one.flops) + one.steps * speed.step_s
-        flops += one.samples * one.flops
+    compute = sum(speed.opening.get(graph, 0.0) for graph in dict.fromkeys(p.graph for p in work.passes))
+    for part in work.passes:
+        compute += part.samples * part.slowdown * speed.of(part.graph, part.flops) + part.steps * speed.step_s
+        flops += part.samples * part.flops
     compute *= profile.corrections.get(kind, 1.0)
     grown = round(work.peak_bytes * profile.growth.get(kind, 1.0))
     transfer = work.bytes_up / profile.bandwidth.up + work.bytes_down / profile.bandwidth.down

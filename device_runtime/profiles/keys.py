@@ -13,14 +13,14 @@ _STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 """One step of a path such as `groups[...].share` or `kinds[0]`."""
 
 
-def no_such_key(place: str, known: Iterable[str], below: Iterable[str] = ()) -> str:
+def no_such_key(place: str, keys: Iterable[str], below: Iterable[str] = ()) -> str:
     """The message about an unknown key at `place` ("http.prot"), which suggests the most similar key.
 
-    `known` are the keys of that table; `below` are dotted keys of tables inside it, such as "task.rounds".
+    `keys` are those of that table; `below` are dotted keys of tables inside it, such as "task.rounds".
     """
     from difflib import get_close_matches  # 0.15 MB, which an idle device does without
 
-    names = tuple(known)
+    names = tuple(keys)
     nearest = {path.rpartition(".")[2]: path for path in (*below, *names)}
     near = get_close_matches(place.rpartition(".")[2], nearest, n=1)
     hint = f"; did you mean {nearest[near[0]]}?" if near else ""
@@ -33,8 +33,8 @@ def explained(error: msgspec.ValidationError, kind: type, within: str = "") -> s
     "Object contains unknown field `prot` - at `$.http`" becomes "http.prot: there is no such key; there are
     host, port; did you mean port?". `within` is the key of those settings in a larger file.
     """
-    text, found, path = str(error).rpartition(" - at `$")
-    if not found:
+    text, mark, path = str(error).rpartition(" - at `$")
+    if not mark:
         text, path = path, ""
     text = text.replace(" | null`", "`")  # TOML has no null
     path = path.rstrip("`").lstrip(".")

@@ -59,7 +59,7 @@ def available_memory(root: Path = ROOT, own: Path = OWN) -> MachineMemory:
     rooms = [MachineMemory(*machine_memory()), *_groups(root, own)]
     if (allowed := allowed_memory()) is not None:
         rooms.append(MachineMemory(*allowed))
-    return MachineMemory(min(one.total for one in rooms), min(one.free for one in rooms))
+    return MachineMemory(min(room.total for room in rooms), min(room.free for room in rooms))
 
 
 def _groups(root: Path, own: Path) -> Iterator[MachineMemory]:
@@ -67,8 +67,8 @@ def _groups(root: Path, own: Path) -> Iterator[MachineMemory]:
     paths = own_groups(read_system_file(own))
     for mount, controller, files in ((root / "memory", "memory", _V1), (root, "", _V2)):
         for folder in _with_parents(paths.get(controller, "/")):
-            if found := _group_memory(mount / folder, files):
-                yield found
+            if memory := _group_memory(mount / folder, files):
+                yield memory
 
 
 def own_groups(text: str) -> dict[str, str]:
@@ -76,23 +76,23 @@ def own_groups(text: str) -> dict[str, str]:
 
     In a container the paths may not exist; then only the root does, which is the container's own group.
     """
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        found |= dict.fromkeys(controllers.split(","), path)
-    return found
+        paths |= dict.fromkeys(controllers.split(","), path)
+    return paths
 
 
 def _group_memory(folder: Path, files: _GroupFiles) -> MachineMemory | None:
-    known = [_number(read_system_file(folder / name)) for name in files.limits]
-    limits = [limit for limit in known if limit is not None and limit < NO_LIMIT]
+    numbers = [_number(read_system_file(folder / name)) for name in files.limits]
+    limits = [limit for limit in numbers if limit is not None and limit < NO_LIMIT]
     used = _number(read_system_file(folder / files.used))
     if not limits or used is None:
         return None
     stat = re.search(rf"^{files.reclaimable} (\d+)$", read_system_file(folder / "memory.stat"), re.MULTILINE)
-    held = used - (int(stat[1]) if stat else 0)
-    return MachineMemory(min(limits), max(0, min(limits) - held))
+    in_use = used - (int(stat[1]) if stat else 0)
+    return MachineMemory(min(limits), max(0, min(limits) - in_use))
 
 
 def _number(text: str) -> int | None:
@@ -126,9 +126,9 @@ def cpu_quota(root: Path, groups: dict[str, str]) -> float | None:
     groups: path of each controller's group below `root`; "" is version 2's. A container sees its own group
     as the root, so the folders above a path are read too, in case the path does not exist.
     """
-    found = [_quota_v2(root / folder) for folder in _with_parents(groups.get("", "/"))]
-    found += [_quota_v1(root / "cpu" / folder) for folder in _with_parents(groups.get("cpu", "/"))]
-    return min((quota for quota in found if quota is not None), default=None)
+    quotas = [_quota_v2(root / folder) for folder in _with_parents(groups.get("", "/"))]
+    quotas += [_quota_v1(root / "cpu" / folder) for folder in _with_parents(groups.get("cpu", "/"))]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _with_parents(path: str) -> list[str]:

@@ -107,9 +107,9 @@ class _RunSeconds:
 def _speed(trials: Mapping[str, SpeedTrial], took: Mapping[str, _RunSeconds], stretch: float) -> Speed:
     """The speed from the times of the trials. `stretch`: wall-clock over CPU seconds."""
     throttled = stretch > THROTTLED_ABOVE
-    runs = {name: stretch * one.busy if throttled else one.passed for name, one in took.items()}
+    runs = {name: stretch * run.busy if throttled else run.passed for name, run in took.items()}
     opening = {
-        name: stretch * one.opening_busy if throttled else one.opening_passed for name, one in took.items()
+        name: stretch * run.opening_busy if throttled else run.opening_passed for name, run in took.items()
     }
     seconds = {name: run / trials[name].samples for name, run in runs.items()}
     first = next(iter(seconds))
@@ -151,10 +151,10 @@ def host_profile(speed: Speed, engine: str = "") -> DeviceProfile:
 def _battery() -> Battery | None:
     """None without one, and where it cannot be read: Android denies access to its sensors."""
     try:
-        found = battery()
+        reading = battery()
     except SensorDenied:
         return None
-    return None if found is None else Battery(found.percent, bool(found.plugged))
+    return None if reading is None else Battery(reading.percent, bool(reading.plugged))
 
 
 def _temperature() -> float | None:

@@ -70,16 +70,16 @@ def normalised_windows(starts: NDArray[np.int64], lengths: NDArray[np.int64]) ->
     if starts.shape[1] == 1:
         starts, lengths = np.repeat(starts, 2, axis=1), np.pad(lengths, ((0, 0), (0, 1)))
     first, second = starts.T % DAY
-    one, two = lengths.T.clip(0, DAY)
+    first_length, second_length = lengths.T.clip(0, DAY)
     ahead, behind = (second - first) % DAY, (first - second) % DAY
-    both = (one > 0) & (two > 0)
-    reached = both & (ahead <= one)
-    reaching = both & ~reached & (behind <= two)
-    swapped = reaching | (one == 0)
-    result = np.stack([first, one, second, two], axis=1)
-    result[swapped] = np.stack([second, two, first, one], axis=1)[swapped]
-    result[reached, 1] = np.maximum(one, ahead + two)[reached]
-    result[reaching, 1] = np.maximum(two, behind + one)[reaching]
+    both = (first_length > 0) & (second_length > 0)
+    reached = both & (ahead <= first_length)
+    reaching = both & ~reached & (behind <= second_length)
+    swapped = reaching | (first_length == 0)
+    result = np.stack([first, first_length, second, second_length], axis=1)
+    result[swapped] = np.stack([second, second_length, first, first_length], axis=1)[swapped]
+    result[reached, 1] = np.maximum(first_length, ahead + second_length)[reached]
+    result[reaching, 1] = np.maximum(second_length, behind + first_length)[reaching]
     result[reached | reaching, 3] = 0
     result[:, 1] = result[:, 1].clip(0, DAY)
     return result.astype(np.int32)

@@ -118,18 +118,18 @@ def _windows(
     rng = _stream(seed, _WINDOWS)
     normal, even = rng.standard_normal((n, 2, 2)), rng.random((n, 2))
     result = np.tile(np.array([0, DAY, 0, 0], np.int32), (n, 1))
-    for number, one in enumerate(groups):
-        if not one.windows:
+    for number, terms in enumerate(groups):
+        if not terms.windows:
             continue
-        mine = np.flatnonzero(group == number)
-        shape = (len(mine), len(one.windows))
+        members = np.flatnonzero(group == number)
+        shape = (len(members), len(terms.windows))
         starts, lengths = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        for k, window in enumerate(one.windows):
-            hour = window.start_h + window.start_sd_h * normal[mine, k, 0] + one.zones_h * zones[mine]
-            hours = window.length_h * np.exp(window.length_sigma * normal[mine, k, 1])
+        for k, window in enumerate(terms.windows):
+            hour = window.start_h + window.start_sd_h * normal[members, k, 0] + terms.zones_h * zones[members]
+            hours = window.length_h * np.exp(window.length_sigma * normal[members, k, 1])
             starts[:, k] = np.rint((hour - begins_h) * 3600)
-            lengths[:, k] = np.rint(hours.clip(0, 24) * 3600) * (even[mine, k] < window.share)
-        result[mine] = normalised_windows(starts, lengths)
+            lengths[:, k] = np.rint(hours.clip(0, 24) * 3600) * (even[members, k] < window.share)
+        result[members] = normalised_windows(starts, lengths)
     return result
 
 
@@ -208,8 +208,8 @@ def load(path_or_preset: str | Path) -> FleetSpec:
     if str(path_or_preset) in preset_names():
         path = _presets() / f"{path_or_preset}.toml"
     elif path.suffix != ".toml":
-        known = ", ".join(preset_names())
-        raise ProfileError(f"no fleet named {str(path)!r}: give a file *.toml or one of {known}")
+        names = ", ".join(preset_names())
+        raise ProfileError(f"no fleet named {str(path)!r}: give a file *.toml or one of {names}")
     table = read_toml(path, ProfileError)
     try:
         return read({"name": path.stem, **table})
