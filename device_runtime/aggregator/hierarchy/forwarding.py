@@ -132,16 +132,16 @@ def steps_between(
     if before is None or before.base.line != now.base.line:
         return None
     try:
-        earlier, known = step_log.unpack(before.base.tail), step_log.unpack(now.base.tail)
+        earlier, tail = step_log.unpack(before.base.tail), step_log.unpack(now.base.tail)
     except MessageError:
         return None
-    taken = now.base.at - before.base.at
-    if not 0 <= taken <= len(known):
+    count = now.base.at - before.base.at
+    if not 0 <= count <= len(tail):
         return None
-    between = known[len(known) - taken :]
+    between = tail[len(tail) - count :]
     if before.base.at == 0:
         return between
-    same = earlier[-1] == known[-taken - 1] if earlier and taken < len(known) else leads(between)
+    same = earlier[-1] == tail[-count - 1] if earlier and count < len(tail) else leads(between)
     return between if same else None
 
 
@@ -158,14 +158,14 @@ def forwarded_scalars(steps: Sequence[Step], length: float) -> Tensors:
 
 
 def round_statistics(
-    memory: Tensors, base: Tensors, manifest: Manifest, asked: ClassStatistics
+    memory: Tensors, base: Tensors, manifest: Manifest, settings: ClassStatistics
 ) -> Statistics:
     """The class statistics of all devices of a round, of features on the round's base.
 
     `memory` is the pool that was stored after the round. It holds that round only, as a site gets its rounds
     without what was pooled before.
     """
-    projection = asked.projection(manifest.head.features)
+    projection = settings.projection(manifest.head.features)
     pooled = StatisticsPool.of(memory, len(manifest.labels), projection).statistics
     return pooled if manifest.scale is None else pooled.times(scale_in(manifest, base))
 
@@ -203,13 +203,13 @@ def _fewer(pooled: Statistics, num_examples: int) -> Statistics:
 
     With an entropy subset, a device measures all its samples, but its update counts only the selected ones.
     """
-    known = pooled.moment_sums
-    total = float(known.counts.sum())
+    sums = pooled.moment_sums
+    total = float(sums.counts.sum())
     if total <= num_examples:
         return pooled
-    counts = np.floor(known.counts * (num_examples / total))
+    counts = np.floor(sums.counts * (num_examples / total))
     return replace(
-        pooled, moment_sums=known.recounted(counts), moments=pooled.moments * (counts.sum() / total)
+        pooled, moment_sums=sums.recounted(counts), moments=pooled.moments * (counts.sum() / total)
     )
 
 

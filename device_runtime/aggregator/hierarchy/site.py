@@ -81,25 +81,25 @@ class Site:
             return "open"
         return "merged" if self._service.state.round == offer.round else "other"
 
-    def give(self, given: RoundInputs, seconds: float) -> None:
+    def give(self, inputs: RoundInputs, seconds: float) -> None:
         """Offer a round from above to the site's devices for `seconds`; an open round gets a new deadline."""
-        if self._latest and self.phase(given.offer) == "open":
+        if self._latest and self.phase(inputs.offer) == "open":
             self._service.give(msgspec.structs.replace(self._latest, deadline_s=seconds))
             return
         rounds, source = self._service.rounds, self.source
         put = rounds.store.models.put
         before = source.round if source else 0
-        steps = steps_between(source, given.offer, partial(leads, rounds, before, given))
+        steps = steps_between(source, inputs.offer, partial(leads, rounds, before, inputs))
         self._service.give(
             GivenRound(
-                number=given.offer.round,
-                seed=given.offer.seed,
+                number=inputs.offer.round,
+                seed=inputs.offer.seed,
                 deadline_s=seconds,
-                base=_base(rounds, before, given, steps),
-                carried=CarriedBlobs(aside=put(tensors.encode(given.aside)) if given.aside else None),
-                source=encode(given.offer),
+                base=_base(rounds, before, inputs, steps),
+                carried=CarriedBlobs(aside=put(tensors.encode(inputs.aside)) if inputs.aside else None),
+                source=encode(inputs.offer),
                 steps=steps or (),
-                rare=given.offer.rare,
+                rare=inputs.offer.rare,
             )
         )
 
@@ -112,8 +112,8 @@ class Site:
     def exhausted(self) -> bool:
         """Whether every device that is online has contributed to the open round or sits it out."""
         state = self._service.state
-        said = bool(state.answered or state.sat_out)
-        return said and not state.waiting and self._ports.clock() >= state.settles_s
+        answered = bool(state.answered or state.sat_out)
+        return answered and not state.waiting and self._ports.clock() >= state.settles_s
 
     def close_round(self) -> None:
         """Close the open round and merge its contributions."""
@@ -170,24 +170,24 @@ class Site:
             self.merge_s = time.monotonic() - began
 
 
-def leads(rounds: OpenRun, number: int, given: RoundInputs, steps: Sequence[Step]) -> bool:
+def leads(rounds: OpenRun, number: int, inputs: RoundInputs, steps: Sequence[Step]) -> bool:
     """Whether these steps lead from the base of round `number` to the base of a round from above.
 
     False if they cannot be replayed here; then the whole base is used.
     """
     try:
-        made = replay(rounds.weights(number), steps, rounds.manifest)
+        weights = replay(rounds.weights(number), steps, rounds.manifest)
     except (ModelError, UnknownGenerator):
         return False
-    return tensors.encode(made) == tensors.encode(given.base)
+    return tensors.encode(weights) == tensors.encode(inputs.base)
 
 
-def _base(rounds: OpenRun, number: int, given: RoundInputs, steps: tuple[Step, ...] | None) -> Base:
+def _base(rounds: OpenRun, number: int, inputs: RoundInputs, steps: tuple[Step, ...] | None) -> Base:
     """The base that the site offers: steps on the log of round `number`, else a checkpoint and a new log."""
     if steps is None or not rounds.store.rounds.opened(number):
-        return bases.checkpoint(given.base, rounds.store.models, rounds.manifest)
-    seed = next((one.seeds for one in given.offer.base.tail if isinstance(one.seeds, int)), None)
-    led = Merged(given.base, given.base, steps, replayable=True)
+        return bases.checkpoint(inputs.base, rounds.store.models, rounds.manifest)
+    seed = next((step.seeds for step in inputs.offer.base.tail if isinstance(step.seeds, int)), None)
+    led = Merged(inputs.base, inputs.base, steps, replayable=True)
     return bases.next_base(rounds.store, number, led, StepLine(rounds.manifest, seed))
 
 

@@ -127,8 +127,8 @@ class SiteHost:
         observers = (*self._ports.observers, Records(folder))
         site = Site(task, folder, replace(self._ports, observers=observers))
         self._at = folder
-        for said in list(self._present.values()):
-            for event in said.values():
+        for presence in list(self._present.values()):
+            for event in presence.values():
                 site.handle(event)
         return site
 
@@ -192,10 +192,10 @@ def _remove(site: Path) -> None:
 
 def _waiting(site: Path) -> int:
     """The number of contributions to an open given round. Raises AggregatorError, BrokerError."""
-    given = GivenRoundStore(site).latest
-    if given is None or not (site / database.FILE).exists():
+    latest = GivenRoundStore(site).latest
+    if latest is None or not (site / database.FILE).exists():
         return 0
     with closing(Store(site, reading=True)) as store:
-        if store.rounds.closed(given.number):
+        if store.rounds.closed(latest.number):
             return 0
-        return sum(1 for _ in store.contributions.of_round(given.number))
+        return sum(1 for _ in store.contributions.of_round(latest.number))

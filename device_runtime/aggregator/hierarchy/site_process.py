@@ -39,7 +39,7 @@ class SiteProcess:
         self.agent = Agent(
             settings, boot, ports.clock, partial(InProcess, make=partial(SiteTask, self.site_host))
         )
-        self._said, self._said_s = 0, 0.0  # samples in the last hello, and when it was sent
+        self._hello_samples, self._hello_at = 0, 0.0  # samples in the last hello, and when it was sent
         self._over_s: float | None = None
         self._link, self._announced = ports.link, ""
 
@@ -102,8 +102,8 @@ class SiteProcess:
         """
         devices, now = self.site_host.site_devices, self._clock()
         samples = devices.samples if devices.count >= self._rules.min_devices else 0
-        if self.site_host.site is None or samples == self._said:
+        if self.site_host.site is None or samples == self._hello_samples:
             return
-        if bool(samples) != bool(self._said) or now - self._said_s >= HELLO_S:
-            self._said, self._said_s = samples, now
+        if bool(samples) != bool(self._hello_samples) or now - self._hello_at >= HELLO_S:
+            self._hello_samples, self._hello_at = samples, now
             self.agent.hello()

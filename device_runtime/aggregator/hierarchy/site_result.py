@@ -47,25 +47,25 @@ class SiteResult:
 def result_of(rounds: OpenRun, number: int) -> SiteResult | str:
     """The result of merged round `number` of a site, or why there is nothing to forward."""
     closed = rounds.store.rounds.closed(number)[0]
-    devices, least = len({one.device for one in closed.contributions}), rounds.task.min_contributions
+    devices, least = len({record.device for record in closed.contributions}), rounds.task.min_contributions
     if devices < least:
         return f"{devices} of {least} contributions"
     statistics = _statistics(rounds, number)
-    known = statistics is not None and statistics.sums.counts.any()
+    has_statistics = statistics is not None and statistics.sums.counts.any()
     before, after = rounds.store.rounds.start(number).base, rounds.store.rounds.start(number + 1).base
-    if closed.note and not known and after.sha == before.sha:
+    if closed.note and not has_statistics and after.sha == before.sha:
         return closed.note
-    taken = after.at - before.at if after.line == before.line else 0
-    steps = rounds.store.taken.last(number + 1, taken)
+    count = after.at - before.at if after.line == before.line else 0
+    steps = rounds.store.taken.last(number + 1, count)
     return site_result(closed, rounds.weights(number + 1), steps, statistics)
 
 
 def _statistics(rounds: OpenRun, number: int) -> Statistics | None:
     """The class statistics of all devices of a merged round; None if none were stored."""
-    kept = rounds.store.rounds.start(number + 1).carried.memory.get(closed_form.MEMORY)
-    if kept is None:
+    sha = rounds.store.rounds.start(number + 1).carried.memory.get(closed_form.MEMORY)
+    if sha is None:
         return None
-    memory = tensors.decode(rounds.store.models.get(kept))
+    memory = tensors.decode(rounds.store.models.get(sha))
     return round_statistics(memory, rounds.weights(number), rounds.manifest, rounds.task.statistics)
 
 
@@ -74,23 +74,23 @@ def site_result(
 ) -> SiteResult:
     """Sum up a closed round, the merged base, the steps to it and the class statistics."""
     sent = closed.contributions
-    devices = len({one.device for one in sent})
-    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in sent).items())
+    devices = len({record.device for record in sent})
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(record.kind for record in sent).items())
     return SiteResult(
         weights=weights,
         steps=steps,
         statistics=statistics,
-        num_examples=sum(one.num_examples for one in sent),
-        train_loss=mean_loss((one.train_loss, one.num_examples) for one in sent),
-        train_time_s=sum(one.train_time_s for one in sent),
-        energy=together(_energy(one) for one in sent),
-        peak_memory_bytes=max(one.peak_memory_bytes for one in sent),
-        epsilon=max((one.epsilon for one in sent if isfinite(one.epsilon)), default=nan),
-        means_alone=all(registry.kind(one.kind).statistics_alone for one in sent),
+        num_examples=sum(record.num_examples for record in sent),
+        train_loss=mean_loss((record.train_loss, record.num_examples) for record in sent),
+        train_time_s=sum(record.train_time_s for record in sent),
+        energy=together(_energy(record) for record in sent),
+        peak_memory_bytes=max(record.peak_memory_bytes for record in sent),
+        epsilon=max((record.epsilon for record in sent if isfinite(record.epsilon)), default=nan),
+        means_alone=all(registry.kind(record.kind).statistics_alone for record in sent),
         summary=f"of {devices} device{'' if devices == 1 else 's'}: {kinds}",
     )
 
 
-def _energy(one: ContributionRecord) -> Energy:
-    off = one.energy_uncertainty
-    return Energy(one.energy_j, one.energy_source, off if isfinite(off) else 1.0)
+def _energy(record: ContributionRecord) -> Energy:
+    off = record.energy_uncertainty
+    return Energy(record.energy_j, record.energy_source, off if isfinite(off) else 1.0)

@@ -67,7 +67,7 @@ class SiteTask(OneTask):
         self.engine_guard = guard_engine(None, None)
         self._site_host, self._clock, self._link = site_host, clock, link
         self._bundles = bundles
-        self._given: _Given | None = None
+        self._current: _Given | None = None
         self._logged: tuple[str, ...] = ()
 
     def hello(self, boot: int) -> Hello:
@@ -103,14 +103,14 @@ class SiteTask(OneTask):
             log.warning("the site cannot get ready: %s", error)
         return MAIN
 
-    def encoded(self, given: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
+    def encoded(self, inputs: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
         """The forwarded update, encoded with the codec of its kind above; scalars have none."""
-        made, chosen = outcome.contribution, outcome.plan.chosen
-        if made is None or chosen is None:
+        update, chosen = outcome.contribution, outcome.plan.chosen
+        if update is None or chosen is None:
             raise ValueError("nothing was merged")
-        return codecs.codec_named(chosen.strategy.codec).encode(made.tensors, given.base, left)
+        return codecs.codec_named(chosen.strategy.codec).encode(update.tensors, inputs.base, left)
 
-    def keep(self, offer: Offer, made: TrainedUpdate) -> None:
+    def keep(self, offer: Offer, update: TrainedUpdate) -> None:
         """Nothing to keep: only the site's devices have a strategy state."""
 
     def unsent(self, offer: Offer) -> tuple[RoundInputs, WorkOutcome] | None:
@@ -119,71 +119,71 @@ class SiteTask(OneTask):
         Raises RunFolderError, KindError.
         """
         site = self._site_host.enter_any(offer)
-        given = site.end(offer) if site else None
-        if site is None or given is None or given.offer.run != offer.run:
+        inputs = site.end(offer) if site else None
+        if site is None or inputs is None or inputs.offer.run != offer.run:
             return None
-        made = site.result(given.offer.round)
-        if isinstance(made, str):
-            log.warning("round %d above ended without this site: %s", given.offer.round, made)
+        merged = site.result(inputs.offer.round)
+        if isinstance(merged, str):
+            log.warning("round %d above ended without this site: %s", inputs.offer.round, merged)
             return None
         bundle = self._bundles[MAIN]
-        return given, _outcome(made, site_kinds(given.offer, bundle.manifest, given.base), bundle)
+        return inputs, _outcome(merged, site_kinds(inputs.offer, bundle.manifest, inputs.base), bundle)
 
-    def perform(self, given: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
+    def perform(self, inputs: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
         """None while the site works on the round, then its merged update, or why it sits out.
 
         Raises RunFolderError when the site's disk fails, KindError for an offer of unknown kinds.
         """
         bundle = self._bundles[MAIN]
         try:
-            kinds = site_kinds(given.offer, bundle.manifest, given.base)
-            site = self._site_host.enter(given.offer, kinds.offered, bundle)
-            forwarded = _forwarded_bytes(kinds.forwarded, bundle, given.offer)
+            kinds = site_kinds(inputs.offer, bundle.manifest, inputs.base)
+            site = self._site_host.enter(inputs.offer, kinds.offered, bundle)
+            forwarded = _forwarded_bytes(kinds.forwarded, bundle, inputs.offer)
         except (NothingToForward, TaskError, MaskError) as error:
             return _sits_out(str(error), listener)
         if kinds.left_out != self._logged:
             self._logged = kinds.left_out
             for reason in kinds.left_out:
                 log.warning("not asked of the site's devices: %s", reason)
-        why = self._advance(site, given, deadline, forwarded)
+        why = self._advance(site, inputs, deadline, forwarded)
         if why is not None:
             return _sits_out(why, listener)
-        if site.phase(given.offer) != "merged":
+        if site.phase(inputs.offer) != "merged":
             return None
-        made = site.result(given.offer.round)
-        if isinstance(made, str):
-            return _sits_out(made, listener)
-        outcome = _outcome(made, kinds, bundle)
+        merged = site.result(inputs.offer.round)
+        if isinstance(merged, str):
+            return _sits_out(merged, listener)
+        outcome = _outcome(merged, kinds, bundle)
         listener.decided(Decision(outcome.plan, outcome.gave_up, inf))
         return outcome
 
-    def _advance(self, site: Site, given: RoundInputs, deadline: float, forwarded: int) -> str | None:
+    def _advance(self, site: Site, inputs: RoundInputs, deadline: float, forwarded: int) -> str | None:
         """Give the site the round, or a new deadline for it. Returns why the site sits out, if it does.
 
         `forwarded`: the bytes that the site will send above.
         """
-        now, phase = self._clock(), site.phase(given.offer)
+        now, phase = self._clock(), site.phase(inputs.offer)
         if phase == "merged":
             return None
-        known = self._given
-        same = known is not None and (known.offer.run, known.offer.round) == (
-            given.offer.run,
-            given.offer.round,
+        current = self._current
+        same = current is not None and (current.offer.run, current.offer.round) == (
+            inputs.offer.run,
+            inputs.offer.round,
         )
-        if phase == "other" or known is None or not same or deadline > known.above_s + NEW_DEADLINE_S:
+        if phase == "other" or current is None or not same or deadline > current.above_s + NEW_DEADLINE_S:
             margin = self._margin_s(site, forwarded, deadline - now)
             if deadline - margin <= now:
                 if phase == "open" and _has_enough(site):
                     site.close_round()
                     return None
                 return f"{deadline - now:.1f} s remain, merging and forwarding need {margin:.1f} s"
-            site.give(given, deadline - margin - now)
-            self._given = _Given(given.offer, deadline, deadline - margin)
+            site.give(inputs, deadline - margin - now)
+            self._current = _Given(inputs.offer, deadline, deadline - margin)
             return None
         site.tick()
-        if site.phase(given.offer) != "open":
+        if site.phase(inputs.offer) != "open":
             return None
-        over = now >= known.until_s
+        over = now >= current.until_s
         if over and _has_enough(site):  # its own deadline is a little later, as giving the round took time
             site.close_round()
             return None
@@ -222,17 +222,17 @@ def _specs(forwarded: AnyStrategy, bundle: Bundle) -> Sequence[TensorSpec]:
     return forwarded.expected(bundle.manifest)
 
 
-def _outcome(made: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcome:
+def _outcome(merged: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcome:
     """The work that the site reports above: its merged update, or that there is none to send."""
     forwarded: AnyStrategy = kinds.forwarded
-    content = made.weights
-    if made.means_alone and kinds.means is not None:
+    content = merged.weights
+    if merged.means_alone and kinds.means is not None:
         forwarded = kinds.means
     if forwarded.forwarded_as == "scalars":
-        content = forwarding.forwarded_scalars(made.steps, kinds.length)
+        content = forwarding.forwarded_scalars(merged.steps, kinds.length)
     tensors = {spec.name: content[spec.name] for spec in _specs(forwarded, bundle)}
-    if made.statistics is not None:
-        tensors |= forwarding.encoded_statistics(made.statistics, forwarded, made.num_examples)
+    if merged.statistics is not None:
+        tensors |= forwarding.encoded_statistics(merged.statistics, forwarded, merged.num_examples)
     if not tensors:
         return WorkOutcome(
             UpdateChoice(None, (), NO_STRAGGLER), None, gave_up=("no class of the site may be sent",)
@@ -242,15 +242,15 @@ def _outcome(made: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcome:
         contribution=TrainedUpdate(
             forwarded.name,
             tensors,
-            made.num_examples,
-            made.train_loss,
+            merged.num_examples,
+            merged.train_loss,
             forwarded.variant,
         ),
-        train_time_s=made.train_time_s,
-        energy=made.energy,
-        peak_memory_bytes=made.peak_memory_bytes,
-        gave_up=(made.summary,),
-        epsilon=made.epsilon,
+        train_time_s=merged.train_time_s,
+        energy=merged.energy,
+        peak_memory_bytes=merged.peak_memory_bytes,
+        gave_up=(merged.summary,),
+        epsilon=merged.epsilon,
     )
 
 

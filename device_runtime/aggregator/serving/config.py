@@ -216,11 +216,11 @@ def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> Server
     Paths in the file are relative to the file. Raises ConfigError with the file and the key.
     """
     settings = _read(path) if path else {}
-    for section, given in flags.items():
+    for section, keys in flags.items():
         if not section:
-            settings |= given
-        elif given or section == "web":
-            settings[section] = {**settings.get(section, {}), **given}
+            settings |= keys
+        elif keys or section == "web":
+            settings[section] = {**settings.get(section, {}), **keys}
     if "web" in settings:
         settings["http"] = _for_pages(settings.get("http", {}), settings.get("broker", {}))
     where = f"{path}: " if path else ""
@@ -232,11 +232,11 @@ def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> Server
         raise ConfigError(where + text) from None
 
 
-def http_keys(address: str, said: str) -> dict[str, object]:
-    """HOST:PORT, :PORT or PORT, as keys of [http]; `said` names it in an error. Raises ConfigError."""
+def http_keys(address: str, flag: str) -> dict[str, object]:
+    """HOST:PORT, :PORT or PORT, as keys of [http]; `flag` names it in an error. Raises ConfigError."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
-        raise ConfigError(f"{said} {address}: expected HOST:PORT, or a port of this machine")
+        raise ConfigError(f"{flag} {address}: expected HOST:PORT, or a port of this machine")
     name = host.removeprefix("[").removesuffix("]")
     return {"port": int(port), **({"host": name} if name else {})}
 
@@ -296,8 +296,8 @@ def broker_for(section: BrokerSection, folder: Path) -> tuple[RunningBroker | No
 
 
 def _address(section: BrokerSection) -> BrokerUrl:
-    given = None if section.url == AUTO else BrokerUrl.parse(section.url, section.tls, section.insecure)
-    url = enrolled.broker_address(section.enrolment, given) if section.enrolment else given
+    address = None if section.url == AUTO else BrokerUrl.parse(section.url, section.tls, section.insecure)
+    url = enrolled.broker_address(section.enrolment, address) if section.enrolment else address
     if url is None:
         raise ConfigError("broker.url: expected mqtt://, mqtts:// or wss://")
     if section.enrolment is None and not url.loopback:

@@ -30,18 +30,18 @@ AHEAD_S = 60
 """Seconds that the file of issue times is ahead of the clock, so that it is written this rarely."""
 
 
-def broker_address(enrolment: Path, given: BrokerUrl | None = None) -> BrokerUrl:
-    """The URL of the enrolment's broker, or `given` with the enrolment's credential and authority.
+def broker_address(enrolment: Path, address: BrokerUrl | None = None) -> BrokerUrl:
+    """The URL of the enrolment's broker, or `address` with the enrolment's credential and authority.
 
-    A credential or authority in `given` takes precedence. Raises SetupError.
+    A credential or authority in `address` takes precedence. Raises SetupError.
     """
     url = BrokerFolder(enrolment).for_aggregator
-    if given is None:
+    if address is None:
         return url
-    tls = given.tls if given.tls.ca else replace(given.tls, ca=url.tls.ca)
-    if given.user is None and given.secure:
-        given = replace(given, user=url.user, password=url.password)
-    return replace(given, tls=tls)
+    tls = address.tls if address.tls.ca else replace(address.tls, ca=url.tls.ca)
+    if address.user is None and address.secure:
+        address = replace(address, user=url.user, password=url.password)
+    return replace(address, tls=tls)
 
 
 class IssueClock:
@@ -86,7 +86,7 @@ def offer_seal(enrolment: Path | None, run_folder: Path, clock: Callable[[], flo
     """
     opened = BrokerFolder(enrolment) if enrolment is not None else None
     keys = [opened.signer] if opened else []
-    changes = [one for one in opened.successions if one.made + SUCCESSION_SHOWN_S > clock()] if opened else []
+    changes = [s for s in opened.successions if s.made + SUCCESSION_SHOWN_S > clock()] if opened else []
     successions = tuple(changes)
     at = enrolment if enrolment is not None and os.access(enrolment, os.W_OK) else run_folder
     clocks: list[IssueClock] = []
@@ -150,16 +150,16 @@ class Enrolled(EnrolledDevices):
             stamp = self._stamp()
         except OSError as error:
             raise SetupError(f"{self._path} cannot be read: {error.strerror or error}") from None
-        known = register.entries(self._opened)
+        entries = register.entries(self._opened)
         try:
-            self._keys = {entry.name: bytes.fromhex(entry.key) for entry in known if not entry.revoked}
+            self._keys = {entry.name: bytes.fromhex(entry.key) for entry in entries if not entry.revoked}
         except ValueError:
             raise SetupError(f"{self._path} has a key that is not hex digits") from None
         self._state = stamp
 
     def _stamp(self) -> tuple[int, int, int]:
-        found = self._path.stat()
-        return found.st_mtime_ns, found.st_ino, found.st_size
+        status = self._path.stat()
+        return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def enrolled_devices(enrolment: Path | None) -> EnrolledDevices | None:
@@ -175,12 +175,12 @@ def enrolled_devices(enrolment: Path | None) -> EnrolledDevices | None:
             DEVICES,
         )
         return None
-    known = Enrolled(opened)
-    if unsigned := known.unsigned:
+    devices = Enrolled(opened)
+    if unsigned := devices.unsigned:
         log.warning(
             "%d devices sign nothing, so that the broker could send updates in their names: %s. Enrol them "
             "again: `device add NAME --again`",
             len(unsigned),
             ", ".join(unsigned[:5]) + (", ..." if len(unsigned) > 5 else ""),
         )
-    return known
+    return devices

@@ -73,10 +73,10 @@ def browser_access(server: ServerConfig, reached: BrokerUrl) -> BrowserAccess | 
     return BrowserAccess(reached, broker, site, address, 60 * web.link_minutes)
 
 
-def _direct(page: str, given: str, insecure: bool) -> str:
+def _direct(page: str, address: str, insecure: bool) -> str:
     """The URL of the broker's WebSockets, where a page connects to them itself. Raises ConfigError."""
     try:
-        url = BrokerUrl.parse(given, insecure=insecure)
+        url = BrokerUrl.parse(address, insecure=insecure)
     except UrlError as error:
         raise ConfigError(f"web.broker: {error}") from None
     if not url.path:

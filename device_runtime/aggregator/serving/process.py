@@ -97,7 +97,7 @@ class Process:
     @property
     def done(self) -> bool:
         """Whether all tasks are done."""
-        return all(one.ended.done for one in self._tasks)
+        return all(thread.ended.done for thread in self._tasks)
 
     def run(self) -> None:
         """Serves until all tasks are done or a signal comes; a second signal ends at once and loses nothing.
@@ -120,16 +120,16 @@ class Process:
             self._serve(url, broker, inbox)
 
     def _serve(self, url: BrokerUrl, broker: RunningBroker | None, inbox: BoundedInbox) -> None:
-        wanted = topics.ALL_BUT_CONTRIBUTIONS if self._server.workers else (topics.FROM_DEVICES,)
+        subscriptions = topics.ALL_BUT_CONTRIBUTIONS if self._server.workers else (topics.FROM_DEVICES,)
         options = LinkOptions(
-            subscriptions=wanted,
+            subscriptions=subscriptions,
             queue_limit=QUEUE_LIMIT,
             queue_bytes=QUEUE_BYTES,
             renewed=renewal(self._server.broker),
         )
         link = Link(url, f"aggregator-{secrets.token_hex(4)}", inbox, options)
         with ExitStack() as stack:
-            views = [stack.enter_context(closing(self._view(url, one.task.name))) for one in self._tasks]
+            views = [stack.enter_context(closing(self._view(url, t.task.name))) for t in self._tasks]
             http = stack.enter_context(self._http_server(link))
             stack.callback(self._end)
             self._open(url, link, (views, http))
@@ -152,17 +152,17 @@ class Process:
                 self._leave(link)
                 at_work.close()
                 self._stay()
-        for one in self._tasks:
-            if not one.ended.done and not one.ended.gave_up:
-                text = f"stopped in round {one.ended.round}; the same command goes on with it"
-                log.info("%s", text) if self._structured else print(self._label(one.task.name) + text)
-        if vain := [(one.task.name, one.ended.gave_up) for one in self._tasks if one.ended.gave_up]:
+        for thread in self._tasks:
+            if not thread.ended.done and not thread.ended.gave_up:
+                text = f"stopped in round {thread.ended.round}; the same command goes on with it"
+                log.info("%s", text) if self._structured else print(self._label(thread.task.name) + text)
+        if vain := [(t.task.name, t.ended.gave_up) for t in self._tasks if t.ended.gave_up]:
             raise NoContributions("; ".join(f"{self._label(name)}{error}" for name, error in vain))
 
     def _welcome(self, http: HttpServer, access: BrowserAccess) -> None:
         """Prints how browsers join; only a terminal gets a one-time link, as many may read a log."""
-        shown = sys.stdout.isatty() and not (self._structured or self._quiet)
-        reader = Reader(time.time(), terminal=True) if shown else None
+        on_terminal = sys.stdout.isatty() and not (self._structured or self._quiet)
+        reader = Reader(time.time(), terminal=True) if on_terminal else None
         self._say(join_address.join_text(access, http.url, reader))
 
     def _open(
@@ -172,15 +172,15 @@ class Process:
         views, http = observing
         database = database_for(self._server.database)
         devices = enrolled.enrolled_devices(self._server.broker.enrolment)
-        for one, folder, view in zip(self._tasks, self.folders, views, strict=True):
-            watchers: tuple[Observer, ...] = http.observers(one.task.name) if http else ()
+        for thread, folder, view in zip(self._tasks, self.folders, views, strict=True):
+            watchers: tuple[Observer, ...] = http.observers(thread.task.name) if http else ()
             observers = (Records(folder), view, *watchers)
             seal = enrolled.offer_seal(self._server.broker.enrolment, folder)
             ports = Ports(
                 link,
-                one.inbox,
+                thread.inbox,
                 observers,
-                one.loop_clock,
+                thread.loop_clock,
                 url.mqtt5,
                 seal,
                 enrolled.key_agreement(self._server.broker.enrolment),
@@ -189,7 +189,7 @@ class Process:
                 database=database,
                 backlog=link.waiting_bytes,
             )
-            one.open(partial(Service, one.task, folder, ports))
+            thread.open(partial(Service, thread.task, folder, ports))
             keep_port(folder, url)
 
     def _order(self, url: BrokerUrl) -> WorkerOrder:
@@ -201,13 +201,13 @@ class Process:
     def _end(self) -> None:
         """Stops all task threads, also after an error."""
         self._stop.set()
-        for one in self._tasks:
+        for thread in self._tasks:
             with suppress(Exception):
-                one.end()
+                thread.end()
 
     def _leave(self, link: Link) -> None:
         """Closes the link, and clears the retained offer of each task that is done or abandoned."""
-        wills = [one.ended.withdrawal for one in self._tasks if one.ended.withdrawal]
+        wills = [thread.ended.withdrawal for thread in self._tasks if thread.ended.withdrawal]
         if wills and not link.connected:
             topics_left = ", ".join(will.topic for will in wills)
             log.warning(
@@ -220,7 +220,7 @@ class Process:
 
     def _stay(self) -> None:
         """Keeps HTTP running after all tasks are done until a signal comes, if `http.stay` is set."""
-        if any(one.ended.gave_up for one in self._tasks):
+        if any(thread.ended.gave_up for thread in self._tasks):
             return
         if self._server.http and self._server.http.stay and not self._stop.is_set():
             self._say("all is done; http answers until it is stopped")
@@ -241,8 +241,8 @@ class Process:
             ) from None
         database = database_for(self._server.database)
         hosted = [
-            ServedTask(one.task, folder, link, one.loop_clock, database=database)
-            for one, folder in zip(self._tasks, self.folders, strict=True)
+            ServedTask(thread.task, folder, link, thread.loop_clock, database=database)
+            for thread, folder in zip(self._tasks, self.folders, strict=True)
         ]
         http = HttpServer(self._server.http, hosted, self._browser_access)
         try:
@@ -273,6 +273,6 @@ class Process:
 def _check_room(task: Task, most: int) -> None:
     """Raises ConfigError where a task would wait forever, for more devices than `most`."""
     for name in ("min_devices", "min_contributions", "buffer_size", "devices_per_round"):
-        wanted = getattr(task, name)
-        if wanted is not None and wanted > most:
-            raise ConfigError(f"max_devices is {most}, and task {task.name!r} wants {name} = {wanted}")
+        number = getattr(task, name)
+        if number is not None and number > most:
+            raise ConfigError(f"max_devices is {most}, and task {task.name!r} wants {name} = {number}")

@@ -57,12 +57,12 @@ class CentralNoise:
         """
         if masks.epsilon is None or masks.delta is None or masks.clip_norm is None:
             return None
-        made = cls(PrivacyBudget(masks.epsilon, masks.delta), masks.clip_norm, rounds)
+        central = cls(PrivacyBudget(masks.epsilon, masks.delta), masks.clip_norm, rounds)
         try:
-            _ = made.noise_milli
+            _ = central.noise_milli
         except (ValueError, PrivacyError) as error:
             raise TaskError(f"masks.epsilon: {error}") from None
-        return made
+        return central
 
     @cached_property
     def noise_milli(self) -> int:

@@ -118,8 +118,8 @@ def kinds_named(names: Iterable[str]) -> tuple[KindSettings, ...]:
 
 def tables_named(names: Iterable[str], tables: object) -> list[Mapping[str, Any]]:
     """The `[[kinds]]` table of each name; one with the name alone where `tables`, of a file, have none."""
-    known = {each["name"]: each for each in tables if _is_kind(each)} if isinstance(tables, list) else {}
-    return [known.get(name, {"name": name}) for name in names]
+    by_name = {each["name"]: each for each in tables if _is_kind(each)} if isinstance(tables, list) else {}
+    return [by_name.get(name, {"name": name}) for name in names]
 
 
 def with_usual(tables: object) -> object:
@@ -138,9 +138,9 @@ def with_usual(tables: object) -> object:
     ]
 
 
-def _share_a_round(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _share_a_round(kind: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether a round offers both kinds."""
-    (first, last), (others_first, others_last) = _rounds(one), _rounds(other)
+    (first, last), (others_first, others_last) = _rounds(kind), _rounds(other)
     return first <= others_last and others_first <= last
 
 

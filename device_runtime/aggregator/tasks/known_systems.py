@@ -46,8 +46,8 @@ class SystemKind:
 
     def of(self, task: Task) -> KindSettings:
         """The kind's settings in this task. Raises TaskError, ModelError."""
-        given = _given(task, self.kind)
-        settings = merged(self.defaults, _followed(task, self.kind), given.settings, self.fixed)
+        own = _given(task, self.kind)
+        settings = merged(self.defaults, _followed(task, self.kind), own.settings, self.fixed)
         if has_setting(self.kind, "members") and not settings.get("members"):
             settings["members"] = tuple(_name(path) for path in task.family)
         begin, until = self.after(task.rounds) + 1, self.until(task.rounds)
@@ -58,9 +58,9 @@ class SystemKind:
             settings=settings,
             from_round=begin,
             until_round=until if until < task.rounds else None,
-            weight=given.weight,
-            max_norm=given.max_norm,
-            first_epochs=given.first_epochs,
+            weight=own.weight,
+            max_norm=own.max_norm,
+            first_epochs=own.first_epochs,
         )
 
 
@@ -115,10 +115,10 @@ def server_optimizer_for(task: Task, name: str) -> ServerOptimizer:
 
 def has_setting(kind: str, setting: str) -> bool:
     """Whether the kind exists and takes the setting, or the term "terms.NAME"."""
-    known = KINDS.get(kind) or registry.kinds().get(kind)
-    if known is None or setting in known.refused:
+    strategy = KINDS.get(kind) or registry.kinds().get(kind)
+    if strategy is None or setting in strategy.refused:
         return False
-    return setting.partition(".")[0] in getattr(known, "__dataclass_fields__", {})
+    return setting.partition(".")[0] in getattr(strategy, "__dataclass_fields__", {})
 
 
 def merged(*settings: Settings) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def merged(*settings: Settings) -> dict[str, Any]:
 
 
 def _given(task: Task, name: str) -> KindSettings:
-    given = next((kind for kind in task.kinds if kind.name == name), KindSettings(name=name))
-    return msgspec.structs.replace(given, settings=settings_alone(name, given.settings))
+    own = next((kind for kind in task.kinds if kind.name == name), KindSettings(name=name))
+    return msgspec.structs.replace(own, settings=settings_alone(name, own.settings))
 
 
 def _followed(task: Task, name: str) -> Settings:
@@ -142,13 +142,13 @@ def _followed(task: Task, name: str) -> Settings:
     if name not in WHOLE:
         return {}
     full = _given(task, "full").settings
-    found = {key: value for key, value in full.items() if key in TRAINING and has_setting(name, key)}
+    inherited = {key: value for key, value in full.items() if key in TRAINING and has_setting(name, key)}
     terms = {
         key: value
         for key, value in full.get("terms", {}).items()
         if f"terms.{key}" in TRAINING and has_setting(name, f"terms.{key}")
     }
-    return {**found, "terms": terms} if terms else found
+    return {**inherited, "terms": terms} if terms else inherited
 
 
 @lru_cache

@@ -90,9 +90,9 @@ class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
         names, keys = [helper.name for helper in self.keys], [helper.key for helper in self.keys]
         if len(set(names)) < len(names) or len(set(keys)) < len(keys):
             raise ValueError(f"helpers are {', '.join(self.helpers)}: each name and key can be given once")
-        given = [name for name in ("epsilon", "delta", "clip_norm") if getattr(self, name) is not None]
-        if len(given) in (1, 2):
-            raise ValueError(f"noise needs epsilon, delta and clip_norm; given: {', '.join(given)}")
+        settings = [name for name in ("epsilon", "delta", "clip_norm") if getattr(self, name) is not None]
+        if len(settings) in (1, 2):
+            raise ValueError(f"noise needs epsilon, delta and clip_norm; given: {', '.join(settings)}")
 
     @cached_property
     def keys(self) -> tuple[HelperKey, ...]:
@@ -138,5 +138,5 @@ def most_weight_of(samples: Iterable[int]) -> int:
 
     Weights are sent in parts of it: one device that says a huge number would take the precision of all.
     """
-    said = sorted(samples)
-    return min(said[-1], TIMES_MEDIAN * said[len(said) // 2]) if said else 0
+    counts = sorted(samples)
+    return min(counts[-1], TIMES_MEDIAN * counts[len(counts) // 2]) if counts else 0

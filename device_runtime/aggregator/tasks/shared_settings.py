@@ -64,7 +64,7 @@ def _with_training(task: Task, shared: SharedSettings, level: int) -> Task:
     They apply to kinds that train in epochs. Other kinds need a learning rate of another magnitude and keep
     their own, unless no offered kind trains in epochs.
     """
-    for setting, said in NAMES.items():
+    for setting, label in NAMES.items():
         value = getattr(shared, setting)
         if value is None:
             continue
@@ -72,11 +72,11 @@ def _with_training(task: Task, shared: SharedSettings, level: int) -> Task:
         chosen = [name for name in having if has_setting(name, "epochs")] or having
         rest = [kind.name for kind in task.kinds if kind.name not in chosen]
         if not chosen:
-            raise TaskError(f"--{setting} {value:g}: no kind offered has {said}; offered: {_listed(rest)}")
+            raise TaskError(f"--{setting} {value:g}: no kind offered has {label}; offered: {_listed(rest)}")
         kinds = tuple(_with(kind, setting, value) if kind.name in chosen else kind for kind in task.kinds)
         task = msgspec.structs.replace(task, kinds=kinds)
         unchanged = f"; unchanged: {_listed(rest)}" if rest else ""
-        log.log(level, "%s %g: %s%s", said, value, _listed(chosen), unchanged)
+        log.log(level, "%s %g: %s%s", label, value, _listed(chosen), unchanged)
     return task
 
 

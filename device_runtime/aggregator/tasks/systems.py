@@ -66,10 +66,10 @@ def task_as_system(name: str, task: Task, devices: int | None = None) -> Task:
     return with_modifiers(system.of(task), modifiers, task, devices)
 
 
-def with_modifiers(task: Task, modifiers: Iterable[str], given: Task, devices: int | None = None) -> Task:
-    """The task with these modifiers; `given` is the task before a system changed it. Raises TaskError."""
+def with_modifiers(task: Task, modifiers: Iterable[str], original: Task, devices: int | None = None) -> Task:
+    """The task with these modifiers; `original` is the task before a system changed it. Raises TaskError."""
     for modifier in modifiers:
-        task = _modified(task, modifier, given, devices)
+        task = _modified(task, modifier, original, devices)
     return task
 
 
@@ -78,10 +78,10 @@ def expected_rounds(task: Task, devices: int | None) -> int:
 
     All rounds of the task where every device is asked, or where it is not known how many there are.
     """
-    asked = task.devices_per_round
-    if asked is None or devices is None or asked >= devices:
+    cohort = task.devices_per_round
+    if cohort is None or devices is None or cohort >= devices:
         return task.rounds
-    return -(-task.rounds * asked // devices)
+    return -(-task.rounds * cohort // devices)
 
 
 def describe(name: str) -> str:
@@ -95,13 +95,13 @@ def _parsed(name: str) -> tuple[System, tuple[str, ...]]:
     if name in ELSEWHERE:
         raise TaskError(f"{name!r}: {ELSEWHERE[name]}")
     name = ALIASES.get(name, name)
-    known = {**SYSTEMS, **{kind: _alone(kind) for kind in registry.kinds()}}
-    bases = [base for base in known if name == base or name.startswith(f"{base}+")]
+    systems = {**SYSTEMS, **{kind: _alone(kind) for kind in registry.kinds()}}
+    bases = [base for base in systems if name == base or name.startswith(f"{base}+")]
     if not bases:
         raise TaskError(f"no system is called {name!r}; {_instead(name)}")
     base = max(bases, key=len)
     rest = name[len(base) :]
-    return known[base], modifiers_of(name, rest)
+    return systems[base], modifiers_of(name, rest)
 
 
 def modifiers_of(name: str, rest: str) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def modifiers_of(name: str, rest: str) -> tuple[str, ...]:
     modifiers = tuple(rest.split("+")[1:])
     for modifier in modifiers:
         if modifier not in MODIFIERS:
-            known_text = ", ".join(f"+{known}" for known in MODIFIERS)
+            known_text = ", ".join(f"+{m}" for m in MODIFIERS)
             raise TaskError(f"{name!r}: there is no modifier +{modifier}; there are {known_text}")
     for one_of in ALTERNATIVES:
         if len(both := [modifier for modifier in modifiers if modifier in one_of]) > 1:
@@ -119,8 +119,8 @@ def modifiers_of(name: str, rest: str) -> tuple[str, ...]:
 
 def _instead(name: str) -> str:
     """A hint at similar names, or at all names: `device-runtime systems` shows more than fits into a line."""
-    known = (*names(), *ALIASES, *ELSEWHERE)
-    near = get_close_matches(name.lower().partition("+")[0], known, n=3, cutoff=0.7)
+    candidates = (*names(), *ALIASES, *ELSEWHERE)
+    near = get_close_matches(name.lower().partition("+")[0], candidates, n=3, cutoff=0.7)
     if near:
         return f"near it are {', '.join(near)}; `device-runtime systems` lists all"
     return f"there are {', '.join(names())}"
@@ -132,10 +132,10 @@ def _alone(kind: str) -> System:
     return System(f"{kind} alone, for every device", "as published", (SystemKind(kind, fixed),))
 
 
-def _modified(task: Task, modifier: str, given: Task, devices: int | None) -> Task:
-    """The task with one modifier; `given` and `devices` as in `with_modifiers`."""
+def _modified(task: Task, modifier: str, original: Task, devices: int | None) -> Task:
+    """The task with one modifier; `original` and `devices` as in `with_modifiers`."""
     if modifier in SERVERS:
-        return msgspec.structs.replace(task, server=server_optimizer_for(given, modifier))
+        return msgspec.structs.replace(task, server=server_optimizer_for(original, modifier))
     if modifier in ("all", "fast"):
         return msgspec.structs.replace(task, wait_for=modifier)
     if modifier == "central-dp":
@@ -176,5 +176,5 @@ def _with_central_noise(task: Task) -> Task:
 
 def _with(kind: KindSettings, change: Settings) -> Settings:
     """The kind's settings with this change; a value that the task has already stays, unless it is off."""
-    mine = {name: value for name, value in kind.settings.items() if value or name not in change}
-    return merged(change, mine)
+    own = {name: value for name, value in kind.settings.items() if value or name not in change}
+    return merged(change, own)

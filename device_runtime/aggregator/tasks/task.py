@@ -254,8 +254,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 "statistics.moments is false, and a head in closed form needs second moments: "
                 'give head = "trained", or leave it out'
             )
-        given = self.statistics if self.closed_form else None
-        kinds = tuple(kind.with_statistics(given) for kind in self.kinds)
+        statistics = self.statistics if self.closed_form else None
+        kinds = tuple(kind.with_statistics(statistics) for kind in self.kinds)
         msgspec.structs.force_setattr(self, "kinds", kinds)
         names = [kind.name for kind in self.kinds]
         if len(set(names)) != len(names):
