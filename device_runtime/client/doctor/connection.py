@@ -74,15 +74,15 @@ def examine(connection: Connection, now: float) -> Iterator[Finding]:
     yield reached
     if reached.state == "problem":
         return
-    seen: PeerCertificate | None = None
+    peer: PeerCertificate | None = None
     if url.secure:
         try:
-            seen = certificate.examine_certificate(url)
+            peer = certificate.examine_certificate(url)
         except (CertificateRefused, UrlError, OSError) as error:
             yield _distrusted(error)
             yield _clock(connection, now, None, 0)
             return
-        yield _trusted(seen, now)
+        yield _trusted(peer, now)
     else:
         plain = (
             "not used: what is said stays on this machine"
@@ -92,25 +92,25 @@ def examine(connection: Connection, now: float) -> Iterator[Finding]:
         yield Finding(
             "tls", "ok" if url.loopback else "missing", plain, "" if url.loopback else "use mqtts://"
         )
-    yield from _inside(connection, now, seen)
+    yield from _inside(connection, now, peer)
 
 
 def enrolled(connection: Connection) -> Finding:
     """Whether this device knows whose offers count, and keeps its password to itself."""
-    kept = connection.enrolment
-    if kept is None:
+    own = connection.enrolment
+    if own is None:
         advice = "enrol it: `device-runtime device add NAME` where the broker is set up"
-        found = f"none: offers of any aggregator are taken, {_FORGES}"
-        return Finding("enrolment", "missing", found, advice)
+        text = f"none: offers of any aggregator are taken, {_FORGES}"
+        return Finding("enrolment", "missing", text, advice)
     path = connection.folder / FILE
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         return Finding("enrolment", "problem", f"{path} can be read by others", f"chmod 600 {path}")
-    day = datetime.fromtimestamp(kept.issued, timezone.utc)
-    found = f"{kept.name}, since {day:%Y-%m-%d}; offers by key {kept.key[:8].hex()}"
-    if not kept.secret:
-        advice = f"enrol it again: `device-runtime device add {kept.name} --again` where the broker is set up"
-        return Finding("enrolment", "missing", f"{found}; it has no key of its own: {_FORGES}", advice)
-    return Finding("enrolment", "ok", f"{found}; signs by its own")
+    day = datetime.fromtimestamp(own.issued, timezone.utc)
+    text = f"{own.name}, since {day:%Y-%m-%d}; offers by key {own.key[:8].hex()}"
+    if not own.secret:
+        advice = f"enrol it again: `device-runtime device add {own.name} --again` where the broker is set up"
+        return Finding("enrolment", "missing", f"{text}; it has no key of its own: {_FORGES}", advice)
+    return Finding("enrolment", "ok", f"{text}; signs by its own")
 
 
 def _reached(connection: Connection) -> Finding:
@@ -139,15 +139,15 @@ def _distrusted(error: Exception) -> Finding:
     return Finding("tls", "problem", str(error), "check the port: is TLS spoken there?")
 
 
-def _trusted(seen: PeerCertificate, now: float) -> Finding:
-    days = (seen.ends - now) / DAY_S
-    found = f"{seen.protocol}, certificate of {seen.subject} by {seen.issuer}, {days:.0f} days left"
-    if seen.ends - now < SOON_S:
-        return Finding("tls", "missing", found, "on the broker: `device-runtime broker renew DIR`")
-    return Finding("tls", "ok", found)
+def _trusted(peer: PeerCertificate, now: float) -> Finding:
+    days = (peer.ends - now) / DAY_S
+    text = f"{peer.protocol}, certificate of {peer.subject} by {peer.issuer}, {days:.0f} days left"
+    if peer.ends - now < SOON_S:
+        return Finding("tls", "missing", text, "on the broker: `device-runtime broker renew DIR`")
+    return Finding("tls", "ok", text)
 
 
-def _inside(connection: Connection, now: float, seen: PeerCertificate | None) -> Iterator[Finding]:
+def _inside(connection: Connection, now: float, peer: PeerCertificate | None) -> Iterator[Finding]:
     """Uses a connection of its own: the running device, if any, keeps its connection."""
     name = connection.name
     filters = (f"{TO_ALL}#", topics.up("+", "state"), topics.up(name, "trial"))
@@ -167,12 +167,12 @@ def _inside(connection: Connection, now: float, seen: PeerCertificate | None) ->
         yield _writing(trial, name)
         yield _fence(trial, connection)
         yield _limit(trial, name)
-        heard = trial.hear(0.0)
-    offers = [message for message in heard if message.topic.startswith(TO_ALL) and message.payload]
+        messages = trial.hear(0.0)
+    offers = [message for message in messages if message.topic.startswith(TO_ALL) and message.payload]
     if not offers:
         yield Finding("offer", "missing", "no aggregator has offered anything here yet", "start `serve`")
     yield from _all_offered(connection, offers)
-    yield _clock(connection, now, seen, _issued(offers))
+    yield _clock(connection, now, peer, _issued(offers))
 
 
 def _writing(trial: AccessTrial, name: str) -> Finding:
@@ -182,8 +182,8 @@ def _writing(trial: AccessTrial, name: str) -> Finding:
             f"give it `pattern write {topics.up('%u', 'LEAF')}` for each of {', '.join(topics.UP)} (`broker "
             "upgrade DIR` writes them), and let the user name be the device's name"
         )
-        found = f"may not write below {topics.up(name, '')} ({answer.reason})"
-        return Finding("own branch", "problem", found, advice)
+        text = f"may not write below {topics.up(name, '')} ({answer.reason})"
+        return Finding("own branch", "problem", text, advice)
     if not answer.known:
         return Finding("own branch", "ok", "written to; whether it arrived, MQTT 3.1.1 does not say")
     return Finding("own branch", "ok", f"may write below {topics.up(name, '')}")
@@ -196,16 +196,16 @@ def _fence(trial: AccessTrial, connection: Connection) -> Finding:
     answers = [(topic, trial.publish(topic, b"")) for topic in tried]
     open_to = [f"write {topic}" for topic, answer in answers if answer.taken and answer.known]
     trial.publish(topics.up(name, "trial"), b"echo")
-    heard = trial.hear(LISTEN_S)
-    for message in heard:
+    messages = trial.hear(LISTEN_S)
+    for message in messages:
         if message.topic.startswith(f"{TO_ALL}round"):
             trial.heard.put(message)  # it is looked at later
         elif message.topic != topics.up(name, "state"):
             open_to.append(f"read {message.topic}")
     if open_to:
         state: State = "missing" if connection.url.loopback else "problem"
-        found = f"this device may {', '.join(sorted(set(open_to)))}"
-        return Finding("access list", state, found, "give the broker the access list of `broker init`")
+        text = f"this device may {', '.join(sorted(set(open_to)))}"
+        return Finding("access list", state, text, "give the broker the access list of `broker init`")
     if not all(answer.known for _, answer in answers):
         return Finding("access list", "missing", "reads no other's; of writing MQTT 3.1.1 does not say")
     return Finding("access list", "ok", "kept from the branches of others, and from speaking to all")
@@ -239,10 +239,10 @@ def _all_offered(connection: Connection, offers: list[Received]) -> list[Finding
 
     It may be of a task that was over before the aggregator's key changed.
     """
-    found = [_offered(connection, message) for message in offers]
-    if any(one.state == "ok" for one in found):
-        return [replace(one, state="missing") if one.state == "problem" else one for one in found]
-    return found
+    findings = [_offered(connection, message) for message in offers]
+    if any(finding.state == "ok" for finding in findings):
+        return [replace(f, state="missing") if f.state == "problem" else f for f in findings]
+    return findings
 
 
 def _offered(connection: Connection, message: Received) -> Finding:
@@ -267,17 +267,17 @@ def _issued(offers: list[Received]) -> int:
     return max(moments)
 
 
-def _clock(connection: Connection, now: float, seen: PeerCertificate | None, offered: int) -> Finding:
+def _clock(connection: Connection, now: float, peer: PeerCertificate | None, offered: int) -> Finding:
     """Whether the clock is behind: no message can be of a later time than now."""
-    said = {"the offer": offered, "the enrolment": connection.enrolment.issued if connection.enrolment else 0}
-    if seen is not None:
-        said["the broker's certificate"] = int(seen.begins)
-    what = max(said, key=lambda one: said[one])
+    at = {"the offer": offered, "the enrolment": connection.enrolment.issued if connection.enrolment else 0}
+    if peer is not None:
+        at["the broker's certificate"] = int(peer.begins)
+    what = max(at, key=lambda source: at[source])
     day = datetime.fromtimestamp(now, timezone.utc)
-    if said[what] - now > SKEW_S:
-        late = datetime.fromtimestamp(said[what], timezone.utc)
-        found = f"{day:%Y-%m-%d %H:%M} UTC, but {what} is of {late:%Y-%m-%d %H:%M}: it is behind"
-        return Finding("clock", "missing" if seen else "problem", found, _SET_CLOCK)
-    if not said[what]:
+    if at[what] - now > SKEW_S:
+        late = datetime.fromtimestamp(at[what], timezone.utc)
+        text = f"{day:%Y-%m-%d %H:%M} UTC, but {what} is of {late:%Y-%m-%d %H:%M}: it is behind"
+        return Finding("clock", "missing" if peer else "problem", text, _SET_CLOCK)
+    if not at[what]:
         return Finding("clock", "ok", f"{day:%Y-%m-%d %H:%M} UTC; there is nothing to hold it against")
     return Finding("clock", "ok", f"{day:%Y-%m-%d %H:%M} UTC, not behind {what}")

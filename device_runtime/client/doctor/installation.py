@@ -78,8 +78,8 @@ def engines(bundle: Bundle) -> Iterator[Finding]:
     for choice in choices:
         what, name = f"engine {choice.name}", choice.version
         if choice.usable:
-            taken = f"{name}, chosen: " if choice.chosen else f"{name}, not chosen: "
-            yield Finding(what, "ok", taken + choice.reason)
+            text = f"{name}, chosen: " if choice.chosen else f"{name}, not chosen: "
+            yield Finding(what, "ok", text + choice.reason)
         else:
             yield Finding(what, "missing", choice.reason)
         if choice.usable and choice.name == "onnxruntime":
@@ -122,13 +122,13 @@ def memory(bundle: Bundle) -> Finding:
         for name, graph in graphs
     }
     most = max(needed, key=lambda name: needed[name])
-    found = f"{_mb(free)} free; {most} needs most, {_mb(needed[most])}"
+    text = f"{_mb(free)} free; {most} needs most, {_mb(needed[most])}"
     if free >= needed[most]:
-        return Finding("memory", "ok", found)
+        return Finding("memory", "ok", text)
     if free < needed["forward"]:
-        return Finding("memory", "problem", found, "end other programs, or take a smaller bundle")
+        return Finding("memory", "problem", text, "end other programs, or take a smaller bundle")
     fitting = [name for name, size in needed.items() if size <= free]
-    return Finding("memory", "missing", found, f"fitting: {', '.join(fitting)}")
+    return Finding("memory", "missing", text, f"fitting: {', '.join(fitting)}")
 
 
 def extras() -> Iterator[Finding]:
@@ -156,34 +156,34 @@ def privacy(folder: Path) -> Iterator[Finding]:
 
 def broker() -> Finding:
     """Mosquitto, which serves more devices than the embedded broker."""
-    if found := mosquitto.find():
-        return Finding("mosquitto", "ok", found)
+    if program := mosquitto.find():
+        return Finding("mosquitto", "ok", program)
     return Finding("mosquitto", "missing", "not found", "only who serves needs a broker: install mosquitto")
 
 
 def storage(folder: Path, bundle: Bundle) -> Finding:
     """Whether the folder can be written to, or made, has room for a task's files, and can make them last."""
-    there = next(path for path in (folder, *folder.parents) if _is_there(path))
+    place = next(path for path in (folder, *folder.parents) if _is_there(path))
     advice = "give another folder with --state, or the right to write there"
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         return Finding("storage", "problem", f"{folder} cannot be written to", advice)
     try:
-        lacking = unsupported(there)
+        lacking = unsupported(place)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         return Finding("storage", "problem", f"{folder} cannot be written to: {why}", advice)
     size = bundle.manifest.weights.bytes + sum(graph.bytes for graph in bundle.manifest.graphs.values())
-    needed, free = COPIES * size, free_bytes(there)
-    known = "its file system does not say how much is" if free is None else _mb(free)
-    found = f"{folder}: {known} free, a task keeps up to {_mb(needed)}"
+    needed, free = COPIES * size, free_bytes(place)
+    room = "its file system does not say how much is" if free is None else _mb(free)
+    text = f"{folder}: {room} free, a task keeps up to {_mb(needed)}"
     if free is not None and free < needed:
-        return Finding("storage", "problem", found, "free some space, or give another folder with --state")
+        return Finding("storage", "problem", text, "free some space, or give another folder with --state")
     if lacking:
         advice = "for a folder on a disk of this machine, give --state"
         return Finding(
-            "storage", "missing", f"{found}; its file system is limited: {'; '.join(lacking)}", advice
+            "storage", "missing", f"{text}; its file system is limited: {'; '.join(lacking)}", advice
         )
-    return Finding("storage", "ok", found)
+    return Finding("storage", "ok", text)
 
 
 def _is_there(path: Path) -> bool:
@@ -218,10 +218,10 @@ def _step(model: DeviceModel, tunable: str) -> str:
     expected = EXPECTED_DROP * before
     trainer.params.vector -= np.float32(expected / slope) * trainer.grads.vector
     drop = before - trainer.loss_and_grads(x, y)
-    said = f"train.{tunable}: the loss fell by {drop:.2e}, the gradient says {expected:.2e}"
+    text = f"train.{tunable}: the loss fell by {drop:.2e}, the gradient says {expected:.2e}"
     if not abs(drop - expected) <= TOLERANCE * expected:
-        raise EngineError(said)
-    return said
+        raise EngineError(text)
+    return text
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -232,16 +232,16 @@ def _mb(size: float) -> str:
     return f"{size / 1e6:.0f} MB"
 
 
-def energy(found: meters.FoundMeter | None = None) -> Iterator[Finding]:
+def energy(choice: meters.FoundMeter | None = None) -> Iterator[Finding]:
     """The meter that is used (found if not given), and those that are here but cannot be read."""
-    found = found or meters.find_meter()
-    said = f"{found.source}: {found.description(UNKNOWN_POWER)}"
-    if found.meter is None:
+    choice = choice or meters.find_meter()
+    text = f"{choice.source}: {choice.description(UNKNOWN_POWER)}"
+    if choice.meter is None:
         advice = "give `join` one by --meter: a smart plug, a sensor, a command"
-        yield Finding("energy meter", "missing", said, advice)
+        yield Finding("energy meter", "missing", text, advice)
     else:
-        yield Finding("energy meter", "ok", said)
-    for why in found.passed:
+        yield Finding("energy meter", "ok", text)
+    for why in choice.passed:
         name, _, reason = why.partition(": ")
         yield Finding(f"energy meter {name}", "missing", reason)
 
@@ -252,17 +252,17 @@ def rules(folder: Path) -> Iterator[Finding]:
     They are the rules of the last join. A device without rules, and not paused, is not named.
     """
     below = sorted(path.parent for path in folder.glob(f"*/{work_gate.POLICY}"))
-    for one in (folder, *below):
-        what = "rules" if one == folder else f"rules of {one.name}"
+    for place in (folder, *below):
+        what = "rules" if place == folder else f"rules of {place.name}"
         try:
-            policy = work_gate.kept_policy(one) or Policy()
+            policy = work_gate.kept_policy(place) or Policy()
         except PolicyError as error:
             yield Finding(what, "missing", str(error), "join again")
             continue
-        verdict = work_gate.OwnerRules(policy, one, lambda: (0, 0)).judged()
+        verdict = work_gate.OwnerRules(policy, place, lambda: (0, 0)).judged()
         if verdict.rules:
-            said = "; ".join(verdict.reasons or [rule.why for rule in verdict.rules])
+            text = "; ".join(verdict.reasons or [rule.why for rule in verdict.rules])
             if verdict.allows:
-                yield Finding(what, "ok", f"work may be done now: {said}")
+                yield Finding(what, "ok", f"work may be done now: {text}")
             else:
-                yield Finding(what, "missing", f"no work may be done now: {said}")
+                yield Finding(what, "missing", f"no work may be done now: {text}")

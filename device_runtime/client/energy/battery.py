@@ -30,8 +30,8 @@ def supply(text: str) -> Supply:
 
 def is_battery(properties: Supply) -> bool:
     """Whether this is the machine's battery: not a charger, nor the battery of a mouse."""
-    wanted = ("STATUS" in properties) and properties.get("TYPE", "Battery") == "Battery"
-    return wanted and properties.get("SCOPE") != "Device" and properties.get("PRESENT") != "0"
+    is_type = ("STATUS" in properties) and properties.get("TYPE", "Battery") == "Battery"
+    return is_type and properties.get("SCOPE") != "Device" and properties.get("PRESENT") != "0"
 
 
 def watts(batteries: Sequence[Supply]) -> float | None:
@@ -39,7 +39,7 @@ def watts(batteries: Sequence[Supply]) -> float | None:
 
     Raises MeterError while the load is on the charger.
     """
-    drawn = [_power(one) for one in _discharging(batteries)]
+    drawn = [_power(battery) for battery in _discharging(batteries)]
     return None if None in drawn else sum(value for value in drawn if value is not None)
 
 
@@ -49,7 +49,7 @@ def joules_left(batteries: Sequence[Supply]) -> float | None:
     It is read as energy, or as charge times the design voltage: the present voltage falls under load without
     energy being used. Raises MeterError while the load is on the charger.
     """
-    left = [_energy(one) for one in _discharging(batteries)]
+    left = [_energy(battery) for battery in _discharging(batteries)]
     return None if None in left else sum(value for value in left if value is not None)
 
 
@@ -71,30 +71,30 @@ def found(root: Path, clock: Callable[[], float]) -> PolledMeter:
 
 def _discharging(batteries: Sequence[Supply]) -> list[Supply]:
     """The batteries that carry the load; a second one may rest. Raises MeterError if none does."""
-    statuses = [one.get("STATUS", "Unknown") for one in batteries]
+    statuses = [battery.get("STATUS", "Unknown") for battery in batteries]
     if "Discharging" not in statuses or "Charging" in statuses:
         state = " and ".join(statuses).lower() or "gone"
         raise MeterError(f"the battery is {state}: what the device uses comes from its charger")
-    return [one for one, status in zip(batteries, statuses, strict=True) if status == "Discharging"]
+    return [battery for battery, status in zip(batteries, statuses, strict=True) if status == "Discharging"]
 
 
-def _power(one: Supply) -> float | None:
-    if (power := _number(one, "POWER_NOW")) is not None:
+def _power(battery: Supply) -> float | None:
+    if (power := _number(battery, "POWER_NOW")) is not None:
         return abs(power) / 1e6
-    current, volts = _number(one, "CURRENT_NOW"), _number(one, "VOLTAGE_NOW")
+    current, volts = _number(battery, "CURRENT_NOW"), _number(battery, "VOLTAGE_NOW")
     return None if current is None or volts is None else abs(current) * volts / 1e12
 
 
-def _energy(one: Supply) -> float | None:
-    if (energy := _number(one, "ENERGY_NOW")) is not None:
+def _energy(battery: Supply) -> float | None:
+    if (energy := _number(battery, "ENERGY_NOW")) is not None:
         return energy * 3600 / 1e6
-    charge, volts = _number(one, "CHARGE_NOW"), _number(one, "VOLTAGE_MIN_DESIGN")
+    charge, volts = _number(battery, "CHARGE_NOW"), _number(battery, "VOLTAGE_MIN_DESIGN")
     return None if charge is None or volts is None else charge * volts * 3600 / 1e12
 
 
-def _number(one: Supply, name: str) -> float | None:
+def _number(battery: Supply, name: str) -> float | None:
     try:
-        return float(one[name])
+        return float(battery[name])
     except (KeyError, ValueError):
         return None
 

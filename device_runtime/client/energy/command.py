@@ -39,10 +39,10 @@ def command_meter(command: str, clock: Callable[[], float]) -> PolledMeter:
     energy = last_line(output(words, folder)).energy
 
     def look() -> float:
-        said = last_line(output(words, folder))
-        if said.energy is not energy:
+        amount = last_line(output(words, folder))
+        if amount.energy is not energy:
             raise MeterError(f"{command} prints power at one time, energy at another")
-        return said.value
+        return amount.value
 
     about = ENERGY if energy else POWER
     integral: Integral = CounterIntegral() if energy else PowerIntegral(POWER.every_s)
@@ -57,14 +57,14 @@ def output(words: Sequence[str], folder: str | None = None) -> str:
 
     Raises MeterError if it does not run, fails, or does not end in time.
     """
-    shown = " ".join(words)
+    line = " ".join(words)
     try:
         ended = run_program(words, TIMEOUT_S, folder)
     except subprocess.TimeoutExpired:
-        raise MeterError(f"{shown}: no answer in {TIMEOUT_S:.0f} s") from None
+        raise MeterError(f"{line}: no answer in {TIMEOUT_S:.0f} s") from None
     except (OSError, ValueError) as error:
-        raise MeterError(f"{shown}: {error}") from None
+        raise MeterError(f"{line}: {error}") from None
     if ended.returncode:
-        said = (ended.stderr or ended.stdout).strip().splitlines() or ["nothing said"]
-        raise MeterError(f"{shown} ended with {ended.returncode}: {said[-1]}")
+        lines = (ended.stderr or ended.stdout).strip().splitlines() or ["nothing said"]
+        raise MeterError(f"{line} ended with {ended.returncode}: {lines[-1]}")
     return ended.stdout

@@ -37,12 +37,12 @@ class Wiring:
             if len(parts) > 3:
                 raise ValueError
             bus, address, ohms = (*parts, *("1", "0x40", "0.1")[len(parts) :])
-            made = cls(int(bus), int(address, 0), float(ohms))
+            wiring = cls(int(bus), int(address, 0), float(ohms))
         except ValueError:
             raise MeterError(f"{text!r}: expected {USAGE}") from None
-        if not (0x08 <= made.address <= 0x77 and made.ohms > 0):
+        if not (0x08 <= wiring.address <= 0x77 and wiring.ohms > 0):
             raise MeterError(f"{text!r}: an address is 0x08 to 0x77, a shunt more than 0 ohms")
-        return made
+        return wiring
 
 
 def watts(shunt: bytes, bus: bytes, ohms: float) -> float:

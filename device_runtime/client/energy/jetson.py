@@ -37,14 +37,14 @@ def rails(files: Mapping[str, str]) -> dict[str, float]:
     hwmon: in1_label, in1_input (mV), curr1_input (mA). iio: rail_name_0, in_power0_input (mW), or
     in_voltage0_input and in_current0_input. A channel that is off or has no current is left out.
     """
-    found = {}
+    by_label = {}
     for name, label in files.items():
         if match := _LABEL.fullmatch(name):
             hwmon, iio = match.groups()
             watts = _hwmon(files, hwmon) if hwmon else _iio(files, iio)
             if watts is not None:
-                found[label.strip()] = watts
-    return found
+                by_label[label.strip()] = watts
+    return by_label
 
 
 def whole(watts: Mapping[str, float]) -> float:
@@ -52,8 +52,8 @@ def whole(watts: Mapping[str, float]) -> float:
     for names in WHOLE:
         if all(name in watts for name in names):
             return sum(watts[name] for name in names)
-    there = ", ".join(watts) or "none"
-    raise MeterError(f"rails {there}: which of them are the whole board is not known")
+    labels = ", ".join(watts) or "none"
+    raise MeterError(f"rails {labels}: which of them are the whole board is not known")
 
 
 def found(root: Path, clock: Callable[[], float]) -> PolledMeter:

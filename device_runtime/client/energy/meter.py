@@ -105,9 +105,9 @@ def spent(about: MeterInfo, start: MeterReading, end: MeterReading, idle_j: floa
 def together(parts: Iterable[Energy]) -> Energy:
     """The sum. Errors may all be in the same direction, so they add up; it is measured if every part is."""
     summed = list(parts)
-    joules = sum(one.joules for one in summed)
-    off = sum(one.uncertainty * one.joules for one in summed)
-    sources = {one.source for one in summed} or {MODELLED}
+    joules = sum(part.joules for part in summed)
+    off = sum(part.uncertainty * part.joules for part in summed)
+    sources = {part.source for part in summed} or {MODELLED}
     one_source = sources.pop() if len(sources) == 1 else MODELLED if MODELLED in sources else MIXED
     return Energy(joules, one_source, off / joules if joules else 1.0)
 

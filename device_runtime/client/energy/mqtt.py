@@ -66,7 +66,7 @@ class MqttMeter:
     def __init__(self, source: MeterTopic, clock: Callable[[], float], wait_s: float = WAIT_S) -> None:
         """Connects in the background; a reading waits `wait_s` seconds for the first message."""
         self._source, self._clock, self._wait_s = source, clock, wait_s
-        self._heard = threading.Condition()
+        self._news = threading.Condition()
         self._integral = PowerIntegral(ABOUT.every_s)
         self._latest: tuple[float, float] | None = None
         self._wrong = self._outage = ""
@@ -85,35 +85,35 @@ class MqttMeter:
         self._client.loop_start()
 
     def _connected(self, reason: ReasonCode) -> None:
-        with self._heard:
+        with self._news:
             self._wrong = f"the broker refuses: {reason}" if reason.is_failure else ""
             self._outage = "" if not reason.is_failure else self._outage
-            self._heard.notify_all()
+            self._news.notify_all()
         if not reason.is_failure:
             self._client.subscribe(self._source.topic)
 
     def _lost(self, why: str) -> None:
-        with self._heard:
+        with self._news:
             self._outage = why
 
     def hear(self, payload: bytes) -> None:
         """Take a message."""
-        with self._heard:
+        with self._news:
             try:
-                said = in_message(payload, self._source.path, self._source.unit)
-                if said.energy:
+                power = in_message(payload, self._source.path, self._source.unit)
+                if power.energy:
                     raise MeterError("it tells energy, expected power")
             except MeterError as error:
                 self._wrong = str(error)
             else:
-                self._latest = self._clock(), said.value
+                self._latest = self._clock(), power.value
                 if not self._resting:
                     self._integral = self._integral.after(*self._latest)
-            self._heard.notify_all()
+            self._news.notify_all()
 
     def read(self) -> MeterReading:
-        with self._heard:
-            self._heard.wait_for(lambda: self._latest is not None or self._wrong, self._wait_s)
+        with self._news:
+            self._news.wait_for(lambda: self._latest is not None or self._wrong, self._wait_s)
             if self._latest is None:
                 raise self._silent(self._wrong or f"no message in {self._wait_s:g} s{self._because}")
             (came, watts), now = self._latest, self._clock()
@@ -126,7 +126,7 @@ class MqttMeter:
             return self._integral.reading
 
     def rest(self) -> None:
-        with self._heard:
+        with self._news:
             self._resting = True
             self._integral = self._integral.broken()
 

@@ -81,10 +81,10 @@ def in_message(payload: bytes, path: str = "", unit: str = "") -> Quantity:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise MeterError(f"{text[:80]!r} has no number at {path!r}")
     try:
-        shown = value if isinstance(value, str) else repr(float(value))
+        number = value if isinstance(value, str) else repr(float(value))
     except OverflowError:
         raise MeterError(f"{text[:80]!r} is no power or energy") from None
-    return quantity(shown, unit or FIELDS.get(path, "W"))
+    return quantity(number, unit or FIELDS.get(path, "W"))
 
 
 def _at(value: object, path: str) -> object:

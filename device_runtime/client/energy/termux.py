@@ -35,27 +35,27 @@ def status(text: str) -> Status:
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.MsgspecError, RecursionError):
-        shown = text.strip()[:80] or "nothing (is the app Termux:API installed?)"
-        raise MeterError(f"{COMMAND} says {shown!r}, expected JSON") from None
+        excerpt = text.strip()[:80] or "nothing (is the app Termux:API installed?)"
+        raise MeterError(f"{COMMAND} says {excerpt!r}, expected JSON") from None
 
 
-def volts(told: Status) -> float | None:
+def volts(reading: Status) -> float | None:
     """The battery's voltage, in mV in newer versions, in V on some phones; None if it is not given."""
-    value = told.get("voltage")
+    value = reading.get("voltage")
     if not isinstance(value, int | float) or value <= 0:
         return None
     return value / 1e3 if value > 100 else float(value)
 
 
-def watts(told: Status) -> float:
+def watts(reading: Status) -> float:
     """Power drawn from the battery. Raises MeterError while the phone is on a charger."""
-    way, current = told.get("status"), told.get("current")
-    if told.get("plugged", "UNPLUGGED") != "UNPLUGGED":
-        raise MeterError(f"{told.get('plugged')}: what the phone uses comes from its charger")
+    way, current = reading.get("status"), reading.get("current")
+    if reading.get("plugged", "UNPLUGGED") != "UNPLUGGED":
+        raise MeterError(f"{reading.get('plugged')}: what the phone uses comes from its charger")
     if way not in ("DISCHARGING", "NOT_CHARGING") or not isinstance(current, int | float):
         raise MeterError(f"status {way!r} and current {current!r}, expected a battery that discharges")
     amperes = abs(current) / (1e6 if abs(current) >= LEAST_UA else 1e3)
-    return amperes * (volts(told) or NOMINAL_V)
+    return amperes * (volts(reading) or NOMINAL_V)
 
 
 def found(root: Path, clock: Callable[[], float]) -> PolledMeter:

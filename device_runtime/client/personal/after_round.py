@@ -38,40 +38,40 @@ def judge(keeper: PersonalModelStore, number: int, judged: Callable[[], Personal
     A failure is logged as a warning.
     """
     try:
-        found = judged()
-        told = RoundEvaluation(
+        evaluation = judged()
+        figures = RoundEvaluation(
             number,
-            _finite(found.served),
-            _finite(found.own_head),
-            found.head is not None,
-            found.threshold if isfinite(found.threshold) else None,
+            _finite(evaluation.served),
+            _finite(evaluation.own_head),
+            evaluation.head is not None,
+            evaluation.threshold if isfinite(evaluation.threshold) else None,
         )
-        keeper.judge(told, found.head)
+        keeper.judge(figures, evaluation.head)
     except WorkStopped:
         log.info("%s is not judged: the device stops", begun_with(number))
         return
     except (OSError, ModelError, DeviceError) as error:
         log.warning("%s was not judged: %s", begun_with(number), error)
         return
-    log.info("%s %s", begun_with(number), _said(found))
+    log.info("%s %s", begun_with(number), _said(evaluation))
 
 
-def _finite(found: Evaluation | None) -> Evaluation | None:
+def _finite(evaluation: Evaluation | None) -> Evaluation | None:
     """The figures; None if they are not finite, as these are not saved."""
-    return found if found is not None and isfinite(found.eval_loss) else None
+    return evaluation if evaluation is not None and isfinite(evaluation.eval_loss) else None
 
 
-def _said(found: PersonalEvaluation) -> str:
-    text = _figures(found.served)
-    if found.own_head is not None:
-        text += f"; with an own head it {_figures(found.own_head)}, "
-        text += "which is used" if found.head is not None else "which is not used"
+def _said(evaluation: PersonalEvaluation) -> str:
+    text = _figures(evaluation.served)
+    if evaluation.own_head is not None:
+        text += f"; with an own head it {_figures(evaluation.own_head)}, "
+        text += "which is used" if evaluation.head is not None else "which is not used"
     return text
 
 
-def _figures(found: Evaluation) -> str:
-    verb = "is right in" if found.metric == ACCURACY else "has"
-    return f"{verb} {found.said} here (eval_loss {found.eval_loss:.3f})"
+def _figures(evaluation: Evaluation) -> str:
+    verb = "is right in" if evaluation.metric == ACCURACY else "has"
+    return f"{verb} {evaluation.said} here (eval_loss {evaluation.eval_loss:.3f})"
 
 
 @dataclass(frozen=True)
@@ -98,27 +98,27 @@ class OwnHead:
 
 
 def judged(
-    model: DeviceModel, training: LocalData, held: LocalData, own: OwnHead | None
+    model: DeviceModel, training: LocalData, test: LocalData, own: OwnHead | None
 ) -> PersonalEvaluation:
-    """Evaluate the loaded model on `held`; with `own` also with a head trained on `training`.
+    """Evaluate the loaded model on `test`; with `own` also with a head trained on `training`.
 
     The own head is better if it gets more held-out samples right, or as many at a lower loss; where the loss
     is not cross-entropy there is none. Raises ModelError, and what the model's watch raises.
     """
     if not model.manifest.target.is_cross_entropy:
-        parts = [(side.x, side.y) for side in (training, held)]
+        parts = [(side.x, side.y) for side in (training, test)]
         reconstructs = model.manifest.target.compared == "input"
-        found, threshold = evaluate(model, held.x, held.y), nan
+        served, threshold = evaluate(model, test.x, test.y), nan
         if reconstructs:  # the threshold is by all samples, not by those held out
             threshold = anomaly_threshold(model, *parts)
-            found = replace(found, metrics={**found.metrics, "threshold": threshold})
-        return PersonalEvaluation(found, threshold=threshold)
-    passed, weights = model.forward(held.x), model.manifest.target.class_weights
-    served = accuracy_and_loss(passed.logits, held.y, weights)
-    if own is None or not len(held) or len(set(training.y.tolist())) < 2:
+            served = replace(served, metrics={**served.metrics, "threshold": threshold})
+        return PersonalEvaluation(served, threshold=threshold)
+    passed, weights = model.forward(test.x), model.manifest.target.class_weights
+    served = accuracy_and_loss(passed.logits, test.y, weights)
+    if own is None or not len(test) or len(set(training.y.tolist())) < 2:
         return PersonalEvaluation(served)
     trained = FewShot().train(model, training, Run(own.seed, own.device, own.clock, deadline=inf)).tensors
     logits = SoftmaxHead(model.manifest, trained).logits(passed.features)
-    found = accuracy_and_loss(logits, held.y, weights)
-    better = (found.eval_acc, -found.eval_loss) > (served.eval_acc, -served.eval_loss)
-    return PersonalEvaluation(served, found, trained if better else None)
+    own_head = accuracy_and_loss(logits, test.y, weights)
+    better = (own_head.eval_acc, -own_head.eval_loss) > (served.eval_acc, -served.eval_loss)
+    return PersonalEvaluation(served, own_head, trained if better else None)

@@ -86,14 +86,14 @@ class PersonalModelStore:
         """The record; None if no model is kept. Raises NothingKept if it cannot be read."""
         path = self._folder / FILE
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=PersonalRecord)
+            record = msgspec.json.decode(path.read_bytes(), type=PersonalRecord)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise NothingKept(f"{path} cannot be read: {error}") from None
-        if found.version != FORMAT:
-            raise NothingKept(f"{path} is of version {found.version}, this software knows {FORMAT}")
-        return found
+        if record.version != FORMAT:
+            raise NothingKept(f"{path} is of version {record.version}, this software knows {FORMAT}")
+        return record
 
     def keep(self, offer: Offer, bundle: Bundle, weights: Tensors) -> None:
         """Save the served model of this round durably; an own head of another model is dropped.
@@ -118,7 +118,7 @@ class PersonalModelStore:
         record = self._readable()
         if record is None or record.round != judged.round:
             return
-        earlier = [one for one in record.rounds if one.round != judged.round]
+        earlier = [evaluation for evaluation in record.rounds if evaluation.round != judged.round]
         self._write(
             msgspec.structs.replace(
                 record,
@@ -161,9 +161,9 @@ class PersonalModelStore:
         inside = bundle.is_relative_to(self._device)
         return str(bundle.relative_to(self._device) if inside else bundle.absolute())
 
-    def _put(self, given: Tensors) -> str:
+    def _put(self, weights: Tensors) -> str:
         """Write the tensors to a file named after their hash, unless it is there; returns its name."""
-        data = tensors.encode(given)
+        data = tensors.encode(weights)
         name = hashlib.sha256(data).hexdigest()[:32] + SUFFIX
         if not (self._folder / name).exists():
             self._admit(name, data)

@@ -78,10 +78,10 @@ class Personal:
     >>> Personal.open("~/.local/state/device-runtime/kitchen-pi").predict("photo.png")[0].label
     """
 
-    def __init__(self, kept: PersonalModel, engine: EngineSettings | None = None) -> None:
+    def __init__(self, personal: PersonalModel, engine: EngineSettings | None = None) -> None:
         """Nothing is loaded until the first prediction."""
-        self.manifest, self.record = kept.bundle.manifest, kept.record
-        self._kept, self._engine = kept, engine or EngineSettings()
+        self.manifest, self.record = personal.bundle.manifest, personal.record
+        self._personal, self._engine = personal, engine or EngineSettings()
 
     @classmethod
     def open(cls, folder: Path | str, engine: EngineSettings | None = None) -> Personal:
@@ -111,8 +111,8 @@ class Personal:
     def _probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         if self.manifest.target.compared == "flags":
             return sigmoid(logits)
-        made: NDArray[np.float32] = np.exp(log_softmax(logits))
-        return made
+        probabilities: NDArray[np.float32] = np.exp(log_softmax(logits))
+        return probabilities
 
     def predict(self, file: Path | str | NDArray[Any], top: int = 3) -> list[Prediction]:
         """The `top` labels for each sample of a file, or of an array of raw inputs (n, *input).
@@ -125,15 +125,15 @@ class Personal:
             return self._answer("array", lambda: samples, top)
         if os.path.isdir(file):  # noqa: PTH112 (Path's raises for a query that is too long for a name)
             raise DataError(f"{file} is a folder: name its files, as in photos/*.png")
-        texts = self._kept.bundle.texts
-        given, target = self.manifest.input, self.manifest.target
-        return self._answer(str(file), lambda: inputs(file, given, self.labels, texts, target), top)
+        texts = self._personal.bundle.texts
+        spec, target = self.manifest.input, self.manifest.target
+        return self._answer(str(file), lambda: inputs(file, spec, self.labels, texts, target), top)
 
     def read(self, text: str, top: int = 3) -> list[Prediction]:
         """The `top` labels of a text. Raises DataError if the task's input is not text."""
 
         def ids() -> NDArray[Any]:
-            return single.raw(TextCell(text), self.manifest.input, self._kept.bundle.texts)
+            return single.raw(TextCell(text), self.manifest.input, self._personal.bundle.texts)
 
         return self._answer(text if len(text) <= SHOWN else f"{text[: SHOWN - 2]}..", ids, top)
 
@@ -148,21 +148,21 @@ class Personal:
         target = self.manifest.target
         if target.compared == "values":
             rows = predicted_values(target, outputs).tolist()
-            said = [dict(zip(target.columns, row, strict=True)) for row in rows]
-            return [Prediction(name, number, (), values) for number, values in enumerate(said)]
+            cells = [dict(zip(target.columns, row, strict=True)) for row in rows]
+            return [Prediction(name, number, (), values) for number, values in enumerate(cells)]
         if target.compared == "input":
             threshold = self.judged.threshold if self.judged else None
             errors = reconstruction_errors(target, outputs, x).tolist()
-            return [Prediction(name, number, (), {}, one, threshold) for number, one in enumerate(errors)]
-        found = self._probabilities(outputs)
-        return [Prediction(name, number, _guesses(row, self.labels, top)) for number, row in enumerate(found)]
+            return [Prediction(name, number, (), {}, e, threshold) for number, e in enumerate(errors)]
+        table = self._probabilities(outputs)
+        return [Prediction(name, number, _guesses(row, self.labels, top)) for number, row in enumerate(table)]
 
     def export_onnx(self, path: Path | str) -> None:
         """Write one ONNX file with the weights inside: prepared x to logits.
 
         Its metadata say how to prepare x. Raises ModelError, DataError if the disk fails.
         """
-        data = whole_graph(self._kept.bundle, self._kept.weights, self._metadata())
+        data = whole_graph(self._personal.bundle, self._personal.weights, self._metadata())
         try:
             replace_file(Path(path), data, mode=0o666)
         except OSError as error:
@@ -170,8 +170,8 @@ class Personal:
 
     @cached_property
     def _model(self) -> Any:
-        model = open_model(self._kept.bundle, self._engine)
-        model.load(self._kept.weights)
+        model = open_model(self._personal.bundle, self._engine)
+        model.load(self._personal.weights)
         return model
 
     def _metadata(self) -> dict[str, str]:

@@ -68,24 +68,24 @@ class Measurements:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: dict[str, Corrections] = {}
+        self._by_key: dict[str, Corrections] = {}
         if path.exists():
             try:
-                self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, Corrections])
+                self._by_key = msgspec.json.decode(path.read_bytes(), type=dict[str, Corrections])
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
                 log.warning("%s is not readable (%s): measuring anew", path, error)
 
     def get(self, key: str, measured: Callable[[], Corrections]) -> Corrections:
         """The corrections under this key, or what `measured` returns, which is then kept."""
-        if key not in self._known:
+        if key not in self._by_key:
             self.put(key, measured())
-        return self._known[key]
+        return self._by_key[key]
 
     def put(self, key: str, corrections: Corrections) -> None:
         """Keep corrections. If the disk fails, they last until the process ends."""
-        self._known[key] = corrections
+        self._by_key[key] = corrections
         try:
-            replace_file(self._path, msgspec.json.format(msgspec.json.encode(self._known)))
+            replace_file(self._path, msgspec.json.format(msgspec.json.encode(self._by_key)))
         except OSError as error:
             log.warning("what was measured cannot be kept: %s", error)
 
@@ -110,13 +110,13 @@ def grown(profile: DeviceProfile, outcome: WorkOutcome) -> Mapping[str, float]:
     given up for lack of memory, the bytes are not known: `OUTGROWN` times what was assumed. A kind that was
     done after one that was given up teaches nothing, as the peak may be of either.
     """
-    known = profile.growth
-    growth = {kind: 1 + (1 - FADE) * (old - 1) for kind, old in known.items()}
-    seen = {kind: OUTGROWN * known.get(kind, 1.0) for kind in outcome.out_of_memory_kinds}
+    before = profile.growth
+    growth = {kind: 1 + (1 - FADE) * (old - 1) for kind, old in before.items()}
+    factors = {kind: OUTGROWN * before.get(kind, 1.0) for kind in outcome.out_of_memory_kinds}
     chosen, idle = outcome.plan.chosen, profile.memory.resident_bytes
     if chosen is not None and chosen.cost is not None and outcome.contribution and not outcome.gave_up:
         added = (outcome.peak_memory_bytes - idle) / (chosen.cost.peak_memory_bytes - idle)
-        seen[chosen.kind] = added * known.get(chosen.kind, 1.0)
-    for kind, factor in seen.items():
+        factors[chosen.kind] = added * before.get(chosen.kind, 1.0)
+    for kind, factor in factors.items():
         growth[kind] = min(MOST, max(1.0, factor, growth.get(kind, 1.0)))
     return {kind: factor for kind, factor in growth.items() if factor > 1}

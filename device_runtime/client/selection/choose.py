@@ -111,13 +111,13 @@ class UpdateChoice:
 
         Kinds that are barred for the same reason share a sentence.
         """
-        told: dict[tuple[str, str], list[str]] = {}  # by reason, and form where it is not shared
-        for one in takewhile(lambda one: one.misfits, self.candidates):
-            form, name = ("", one.kind) if one.barred else (one.label, one.label)
-            names = told.setdefault(("; ".join(one.misfits), form), [])
+        names_of: dict[tuple[str, str], list[str]] = {}  # by reason, and form where it is not shared
+        for candidate in takewhile(lambda candidate: candidate.misfits, self.candidates):
+            form, name = ("", candidate.kind) if candidate.barred else (candidate.label, candidate.label)
+            names = names_of.setdefault(("; ".join(candidate.misfits), form), [])
             if name not in names:
                 names.append(name)
-        passed = [f"{', '.join(names)} {why}" for (why, _), names in told.items()]
+        passed = [f"{', '.join(names)} {why}" for (why, _), names in names_of.items()]
         if self.chosen and self.chosen.part:
             passed.append(f"{self.chosen.label} {self.chosen.part}")
         return tuple(passed)
@@ -157,8 +157,8 @@ def policy_named(name: str) -> ChoicePolicy:
     if name and name not in ChoicePolicy.registry:
         registry.load_plugins()
     if name and name not in ChoicePolicy.registry:
-        known = ", ".join(ChoicePolicy.registry)
-        raise KindError(f"no choice policy is called {name!r}; there are {known}")
+        names = ", ".join(ChoicePolicy.registry)
+        raise KindError(f"no choice policy is called {name!r}; there are {names}")
     policy: ChoicePolicy = ChoicePolicy.registry[name]() if name else RICHEST
     return policy
 
@@ -235,18 +235,16 @@ def _priced_masked(price: Price, masked: MaskedRound, profile: DeviceProfile, fo
 
 def _in_company(candidates: tuple[Candidate, ...], alone: tuple[str, ...]) -> tuple[Candidate, ...]:
     """The candidates, of which those of kinds that are `alone` do not fit if others do."""
-    if all(one.misfits or one.kind in alone for one in candidates):
+    if all(c.misfits or c.kind in alone for c in candidates):
         return candidates
-    return tuple(
-        replace(one, misfits=(ALONE,)) if one.kind in alone and not one.misfits else one for one in candidates
-    )
+    return tuple(replace(c, misfits=(ALONE,)) if c.kind in alone and not c.misfits else c for c in candidates)
 
 
 def _verdict(
     profile: DeviceProfile, candidates: Sequence[Candidate], loads: Loads, usable_s: float
 ) -> StragglerVerdict:
     """Judged on a full update with the round's settings, or the usual ones if the round has none."""
-    cost = next((one.cost for one in candidates if one.kind == USUAL.name), None)
+    cost = next((c.cost for c in candidates if c.kind == USUAL.name), None)
     if MAIN not in loads:
         return StragglerVerdict(True, ("the main model was not fetched",))
     try:
@@ -257,24 +255,24 @@ def _verdict(
 
 def _candidate(form: AnyStrategy, judge: Judge) -> Candidate:
     """The form as it is if it fits, else with reduced class statistics if it then fits."""
-    found = judge(form)
-    if found.cost is None or not found.misfits:
-        return found
+    candidate = judge(form)
+    if candidate.cost is None or not candidate.misfits:
+        return candidate
     poorer = kind_statistics.without_moments(form)
-    less = _candidate(poorer, judge) if poorer else _of_fewer_classes(found, judge)
-    return less if less and not less.misfits else found
+    less = _candidate(poorer, judge) if poorer else _of_fewer_classes(candidate, judge)
+    return less if less and not less.misfits else candidate
 
 
-def _of_fewer_classes(found: Candidate, judge: Judge) -> Candidate | None:
+def _of_fewer_classes(candidate: Candidate, judge: Judge) -> Candidate | None:
     """With class statistics of as many classes as fit, by bisection; None if even one is too many."""
-    best, fits, (over, _) = None, 0, found.classes
+    best, fits, (over, _) = None, 0, candidate.classes
     while fits + 1 < over:
         most = (fits + over) // 2 if fits else 1
-        one = judge(kind_statistics.with_most_classes(found.strategy, most))
-        if one.misfits:
+        part = judge(kind_statistics.with_most_classes(candidate.strategy, most))
+        if part.misfits:
             over = most
         else:
-            best, fits = one, most
+            best, fits = part, most
     return best
 
 

@@ -21,8 +21,8 @@ class LinkSpeed:
         return self._up, self._down
 
     @seen.setter
-    def seen(self, given: tuple[float | None, float | None]) -> None:
-        self._up, self._down = given
+    def seen(self, rates: tuple[float | None, float | None]) -> None:
+        self._up, self._down = rates
 
     def saw_up(self, size: int, seconds: float) -> None:
         """`size` bytes took `seconds` from sending to the receipt."""
@@ -39,8 +39,8 @@ class LinkSpeed:
         return Bandwidth(self._up or assumed.up, self._down or assumed.down, "seen in earlier rounds")
 
 
-def _averaged(known: float | None, size: int, seconds: float, rate: float = 0.5) -> float | None:
+def _averaged(average: float | None, size: int, seconds: float, rate: float = 0.5) -> float | None:
     if size < LARGE_BYTES or seconds <= 0:
-        return known
-    seen = size / seconds
-    return seen if known is None else (1 - rate) * known + rate * seen
+        return average
+    latest = size / seconds
+    return latest if average is None else (1 - rate) * average + rate * latest

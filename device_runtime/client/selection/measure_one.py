@@ -135,10 +135,10 @@ def measured(order: MeasureOrder) -> MeasuredFigures:
         PrivacyGuard.of(Path(), Path(order.data)), account=_account(device),
     )  # fmt: skip
     outcome = perform(worker, here, Assignment((kind,), seed=0, deadline=inf))
-    made, chosen = outcome.contribution, outcome.plan.chosen
-    if made is None or chosen is None:
+    update, chosen = outcome.contribution, outcome.plan.chosen
+    if update is None or chosen is None:
         return MeasuredFigures(order.kind, why="; ".join(outcome.reasons) or "nothing was made")
-    body = codecs.codec_named(chosen.strategy.codec).encode(made.tensors, base, NO_TENSORS).body
+    body = codecs.codec_named(chosen.strategy.codec).encode(update.tensors, base, NO_TENSORS).body
     return figures(chosen, outcome, len(body) + ENVELOPE_BYTES)
 
 
@@ -168,8 +168,8 @@ def peak_bytes(status: str) -> int:
 
     It is of the process itself; getrusage's figure of a child starts at its parent's.
     """
-    found = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.M)
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.M)
+    return int(match[1]) * 1024 if match else 0
 
 
 def main() -> None:

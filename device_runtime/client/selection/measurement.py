@@ -35,8 +35,8 @@ class MeasuredSpread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> MeasuredSpread:
-        known = [value for value in values if isfinite(value)]
-        return cls(median(known), min(known), max(known)) if known else cls(nan, nan, nan)
+        finite = [value for value in values if isfinite(value)]
+        return cls(median(finite), min(finite), max(finite)) if finite else cls(nan, nan, nan)
 
     def formatted(self, digits: str, factor: float = 1.0, off: float = 0.0) -> str:
         """ "0.62 ± 0.03": the median, and half the range with another error, `off`, added by squares."""
@@ -72,23 +72,23 @@ class MeasurementRow:
 
 def row(runs: Sequence[MeasuredFigures]) -> MeasurementRow:
     """The row of the runs of one kind, at least one."""
-    made = [run for run in runs if isfinite(run.seconds)]
-    worst = max(made or runs, key=lambda run: run.uncertainty)
+    complete = [run for run in runs if isfinite(run.seconds)]
+    worst = max(complete or runs, key=lambda run: run.uncertainty)
     return MeasurementRow(
         kind=worst.kind,
-        runs=len(made),
-        seconds=MeasuredSpread.of([run.seconds for run in made]),
-        predicted_s=MeasuredSpread.of([run.predicted_s for run in made]).median,
-        joules=MeasuredSpread.of([run.joules for run in made]),
-        above_idle_j=MeasuredSpread.of([run.above_idle_j for run in made]),
-        above_idle_off_j=max((run.above_idle_off_j for run in made), default=0.0),
+        runs=len(complete),
+        seconds=MeasuredSpread.of([run.seconds for run in complete]),
+        predicted_s=MeasuredSpread.of([run.predicted_s for run in complete]).median,
+        joules=MeasuredSpread.of([run.joules for run in complete]),
+        above_idle_j=MeasuredSpread.of([run.above_idle_j for run in complete]),
+        above_idle_off_j=max((run.above_idle_off_j for run in complete), default=0.0),
         source=worst.source,
         uncertainty=worst.uncertainty,
-        peak_bytes=MeasuredSpread.of([run.peak_bytes for run in made]),
-        predicted_peak_bytes=MeasuredSpread.of([run.predicted_peak_bytes for run in made]).median,
-        bytes_up=MeasuredSpread.of([run.bytes_up for run in made]).median,
-        predicted_bytes_up=MeasuredSpread.of([run.predicted_bytes_up for run in made]).median,
-        bytes_down=MeasuredSpread.of([run.bytes_down for run in made]).median,
+        peak_bytes=MeasuredSpread.of([run.peak_bytes for run in complete]),
+        predicted_peak_bytes=MeasuredSpread.of([run.predicted_peak_bytes for run in complete]).median,
+        bytes_up=MeasuredSpread.of([run.bytes_up for run in complete]).median,
+        predicted_bytes_up=MeasuredSpread.of([run.predicted_bytes_up for run in complete]).median,
+        bytes_down=MeasuredSpread.of([run.bytes_down for run in complete]).median,
         why=next((run.why for run in runs if run.why), ""),
     )
 
@@ -107,21 +107,21 @@ HEADERS = (
 )
 
 
-def cells(one: MeasurementRow) -> tuple[str, ...]:
+def cells(figures: MeasurementRow) -> tuple[str, ...]:
     """A row of the table for people; if the kind was not made, the reason."""
-    if not one.runs:
-        return (one.kind, one.why)
+    if not figures.runs:
+        return (figures.kind, figures.why)
     return (
-        one.kind,
-        one.seconds.formatted(".3f"),
-        f"{one.predicted_s:.3f}",
-        one.joules.formatted(".2f"),
-        one.above_idle_j.formatted(".2f", off=one.above_idle_off_j),
-        f"{one.source} ± {one.uncertainty:.0%}",
-        one.peak_bytes.formatted(".1f", 1e-6),
-        f"{one.predicted_peak_bytes / 1e6:.1f}",
-        f"{one.bytes_up / 1e3:.1f}",
-        f"{one.bytes_down / 1e3:.1f}",
+        figures.kind,
+        figures.seconds.formatted(".3f"),
+        f"{figures.predicted_s:.3f}",
+        figures.joules.formatted(".2f"),
+        figures.above_idle_j.formatted(".2f", off=figures.above_idle_off_j),
+        f"{figures.source} ± {figures.uncertainty:.0%}",
+        figures.peak_bytes.formatted(".1f", 1e-6),
+        f"{figures.predicted_peak_bytes / 1e6:.1f}",
+        f"{figures.bytes_up / 1e3:.1f}",
+        f"{figures.bytes_down / 1e3:.1f}",
     )
 
 
@@ -172,8 +172,8 @@ def in_a_child(order: MeasureOrder) -> MeasuredFigures:
         return MeasuredFigures(
             order.kind, why=f"ended by signal {-ended.returncode}: for want of memory, if it is 9"
         )
-    said = ended.stderr.decode(errors="replace").strip().splitlines()
-    return MeasuredFigures(order.kind, why=said[-1] if said else f"ended with {ended.returncode}")
+    errors = ended.stderr.decode(errors="replace").strip().splitlines()
+    return MeasuredFigures(order.kind, why=errors[-1] if errors else f"ended with {ended.returncode}")
 
 
 def idle_watts(meter: Meter, seconds: float, time: Time) -> float:

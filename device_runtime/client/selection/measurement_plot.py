@@ -15,7 +15,7 @@ from .measurement import MeasuredSpread, MeasurementRow
 
 def plot(rows: Sequence[MeasurementRow], path: Path, title: str) -> None:
     """Seconds, joules and peak memory of each kind that was made, with the predictions. Raises OSError."""
-    made = [row for row in rows if row.runs]
+    complete = [row for row in rows if row.runs]
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     joules = [
         MeasuredSpread(
@@ -23,19 +23,19 @@ def plot(rows: Sequence[MeasurementRow], path: Path, title: str) -> None:
             row.joules.least * (1 - row.uncertainty),
             row.joules.most * (1 + row.uncertainty),
         )
-        for row in made
+        for row in complete
     ]
     panels = (
-        ("seconds", [row.seconds for row in made], [row.predicted_s for row in made], 1.0),
-        (f"joule, {' and '.join(sorted({row.source for row in made}))}", joules, None, 1.0),
+        ("seconds", [row.seconds for row in complete], [row.predicted_s for row in complete], 1.0),
+        (f"joule, {' and '.join(sorted({row.source for row in complete}))}", joules, None, 1.0),
         (
             "peak memory, MB",
-            [row.peak_bytes for row in made],
-            [row.predicted_peak_bytes for row in made],
+            [row.peak_bytes for row in complete],
+            [row.predicted_peak_bytes for row in complete],
             1e-6,
         ),
     )
-    names = [row.kind for row in made]
+    names = [row.kind for row in complete]
     for axis, (label, spreads, predicted, factor) in zip(axes, panels, strict=True):
         middles = [factor * spread.median for spread in spreads]
         ends = [

@@ -71,12 +71,12 @@ def measure(model: DeviceModel, clocks: Clocks, rows: Mapping[str, int]) -> Spee
     ready(model)
     graphs = model.manifest.graphs
     x, y = random_samples(model.manifest, max(rows.values()))
-    wanted = ("forward", "train.all", "loss.all", *(f"train.{tunable}" for tunable in model.manifest.sets))
+    names = ("forward", "train.all", "loss.all", *(f"train.{tunable}" for tunable in model.manifest.sets))
     trials = {}
-    for name in (name for name in dict.fromkeys(wanted) if name in graphs):
+    for name in (name for name in dict.fromkeys(names) if name in graphs):
         n = rows[name]
-        one = _Held(model, partial(runnable, model, name, x[:n], y[:n]))
-        trials[name] = SpeedTrial(one.run, n, graphs[name].flops, one.close)
+        trial = _Held(model, partial(runnable, model, name, x[:n], y[:n]))
+        trials[name] = SpeedTrial(trial.run, n, graphs[name].flops, trial.close)
     return completed(
         measure_speed({**trials, HEAD: _head_steps(model)}, clocks, left_out=OutOfMemory), graphs
     )
@@ -89,7 +89,7 @@ def completed(speed: Speed, graphs: Mapping[str, Graph]) -> Speed:
     for their size.
     """
     measured = [name for name in graphs if name in speed.seconds]
-    seconds, opening = ({name: known[name] for name in measured} for known in (speed.seconds, speed.opening))
+    seconds, opening = ({name: s[name] for name in measured} for s in (speed.seconds, speed.opening))
     a_byte = sum(opening.values()) / sum(graphs[name].bytes for name in measured)
     for name, graph in graphs.items():
         if name not in measured:
@@ -138,9 +138,9 @@ def random_samples(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[An
 
     Targets in columns are 0 or 1.
     """
-    rng, given = np.random.default_rng(0), manifest.input
-    shape = (samples, *given.shape)
-    ids = given.vocabulary
+    rng, spec = np.random.default_rng(0), manifest.input
+    shape = (samples, *spec.shape)
+    ids = spec.vocabulary
     x: Inputs = rng.standard_normal(shape, np.float32) if ids is None else rng.integers(0, ids, shape)
     if (target := manifest.target).has_columns:
         return x, rng.integers(0, 2, (samples, *target.shape)).astype(np.float32)
@@ -207,7 +207,7 @@ Their multiples of the bytes of their shapes differ by up to APART times (measur
 
 
 def held_bytes(
-    seen: Mapping[str, int], graphs: Mapping[str, Graph], rows: Mapping[str, int]
+    sizes: Mapping[str, int], graphs: Mapping[str, Graph], rows: Mapping[str, int]
 ) -> dict[str, int]:
     """Bytes that each graph holds with `rows` samples in it, as seen or predicted.
 
@@ -219,15 +219,15 @@ def held_bytes(
     def off(name: str) -> float:
         training, live = trains(name), graphs[name].bytes_per_sample
         alike = [
-            seen[other] / shaped[other]
-            for other in seen
+            sizes[other] / shaped[other]
+            for other in sizes
             if trains(other) == training and ALIKE * graphs[other].bytes_per_sample >= live
         ]
         usual = TRAINING_OFF if training else OFF
         most = max(alike, default=usual)
         return max(most, min(usual, APART * most))
 
-    return {name: seen[name] if name in seen else round(off(name) * size) for name, size in shaped.items()}
+    return {name: sizes[name] if name in sizes else round(off(name) * size) for name, size in shaped.items()}
 
 
 def trains(graph: str) -> bool:

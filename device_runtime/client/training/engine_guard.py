@@ -110,19 +110,19 @@ class EngineGuard:
 
         Raises OutOfMemory if the process has exceeded its limit: the work is given up, not the device.
         """
-        held = self.resident()
+        size = self.resident()
         if samples >= self._rows(graph):
-            self._grown[name] = max(self._grown.get(name, 0), held - self._before.get(name, held))
-        if held > self.limit_bytes:
+            self._grown[name] = max(self._grown.get(name, 0), size - self._before.get(name, size))
+        if size > self.limit_bytes:
             raise OutOfMemory(
-                f"{name} took the process to {held / 1e6:.0f} MB, over its {self.limit_bytes / 1e6:.0f} MB"
+                f"{name} took the process to {size / 1e6:.0f} MB, over its {self.limit_bytes / 1e6:.0f} MB"
                 + self._held_elsewhere
             )
         self.check_alarm()
         self._pause_point()
         if self.emulation is not None:
-            wanted = samples * graph.flops / self.emulation.profile.speed.flops_per_s
-            self.wait(wanted - seconds)
+            emulated_s = samples * graph.flops / self.emulation.profile.speed.flops_per_s
+            self.wait(emulated_s - seconds)
 
     def wait(self, seconds: float) -> None:
         """Sleep; the error of each sleep is made up for by the next, so that the sum is right."""
@@ -144,8 +144,8 @@ class EngineGuard:
 
     @property
     def _held_elsewhere(self) -> str:
-        held = f"{self.elsewhere_bytes / 1e6:.0f} MB"
-        return f" ({held} of its limit are held by its other process)" if self.elsewhere_bytes else ""
+        size = f"{self.elsewhere_bytes / 1e6:.0f} MB"
+        return f" ({size} of its limit are held by its other process)" if self.elsewhere_bytes else ""
 
     def _rows(self, graph: Graph) -> int:
         return graph.rows(self._batch, self.run_bytes)
@@ -163,9 +163,9 @@ class EngineGuard:
 
     def resident(self) -> int:
         """Bytes that the process holds; also notes the peak."""
-        held = resident_bytes()
-        self.peak_bytes = max(self.peak_bytes, held)
-        return held
+        size = resident_bytes()
+        self.peak_bytes = max(self.peak_bytes, size)
+        return size
 
 
 class VirtualEngineGuard(EngineGuard):

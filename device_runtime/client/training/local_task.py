@@ -87,7 +87,7 @@ class TaskSamples:
     @property
     def loads(self) -> dict[str, Workload]:
         counts = self.training.class_counts(len(self._bundles[MAIN].manifest.labels))
-        return {member: workload(one.manifest, counts) for member, one in self._bundles.items()}
+        return {member: workload(bundle.manifest, counts) for member, bundle in self._bundles.items()}
 
     def guard(self, settings: Settings) -> PrivacyGuard:
         """The privacy guard of the device with these settings, for the samples that were read."""
@@ -222,22 +222,22 @@ class DeviceTask(OneTask):
         kinds = registry.supported_kinds(offer.kinds)
         return masked_round(offer.masks, kinds, lambda member: self._bundles[member].manifest)
 
-    def encoded(self, given: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
+    def encoded(self, inputs: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
         """A round's update as its kind sends it, together with what was left out of earlier ones.
 
         Raises ValueError for an outcome without contribution, TensorError.
         """
-        made, chosen = outcome.contribution, outcome.plan.chosen
-        if made is None or chosen is None:
+        update, chosen = outcome.contribution, outcome.plan.chosen
+        if update is None or chosen is None:
             raise ValueError("nothing was contributed")
-        return codecs.codec_named(chosen.strategy.codec).encode(made.tensors, given.base, left)
+        return codecs.codec_named(chosen.strategy.codec).encode(update.tensors, inputs.base, left)
 
-    def keep(self, offer: Offer, made: TrainedUpdate) -> None:
+    def keep(self, offer: Offer, update: TrainedUpdate) -> None:
         """Keep the strategy state of a round's update for the next. Raises OSError."""
-        if made.memory is not None:
-            self._states.put(offer.run, made.kind, offer.round, made.memory)
+        if update.memory is not None:
+            self._states.put(offer.run, update.kind, offer.round, update.memory)
 
-    def perform(self, given: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome:
+    def perform(self, inputs: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome:
         """Do the round's work from this base model and learn from how long it took; see `work.perform`.
 
         If the device sits out and its speed is in doubt, the speed is measured anew, and the work is tried
@@ -245,21 +245,21 @@ class DeviceTask(OneTask):
 
         Raises KindError when no kind of the offer can be done here, TensorError for a base that does not fit.
         """
-        model = self._loaded(given)
+        model = self._loaded(inputs)
         if self.settings.personal.keep:
-            after_round.keep(self._keeper, given.offer, self._bundles[given.member], given.base)
+            after_round.keep(self._keeper, inputs.offer, self._bundles[inputs.member], inputs.base)
         self._refresh_samples()
-        outcome = self._attempt(model, given, deadline, listener)
+        outcome = self._attempt(model, inputs, deadline, listener)
         if self._remeasured():
-            outcome = self._attempt(self._loaded(given), given, deadline, listener)
+            outcome = self._attempt(self._loaded(inputs), inputs, deadline, listener)
         self._rest()
         return outcome
 
     def _attempt(
-        self, model: DeviceModel, given: RoundInputs, deadline: float, listener: Listener
+        self, model: DeviceModel, inputs: RoundInputs, deadline: float, listener: Listener
     ) -> WorkOutcome:
         """Do the round's work with its base loaded, and learn from it. Raises as `perform` does."""
-        offer, member = given.offer, given.member
+        offer, member = inputs.offer, inputs.member
         self.profile = self._profile_now()
         self.engine_guard.limit_bytes = self.profile.memory.limit_bytes
         self.engine_guard.held_bytes = self._calibration.speed.held_bytes if member == MAIN else {}
@@ -271,8 +271,8 @@ class DeviceTask(OneTask):
             loads={member: replace(loads[member], download_bytes=0)},
             progress=listener.progress,
             memory=lambda kind: self._states.get(offer.run, kind, offer.round),
-            aside=given.aside,
-            lost=listener.lost,
+            aside=inputs.aside,
+            pause_s=listener.pause_s,
             round=offer.round,
             rare=offer.rare,
         )
@@ -282,8 +282,8 @@ class DeviceTask(OneTask):
             deadline,
             listener.decided,
             unfetched,
-            listener.lost,
-            given.deaths,
+            listener.pause_s,
+            inputs.deaths,
             self._policy,
             self._masked(offer),
         )
@@ -294,16 +294,16 @@ class DeviceTask(OneTask):
         self._learn(outcome)
         return outcome
 
-    def keep_final_model(self, given: RoundInputs, pause_point: Callable[[], None]) -> None:
+    def keep_final_model(self, inputs: RoundInputs, pause_point: Callable[[], None]) -> None:
         """Keep the model that another round would have begun with, and evaluate it.
 
         `pause_point` as in `evaluate_personal_model`.
         """
-        offer = msgspec.structs.replace(given.offer, round=given.offer.round + 1)
-        after_round.keep(self._keeper, offer, self._bundles[given.member], given.base)
-        self.evaluate_personal_model(replace(given, offer=offer), pause_point)
+        offer = msgspec.structs.replace(inputs.offer, round=inputs.offer.round + 1)
+        after_round.keep(self._keeper, offer, self._bundles[inputs.member], inputs.base)
+        self.evaluate_personal_model(replace(inputs, offer=offer), pause_point)
 
-    def evaluate_personal_model(self, given: RoundInputs, pause_point: Callable[[], None]) -> None:
+    def evaluate_personal_model(self, inputs: RoundInputs, pause_point: Callable[[], None]) -> None:
         """Evaluate the model of a round on the held-out samples, if the owner wants a model kept.
 
         `pause_point` is called after each run of the engine; a WorkStopped raised there ends it.
@@ -311,28 +311,28 @@ class DeviceTask(OneTask):
         personal, samples = self.settings.personal, self._samples
         if not personal.keep or not (len(samples.held) or samples.reconstructs):
             return
-        offer = given.offer
+        offer = inputs.offer
         own = OwnHead(offer.seed, self.settings.name, self._worker.clock) if personal.head else None
         self.engine_guard.hooked(pause_point)
         try:
             after_round.judge(
                 self._keeper,
                 offer.round,
-                lambda: judged(self._loaded(given), samples.training, samples.held, own),
+                lambda: judged(self._loaded(inputs), samples.training, samples.held, own),
             )
         finally:
             self.engine_guard.hooked()
             self._rest()
 
-    def _loaded(self, given: RoundInputs) -> DeviceModel:
+    def _loaded(self, inputs: RoundInputs) -> DeviceModel:
         """The model of a round, with its base loaded. Raises TensorError.
 
         A smaller model uses the main one's engine, and is dropped after the round.
         """
         model = self.model
-        if given.member != MAIN:
-            model = open_model(self._bundles[given.member], self._engine_settings, watch=self.engine_guard)
-        model.load(given.base)
+        if inputs.member != MAIN:
+            model = open_model(self._bundles[inputs.member], self._engine_settings, watch=self.engine_guard)
+        model.load(inputs.base)
         return model
 
     def _refresh_samples(self) -> None:

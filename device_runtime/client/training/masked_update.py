@@ -33,27 +33,27 @@ class MaskedUpdate:
 
 
 def masked(
-    made: TrainedUpdate, given: RoundInputs, manifest: Manifest, device: str, secret: bytes
+    update: TrainedUpdate, inputs: RoundInputs, manifest: Manifest, device: str, secret: bytes
 ) -> MaskedUpdate:
     """The update as the device of this name sends it in a round with masks.
 
     `manifest` is that of the round's member. `secret`: SECRET_BYTES random bytes, for this contribution
     only. Raises ValueError for an offer without masks, KindError, MaskError.
     """
-    offer, masks = given.offer, given.offer.masks
+    offer, masks = inputs.offer, inputs.offer.masks
     if masks is None:
         raise ValueError(f"round {offer.round} of {offer.task!r} has no masks")
-    strategy = _as_offered(registry.supported_kinds(offer.kinds), made.kind, made.variant)
-    layout = layout_of(strategy, manifest, given.base, masks)
+    strategy = _as_offered(registry.supported_kinds(offer.kinds), update.kind, update.variant)
+    layout = layout_of(strategy, manifest, inputs.base, masks)
     vector, shortened = sums.write(
-        Weighed(made, strategy, masks.most_weight), layout, masks.clip_milli / 1000
+        Weighed(update, strategy, masks.most_weight), layout, masks.clip_milli / 1000
     )
     purpose = MaskPurpose(
         offer.task,
         offer.run,
         offer.round,
-        made.kind,
-        made.variant,
+        update.kind,
+        update.variant,
         device,
         masks.min_group,
         masks.noise_milli,

@@ -51,9 +51,9 @@ class MemoryWatchdog:
 
     def shortage(self) -> str:
         """Why memory is short now; empty when it is not."""
-        held, limit = self._watcher.resident(), self._watcher.limit_bytes
-        if held > limit:
-            return f"the process holds {held / 1e6:.0f} MB, over its {limit / 1e6:.0f} MB"
+        resident, limit = self._watcher.resident(), self._watcher.limit_bytes
+        if resident > limit:
+            return f"the process holds {resident / 1e6:.0f} MB, over its {limit / 1e6:.0f} MB"
         left = self._available()
         if left.free < left.reserve:
             return f"{left.free / 1e6:.0f} MB of memory are left here, of {left.total / 1e6:.0f}"

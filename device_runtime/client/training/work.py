@@ -77,19 +77,19 @@ class Decision:
 class Listener:
     """Callbacks of the work: `progress` as in Run, `decided` before anything is tried.
 
-    `lost` gives the seconds that the work has been paused, as in Run.
+    `pause_s` gives the seconds that the work has been paused, as in Run.
     """
 
     progress: Callable[[float], None]
     decided: Callable[[Decision], None]
-    lost: Callable[[], float] = lambda: 0.0
+    pause_s: Callable[[], float] = lambda: 0.0
 
 
 @dataclass(frozen=True)
 class Assignment:
     """What the offer asks. `deadline` is on the device's own clock, in seconds, and includes the upload.
 
-    `unfetched_loads`: workloads of models that were not fetched, to say why they were not. `lost` as in
+    `unfetched_loads`: workloads of models that were not fetched, to say why they were not. `pause_s` as in
     Listener. `deaths`: forms that were tried already and ended the worker process. `masked`: of a round with
     masks.
     """
@@ -99,7 +99,7 @@ class Assignment:
     deadline: float
     decided: Callable[[Decision], None] = lambda _: None
     unfetched_loads: Loads = field(default_factory=lambda: NO_LOADS)
-    lost: Callable[[], float] = lambda: 0.0
+    pause_s: Callable[[], float] = lambda: 0.0
     deaths: tuple[WorkerDeath, ...] = ()
     policy: ChoicePolicy = RICHEST
     masked: MaskedRound | None = None
@@ -114,7 +114,7 @@ class AssignmentWorker(Protocol):
 
     @property
     def clock(self) -> Callable[[], float]:
-        """In seconds; it may stop while the work is paused, see Assignment.lost."""
+        """In seconds; it may stop while the work is paused, see Assignment.pause_s."""
 
     @property
     def peak_bytes(self) -> int:
@@ -195,7 +195,7 @@ def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assign
     began = worker.clock()
     while True:
         attempt = worker.clock()
-        left_s = assignment.deadline - assignment.lost() - attempt
+        left_s = assignment.deadline - assignment.pause_s() - attempt
         plan = choose(
             profile,
             kinds,
@@ -214,8 +214,8 @@ def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assign
                 must_end = _upload_begins(chosen, profile, assignment)
                 done, contribution = worker.train(chosen, assignment.seed, must_end)
                 if done is not chosen.strategy:
-                    known = {**unfetched, **worker.loads}
-                    plan = plan.ended_as(done, priced(done, known, profile))
+                    loads = {**unfetched, **worker.loads}
+                    plan = plan.ended_as(done, priced(done, loads, profile))
                     chosen = plan.chosen or chosen
                 timings += _timing(chosen, worker.clock() - attempt)
             except (OutOfTime, OutOfMemory, PrivacyError, ModelError, OwnCodeError) as error:
@@ -289,8 +289,8 @@ def corrected(profile: DeviceProfile, outcome: WorkOutcome, rate: float = 0.3) -
     }
     for timing in outcome.timings:
         old = corrections.get(timing.kind, 1.0)
-        seen = profile.corrections.get(timing.kind, 1.0) * timing.seconds / timing.predicted_s
-        corrections[timing.kind] = min(10.0, max(0.1, (1 - rate) * old + rate * seen))
+        measured = profile.corrections.get(timing.kind, 1.0) * timing.seconds / timing.predicted_s
+        corrections[timing.kind] = min(10.0, max(0.1, (1 - rate) * old + rate * measured))
     return corrections
 
 
@@ -314,7 +314,7 @@ class RealWorker:
     memory: Callable[[str], Tensors] = lambda _: NO_TENSORS
     aside: Tensors = field(default_factory=lambda: NO_TENSORS)
     account: Account = field(default_factory=Account)
-    lost: Callable[[], float] = lambda: 0.0
+    pause_s: Callable[[], float] = lambda: 0.0
     round: int = 0
     rare: tuple[int, ...] = ()
 
@@ -346,7 +346,7 @@ class RealWorker:
             self.progress,
             memory,
             self.aside,
-            pause_s=self.lost,
+            pause_s=self.pause_s,
             round=self.round,
             rare=self.rare,
         )
@@ -369,4 +369,4 @@ def _ended(strategy: AnyStrategy, form: str) -> AnyStrategy:
     if form == strategy.variant:
         return strategy
     left = (strategy.stopped(n / 100) for n in range(1, 100))
-    return next((one for one in left if one is not None and one.variant == form), strategy)
+    return next((part for part in left if part is not None and part.variant == form), strategy)
