@@ -67,7 +67,7 @@ class RayExecutor:
         """
         if workers is not None and workers < 1:
             raise ExecutorError(f"workers is {workers}, expected at least 1")
-        self._inputs, self._wanted_workers = inputs, workers
+        self._inputs, self._worker_count = inputs, workers
         self._cluster = Cluster(inputs, address, workers)
         self._end = weakref.finalize(self, self._cluster.close)
         self._load: Counter[int] = Counter()  # jobs of each worker that is ready
@@ -115,7 +115,7 @@ class RayExecutor:
 
     def _start_workers(self) -> None:
         """Asks for workers up to the wanted number, or up to the cluster's present cores."""
-        target = self._wanted_workers or max(1, self._cluster.cores())
+        target = self._worker_count or max(1, self._cluster.cores())
         for _ in range(target - len(self._load) - len(self._coming)):
             self._coming.add(self._cluster.start_worker())
 
@@ -133,18 +133,18 @@ class RayExecutor:
 
     def _put(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> None:
         """Puts the tensors that the jobs use into the object store, unless they are there."""
-        objects: dict[str, _Stored] = {}
+        entries: dict[str, _Stored] = {}
         for key, content in contents(self._inputs, bases, jobs).items():
             tensors, layout = content.tensors, content.layout
-            object_ = next((earlier for earlier in self._stored.values() if earlier.tensors is tensors), None)
-            if object_ is None:
+            entry = next((earlier for earlier in self._stored.values() if earlier.tensors is tensors), None)
+            if entry is None:
                 check(tensors, layout)
                 self._keys += 1
                 ordered = {spec.name: tensors[spec.name] for spec in layout}
                 ref = self._cluster.ray.put(packing.joined(ordered))
-                object_ = _Stored(tensors, self._keys, layout, ref)
-            objects[key] = object_
-        self._stored = objects
+                entry = _Stored(tensors, self._keys, layout, ref)
+            entries[key] = entry
+        self._stored = entries
 
     def _feed(self, going: _Running, first: int) -> None:
         """Sends jobs to the least busy workers.
