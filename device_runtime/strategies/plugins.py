@@ -134,9 +134,10 @@ def own_code(part: type[Any]) -> Iterator[None]:
     except Exception as error:
         if is_shipped(type(error)):
             raise
-        place = place_of(error) or ("" if is_shipped(part) else place_of_class(part))
-        if not place:
+        place = place_of(error)
+        if not place and is_shipped(part):
             raise
+        place = place or place_of_class(part) or f"class {part.__qualname__}"
         raise OwnCodeError(f"{place}: {type(error).__name__}: {error}") from error
 
 

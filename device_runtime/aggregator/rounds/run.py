@@ -31,7 +31,8 @@ from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.model_versions import ModelVersions
 from device_runtime.aggregator.storage.run_files import check_identity
 from device_runtime.aggregator.storage.store import MergeResult, RoundModels, RoundStart, Store
-from device_runtime.aggregator.tasks.family import unused_reason, with_members
+from device_runtime.aggregator.tasks.effect import without_effect
+from device_runtime.aggregator.tasks.family import with_members
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.run_events import RoundClosed
@@ -160,7 +161,7 @@ class OpenRun:
         family = open_family(task.family, main.manifest)
         models = {"": main, **family}
         given_task, task = task, with_members(task, tuple(family))
-        if why := unused_reason(task):
+        for why in without_effect(task, main.manifest):
             log.warning("%s", why)
         self.task = with_possible_head(task, main.manifest)
         check_kinds(task, main.manifest, {name: bundle.manifest for name, bundle in family.items()})

@@ -83,9 +83,11 @@ def _incomparable(strategy: AnyStrategy, manifest: Manifest) -> str:
 
 def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
     """What the bundles lack for a kind; empty if at least one form of it is feasible."""
-    if missing := strategy.inapplicable_reason(manifests[""]):
+    with own_code(type(strategy)):
+        missing, forms = strategy.inapplicable_reason(manifests[""]), strategy.variants()
+    if missing:
         return missing
-    for form in strategy.variants():
+    for form in forms:
         manifest = manifests.get(form.member)
         if manifest is None:
             missing = f"needs a model {form.member!r} in the task's family"
@@ -93,6 +95,8 @@ def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
         try:
             with own_code(type(form)):
                 form.cost(workload(manifest, (1,) * len(manifest.labels)), shipped(ANY_DEVICE))
+                if not registry.is_shipped(type(form)):
+                    form.expected(manifest)
         except MissingGraph as error:
             missing = f"{error}: export it with {error.options}"
             continue

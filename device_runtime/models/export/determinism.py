@@ -262,16 +262,21 @@ def _check_batches(called: _Subject, samples: ProbeSamples, first: _Results) -> 
             f"the {_what(per_sample, back)} depends on a sample's place in its batch: in another order "
             f"{name} are {off:.2g} of the largest value off; compute each sample by itself"
         )
-    few = called.results(samples.at(torch.arange(2)), gradients=False).values
-    some = {name: value[:2] for name, value in per_sample.items()}
-    name, off = _worst(some, {n: few[n] for n in some})
-    if off <= REORDERED:
+    whole = torch.arange(len(samples.x))
+    depends = False
+    for places in (whole[:2], whole[2:]):  # what is the largest of all is in one of them
+        few = called.results(samples.at(places), gradients=False).values
+        some = {name: value[places] for name, value in per_sample.items()}
+        name, off = _worst(some, {n: few[n] for n in some})
+        logits_off = _worst({"logits": some["logits"]}, {"logits": few["logits"]})[1]
+        if off > REORDERED and name == "losses" and logits_off <= REORDERED:
+            raise ExportError(
+                "the loss of a sample depends on which others are in its batch: return the loss of each "
+                "sample by itself, (n,), with no mean or sum over the batch"
+            )
+        depends |= off > REORDERED
+    if not depends:
         return
-    if name == "losses" and _worst({"logits": some["logits"]}, {"logits": few["logits"]})[1] <= REORDERED:
-        raise ExportError(
-            "the loss of a sample depends on which others are in its batch: return the loss of each sample "
-            "by itself, (n,), with no mean or sum over the batch"
-        )
     logger.warning(
         "what the network gives for a sample depends on which others are in its batch; "
         "devices have other batches"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,17 +12,18 @@ import msgspec
 import numpy as np
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.tasks.family import unused_reason
+from device_runtime.aggregator.tasks import effect
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.errors import ModelError
 from device_runtime.simulation.clients import prepared_targets
 from device_runtime.simulation.data import DataSet
+from device_runtime.simulation.data.spec import BY_CLASS
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.simulation.run import check_task, prepare
+from device_runtime.simulation.run import PreparedRun, check_task, prepare
 from device_runtime.simulation.scenario import CHOOSE, Scenario, decode, of_policy, under, usual_name
 
 from .run_folder import RunName, fingerprint, finished
@@ -240,16 +241,29 @@ def check(scenario: Scenario, missing: Sequence[RunName], request: ExecutorReque
     for note in prepared.data.notes:
         log.info("%s: %s", scenario.data.path or scenario.data.source, note)
     fit(prepared.data, manifest, scenario.data.source)
-    tasks = {policy: of_policy(scenario, policy).task for policy in (name.policy for name in missing)}
-    unused = [unused_reason(task) for task in tasks.values()]
-    if all(unused):
-        log.warning("%s", unused[0])
-    for policy, task in tasks.items():
+    for sentence in without_effect(scenario, prepared, {name.policy for name in missing}):
+        log.warning("%s", sentence)
+    for policy in dict.fromkeys(name.policy for name in missing):
+        task = of_policy(scenario, policy).task
         try:
             check_task(task, prepared)
         except (ScenarioError, AggregatorError) as error:
             raise ScenarioError(f"{policy}: {error}") from None
         choice.choose(prepared.inputs, request, [kind.strategy for kind in task.kinds])
+
+
+def without_effect(scenario: Scenario, prepared: PreparedRun, policies: Iterable[str]) -> tuple[str, ...]:
+    """A sentence for each setting that changes nothing under any of these policies, or not what it says."""
+    spec, manifest, data = scenario.data, prepared.inputs.bundle.manifest, prepared.data
+    tasks = [of_policy(scenario, policy).task for policy in policies]
+    of_tasks = [effect.without_effect(task, manifest) for task in tasks]
+    said = [sentence for sentence in of_tasks[0] if all(sentence in others for others in of_tasks)]
+    strategies = [kind.strategy for task in tasks for kind in task.kinds]
+    if spec.generic_samples and not effect.uses_generic(strategies):
+        said.append(f"data.generic_samples are held out and not used: {effect.NO_GENERIC}")
+    if spec.partition in BY_CLASS and data.in_tenths:
+        said.append(f"partition {spec.partition}: samples are divided by tenths of {data.labels[0]}")
+    return (*said, *(f"data.{sentence}" for sentence in spec.without_effect))
 
 
 def fit(data: DataSet, manifest: Manifest, source: str) -> None:

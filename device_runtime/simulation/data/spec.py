@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 
 PARTITIONS = ("iid", "dirichlet", "dirichlet-by-class", "dirichlet-fedml", "shards", "classes", "natural")
+BY_CLASS = PARTITIONS[1:-1]
+"""Partitions that look at the classes of samples."""
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -48,6 +50,29 @@ OF_FOLDERS = ("images",)
 """Sources that are folders of files, which are read as on a device of the bundle."""
 OF_BUNDLES = ("npz", "table", *OF_TEXTS, *OF_WINDOWS, *OF_FOLDERS)
 """Sources whose `load` also takes the bundle, or None: how they are read depends on the task."""
+
+
+_OF_PARTITIONS: Mapping[str, tuple[str, ...]] = {
+    "alpha": ("dirichlet", "dirichlet-by-class", "dirichlet-fedml"),
+    "classes_per_client": ("classes", "shards"),
+    "groups_per_client": ("natural",),
+    "client_column": ("natural",),
+    "client_level": ("natural",),
+}
+"""Fields, and the partitions that look at them."""
+_OF_SOURCES: Mapping[str, tuple[str, ...]] = {
+    "coarse": ("cifar100",),
+    "size": OF_FOLDERS,
+    "words": ("speech-commands",),
+    "vocabulary": OF_TEXTS,
+    "length": OF_TEXTS,
+    "vectors": OF_TEXTS,
+    "text_column": ("text",),
+    "label_column": ("table", "text", "recordings", "images"),
+}
+"""Fields, and the sources that look at them."""
+_DIVIDED = ("mnist", "fashion-mnist", "cifar10", "cifar100", "speech-commands")
+"""Sources that come with their test samples."""
 
 
 class GroupData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -165,6 +190,29 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             if len(holders := named or rest) == 1:
                 alone[holders[0]] = (*alone.get(holders[0], ()), number)
         return alone
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """A sentence for each field that a person has changed and that changes nothing here."""
+        usual = {field.name: field.default for field in msgspec.structs.fields(DataSpec)}
+        changed = [name for name, default in usual.items() if getattr(self, name) != default]
+        return (
+            *(
+                f"{name} has no effect: it is of partition {' or '.join(partitions)}, not {self.partition}"
+                for name, partitions in _OF_PARTITIONS.items()
+                if name in changed and self.partition not in partitions
+            ),
+            *(
+                f"{name} has no effect: it is of source {' or '.join(sources)}, not {self.source}"
+                for name, sources in _OF_SOURCES.items()
+                if name in changed and self.source not in sources
+            ),
+            *(
+                f"test_share has no effect: {self.source if has else 'test_path'} says what is evaluated on"
+                for has in [self.source in _DIVIDED]
+                if "test_share" in changed and (has or self.test_path)
+            ),
+        )
 
     @property
     def by_speaker(self) -> bool:

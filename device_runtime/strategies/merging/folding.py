@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Folding:
             name: replace(model, family=carried.family, memory=carried.memory.get(name, NO_TENSORS))
             for name in kinds
         }
-        self._states = {name: strategy.start(self._models[name]) for name, strategy in kinds.items()}
+        self._states = {name: _started(strategy, self._models[name]) for name, strategy in kinds.items()}
         asked = next((kind.statistics for kind in kinds.values() if kind.statistics is not None), None)
         self._hold_out = asked.hold_out if asked else 0.0
         self._statistics = (
@@ -179,6 +180,12 @@ class Folding:
             return merged
         family = {**merged.carried.family, **bases}
         return replace(merged, carried=replace(merged.carried, family=family))
+
+
+def _started(strategy: AnyStrategy, model: RoundModel) -> Any:
+    """The empty state of a kind. Raises OwnCodeError for an own kind that fails."""
+    with own_code(type(strategy)):
+        return strategy.start(model)
 
 
 def derived_bases(kinds: Iterable[AnyStrategy], base: Tensors, model: RoundModel) -> dict[str, Tensors]:

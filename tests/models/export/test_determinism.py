@@ -153,6 +153,10 @@ def growing(outputs, targets):
     return OUTSIDE.calls * ((outputs - targets) ** 2).mean(1)
 
 
+def by_the_largest(outputs, targets):
+    return ((outputs - targets) ** 2).mean(1) / outputs.abs().max().item()
+
+
 def of_the_batch(outputs, targets):
     return ((outputs - outputs.mean(0) - targets) ** 2).mean(1)
 
@@ -162,6 +166,7 @@ def of_the_batch(outputs, targets):
     [
         (noisy, r"the loss draws random numbers, .*: torch.randn_like \(test_determinism.py, line"),
         (growing, "the loss is no function of its input and weights: it keeps something between calls"),
+        (by_the_largest, "the loss of a sample depends on which others are in its batch: return the"),
         (
             of_the_batch,
             "the loss of a sample depends on which others are in its batch: return the loss of each",

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from device_runtime.aggregator.tasks.effect import NO_GENERIC
 from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.plan import (
     Comparison,
@@ -10,8 +11,10 @@ from device_runtime.simulation.compare.plan import (
     check,
     comparison_in,
     scenario_in,
+    without_effect,
 )
 from device_runtime.simulation.compare.run_folder import RunInfo, RunName, fingerprint
+from device_runtime.simulation.data.spec import BY_CLASS
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.run import prepare
@@ -140,3 +143,19 @@ def test_a_family_that_no_policy_trains_is_warned_of_once(caplog, monkeypatch):
     names = (RunName("full", 0), RunName("few-shot", 0))
     check(whole, names, ExecutorRequest())
     assert caplog.text.count("family has no effect") == 1
+
+
+def test_settings_that_change_nothing_under_any_policy_are_said():
+    data = {"partition": "iid", "alpha": 0.1, "size": 16, "label_column": "kind", "generic_samples": 20}
+    task = {"statistics": {"samples": 9}, "ask_all_rounds": 1}
+    wanted = scenario.load("digits", {"data": data, "task": task})
+    prepared = prepare(wanted, 0)
+    sentences = without_effect(wanted, prepared, ["choose", "drop"])
+    assert sentences == (
+        "ask_all_rounds has no effect without devices_per_round",
+        f"data.generic_samples are held out and not used: {NO_GENERIC}",
+        f"data.alpha has no effect: it is of partition {' or '.join(BY_CLASS[:3])}, not iid",
+        "data.size has no effect: it is of source images, not digits",
+        "data.label_column has no effect: it is of source table or text or recordings or images, not digits",
+    )
+    assert "statistics has no effect" in " ".join(without_effect(wanted, prepared, ["drop"]))
