@@ -27,6 +27,7 @@ from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.keys import explained
 from device_runtime.strategies import registry
+from device_runtime.strategies.plugins import is_shipped
 from device_runtime.toml_file import near, read_toml
 
 from .data import DataSpec, GroupData
@@ -251,8 +252,16 @@ def names() -> tuple[str, ...]:
 
 
 def _own_policies() -> Mapping[str, Any]:
-    """Choice policies by name, those of plugins included."""
+    """Choice policies by name, those of plugins included.
+
+    Raises ScenarioError for one of a user's own that has the name of another policy and would not run.
+    """
     registry.load_plugins()
+    for name in (*POLICIES, "mixed", *systems.names()):
+        if (own := ChoicePolicy.registry.get(name)) is not None and not is_shipped(own):
+            raise ScenarioError(
+                f"policy {own.__qualname__} is called {name!r}, as another policy is: give it another name"
+            )
     return ChoicePolicy.registry
 
 

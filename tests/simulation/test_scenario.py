@@ -3,6 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from device_runtime.client.selection.choose import ChoicePolicy
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import ScenarioError
@@ -182,3 +183,12 @@ def test_what_cannot_be_meant_is_said_in_one_line_with_the_file(tmp_path, text, 
 def test_an_unknown_preset_lists_those_there_are():
     with pytest.raises(ScenarioError, match=r"no scenario named 'x'.*digits.*uniform"):
         scenario.load("x")
+
+
+@pytest.mark.parametrize("name", ["mixed", "drop", "heterofl"])
+def test_an_own_policy_with_the_name_of_another_one_is_refused(name, monkeypatch):
+    methods = {"name": name, "about": "", "pick": lambda self, fitting, profile: None}
+    own = type("Mine", (ChoicePolicy,), methods)
+    monkeypatch.setitem(ChoicePolicy.registry, name, own)
+    with pytest.raises(ScenarioError, match=f"policy Mine is called '{name}', as another policy is"):
+        scenario.of_policy(scenario.load("digits"), name)

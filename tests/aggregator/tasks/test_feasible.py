@@ -1,4 +1,6 @@
 import logging
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
@@ -7,6 +9,9 @@ from device_runtime.aggregator.tasks.feasible import check_kinds
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.strategies import registry
+from device_runtime.strategies.errors import OwnCodeError
+from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.plugins import own_code
 
 LORA = KindSettings(name="zeroth-order", settings={"tunable": "lora"})
 
@@ -62,3 +67,25 @@ def test_a_kind_that_works_by_class_is_named_for_a_bundle_of_another_loss(make_t
         check_kinds(make_task(kind), houses)
     check_kinds(make_task("full", kind), houses)
     assert said in caplog.text
+
+
+def fail(*_):
+    return 1 / 0
+
+
+@pytest.mark.parametrize("hook", ["variants", "expected", "cost"])
+def test_an_own_kind_that_fails_when_it_is_asked_what_it_is_is_named_by_file_and_line(
+    hook, make_task, manifest, monkeypatch
+):
+    methods = {hook: fail, "name": "mine", "__annotations__": {"name": ClassVar[str]}, "__module__": __name__}
+    kind = dataclass(frozen=True)(type("Mine", (FedAvg,), methods))
+    monkeypatch.setitem(FedAvg.registry, "mine", kind)
+    with pytest.raises(OwnCodeError, match=r"test_feasible.py:\d+: ZeroDivisionError: division by zero"):
+        check_kinds(make_task("mine"), manifest)
+
+
+def test_code_that_has_no_file_is_named_by_its_class():
+    code = {}
+    exec(compile("class Typed:\n    def fail(self):\n        1 / 0", "<string>", "exec"), code)  # noqa: S102
+    with pytest.raises(OwnCodeError, match="^class Typed: ZeroDivisionError"), own_code(code["Typed"]):
+        code["Typed"]().fail()
