@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Any
@@ -38,7 +39,7 @@ class StatisticsFile:
         self.sources: list[StatisticsSource] = []
         self._scratch: str | None = None
         self._file: Any = None
-        self._places: list[int] = []
+        self._places: list[tuple[int, tuple[tuple[str, tuple[int, ...]], ...]]] = []
 
     def keep_in(self, scratch: Path | None) -> None:
         """Use this folder for what does not fit in memory; None: the system's temporary folder."""
@@ -51,27 +52,33 @@ class StatisticsFile:
         """Add one device's statistics. Raises OSError."""
         if self._file is None:
             self._file = SpooledTemporaryFile(IN_MEMORY, dir=self._scratch, prefix="statistics-")  # noqa: SIM115 - closed with the last reference
-        self._places.append(self._file.seek(0, 2) or self._file.tell())
+        arrays = (*_rows(sent.sums), *_rows(sent.moment_sums), _upper(sent), sent.right)
+        place = self._file.seek(0, 2) or self._file.tell()
+        self._places.append((place, tuple((array.dtype.str, array.shape) for array in arrays)))
         self.sources.append(source)
-        for array in (*_rows(sent.sums), *_rows(sent.moment_sums), _upper(sent), sent.right):
-            np.save(self._file, array, allow_pickle=False)
+        for array in arrays:
+            self._file.write(array.tobytes())
 
     def __iter__(self) -> Iterator[Statistics]:
         return (self.read(place) for place in range(len(self)))
 
-    def read(self, place: int) -> Statistics:
-        """The statistics that were added as number `place`."""
-        self._file.seek(self._places[place])
-        sums, moment_sums = self._sums(), self._sums()
-        upper, right = np.load(self._file), np.load(self._file)
+    def read(self, number: int) -> Statistics:
+        """The statistics that were added as number `number`."""
+        place, arrays = self._places[number]
+        self._file.seek(place)
+        read = [self._array(np.dtype(dtype), shape) for dtype, shape in arrays]
+        upper, right = read[6:]
         moments = np.zeros((self.width, self.width))
         if upper.size:
             moments[np.triu_indices(self.width)] = upper
             moments += np.triu(moments, 1).T
-        return Statistics(sums, moment_sums, moments, right)
+        return Statistics(self._sums(*read[:3]), self._sums(*read[3:6]), moments, right)
 
-    def _sums(self) -> ClassSums:
-        present, counts, sums = (np.load(self._file) for _ in range(3))
+    def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        content = bytearray(self._file.read(dtype.itemsize * prod(shape)))
+        return np.frombuffer(content, dtype).reshape(shape)
+
+    def _sums(self, present: NDArray[np.int64], counts: NDArray[Any], sums: NDArray[np.float64]) -> ClassSums:
         whole = ClassSums(np.zeros((self.labels, self.width)), np.zeros(self.labels, counts.dtype))
         whole.counts[present], whole.sums[present] = counts, sums
         return whole
