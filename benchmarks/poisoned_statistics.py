@@ -94,6 +94,18 @@ def swapped(sent: Statistics, rng: np.random.Generator) -> Statistics:
     return with_means(sent, means)
 
 
+def two_swapped(sent: Statistics, rng: np.random.Generator) -> Statistics:
+    """The means of its two largest classes are swapped, all others are true."""
+    own = np.argsort(-sent.sums.counts, kind="stable")[: min(2, len(sent.sums.present))]
+    means = means_of(sent)
+    means[own] = means[own[::-1]]
+    return with_means(sent, means)
+
+
+def true(sent: Statistics, rng: np.random.Generator) -> Statistics:
+    return sent
+
+
 def swapped_everywhere(sent: Statistics, rng: np.random.Generator) -> Statistics:
     whole = of_all_classes(sent)
     return with_means(whole, np.roll(means_of(whole), 1, axis=0))
@@ -144,12 +156,14 @@ LIES: Mapping[str, Lie] = {
     "means turned round": turned,
     "huge means": huge,
     "labels swapped": swapped,
+    "labels swapped of two classes": two_swapped,
     "labels swapped, all classes claimed": swapped_everywhere,
     "random means, all classes claimed": random,
     "all shrunk to a thousandth": shrunk,
     "second moments times 1000": inflated_moments,
     "all samples in one class": one_class,
     "scatter that hides differences": hidden_directions,
+    "nothing but the size": true,
 }
 SIZES = {"honest": 1.0, "10 times": 10.0, "largest": float("inf")}
 

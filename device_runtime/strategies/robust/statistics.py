@@ -74,6 +74,7 @@ class StatisticsOfDevices:
             "counts": sent.sums.counts.astype(np.float64),
             SCATTER: _scatter(sent),
             "right": sent.right,
+            "stands_for": np.array([sent.stands_for]),
         }
         if self._spool is None:
             start = start_in(NO_TENSORS, "", frozenset({by_class.MEANS}))
@@ -191,15 +192,16 @@ def _trace(spool: Spool, row: SpooledUpdate) -> float | None:
 def _statistics(spool: Spool, row: SpooledUpdate, limits: Limits) -> Statistics:
     """The statistics of a device that count, within its limits."""
     rest, labels = spool.rest(row), len(limits.classes)
-    counts = rest["counts"] * limits.classes * min(1.0, limits.samples / rest["counts"].sum())
+    share = min(1.0, limits.samples / rest["counts"].sum())
+    counts, stands_for = rest["counts"] * limits.classes * share, share * float(rest["stands_for"][0])
     means = _means(spool, row, labels) * limits.classes[:, None]
     sums, width = ClassSums(means * counts[:, None], counts), means.shape[1]
     right = rest["right"] * min(1.0, limits.samples / row.metadata.num_examples) * counts.any()
     scatter = _whole(rest[SCATTER], width) if rest[SCATTER].size else None
     if scatter is None or scatter.trace() > limits.scatter:
         nothing = Statistics.none(labels, width)
-        return Statistics(sums, nothing.moment_sums, nothing.moments, right)
-    return Statistics(sums, sums, scatter * counts.sum() + means.T @ sums.sums, right)
+        return Statistics(sums, nothing.moment_sums, nothing.moments, right, stands_for)
+    return Statistics(sums, sums, scatter * counts.sum() + means.T @ sums.sums, right, stands_for)
 
 
 def _whole(scatter: NDArray[np.float32], width: int) -> NDArray[np.float64]:

@@ -34,26 +34,38 @@ from math import inf, isfinite, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from .centres import (
+    LEAST,
+    Metric,
+    centres_of,
+    class_means,
+    distances_to,
+    is_positive,
+    median_of_devices,
+    sample_noise,
+    shrunk,
+    without_negative,
+)
 from .class_statistics import Statistics
 from .class_sums import ClassSums
 from .statistics_file import StatisticsFile, StatisticsSource
 
-LEAST = 3
-"""The fewest devices, or voices on a class, that are compared with each other."""
 SIZE = 3.0
 """The largest size of a device, in multiples of the upper quartile."""
-TIMES = 3.0
-"""The largest distance of a mean, in multiples of the usual one."""
+CLASS = 3.0
+"""The most samples of a class that LEAST devices hold, in multiples of all others'."""
+TIMES = 2.5
+"""The largest distance of a mean from its centre, in multiples of the usual one."""
+WIDE = 3.0
+"""The largest distance from the middle of all means, and the largest trace in bounds of others, as TIMES."""
+TRACE = 2.0
+"""The largest scatter over all directions, in multiples of the others'; beyond it none of it counts."""
 SCATTER = 3.0
 """The largest scatter in any direction, in multiples of the others'."""
 FAR = 1.5
 """Bounded second moments are noted if they had so many times the scatter; single directions always vary."""
 ENOUGH = 2
 """Samples of others for each feature of which their scatter is known; with fewer the bound grows."""
-SHRINKAGE = 0.1
-"""The least weight of the scaled identity in R, as in the head's covariance."""
-VOICES = 32
-"""The most devices whose means make a centre; of more, evenly many are left out."""
 MOSTLY = 0.5
 """The share of a device's compared means from which on, if they are too far, nothing of it counts."""
 ROUNDS = 8
@@ -95,22 +107,6 @@ class Usual:
         return self.size, self.spread, self.drift, self.scatter
 
 
-@dataclass(frozen=True)
-class Centres:
-    """The centre of each class, float64 (classes, width), and how far from it means usually are.
-
-    voices: how many devices' means, and the pool's, were compared; 0: the class has none.
-    of_pool: whether the centre is the pool's mean alone.
-    middle, radius: the middle of all class means, and their usual distance from it.
-    """
-
-    means: NDArray[np.float64]
-    voices: NDArray[np.int64]
-    of_pool: NDArray[np.bool_]
-    middle: NDArray[np.float64]
-    radius: float
-
-
 def largest_size(sizes: Sequence[float], rounds: NDArray[np.float64]) -> float:
     """The most samples that a device counts for in a round of devices of these sizes; inf if none is known.
 
@@ -131,26 +127,41 @@ class StatisticsBounds:
     def __init__(self, sent: StatisticsFile, pool: Statistics, rounds: NDArray[np.float64]) -> None:
         """`rounds` is that of the round before."""
         self._sent, self._pool = sent, pool
-        self._pooled, self._known = class_means(pool.sums), pool.sums.counts > 0
         self._fewer = self._moved = self._narrowed = self._left_out = 0
-        sizes = [source.size for source in sent.sources]
-        traces = [trace for one in sent if (trace := _trace(one)) is not None]
-        first = Usual(size=_quartile(sizes), scatter=_median(traces))
-        self._usual = Usual.of(first, rounds)
-        self._centres = self._centred()
-        spread, noise = self._spread()
-        self._leads = self._all_leads()
+        traces = [trace for device in sent if (trace := _trace(device)) is not None]
+        own = Usual(
+            size=_quartile([source.size for source in sent.sources]), scatter=median_of_devices(traces)
+        )
+        self._usual = Usual.of(own, rounds)
+        self._scatter, self._scattered = self._all_scatter()
+        self._ratios: list[float] = []
+        self._centres = centres_of(sent, pool)
+        metrics = self._metrics(len(traces) + bool(pool.moment_sums.counts.any()) > 1)
+        distances = distances_to(self._centres, sent, pool, metrics)
+        sample = sample_noise(distances)
+        self._distances = [d if isfinite(d.sample) else replace(d, sample=sample) for d in distances]
+        judged = [d for d in self._distances if d.judged.any() and isfinite(d.sample)]
         own = replace(
-            first,
-            spread=spread,
-            drift=self._drift(),
-            scatter=first.scatter if isfinite(first.scatter) else noise,
+            own,
+            spread=median_of_devices([d.spread for d in judged]),
+            drift=median_of_devices([d.drift for d in self._distances if isfinite(d.drift)]),
+            scatter=own.scatter if isfinite(own.scatter) else sample,
         )
         self._usual = Usual.of(own, rounds)
         remembered = [value if isfinite(value) else UNKNOWN for value in own.numbers()]
         self.rounds = np.concatenate([rounds, [remembered]])[-ROUNDS:]
-        self._counted = [self._counts(*pair) for pair in zip(sent, sent.sources, strict=True)]
-        self._scatter, self._scattered = self._all_scatter()
+        self._leads = self._all_leads()
+        self._totals, self._holders = self._all_counts()
+        usual_ratio = median_of_devices([ratio for ratio in self._ratios if ratio >= 0])
+        self._counted = [self._counts(number) for number in range(len(sent))]
+        self._odd = [
+            isfinite(usual_ratio) and not self._is_likely(device, ratio / max(1e-300, usual_ratio))
+            for device, ratio in zip(sent, self._ratios, strict=True)
+        ]
+        for counted, odd, source, device in zip(self._counted, self._odd, sent.sources, sent, strict=True):
+            if (odd or not counted) and device.moment_sums.counts.any():
+                part, count = self._limited(device, source)
+                self._scatter, self._scattered = self._scatter - part, self._scattered - count
 
     @property
     def note(self) -> str:
@@ -165,113 +176,96 @@ class StatisticsBounds:
 
     def bounded(self) -> Iterator[Statistics]:
         """Each device's statistics within the bounds, in order; unchanged objects where they are."""
-        for counted, source, one in zip(self._counted, self._sent.sources, self._sent, strict=True):
-            self._left_out += not counted
-            yield self._within(one, source) if counted else Statistics.none(*one.sums.sums.shape)
+        for number, device in enumerate(self._sent):
+            self._left_out += not self._counted[number]
+            if self._counted[number]:
+                yield self._within(number, device)
+            else:
+                yield Statistics.none(*device.sums.sums.shape)
 
-    def _within(self, one: Statistics, source: StatisticsSource) -> Statistics:
-        bounded = _with_means(one, self._near(one, source))
+    def _within(self, number: int, one: Statistics) -> Statistics:
+        source = self._sent.sources[number]
+        bounded = _with_means(one, self._near(number, one))
         if bounded is not one:
             self._moved += 1
-        if (scatter := self._possible(bounded, *self._limited(one, source))) is not None:
+        if self._odd[number]:
+            nothing = Statistics.none(*one.sums.sums.shape)
+            bounded = replace(bounded, moment_sums=nothing.moment_sums, moments=nothing.moments)
+            self._narrowed += 1
+        elif (scatter := self._possible(bounded, *self._limited(one, source))) is not None:
             bounded = _with_scatter(bounded, scatter)
         if (right := self._right(one.right)) is not one.right:
             bounded = replace(bounded, right=right)
-        most = SIZE * self._usual.size
-        if source.size > most:
-            bounded, self._fewer = bounded.decayed(most / source.size), self._fewer + 1
+        share = self._share(source)
+        if share < 1:
+            bounded = bounded.decayed(share)
+        most = self._most(one, source)
+        if (bounded.sums.counts > most).any():
+            bounded = _with_shares(bounded, np.minimum(1, most / np.maximum(1e-9, bounded.sums.counts)))
+            share = 0.0
+        self._fewer += share < 1
         return bounded
 
-    def _centred(self) -> Centres:
-        """The centres, from at most VOICES devices a class."""
-        labels, holders = self._sent.labels, np.zeros(self._sent.labels, np.int64)
-        for one in self._sent:
-            holders += one.sums.counts > 0
-        voices: list[list[NDArray[np.float32]]] = [[] for _ in range(labels)]
-        seen, middles = np.zeros(labels, np.int64), []
-        for one in self._sent:
-            means, present = class_means(one.sums), one.sums.present
-            middles.append(means[present].mean(axis=0))
-            for label in present:
-                if seen[label] * VOICES >= len(voices[label]) * holders[label]:
-                    voices[label].append(means[label].astype(np.float32))
-                seen[label] += 1
-        if self._known.any():
-            middles.append(self._pooled[self._known].mean(axis=0))
-        middle = np.median(np.stack(middles), axis=0)
-        sets = [class_means(one.sums)[one.sums.present] for one in self._sent]
-        sets += [self._pooled[self._known]] if self._known.any() else []
-        radii = [float(np.median(np.linalg.norm(means - middle, axis=1))) for means in sets]
-        means, count, of_pool = (
-            np.zeros_like(self._pooled),
-            np.zeros(labels, np.int64),
-            np.zeros(labels, bool),
-        )
-        for label, own in enumerate(voices):
-            of_pool[label] = self._known[label] and len(own) == 1
-            with_pool = self._known[label] and 0 < len(own) < LEAST
-            heard = [*own, self._pooled[label].astype(np.float32)] if with_pool else own
-            count[label] = len(heard)
-            if of_pool[label]:
-                means[label] = self._pooled[label]
-            elif len(heard) == 2:
-                means[label] = min(heard, key=lambda mean: float(np.linalg.norm(mean - middle)))
-            elif heard:
-                means[label] = np.median(np.stack(heard), axis=0)
-        return Centres(means, count, of_pool, middle, _median(radii))
+    def _share(self, source: StatisticsSource) -> float:
+        """The share of a device's samples that it counts for, by its size."""
+        return min(1.0, SIZE * self._usual.size / source.size)
 
-    def _spread(self) -> tuple[float, float]:
-        """The usual distance of a device's means from their centres, and its square times the samples.
+    def _all_counts(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Of each class the samples of all devices, by their sizes, and the pool's; and how many hold it."""
+        totals, holders = self._pool.sums.counts.astype(np.float64), (self._pool.sums.counts > 0).astype(int)
+        for source, device in zip(self._sent.sources, self._sent, strict=True):
+            totals = totals + self._share(source) * device.sums.counts
+            holders = holders + (device.sums.counts > 0)
+        return totals, holders
 
-        inf if too few can be compared. The second is the scatter that the distances alone would show.
-        """
-        spreads, noises = [], []
-        for one in self._sent:
-            compared = (one.sums.counts > 0) & (self._centres.voices >= LEAST)
-            if compared.any():
-                distances = _lengths(class_means(one.sums) - self._centres.means)
-                spreads.append(float(np.median(distances[compared])))
-                noises.append(float(np.median((distances**2 * one.sums.counts)[compared])))
-        return _median(spreads), _median(noises)
+    def _most(self, one: Statistics, source: StatisticsSource) -> NDArray[np.float64]:
+        """The most samples of each class that a device counts for, (classes,)."""
+        counts = one.sums.counts
+        times = max(1.0, float(counts.sum()) / source.size)
+        others = np.maximum(1e-9, self._totals - self._share(source) * counts)
+        return np.where(self._holders < LEAST, inf, CLASS * times * others)
 
-    def _drift(self) -> float:
-        """The usual distance of a device's means from the pool's; inf if too few can be compared."""
-        drifts = []
-        for source, one in zip(self._sent.sources, self._sent, strict=True):
-            compared = (one.sums.counts > 0) & self._known
-            if compared.any() and not source.late:
-                distances = np.linalg.norm(class_means(one.sums) - self._pooled, axis=1)
-                drifts.append(float(np.median(distances[compared])))
-        return _median(drifts)
+    def _metrics(self, known: bool) -> Iterator[Metric]:
+        """The metric for each device: the scatter of the others, or none; notes the ratio of its own."""
+        unknown = Metric(np.eye(self._sent.width), self._usual.scatter)
+        for source, device in zip(self._sent.sources, self._sent, strict=True):
+            part, count = self._limited(device, source)
+            metric = Metric.of(self._scatter - part, self._scattered - count) if known else None
+            self._ratios.append(_scatter_ratio(device, metric) if metric else -1.0)
+            yield metric or unknown
 
-    def _reach(self, one: Statistics, source: StatisticsSource) -> NDArray[np.float64]:
-        """How far from its centre each class's mean may be, float64 (classes,); inf if that is not known."""
-        usual = self._usual
-        noise = usual.scatter / np.maximum(1, one.sums.counts)
+    def _is_likely(self, one: Statistics, ratio: float) -> bool:
+        """Whether the size of a device's scatter is likely; `ratio`: to the usual size, below 0 for none."""
+        most = TRACE * (1 + sqrt(1 / max(1.0, _free(one)))) ** 2
+        return ratio < 0 or 1 / most <= ratio <= most
+
+    def _squared_reach(self, number: int) -> NDArray[np.float64]:
+        """How far from its centre each class's mean may be, squared, (n,); inf if that is not known."""
+        usual, source, distances = self._usual, self._sent.sources[number], self._distances[number]
         moved = (source.late * usual.drift) ** 2 if source.late else 0.0
-        of_pool = np.where(self._centres.of_pool, usual.drift**2, 0)
-        reach: NDArray[np.float64] = TIMES * np.sqrt(usual.spread**2 + noise + moved + of_pool)
+        of_pool = np.where(self._centres.of_pool[distances.labels], usual.drift**2, 0)
+        noise = usual.spread**2 + distances.sample * distances.noise
+        reach: NDArray[np.float64] = TIMES**2 * (noise + moved + of_pool)
         return reach
 
-    def _counts(self, one: Statistics, source: StatisticsSource) -> bool:
-        """Whether the device counts: not if its means are mostly too far where LEAST voices are compared."""
-        judged = (one.sums.counts > 0) & (self._centres.voices >= LEAST)
-        far = _lengths(class_means(one.sums) - self._centres.means) > self._reach(one, source)
-        return not judged.any() or float(far[judged].mean()) < MOSTLY
+    def _counts(self, number: int) -> bool:
+        """Whether a device counts: not if its means are mostly too far where LEAST voices are compared."""
+        judged = self._distances[number].judged
+        share = self._distances[number].squares / np.maximum(1e-300, self._squared_reach(number))
+        return not judged.any() or float(np.minimum(1, share[judged]).mean()) < MOSTLY
 
-    def _near(self, one: Statistics, source: StatisticsSource) -> NDArray[np.float64]:
+    def _near(self, number: int, one: Statistics) -> NDArray[np.float64]:
         """The class means within the bounds (classes, width)."""
-        centres, has, reach = self._centres, one.sums.counts > 0, self._reach(one, source)
-        means = class_means(one.sums)
-        compared = has & (centres.voices > 1)
-        far = compared & (_lengths(means - centres.means) > reach)
-        wide = (
-            has
-            & ~(compared & np.isfinite(reach))
-            & (_lengths(means - centres.middle) > TIMES * centres.radius)
-        )
-        means = _pulled(means, wide, centres.middle, np.full(len(means), TIMES * centres.radius))
-        return _pulled(means, far, centres.means, reach)
+        centres, means = self._centres, class_means(one.sums)
+        distances, reach = self._distances[number], self._squared_reach(number)
+        wide = (one.sums.counts > 0) & (_lengths(means - centres.middle) > WIDE * centres.radius)
+        wide[distances.labels[np.isfinite(reach)]] = False
+        means = _pulled(means, wide, centres.middle, np.full(len(means), WIDE * centres.radius))
+        if (far := distances.squares > reach).any():
+            means, labels = means.copy(), distances.labels[far]
+            factor = np.sqrt(reach[far] / distances.squares[far])[:, None]
+            means[labels] = centres.means[labels] + factor * (means[labels] - centres.means[labels])
+        return means
 
     def _all_leads(self) -> tuple[float, float]:
         """The second lowest and the second highest lead of the trained head by held-out samples."""
@@ -289,23 +283,24 @@ class StatisticsBounds:
         return np.array([held, closed, closed + lead * held])
 
     def _all_scatter(self) -> tuple[NDArray[np.float64], float]:
-        """The sum of scatter over the pool and devices that count, with their samples.
-
-        The trace of each device is at most TIMES the usual one.
-        """
+        """The sum of scatter over the pool and all devices, with their samples."""
         total, samples = _scatter(self._pool), float(self._pool.moment_sums.counts.sum())
-        for counted, source, one in zip(self._counted, self._sent.sources, self._sent, strict=True):
-            if counted and one.moment_sums.counts.any():
-                part, count = self._limited(one, source)
-                total, samples = total + part, samples + count
+        for source, device in zip(self._sent.sources, self._sent, strict=True):
+            part, count = self._limited(device, source)
+            total, samples = total + part, samples + count
         return total, samples
 
     def _limited(self, one: Statistics, source: StatisticsSource) -> tuple[NDArray[np.float64], float]:
         """The scatter of a device as it counts in bounds of others, and the number of its samples."""
+        if not one.moment_sums.counts.any():
+            return np.zeros_like(one.moments), 0.0
         part, count = _scatter(one), float(one.moment_sums.counts.sum())
-        most, trace = TIMES * self._usual.scatter * count, float(np.trace(part))
-        fewer = min(1.0, SIZE * self._usual.size / source.size)
-        return part * (fewer * most / trace if trace > most else fewer), fewer * count
+        most = WIDE * self._usual.scatter * count
+        if np.linalg.norm(part) > most:  # also of long means, whose rounding makes scatter below 0
+            part = without_negative(part)
+            part = part * (most / max(most, float(np.trace(part))))
+        share = self._share(source)
+        return part * share, share * count
 
     def _possible(self, one: Statistics, part: NDArray[np.float64], own: float) -> NDArray[np.float64] | None:
         """The scatter within the bounds, (width, width); None if it is, or nothing is known of others'.
@@ -314,21 +309,14 @@ class StatisticsBounds:
         """
         count, width = float(one.moment_sums.counts.sum()), len(one.moments)
         others = self._scattered - own
-        if not count or others < 1:
+        known = self._scatter - part
+        if not count or others < 1 or not np.trace(known) > 0:
             return None
-        known = (self._scatter - part) / others
-        trace = float(np.trace(known))
-        if not trace > 0:
-            return None
-        shrinkage = max(SHRINKAGE, width / (width + others))
-        if not _is_positive(known + 1e-9 * trace * np.eye(width)):
-            values, vectors = np.linalg.eigh(known)
-            known = (vectors * values.clip(0)) @ vectors.T
-        known = (1 - shrinkage) * known + shrinkage * trace / width * np.eye(width)
+        known = shrunk(without_negative(known / others), others)
         most = SCATTER * (1 + sqrt(width / count)) ** 2 * max(1.0, ENOUGH * width / others)
         sent = _scatter(one) / count
-        fits = _is_positive(most * known - sent)
-        if fits and _is_positive(known + sent):  # rounded means of few samples give less than 0
+        fits = is_positive(most * known - sent)
+        if fits and is_positive(known + sent):  # rounded means of few samples give less than 0
             return None
         squares, axes = np.linalg.eigh(known)
         lengths = np.sqrt(squares.clip(1e-9 * squares[-1]))
@@ -337,12 +325,6 @@ class StatisticsBounds:
         bounded: NDArray[np.float64] = (half * values.clip(-1, most)) @ half.T
         self._narrowed += float(np.trace(sent)) > FAR * float(np.trace(bounded))
         return bounded * count
-
-
-def class_means(sums: ClassSums) -> NDArray[np.float64]:
-    """The mean of each class, float64 (classes, width); 0 for a class without samples."""
-    means: NDArray[np.float64] = sums.sums / np.where(sums.counts > 0, sums.counts, 1)[:, None]
-    return means
 
 
 def _lengths(rows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -394,24 +376,35 @@ def _with_means(one: Statistics, means: NDArray[np.float64]) -> Statistics:
     return replace(one, sums=sums, moment_sums=moment_sums, moments=moments)
 
 
+def _with_shares(one: Statistics, shares: NDArray[np.float64]) -> Statistics:
+    """The statistics with these shares of each class's samples (classes,), and the same means and scatter."""
+    counts, means = one.moment_sums.counts, class_means(one.moment_sums)
+    scatter = _scatter(one) * float(shares @ counts) / max(1e-9, float(counts.sum()))
+    sums, moment_sums = (
+        ClassSums(s.sums * shares[:, None], s.counts * shares) for s in (one.sums, one.moment_sums)
+    )
+    moments = scatter + (means * moment_sums.counts[:, None]).T @ means
+    return replace(one, sums=sums, moment_sums=moment_sums, moments=moments)
+
+
+def _free(one: Statistics) -> float:
+    """The samples that have second moments beyond one for each class."""
+    counts = one.moment_sums.counts
+    return float(counts.sum()) - float((counts > 0).sum())
+
+
+def _scatter_ratio(one: Statistics, metric: Metric) -> float:
+    """The scatter of a device's samples, in multiples of the others'; -1 if it sent none."""
+    if _free(one) < 1:
+        return -1.0
+    whitened = metric.whitening @ _scatter(one)
+    return max(0.0, float((whitened * metric.whitening).sum())) / _free(one) / metric.noise
+
+
 def _with_scatter(one: Statistics, scatter: NDArray[np.float64]) -> Statistics:
     """The statistics with this sum of scatter (width, width) of all samples that had second moments."""
     counts, means = one.moment_sums.counts, class_means(one.moment_sums)
     return replace(one, moments=scatter + (means * counts[:, None]).T @ means)
-
-
-def _is_positive(matrix: NDArray[np.float64]) -> bool:
-    """Whether a symmetric matrix is positive definite."""
-    try:
-        np.linalg.cholesky(matrix)
-    except np.linalg.LinAlgError:
-        return False
-    return True
-
-
-def _median(values: Sequence[float]) -> float:
-    """The median over devices; inf for fewer than LEAST."""
-    return float(np.median(values)) if len(values) >= LEAST else inf
 
 
 def _quartile(values: Sequence[float]) -> float:

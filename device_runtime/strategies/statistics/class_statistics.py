@@ -65,6 +65,7 @@ class Statistics:
     moments: the sum of f f^T, float64 (width, width), of devices that sent second moments.
     moment_sums: as `sums`, of those devices.
     right: counts of held-out samples, float64 (`held_out.COUNTS`,).
+    stands_for: of one device, how many samples in `sums` each sample stands for that it measured.
     Counts of samples are float64 if they decay.
     """
 
@@ -72,6 +73,7 @@ class Statistics:
     moment_sums: ClassSums
     moments: NDArray[np.float64]
     right: NDArray[np.float64] = field(default_factory=held_out.none)
+    stands_for: float = 1.0
 
     @classmethod
     def none(cls, labels: int, width: int) -> Statistics:
@@ -89,11 +91,12 @@ class Statistics:
     def times(self, scale: NDArray[Any]) -> Statistics:
         """The statistics of features multiplied by `scale`, float64 (width,)."""
         moments = self.moments * np.outer(scale, scale)
-        return Statistics(self.sums.times(scale), self.moment_sums.times(scale), moments, self.right)
+        sums, moment_sums = self.sums.times(scale), self.moment_sums.times(scale)
+        return replace(self, sums=sums, moment_sums=moment_sums, moments=moments)
 
     def standing_for(self, times: float) -> Statistics:
         """The same means, with counts multiplied by `times`; second moments and `right` stay."""
-        return replace(self, sums=self.sums.weighted(times))
+        return replace(self, sums=self.sums.weighted(times), stands_for=times * self.stands_for)
 
     def decayed(self, gamma: float) -> Statistics:
         sums, moment_sums = (one.weighted(gamma) for one in (self.sums, self.moment_sums))

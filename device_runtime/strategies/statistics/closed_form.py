@@ -259,7 +259,8 @@ class RoundStatistics:
         if self._manifest.scale is not None:
             sent = sent.times(1 / scale_in(self._manifest, base))
         size = samples / devices / (late.times if late else 1.0)
-        self._sent.add(sent, StatisticsSource(size, max(1, self._number - late.round) if late else 0))
+        rounds_late = max(1, self._number - late.round) if late else 0
+        self._sent.add(sent, StatisticsSource(size, rounds_late, sent.stands_for))
         self._bases[number] = base
         self._made_for.append(number)
 

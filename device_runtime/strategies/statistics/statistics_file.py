@@ -25,10 +25,12 @@ class StatisticsSource:
 
     size: samples of a device, without the factor for the rounds that they stand for.
     late: by how many rounds they are late.
+    stands_for: how many samples each sample stands for that the device measured.
     """
 
     size: float
     late: int = 0
+    stands_for: float = 1.0
 
 
 class StatisticsFile:

@@ -33,7 +33,8 @@ def round_of(devices, pool=NONE, rounds=None, late=0):
     """The statistics of a round within the bounds, and the bounds."""
     file = StatisticsFile(LABELS, WIDTH)
     for one in devices:
-        file.add(one, StatisticsSource(float(one.sums.counts.sum()), late))
+        size = float(one.sums.counts.sum()) / one.stands_for
+        file.add(one, StatisticsSource(size, late, one.stands_for))
     limits = StatisticsBounds(file, pool, no_rounds() if rounds is None else rounds)
     return list(limits.bounded()), limits
 
@@ -84,7 +85,7 @@ def test_one_liar_of_ten_moves_the_head_by_less_than_two_points(name, size):
         assert limits.note.startswith("statistics far from the others' are bounded: ")
 
 
-@pytest.mark.parametrize("name", [name for name in LIES if name != "all samples in one class"])
+@pytest.mark.parametrize("name", LIES)
 def test_a_liar_in_the_first_round_of_uneven_devices_moves_the_head_by_less_than_two_points(
     name, monkeypatch
 ):
@@ -120,6 +121,29 @@ def test_the_largest_size_is_three_times_the_upper_quartile():
     assert within[-1].sums.counts.sum() == pytest.approx(180)
 
 
+def test_a_class_of_three_devices_counts_at_most_three_times_as_many_samples_as_the_others_hold():
+    """All of the same size; class 0 of one is 60 samples, of two others 5 together."""
+    rest = [honest(i, [1, 2, 3, 4]) for i in range(6)]
+    few = [
+        pooled([honest(10, [0], 2), honest(11, [1], 58)]),
+        pooled([honest(12, [0], 3), honest(13, [2], 57)]),
+    ]
+    within, limits = round_of([*rest, *few, honest(14, [0])])
+    assert [one.sums.counts[0] for one in within[6:]] == [2, 3, pytest.approx(3 * 5)]
+    assert all(same(one, other) for one, other in zip(rest + few, within, strict=False))
+    assert limits.note.endswith("sizes of 1 device")
+
+
+def test_a_device_that_measured_few_of_its_samples_is_as_noisy_as_these_are():
+    """One sample or two of each class stand for 600: the same bits, and a mean of 600 that far is moved."""
+    few = honest(9, count=8).standing_for(75)
+    sent = [honest(i) for i in range(8)]
+    within, limits = round_of([*sent, few])
+    assert same(within[-1], few)
+    assert limits.note == ""
+    assert not same(round_of([*sent, replace(few, stands_for=1.0)])[0][-1], few)
+
+
 def test_a_far_mean_is_moved_to_the_bound_and_its_scatter_stays():
     sent = [honest(i) for i in range(9)]
     means = bounds.class_means(sent[0].sums)
@@ -140,13 +164,24 @@ def test_scatter_in_one_direction_is_bounded_there_alone():
     sent = [honest(i) for i in range(9)]
     axis = np.eye(WIDTH)[3]
     count = sent[0].sums.counts.sum()
-    lie = replace(sent[0], moments=sent[0].moments + 1e6 * count * np.outer(axis, axis))
-    within, limits = round_of([lie, *sent[1:]])
-    assert limits.note.endswith("second moments of 1 device")
+    lie = replace(sent[0], moments=sent[0].moments + WIDTH * count * np.outer(axis, axis))
+    within, _ = round_of([lie, *sent[1:]])
     got, true = (bounds._scatter(one) / count for one in (within[0], sent[0]))
     most = bounds.SCATTER * (1 + np.sqrt(WIDTH / count)) ** 2
     assert 1 < got[3, 3] < 1.5 * most
     np.testing.assert_allclose(np.delete(np.diag(got), 3), np.delete(np.diag(true), 3), rtol=0.5)
+
+
+@pytest.mark.parametrize("factor", [0, 1e-3, 10, 1e6])
+def test_scatter_of_an_unlikely_size_does_not_count_and_its_means_do(factor):
+    sent = [honest(i) for i in range(9)]
+    scatter = bounds._scatter(sent[0])
+    lie = replace(sent[0], moments=sent[0].moments + (factor - 1) * scatter)
+    within, limits = round_of([lie, *sent[1:]])
+    assert same(within[0], replace(sent[0], moment_sums=NONE.moment_sums, moments=NONE.moments))
+    assert limits.note.endswith("second moments of 1 device")
+    before, after = (accuracy(pooled(one)) for one in (sent, within))
+    assert before - after < 0.01
 
 
 def test_a_direction_that_varies_a_little_too_much_is_bounded_without_a_note():
