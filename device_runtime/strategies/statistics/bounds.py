@@ -4,14 +4,17 @@ It is always on, and needs no setting. What lies within the bounds stays bit for
 counts and class means of device i, S_i its mean scatter within classes, d the number of features:
 
     size       sum_c n_ic is at most SIZE times the upper quartile of the devices'
-    centre     m_c: the coordinate-wise median of the class's means; of one or two devices' beside the pool's
-    spread     tau: the median distance of means from their centres; v: the median trace of S_i
-    mean       |mu_ic - m_c|^2 <= TIMES^2 (tau^2 + v / n_ic + drift^2): one further away is moved to the bound
-    alone      a class of one device, new to the pool: within TIMES times the usual distance from the middle
+    class      n_ic is at most CLASS times the sum of the others' and the pool's, if LEAST devices hold the
+               class, with the pool
+    mean       |mu_ic - m_c|^2 <= TIMES^2 (tau^2 + noise_ic + drift^2): one further away is moved to the
+               bound. m_c, tau, noise_ic and the metric: `centres`
+    alone      a class of one device, new to the pool: within WIDE times the usual distance from the middle
                of all means
-    device     nothing of a device counts whose means are mostly too far from those of at least two others:
-               its counts and scatter would be false too
-    scatter    -R <= S_i <= SCATTER (1 + sqrt(d / n_i))^2 R as matrices; R: the shrunk scatter of all others
+    device     nothing of a device counts whose squared distances are, in the mean over its classes, MOSTLY
+               of the bound or more, where LEAST voices are compared: its counts would be false too
+    scatter    none of S_i counts if tr(R^-1 S_i) is not within TRACE (1 + 1 / sqrt(n_i))^2 times the usual,
+               and as many parts of it; else -R <= S_i <= SCATTER (1 + sqrt(d / n_i))^2 R as matrices;
+               R: the shrunk scatter of all others
     held out   the share of samples by which a device finds the trained head better is at most the next
                highest of the others', and at least the next lowest
 
@@ -21,8 +24,8 @@ and Pastur 1967). In rounds of fewer than LEAST devices the usual numbers of ear
 the pool. Where there are neither, nothing is compared.
 
 The mean of values that are clipped about a center: Learning from history for Byzantine robust optimization
-(2021). Ours: that the bound shrinks with the samples of a class, the bound on the scatter, and the rules for
-classes of one device, which must keep its voice.
+(2021). Ours: that the bound is the noise of the samples that a device measured, the bounds on counts and
+scatter, and the rules for classes of one device, which must keep its voice.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ FAR = 1.5
 ENOUGH = 2
 """Samples of others for each feature of which their scatter is known; with fewer the bound grows."""
 MOSTLY = 0.5
-"""The share of a device's compared means from which on, if they are too far, nothing of it counts."""
+"""The mean of a device's squared distances, relative to their bounds, from which on nothing of it counts."""
 ROUNDS = 8
 """Rounds whose usual numbers are remembered."""
 FIGURES = 4
@@ -86,7 +89,8 @@ class Usual:
     """The usual numbers of a round: inf where nothing is known, so that nothing is bounded by it.
 
     size: the upper quartile of the devices' samples. spread: the usual distance of a class mean from its
-    centre. drift: that of the centres from the pool's. scatter: the usual trace of the mean scatter.
+    centre, beyond noise. drift: that of the means from the pool's. scatter: the usual trace of the mean
+    scatter.
     """
 
     size: float = inf
