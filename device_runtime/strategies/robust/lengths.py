@@ -36,7 +36,8 @@ from device_runtime.models.bundles.names import RUNNING_STATISTICS
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.plugins import own_code
-from device_runtime.strategies.statistics.bounds import LEAST, ROUNDS
+from device_runtime.strategies.statistics.bounds import ROUNDS
+from device_runtime.strategies.statistics.centres import LEAST
 from device_runtime.strategies.statistics.statistics_file import IN_MEMORY
 from device_runtime.strategies.training.device_half import FEW_SHOT, NO_TENSORS, TrainedUpdate
 
