@@ -122,14 +122,14 @@ def test_the_largest_size_is_three_times_the_upper_quartile():
 
 
 def test_a_class_of_three_devices_counts_at_most_three_times_as_many_samples_as_the_others_hold():
-    """All of the same size; class 0 of one is 60 samples, of two others 5 together."""
+    """Class 0 of one is 60 samples, of two others 5 together, and a usual device has 60 of 5 classes."""
     rest = [honest(i, [1, 2, 3, 4]) for i in range(6)]
     few = [
         pooled([honest(10, [0], 2), honest(11, [1], 58)]),
         pooled([honest(12, [0], 3), honest(13, [2], 57)]),
     ]
     within, limits = round_of([*rest, *few, honest(14, [0])])
-    assert [one.sums.counts[0] for one in within[6:]] == [2, 3, pytest.approx(3 * 5)]
+    assert [one.sums.counts[0] for one in within[6:]] == [2, 3, pytest.approx(3 * 60 / 5)]
     assert all(same(one, other) for one, other in zip(rest + few, within, strict=False))
     assert limits.note.endswith("sizes of 1 device")
 
