@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.export.substitutes import Substitutes
+from device_runtime.models.export.substitutes import SUBSTITUTES, Substitutes
 
 functional = torch.nn.functional
 IDS = torch.tensor([[1, 2, 2, 0], [0, 0, 0, 0], [3, 4, 0, 1]])
@@ -39,3 +39,9 @@ def test_a_random_leaky_relu_has_its_mean_slope_in_eval_mode():
 def test_distances_of_rows_have_gradients_also_where_they_are_0():
     same(torch.cdist, (4, 3), (5, 3))
     same(lambda a: torch.cdist(a, a.detach()), (4, 3))
+
+
+def test_functions_without_a_counterpart_in_onnx_have_a_substitute():
+    assert SUBSTITUTES[functional.rrelu](torch.ones(2)) is not None
+    assert SUBSTITUTES[torch.cdist](torch.ones(2, 3), torch.ones(2, 3)) is not None
+    assert SUBSTITUTES[functional.embedding_bag](IDS, torch.ones(5, 3), padding_idx=0) is not None
