@@ -35,8 +35,8 @@ import psutil
 from predicting.tasks import bundles
 from tabulate import tabulate
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle, pack
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.training.optimizer import Sgd
 
 ROOT = Path(__file__).parents[1]

@@ -32,8 +32,8 @@ from device_runtime.broker.wire.messages import (
 from device_runtime.models.bundles import archive, graph_check, manifest, tensors
 from device_runtime.models.bundles.bundle import Bundle, check_manifest, shipped_folder
 from device_runtime.models.errors import BundleError, ModelError
-from device_runtime.strategies import registry
 from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.kinds import registry
 
 
 @dataclass(frozen=True)

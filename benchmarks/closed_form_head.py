@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from device_runtime.simulation import scenario as policies
 from device_runtime.simulation.executors.job import TrainingJob
-from device_runtime.simulation.records import AskRecord, SimulatedRound
-from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.scenario import load
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.simulation.history.records import AskRecord, SimulatedRound
+from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario as policies
+from device_runtime.simulation.scenarios.scenario import load
+from device_runtime.strategies.interface.device_half import Update
 
 LAST = 5
 """Rounds whose recalls are averaged."""
@@ -46,7 +46,7 @@ class Rounds:
     def asked(self, ask: AskRecord) -> None:
         pass
 
-    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, made: Update) -> None:
         pass
 
     def closed(self, line: SimulatedRound) -> None:

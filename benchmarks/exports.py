@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tabulate import tabulate
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import ModelError
 from device_runtime.models.training.optimizer import Sgd
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from device_runtime.aggregator.views.run_events import RoundOpened
-from device_runtime.simulation import scenario as scenarios
+from device_runtime.aggregator.machine.run_events import RoundOpened
 from device_runtime.simulation.demo.fleet import MIXED
-from device_runtime.simulation.records import AskRecord, NullObserver
-from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.wire.run import WireCourse, perform
+from device_runtime.simulation.history.records import AskRecord, NullObserver
+from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario as scenarios
+from tests.simulation.wire.run import WireCourse, perform
 
 SEED, ROUNDS = 5, 3
 SHARES = {"phone-high": 0.25, "pi-5": 0.25, "jetson-nano": 0.25, "pi-zero-2w": 0.125}

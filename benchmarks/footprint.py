@@ -131,7 +131,7 @@ def main() -> None:
         (
             "import what works, and ONNX Runtime",
             *(
-                f("import device_runtime.client.training.local_task, onnxruntime")
+                f("import device_runtime.device.training.local_task, onnxruntime")
                 for f in (import_ms, rss_mb)
             ),
         ),

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.fuzz_target import InFile, Target, mutated
+from device_runtime.aggregator.configuration import config
 from device_runtime.aggregator.errors import ConfigError, TaskError
-from device_runtime.aggregator.serving import config
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.enrolment import FILE, Enrolment
@@ -22,8 +22,8 @@ from device_runtime.broker.wire.messages import Mask, Message, Step
 from device_runtime.broker.wire.sum_messages import SumAnswer, SumRequest, SumSeed
 from device_runtime.cli.on_device import join
 from device_runtime.cli.on_device.policy_options import RULES
-from device_runtime.client.errors import PolicyError
-from device_runtime.client.service import device_file
+from device_runtime.device.errors import PolicyError
+from device_runtime.device.service import device_file
 from device_runtime.mask_helper import summing
 from device_runtime.mask_helper.errors import SumRefused
 from device_runtime.mask_helper.summing import SumLimits
@@ -34,8 +34,8 @@ from device_runtime.models.text import file as tokenizer_file
 from device_runtime.models.text.byte_pairs import SYMBOLS
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.shipped import ProfileError
-from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.scenarios import scenario as scenarios
 
 ROOT = Path(__file__).parent.parent
 LIMITS = SumLimits()

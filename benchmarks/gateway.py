@@ -51,7 +51,7 @@ from device_runtime.broker.wire.transfer import answer_get
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 BUNDLE = "digits-wrn-10-1"
 COMMAND = "import sys; from device_runtime.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -17,11 +17,11 @@ import sys
 import psutil
 from tabulate import tabulate
 
-from device_runtime.client.selection.profiling import BATCH, held_bytes, random_samples, ready, runnable
-from device_runtime.client.training.engine_guard import MARGIN, MARGIN_BYTES
+from device_runtime.device.engine.engine_guard import MARGIN, MARGIN_BYTES
+from device_runtime.device.engine.profiling import BATCH, held_bytes, random_samples, ready, runnable
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.manifest import Graph
-from device_runtime.models.engines.available import open_model
 from device_runtime.profiles.cost import session_bytes
 
 RUNS = 3

@@ -31,15 +31,15 @@ from nacl.bindings import crypto_scalarmult_base
 from tabulate import tabulate
 
 from device_runtime.broker.wire.messages import Base, Blob, HelperKey, Masks, Offer
-from device_runtime.client.one_task import RoundInputs
-from device_runtime.client.training.masked_update import SECRET_BYTES, masked
+from device_runtime.device.training.masked_update import SECRET_BYTES, masked
+from device_runtime.device.training.one_task import RoundInputs
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.manifest import Manifest, Parameter
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.strategies import registry
 from device_runtime.strategies.codecs.chain import codec_named
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.training.device_half import NO_TENSORS, LocalData, Run, TrainedUpdate
+from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData, Run, Update
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.fedavg import FedAvg
 
 SIZES = (1_000, 1_000_000)
 TENSORS = 10
@@ -62,7 +62,7 @@ def offer_of(helpers: int) -> Offer:
     )  # fmt: skip
 
 
-def made_up(values: int) -> tuple[Manifest, Tensors, TrainedUpdate]:
+def made_up(values: int) -> tuple[Manifest, Tensors, Update]:
     """A network of so many values in TENSORS tensors, its base, and an update: a small random change."""
     rng, size = np.random.default_rng(1), values // TENSORS
     parameters = tuple(Parameter(f"layer-{n}", (size,), "float32", "up", ("all",)) for n in range(TENSORS))
@@ -70,10 +70,10 @@ def made_up(values: int) -> tuple[Manifest, Tensors, TrainedUpdate]:
     manifest = msgspec.structs.replace(manifest, parameters=parameters)
     base = {one.name: rng.normal(0, 0.1, size).astype(np.float32) for one in parameters}
     new = {name: (w + rng.normal(0, 0.01, size)).astype(np.float32) for name, w in base.items()}
-    return manifest, base, TrainedUpdate("full", new, SAMPLES, 0.5)
+    return manifest, base, Update("full", new, SAMPLES, 0.5)
 
 
-def ways(manifest: Manifest, base: Tensors, made: TrainedUpdate) -> Iterator[tuple[str, Callable[[], int]]]:
+def ways(manifest: Manifest, base: Tensors, made: Update) -> Iterator[tuple[str, Callable[[], int]]]:
     """How the update can be made ready to send; each gives its bytes."""
 
     def clear() -> int:
@@ -120,7 +120,7 @@ def epoch(cache: Path, repeats: int) -> Iterator[tuple[Any, ...]]:
     """The rows of an epoch, and of what masks add to it."""
     from engines import NETWORKS, exported
 
-    from device_runtime.models.engines.onnx_engine import OnnxModel
+    from device_runtime.models.available_engines.onnx_engine import OnnxModel
 
     bundle, kind = Bundle.open(exported(NETWORK, cache)), FedAvg(epochs=1, lr=0.001)
     rng, model = np.random.default_rng(1), OnnxModel(bundle, threads=1)

@@ -18,16 +18,16 @@ from statistics import mean, stdev
 import numpy as np
 from tabulate import tabulate
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.simulation import digits, partition
 from device_runtime.simulation.demo.fleet import MIXED
-from device_runtime.strategies.few_shot import FewShot
-from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.merging.aggregator_half import RoundModel
+from device_runtime.strategies.interface.aggregator_half import RoundModel
+from device_runtime.strategies.interface.device_half import LocalData, Run
+from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.kinds.few_shot import FewShot
 from device_runtime.strategies.merging.merge import merge
-from device_runtime.strategies.training.device_half import LocalData, Run
 
 DEVICES, STRAGGLERS, ALPHA = 8, 3, 0.3
 

@@ -27,7 +27,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).parent.parent
 COPIED = ("device_runtime", "tests", "docs", "models", "profiles", "web/vectors")
 """What the tests of the machines read."""
-MACHINES = {"device": "device_runtime.client.", "aggregator": "device_runtime.aggregator.rounds."}
+MACHINES = {"device": "device_runtime.device.", "aggregator": "device_runtime.aggregator.rounds."}
 MISSED = (0, 33)
 """Exit codes of a mutant that passes its tests, and of one that no test reaches."""
 MUTMUT = shutil.which("mutmut", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))

@@ -29,13 +29,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from tabulate import tabulate
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.training.heads import SoftmaxHead, accuracy_and_loss
-from device_runtime.simulation import scenario
-from device_runtime.simulation.records import NullObserver, SimulatedRound
-from device_runtime.simulation.run import prepare, simulate
+from device_runtime.simulation.history.records import NullObserver, SimulatedRound
+from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 WEIGHTS, IMAGES = DATA / "squeezenet1_0_imagenet.npz", DATA / "cifar10_10k_2k_jpegbytes.npz"
@@ -93,8 +93,8 @@ def _enlarged(file: bytes, size: int) -> NDArray[np.uint8]:
 def backbone(folder: Path, size: int = SIZE) -> Bundle:
     """SqueezeNet 1.0 with the weights of ImageNet and a new head of ten classes, as a bundle."""
     from device_runtime.models.export.export import ExportSpec, export
-    from device_runtime.models.export.weights import load_weights
     from device_runtime.models.networks import build
+    from device_runtime.models.torch_modules.weights import load_weights
 
     with np.load(IMAGES) as file:
         labels = tuple(str(name) for name in file["class_names"])

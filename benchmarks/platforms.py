@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import PRECISIONS
-from device_runtime.models.engines.onnx_engine import OnnxModel
 
 SAMPLES = 8
 MOST = 1e-5

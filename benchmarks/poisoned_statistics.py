@@ -23,20 +23,20 @@ from tabulate import tabulate
 
 from device_runtime.aggregator.intake.check import UpdateOrigin, update_refusal
 from device_runtime.aggregator.merging.merge_round import MergeTools
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.available import open_model
 from device_runtime.models.training.evaluation import evaluate
 from device_runtime.simulation.executors.job import Executor, PlainExecutor, Result, TrainingJob
-from device_runtime.simulation.records import NullObserver, SimulatedRound
-from device_runtime.simulation.run import PreparedRun, prepare, simulate
-from device_runtime.simulation.scenario import load
-from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
+from device_runtime.simulation.history.records import NullObserver, SimulatedRound
+from device_runtime.simulation.rounds.run import PreparedRun, prepare, simulate
+from device_runtime.simulation.scenarios.scenario import load
+from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
+from device_runtime.strategies.interface.device_half import Update
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import Robust, Screen
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import MOST_NORM, ClassSums
-from device_runtime.strategies.training.device_half import TrainedUpdate
 
 DEVICES = 10
 """The fleet."""
@@ -173,7 +173,7 @@ class RecordedRound:
     """The base of a round and its updates, by device."""
 
     base: Tensors
-    updates: list[tuple[str, TrainedUpdate]] = field(default_factory=list)
+    updates: list[tuple[str, Update]] = field(default_factory=list)
 
 
 class Recording(NullObserver):
@@ -192,7 +192,7 @@ class Recording(NullObserver):
             self.rounds.append(RecordedRound(base))
         return self._inner.run(bases, jobs)
 
-    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, made: Update) -> None:
         own = {name: np.array(value) for name, value in made.tensors.items()}
         self.rounds[-1].updates.append((job.name, replace(made, tensors=own, memory=None)))
 
@@ -257,7 +257,7 @@ class Replay:
         self._model.load(merged.closed_form or merged.served)
         return evaluate(self._model, self._x, self._y).eval_acc, merged.carried
 
-    def _said(self, attack: Attack | None, device: str, update: TrainedUpdate, number: int) -> TrainedUpdate:
+    def _said(self, attack: Attack | None, device: str, update: Update, number: int) -> Update:
         if attack is None or device != attack.device or number not in attack.rounds:
             return update
         kind = self._kinds[update.kind]
@@ -310,7 +310,7 @@ def recorded(partition: str, rounds: int, seed: int) -> tuple[PreparedRun, Recor
         return recording[0]
 
     class Forward(NullObserver):
-        def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
+        def trained(self, job: TrainingJob, made: Update) -> None:
             recording[0].trained(job, made)
 
         def closed(self, line: SimulatedRound) -> None:

@@ -25,11 +25,11 @@ from tabulate import tabulate
 
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.executors.job import Executor, PlainExecutor, Result, TrainingJob
-from device_runtime.simulation.records import NullObserver, SimulatedRound
-from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.scenario import load
+from device_runtime.simulation.history.records import NullObserver, SimulatedRound
+from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios.scenario import load
+from device_runtime.strategies.interface.device_half import FEW_SHOT, Update
 from device_runtime.strategies.statistics.class_statistics import PREFIX
-from device_runtime.strategies.training.device_half import FEW_SHOT, TrainedUpdate
 
 DEVICES, LARGEST = 10, 1_000_000
 """The fleet, and the largest number of samples that a default task lets a device claim."""
@@ -106,7 +106,7 @@ class Liar:
     claimed: float
     rounds: range
 
-    def said(self, made: TrainedUpdate, job: TrainingJob, base: Tensors) -> TrainedUpdate:
+    def said(self, made: Update, job: TrainingJob, base: Tensors) -> Update:
         own = {
             name: value
             for name, value in made.tensors.items()
@@ -134,7 +134,7 @@ class LyingExecutor:
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         for job, made in zip(jobs, self._inner.run(bases, jobs), strict=True):
             liar = self._liar
-            if liar and job.device == 0 and job.round in liar.rounds and isinstance(made, TrainedUpdate):
+            if liar and job.device == 0 and job.round in liar.rounds and isinstance(made, Update):
                 yield liar.said(made, job, bases[job.base])
             else:
                 yield made

@@ -130,8 +130,8 @@ def convolutional(name: str, settings: dict[str, str], spec: InputSpec, folder: 
     import ncm_cifar10
 
     from device_runtime.models.export.export import ExportSpec, export
-    from device_runtime.models.export.weights import load_weights
     from device_runtime.models.networks import build
+    from device_runtime.models.torch_modules.weights import load_weights
 
     module = build(name.removesuffix("1_0"), {**settings, "classes": 10})
     load_weights(module, DATA / f"{name}_imagenet.npz", skip_head="classifier.1")
@@ -153,7 +153,7 @@ def convolutional(name: str, settings: dict[str, str], spec: InputSpec, folder: 
 
 def digits(folder: Path) -> Network:
     """The shipped bundle after two epochs of SGD; accuracy on 360 digits."""
-    from device_runtime.models.engines.onnx_engine import OnnxModel
+    from device_runtime.models.available_engines.onnx_engine import OnnxModel
     from device_runtime.simulation.digits import load
 
     bundle = Bundle.open(shipped_folder("digits-wrn-10-1"))

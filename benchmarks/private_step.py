@@ -24,10 +24,10 @@ import numpy as np
 from engines import NETWORKS, Row, built, exported, samples, say
 from tabulate import tabulate
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel, Gradients, Inputs, Labels
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.training.clipping import Privacy, PrivateGradients
 
 BATCH = 32

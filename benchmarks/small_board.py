@@ -78,10 +78,10 @@ PREDICT = """
 import argparse, json, sys
 from pathlib import Path
 from device_runtime.models import data
-from device_runtime.client.selection.choose import MAIN, priced
+from device_runtime.device.selection.choose import MAIN, priced
 from device_runtime.cli.on_device import profile
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.training.workload import workload
 kind, settings, samples, *bundles = json.loads(sys.argv[1])
 parser = argparse.ArgumentParser()

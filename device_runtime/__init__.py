@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 from .extras import extra_needed
 
 if TYPE_CHECKING:
+    from device_runtime.device.personal.predictions import Guess, Personal, Prediction
+    from device_runtime.simulation.rounds.callbacks import Callback
+    from device_runtime.simulation.scenarios.scenario import Scenario
+
     from .aggregator.tasks.kind_settings import KindSettings
     from .aggregator.tasks.task import Task
     from .api import data as data
@@ -21,11 +25,8 @@ if TYPE_CHECKING:
     from .api.exporting import export
     from .api.result import ComparedFolders, SimulatedRun, SimulationResult
     from .api.simulating import compare, simulate
-    from .client.personal.predictions import Guess, Personal, Prediction
     from .models.bundles.bundle import Bundle
     from .profiles.fleets.fleet import FleetSpec as Fleet
-    from .simulation.callbacks import Callback
-    from .simulation.scenario import Scenario
 
 __all__ = [
     "Aggregator",
@@ -53,16 +54,16 @@ __all__ = [
 _HOMES = {
     "Aggregator": "api.aggregating",
     "Bundle": "models.bundles.bundle",
-    "Callback": "simulation.callbacks",
+    "Callback": "simulation.rounds.callbacks",
     "ComparedFolders": "api.result",
     "Device": "api.device",
     "DeviceOptions": "api.device",
     "Fleet": "profiles.fleets.fleet:FleetSpec",
-    "Guess": "client.personal.predictions",
+    "Guess": "device.personal.predictions",
     "KindSettings": "aggregator.tasks.kind_settings",
-    "Personal": "client.personal.predictions",
-    "Prediction": "client.personal.predictions",
-    "Scenario": "simulation.scenario",
+    "Personal": "device.personal.predictions",
+    "Prediction": "device.personal.predictions",
+    "Scenario": "simulation.scenarios.scenario",
     "SimulatedRun": "api.result",
     "SimulationResult": "api.result",
     "Task": "aggregator.tasks.task",

@@ -3,21 +3,24 @@
 docs/own-kind.md, docs/own-term.md and docs/own-policy.md explain it by an example each.
 """
 
-from device_runtime.client.selection.choose import Candidate, ChoicePolicy
+import warnings
+from typing import Any
+
+from device_runtime.device.selection.choose import Candidate, ChoicePolicy
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Flat, Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Adam, Sgd
 from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Work, Workload, predict
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.kind import ClassStatistics, KindInfo, Strategy, TakesCodec
-from device_runtime.strategies.merging.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.device_half import LocalData, OutOfTime, Run, Update
+from device_runtime.strategies.interface.kind import ClassStatistics, KindInfo, Strategy, TakesCodec
+from device_runtime.strategies.interface.tensor_mean import TensorMean
+from device_runtime.strategies.kinds.fedavg import FedAvg
+from device_runtime.strategies.kinds.registry import load, make, register
 from device_runtime.strategies.merging.merge_rule import MergeRule
-from device_runtime.strategies.merging.tensor_mean import TensorMean
-from device_runtime.strategies.registry import load, make, register
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.terms.local_term import LocalTerm
-from device_runtime.strategies.training.device_half import LocalData, OutOfTime, Run, TrainedUpdate
 from device_runtime.strategies.training.local_training import GradientTerm, StartedTerm, TrainingPlan, train
 from device_runtime.strategies.training.partial_epochs import PartialEpochs
 from device_runtime.strategies.training.workload import Training, upload_bytes, work_of_training
@@ -52,9 +55,9 @@ __all__ = [
     "TensorMean",
     "TensorSpec",
     "Tensors",
-    "TrainedUpdate",
     "Training",
     "TrainingPlan",
+    "Update",
     "Work",
     "Workload",
     "load",
@@ -65,3 +68,11 @@ __all__ = [
     "upload_bytes",
     "work_of_training",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The names of the release before, each with a warning."""
+    if name != "TrainedUpdate":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{__name__}.TrainedUpdate is called Update now", DeprecationWarning, stacklevel=2)
+    return Update

@@ -1,7 +1,7 @@
 """Writes the diagram and the tables of docs/device-machine.md: python docs/machine.py
 
-The transitions are those of random orders of events (tests/client/modelled.py), enough of them to see each. A
-test checks that the page is as it is generated now.
+The transitions are those of random orders of events (tests/device/machine/modelled.py), enough of them to see
+each. A test checks that the page is as it is generated now.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from device_runtime.client import events
-from device_runtime.client.events import REASONS, DeviceCommand, DeviceEvent
-from device_runtime.client.state import DeviceState
-from tests.client.modelled import World
+from device_runtime.device.machine import events
+from device_runtime.device.machine.events import REASONS, DeviceCommand, DeviceEvent
+from device_runtime.device.machine.state import DeviceState
+from tests.device.machine.modelled import World
 
 _WALKS, _STEPS = 1000, 100
 _PHASES = ("idle", "fetching", "ready", "training", "awaiting_receipt", "evaluating")

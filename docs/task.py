@@ -8,8 +8,8 @@ from pathlib import Path
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.research.kinds import example
-from device_runtime.strategies import registry
 from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.settings import SettingText
 
 HERE = Path(__file__).parent

@@ -25,7 +25,7 @@ from device_runtime.kinds import (
     Setting,
     TensorMean,
     TensorSpec,
-    TrainedUpdate,
+    Update,
     Work,
     Workload,
     upload_bytes,
@@ -64,7 +64,7 @@ class TopK(FedAvg):
         sent = upload_bytes(2 * self.count(values), 2)
         return replace(work, bytes_up=sent, peak_bytes=work.peak_bytes + 8 * values)
 
-    def train(self, model: Any, data: Any, run: Run) -> TrainedUpdate:
+    def train(self, model: Any, data: Any, run: Run) -> Update:
         base = model.weights
         made = super().train(model, data, run)
         change = flat({**base, **made.tensors}) - flat(base)
@@ -90,14 +90,14 @@ class TopK(FedAvg):
     def start(self, model: RoundModel) -> State:
         return State(TensorMean(), model.weights)
 
-    def fold(self, state: State, contribution: TrainedUpdate, weight: float) -> State:
+    def fold(self, state: State, contribution: Update, weight: float) -> State:
         dense = self.comparable(contribution, state.base)
         return replace(state, mean=state.mean.add(dense.tensors, weight))
 
     def finish(self, state: State, model: RoundModel) -> KindResult:
         return KindResult(mean=state.mean, num_examples=state.mean.most)
 
-    def comparable(self, contribution: TrainedUpdate, base: Tensors) -> TrainedUpdate:
+    def comparable(self, contribution: Update, base: Tensors) -> Update:
         """The whole model, which robust rules compare; a late change counts by its share."""
         if "values" not in contribution.tensors:
             return contribution

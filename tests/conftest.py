@@ -30,10 +30,10 @@ from hypothesis import HealthCheck, settings
 
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.server import RunningBroker
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
-from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.strategies.merging.aggregator_half import RoundModel
-from device_runtime.strategies.training.device_half import LocalData
+from device_runtime.strategies.interface.aggregator_half import RoundModel
+from device_runtime.strategies.interface.device_half import LocalData
 
 T = TypeVar("T")
 Words = tuple[str, ...]

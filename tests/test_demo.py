@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 ON_A_BUSY_MACHINE = """
 import sys

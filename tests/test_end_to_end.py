@@ -17,7 +17,7 @@ from device_runtime.broker.wire.link import Link, LinkOptions, Received
 from device_runtime.broker.wire.messages import Base, Contribution, Offer, Receipt, decode, encode
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 
 @pytest.fixture

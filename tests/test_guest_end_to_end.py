@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from device_runtime.broker.servers import brokers
-from device_runtime.client.service import instance_lock as guest
-from device_runtime.client.service import uninstall as leaving
+from device_runtime.device.agent import instance_lock as guest
+from device_runtime.device.service import uninstall as leaving
 
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
 SLOW = ("--as", "pi-5", "--slow", "20")

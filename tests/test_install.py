@@ -57,9 +57,9 @@ def test_the_device_imports_neither_torch_nor_aggregator_nor_simulation(statemen
 def test_a_device_at_work_brings_in_no_torch_either():
     loaded = modules_after(
         "from device_runtime.models.bundles.bundle import Bundle, shipped_folder\n"
-        "from device_runtime.models.engines.available import open_model\n"
-        "import numpy as np, device_runtime.strategies.registry as r\n"
-        "from device_runtime.strategies.kind import LocalData, Run\n"
+        "from device_runtime.models.available_engines.available import open_model\n"
+        "import numpy as np, device_runtime.strategies.kinds.registry as r\n"
+        "from device_runtime.strategies.interface.kind import LocalData, Run\n"
         "model = open_model(Bundle.open(shipped_folder('digits-wrn-10-1')))\n"
         "data = LocalData(np.zeros((8, 1, 8, 8), np.float32), np.arange(8))\n"
         "for name in r.DEFAULT_KINDS: r.make(name).train(model, data, Run(1, 'd', lambda: 0.0, 1.0))"

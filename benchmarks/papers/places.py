@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from device_runtime.simulation.errors import DataSetError, ScenarioError
-from device_runtime.strategies.kind import Settings
+from device_runtime.strategies.interface.kind import Settings
 
 from . import catalogue
 from .table import SCALES, Layer, Scale

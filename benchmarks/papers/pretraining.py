@@ -16,8 +16,8 @@ from device_runtime.simulation.compare.plan import bundle_sha256
 from device_runtime.simulation.compare.run_folder import SERVED, RunName, fingerprint, finished
 from device_runtime.simulation.compare.running import folder_lock, interruptible
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.simulation.records import NullObserver, SimulatedRound
-from device_runtime.simulation.scenario import CENTRALISED, COMPUTER, Scenario, of_policy
+from device_runtime.simulation.history.records import NullObserver, SimulatedRound
+from device_runtime.simulation.scenarios.scenario import CENTRALISED, COMPUTER, Scenario, of_policy
 
 from . import exporting
 from .exporting import BundleSamples

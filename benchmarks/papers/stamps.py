@@ -19,8 +19,10 @@ DECIDES = (
     "device_runtime/aggregator/merging",
     "device_runtime/aggregator/rounds",
     "device_runtime/aggregator/tasks",
-    "device_runtime/client/selection",
-    "device_runtime/client/training",
+    "device_runtime/aggregator/machine",
+    "device_runtime/device/engine",
+    "device_runtime/device/selection",
+    "device_runtime/device/training",
 )
 """The parts of the code that decide the results of runs."""
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.strategies.kind import Settings
+from device_runtime.strategies.interface.kind import Settings
 
 from .measures import MEASURES
 

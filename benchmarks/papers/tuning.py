@@ -11,7 +11,7 @@ import msgspec
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks.systems import task_as_system
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.strategies.registry import KINDS
+from device_runtime.strategies.kinds.registry import KINDS
 
 from .table import Column, Layer, Scale, SystemRow, Table, over
 

@@ -9,11 +9,11 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
-from device_runtime.strategies import registry
-from device_runtime.strategies.kind import Strategy
-from device_runtime.strategies.merging.aggregator_half import KindResult, RoundModel
-from device_runtime.strategies.merging.tensor_mean import TensorMean
-from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.device_half import LocalData, Run, Update
+from device_runtime.strategies.interface.kind import Strategy
+from device_runtime.strategies.interface.tensor_mean import TensorMean
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.training.workload import upload_bytes
 
 
@@ -31,10 +31,10 @@ class Echo(Strategy[TensorMean]):
         work = Work(passes=(), peak_bytes=2 * workload.weights_bytes, bytes_up=sent, bytes_down=sent)
         return predict(profile, work, self.name)
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Update:
         weights = model.weights
         tensors = {name: weights[name] for name in model.manifest.names("all")}
-        return TrainedUpdate(self.name, tensors, 1, float("nan"))
+        return Update(self.name, tensors, 1, float("nan"))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return manifest.specs("all")
@@ -42,7 +42,7 @@ class Echo(Strategy[TensorMean]):
     def start(self, model: RoundModel) -> TensorMean:
         return TensorMean()
 
-    def fold(self, state: TensorMean, contribution: TrainedUpdate, weight: float) -> TensorMean:
+    def fold(self, state: TensorMean, contribution: Update, weight: float) -> TensorMean:
         return state.add(contribution.tensors, weight)
 
     def finish(self, state: TensorMean, model: RoundModel) -> KindResult:

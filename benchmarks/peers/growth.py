@@ -93,9 +93,9 @@ def growth(options: argparse.Namespace, folder: Path) -> int:
 def measure(row: Row) -> dict[str, Any]:
     """One run in this process, which should be new."""
     from device_runtime.simulation.executors.choice import ExecutorRequest, make
-    from device_runtime.simulation.records import NullObserver
-    from device_runtime.simulation.run import prepare, simulate
-    from device_runtime.simulation.scenario import load
+    from device_runtime.simulation.history.records import NullObserver
+    from device_runtime.simulation.rounds.run import prepare, simulate
+    from device_runtime.simulation.scenarios.scenario import load
 
     marks: list[float] = []
 

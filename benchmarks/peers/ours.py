@@ -1,4 +1,4 @@
-"""Ours: all of `simulation.run.simulate`: fleet, virtual clock, choosing, round machine, checks, merging.
+"""Ours: all of `simulation.rounds.run.simulate`: fleet, clock, choosing, round machine, checks, merging.
 
     --executor NAME    plain, processes, batched, or auto, which chooses (auto)
     --engine NAME      what devices train on: onnxruntime, torch, or auto (auto)
@@ -28,15 +28,15 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Source
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.profiles.fleets import fleet as fleets
-from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.executors.choice import ExecutorRequest, make
 from device_runtime.simulation.executors.job import ExecutorInputs
 from device_runtime.simulation.executors.job import TrainingJob as Training
-from device_runtime.simulation.records import AskRecord, SimulatedRound
-from device_runtime.simulation.run import PreparedRun, simulate
-from device_runtime.simulation.scenario import Scenario
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.simulation.history.records import AskRecord, SimulatedRound
+from device_runtime.simulation.rounds.run import PreparedRun, simulate
+from device_runtime.simulation.scenarios.clients import Clients
+from device_runtime.simulation.scenarios.scenario import Scenario
+from device_runtime.strategies.interface.device_half import Update
 
 LABELS = tuple(str(label) for label in range(10))
 FLEET = {"name": "alike", "groups": {"user": {"profile": "pi-5", "share": 1.0}}}
@@ -53,7 +53,7 @@ class Marks:
         if ask.fate not in ("counted", "unheard"):
             raise SystemExit(f"{ask.device} in round {ask.round}: {ask.fate}, {ask.why}")
 
-    def trained(self, job: Training, made: TrainedUpdate) -> None:
+    def trained(self, job: Training, made: Update) -> None:
         if (job.name, job.seed) != (user_name(job.device), round_seed(job.round - 1)):
             raise SystemExit(f"device {job.device} is {job.name} with seed {job.seed}: not as in work.py")
 

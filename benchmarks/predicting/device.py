@@ -11,15 +11,15 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.broker.wire.messages import Base, Blob, Kind, Offer
-from device_runtime.client.errors import OutOfMemory
-from device_runtime.client.one_task import RoundInputs
-from device_runtime.client.selection.choose import MAIN
-from device_runtime.client.selection.link_speed import LinkSpeed
-from device_runtime.client.selection.measure_one import peak_bytes
-from device_runtime.client.training.local_task import DeviceTask, Settings
-from device_runtime.client.training.work import Listener, WorkOutcome
+from device_runtime.device.errors import OutOfMemory
+from device_runtime.device.measurement.measure_one import peak_bytes
+from device_runtime.device.selection.choose import MAIN
+from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.training.local_task import DeviceTask, Settings
+from device_runtime.device.training.one_task import RoundInputs
+from device_runtime.device.training.work import Listener, WorkOutcome
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.strategies.training.device_half import NO_TENSORS
+from device_runtime.strategies.interface.device_half import NO_TENSORS
 
 _NO_BLOB = Blob(bytes(32), 0)
 

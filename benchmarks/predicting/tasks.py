@@ -12,7 +12,7 @@ import numpy as np
 from device_runtime.broker.wire.messages import Kind
 from device_runtime.cli.research import export
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 EXPORT = (
     "wrn --set depth=16 --set width=1 --set in_channels=3 --set classes=10 --input 3,32,32 "

@@ -17,7 +17,7 @@ from device_runtime.models.bundles.tensors import Flat, Tensors
 from device_runtime.models.training.heads import SoftmaxHead, cross_entropy
 from device_runtime.simulation.executors.batched import Features, HeadSamples
 from device_runtime.simulation.executors.job import ExecutorInputs, Result, TrainingJob, run_of
-from device_runtime.strategies.training.device_half import LocalData
+from device_runtime.strategies.interface.device_half import LocalData
 
 CACHE_BYTES = 256 << 20
 

@@ -20,14 +20,14 @@ from tabulate import tabulate
 
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import TrainingJob, base_key
-from device_runtime.simulation.learning import RoundEvaluator
-from device_runtime.simulation.run import PreparedRun, prepare
-from device_runtime.strategies.merging.aggregator_half import RoundModel
+from device_runtime.simulation.rounds.learning import RoundEvaluator
+from device_runtime.simulation.rounds.run import PreparedRun, prepare
+from device_runtime.simulation.scenarios import scenario
+from device_runtime.strategies.interface.aggregator_half import RoundModel
+from device_runtime.strategies.interface.device_half import Late, Update
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 from device_runtime.strategies.merging.folding import Folding
-from device_runtime.strategies.training.device_half import Late, TrainedUpdate
-from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from .heads import Heads
 from .liars import ALIKE, DEVICES
@@ -70,7 +70,7 @@ class Learning:
             late = Late(number - 1, course.task.round_seed(number - 1), course.task.late_share(1))
             for made in self._made(number - 1, range(LATE)):
                 folding.add(
-                    TrainedUpdate(made.kind, made.tensors, made.num_examples, 0.0, late=late),
+                    Update(made.kind, made.tensors, made.num_examples, 0.0, late=late),
                     made.num_examples,
                 )
         for made in self._made(number, range(behind, DEVICES)):
@@ -81,12 +81,12 @@ class Learning:
         manifest, seed = self._prepared.inputs.bundle.manifest, self._course.task.round_seed(number)
         return RoundModel(manifest, self.weights[number - 1], number, seed)
 
-    def _made(self, number: int, devices: Sequence[int]) -> list[TrainedUpdate]:
+    def _made(self, number: int, devices: Sequence[int]) -> list[Update]:
         """What these devices send of a round."""
         key, seed = base_key(number), self._course.task.round_seed(number)
         jobs = [TrainingJob(one, f"device-{one}", self._course.kind, seed, key) for one in devices]
         made = self._heads.run({key: self.weights[number - 1]}, jobs)
-        return [one for one in made if isinstance(one, TrainedUpdate)]
+        return [one for one in made if isinstance(one, Update)]
 
 
 def accuracy(prepared: PreparedRun, course: Course) -> float:

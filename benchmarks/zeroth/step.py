@@ -34,13 +34,13 @@ import numpy as np
 from tabulate import tabulate
 
 from device_runtime.broker.wire.messages import Step
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies.directions import directions
 from device_runtime.strategies.directions.replaying import ScaledDirection, perturb, replay
-from device_runtime.strategies.training.device_half import LocalData, Run
-from device_runtime.strategies.zeroth_order import ZerothOrder
+from device_runtime.strategies.interface.device_half import LocalData, Run
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 
 if TYPE_CHECKING:
     from torch import nn

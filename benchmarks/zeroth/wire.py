@@ -25,11 +25,11 @@ import numpy as np
 from tabulate import tabulate
 
 from benchmarks.zeroth.metered import Meter
-from device_runtime.aggregator.rounds.ports import EnrolledDevices, Ports
+from device_runtime.aggregator.machine.ports import EnrolledDevices, Ports
+from device_runtime.aggregator.machine.run_events import RoundClosed, RunEvent
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.run_events import RoundClosed, RunEvent
 from device_runtime.broker.security.signing import DeviceSigner, Signer, verify_message
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.server import BrokerOptions
@@ -38,8 +38,8 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.messages import Step, encode
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.client.agent import Agent
-from device_runtime.client.settings import Settings
+from device_runtime.device.agent.agent import Agent
+from device_runtime.device.training.settings import Settings
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.bundle import shipped_folder as shipped_at
 from device_runtime.simulation import digits

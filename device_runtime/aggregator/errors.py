@@ -27,7 +27,7 @@ class DatabaseError(AggregatorError):
 
 
 class WorkerError(AggregatorError):
-    """A worker process cannot start. `code` is the exit status of its error (`serving.exit_codes`)."""
+    """A worker process cannot start. `code` is the exit status of its error (`configuration.exit_codes`)."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)

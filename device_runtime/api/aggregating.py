@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from device_runtime.aggregator.configuration import config
 from device_runtime.aggregator.errors import ConfigError, RunInUse
-from device_runtime.aggregator.serving import config
 from device_runtime.aggregator.serving.process import Process
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.user_account import expanded

@@ -27,7 +27,7 @@ from device_runtime.simulation.compare.figures import (
 from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
 from device_runtime.simulation.compare.run_folder import SERVED
 from device_runtime.simulation.errors import ScenarioError, SimulationError
-from device_runtime.simulation.records import SimulatedRound
+from device_runtime.simulation.history.records import SimulatedRound
 from device_runtime.simulation.report import canvas, table
 from device_runtime.simulation.report.canvas import ComparedRuns, Drawing, read_comparison
 from device_runtime.simulation.report.write import (
@@ -38,7 +38,7 @@ from device_runtime.simulation.report.write import (
     with_notes,
     write,
 )
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenarios.scenario import Scenario
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -108,7 +108,7 @@ def _run(name: str, words: Sequence[str]) -> int:
 def _expected() -> tuple[type[Exception], ...]:
     """Errors with a text for people; a command's module may add its own as `ERRORS`."""
     from device_runtime.broker.errors import BrokerError
-    from device_runtime.client.errors import DeviceError
+    from device_runtime.device.errors import DeviceError
     from device_runtime.models.errors import ModelError
     from device_runtime.profiles import ProfileError
     from device_runtime.strategies.errors import KindError

@@ -8,10 +8,10 @@ from math import isfinite
 from pathlib import Path
 
 from device_runtime.broker.wire.url import PASSWORD_VARIABLE
-from device_runtime.client.energy import AUTO as AUTO_METER
-from device_runtime.client.energy import METER_OPTIONS, MODELLED, FoundMeter, find_meter
-from device_runtime.client.settings import PersonalModelSettings
-from device_runtime.client.training.emulation import Emulation
+from device_runtime.device.energy import AUTO as AUTO_METER
+from device_runtime.device.energy import METER_OPTIONS, MODELLED, FoundMeter, find_meter
+from device_runtime.device.engine.emulation import Emulation
+from device_runtime.device.training.settings import PersonalModelSettings
 from device_runtime.models.bundles.names import AUTO, ENGINES, PRECISIONS, EngineSettings
 from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
@@ -262,7 +262,7 @@ def add_plugins(parser: argparse.ArgumentParser) -> None:
 
 def load_plugins(options: argparse.Namespace) -> None:
     """Load the parts that the option names. Raises KindError."""
-    from device_runtime.strategies import registry
+    from device_runtime.strategies.kinds import registry
 
     for source in options.plugins:
         registry.load(source)

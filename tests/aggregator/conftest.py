@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 import pytest
 
-from device_runtime.aggregator.intake.limits import MOST_DEVICES
-from device_runtime.aggregator.rounds.ports import Ports
+from device_runtime.aggregator.limits import MOST_DEVICES
+from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
@@ -39,7 +39,7 @@ from device_runtime.broker.wire.transfer import answer_get
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 BUNDLE = "digits-wrn-10-1"
 METRICS = Metrics(train_loss=0.5, train_time_ms=1500, energy_mj=2000, peak_memory_kib=1024)
@@ -380,7 +380,7 @@ def is_worker(process):
     """Whether it is one, and alive; the aggregator may have a broker of its own."""
     with suppress(psutil.NoSuchProcess):
         words = process.cmdline()  # none of a zombie
-        return any("device_runtime.aggregator.intake.worker_main" in word for word in words)
+        return any("device_runtime.aggregator.serving.worker_main" in word for word in words)
     return False
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
-from device_runtime.strategies import plugins, registry
+from device_runtime.strategies import plugins
+from device_runtime.strategies.kinds import registry
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_kind.py"
 

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.aggregator.machine.run_events import RoundClosed
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
-from device_runtime.aggregator.views.run_events import RoundClosed
 from device_runtime.broker.wire.messages import Step
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies.directions.replaying import replay

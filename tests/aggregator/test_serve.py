@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.aggregator.configuration import config as backing
+from device_runtime.aggregator.configuration.config import BrokerSection
 from device_runtime.aggregator.errors import ConfigError, RunFolderError, TaskError
+from device_runtime.aggregator.machine.state import SETTLE_S
 from device_runtime.aggregator.merging.merge_round import samples
-from device_runtime.aggregator.rounds.state import SETTLE_S
-from device_runtime.aggregator.serving import config as backing
-from device_runtime.aggregator.serving.config import BrokerSection
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.broker.security.access_trial import AccessTrial
 from device_runtime.broker.wire import topics

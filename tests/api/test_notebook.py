@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import device_runtime as dr
-from device_runtime.simulation.callbacks import ClosedRound
-from device_runtime.simulation.records import AskRecord, SimulatedRound
+from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 from device_runtime.simulation.report.write import PICTURES
+from device_runtime.simulation.rounds.callbacks import ClosedRound
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "stragglers.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]

@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 
 import device_runtime as dr
+from device_runtime import kinds
 from device_runtime.cli import main
 from device_runtime.kinds import ChoicePolicy, FedAvg, LocalTerm, MergeRule, Tensors, register
-from device_runtime.simulation import scenario as scenarios
-from device_runtime.strategies import plugins, registry
+from device_runtime.simulation.scenarios import scenario as scenarios
+from device_runtime.strategies import plugins
 from device_runtime.strategies.errors import KindError
-from device_runtime.strategies.kind import Strategy
-from device_runtime.strategies.names import check_kinds
+from device_runtime.strategies.interface.kind import Strategy
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.names import check_kinds
 from device_runtime.strategies.settings import LearningRate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -269,7 +271,7 @@ def test_installed_packages_offer_kinds_by_their_entry_points(tmp_path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fast-kinds\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[device_runtime.kinds]\ntop-k = fast_kinds:TopK\n")
     program = (
-        "from device_runtime.strategies import registry\n"
+        "from device_runtime.strategies.kinds import registry\n"
         "assert 'top-k' not in registry.KINDS\n"
         "print(registry.make('top-k', {'share': 0.5}).share)"
     )
@@ -429,3 +431,9 @@ def test_an_owner_may_allow_a_kind_of_a_plugin():
         check_kinds(["full", "top-k"])
     registry.load(TOP_K)
     check_kinds(["full", "top-k"])
+
+
+def test_an_own_kind_of_the_release_before_imports_its_update_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="called Update now"):
+        from device_runtime.kinds import TrainedUpdate
+    assert TrainedUpdate is kinds.Update

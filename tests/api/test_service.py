@@ -9,9 +9,9 @@ import pytest
 
 import device_runtime as dr
 from device_runtime.aggregator.errors import ConfigError, RunInUse
-from device_runtime.client.errors import InUse, NoDevice
-from device_runtime.client.policy.rules import AllowList, Policy
-from device_runtime.client.settings import PersonalModelSettings
+from device_runtime.device.errors import InUse, NoDevice
+from device_runtime.device.policy.rules import AllowList, Policy
+from device_runtime.device.training.settings import PersonalModelSettings
 from device_runtime.models.errors import DataError
 from device_runtime.profiles import ProfileError
 from device_runtime.strategies.errors import KindError

@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.cli import options as data_options
 from device_runtime.cli.on_device import join
-from device_runtime.client.settings import PersonalModelSettings
+from device_runtime.device.training.settings import PersonalModelSettings
 from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from device_runtime.aggregator.configuration.config import BrokerSection, broker_for
 from device_runtime.aggregator.errors import ConfigError
-from device_runtime.aggregator.serving.config import BrokerSection, broker_for
 from device_runtime.broker.errors import UrlError
 from device_runtime.broker.wire.url import PASSWORD_VARIABLE, BrokerUrl
 from device_runtime.cli import main
 from device_runtime.cli.on_device import join, service
-from device_runtime.client.connection.connecting import connect
-from device_runtime.client.service.install import ServiceCommand
+from device_runtime.device.connection.connecting import connect
+from device_runtime.device.service.install import ServiceCommand
 
 ROOT = Path(__file__).parents[2]
 SECRET = "se:cr@t/"

@@ -20,7 +20,7 @@ import json, os, signal, sys
 def end(*_):
     os.kill(os.getpid(), signal.SIGTERM)
 def look(*_):  # ends a `join` by SIGTERM as soon as it waits for its broker, and a `serve` after a second
-    connecting = sys.modules.get("device_runtime.client.connection.connecting")
+    connecting = sys.modules.get("device_runtime.device.connection.connecting")
     if connecting and hasattr(connecting, "is_enrolled"):
         connecting.sleep_until = lambda stop, _seconds: (end(), stop.wait(5))
     serving = sys.modules.get("device_runtime.aggregator.serving.process")
@@ -41,7 +41,7 @@ from device_runtime.cli import main
 for name, words in trials.items():
     try:
         if "--service" in words:  # no service of this machine is touched
-            from device_runtime.client.service import install
+            from device_runtime.device.service import install
             install.service_manager = lambda *_: "user"
             install.run_command = lambda command: f"{command[0]} is not installed"
         code = main(words)

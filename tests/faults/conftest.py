@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.rounds.ports import Ports
+from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
@@ -27,8 +27,8 @@ from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Link, LinkOptions, Received
 from device_runtime.broker.wire.messages import Receipt
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.client.agent import Agent
-from device_runtime.client.training.local_task import Settings
+from device_runtime.device.agent.agent import Agent
+from device_runtime.device.training.local_task import Settings
 from device_runtime.profiles import Speed
 from tests.network import Proxy
 
@@ -229,7 +229,7 @@ class Site:
 def quick(monkeypatch):
     """Devices need not measure how fast they are."""
     monkeypatch.setattr(
-        "device_runtime.client.training.local_task.measured", lambda *_: Speed(1e12, source="set")
+        "device_runtime.device.training.local_task.measured", lambda *_: Speed(1e12, source="set")
     )
 
 

@@ -17,7 +17,7 @@ from device_runtime.broker.wire.blobs import Blobs
 SERVE = """
 import os, sys
 from device_runtime.aggregator.delivery import outbound
-from device_runtime.aggregator.intake import contributions
+from device_runtime.aggregator.storage import contributions
 from device_runtime.cli import main
 
 where, left = sys.argv[1], [2]
@@ -159,7 +159,7 @@ def test_a_disk_that_is_full_for_a_while(site, eventually, monkeypatch, side):
 
 @pytest.mark.slow
 def test_a_database_that_is_full_for_a_while(site, eventually, monkeypatch):
-    from device_runtime.aggregator.intake.contributions import Contributions
+    from device_runtime.aggregator.storage.contributions import Contributions
 
     real, left = Contributions.settle, [3]
 
@@ -172,7 +172,7 @@ def test_a_database_that_is_full_for_a_while(site, eventually, monkeypatch):
         real(self)
 
     monkeypatch.setattr(Contributions, "settle", settle)
-    monkeypatch.setattr("device_runtime.client.turn.RESEND_S", 0.5)
+    monkeypatch.setattr("device_runtime.device.machine.turn.RESEND_S", 0.5)
     broker = site.broker()
     aggregator = site.aggregator(broker.url, "few-shot")
     device = site.device("pi", broker.url)

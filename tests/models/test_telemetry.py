@@ -7,7 +7,7 @@ import sys
 RUN = """
 import numpy as np
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
-from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 OnnxModel(Bundle.open(shipped_folder("digits-wrn-10-1"))).forward(np.zeros((1, 1, 8, 8), np.float32))
 """
 

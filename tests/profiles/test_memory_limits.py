@@ -18,15 +18,15 @@ import numpy as np
 from dataclasses import replace
 from pathlib import Path
 Path(sys.argv[2], "cgroup.procs").write_text(str(os.getpid()))
-from device_runtime.client.selection.link_speed import LinkSpeed
-from device_runtime.client.training.local_task import DeviceTask, Settings
-from device_runtime.client.training.memory_watchdog import guarded
-from device_runtime.client.training.engine_guard import EngineGuard
-from device_runtime.client.training.work import Assignment, perform
+from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.training.local_task import DeviceTask, Settings
+from device_runtime.device.engine.memory_watchdog import guarded
+from device_runtime.device.engine.engine_guard import EngineGuard
+from device_runtime.device.training.work import Assignment, perform
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.profiles.machine import available_memory
-from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.kinds.class_means import ClassMeans
+from device_runtime.strategies.kinds.fedavg import FedAvg
 
 folder, wrong, leave = Path(sys.argv[1]), sys.argv[3] == "wrong", int(sys.argv[4])
 if wrong:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from device_runtime.simulation import scenario as scenarios
-from device_runtime.simulation.records import NullObserver
-from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.wire.run import WireCourse, perform
+from device_runtime.simulation.history.records import NullObserver
+from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario as scenarios
+from tests.simulation.wire.run import WireCourse, perform
 
 SEED, WORD = 5, "delta+int8+deflate"
 QUICK = {"epochs": 2, "lr": 0.05}

@@ -6,14 +6,14 @@ from functools import cache
 import numpy as np
 import pytest
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.run import prepare, simulate
-from device_runtime.strategies import registry
+from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
+from device_runtime.strategies.kinds import registry
 
 KINDS = tuple(registry.KINDS)
 SLOW_KINDS = ("representatives", "attention-transfer", "prototypes", "width-slice")

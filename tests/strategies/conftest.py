@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.strategies.merging.aggregator_half import RoundModel
-from device_runtime.strategies.training.device_half import LocalData, Run
+from device_runtime.strategies.interface.aggregator_half import RoundModel
+from device_runtime.strategies.interface.device_half import LocalData, Run
 
 
 @pytest.fixture

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from device_runtime.client.selection.choose import MAIN, choose
+from device_runtime.device.selection.choose import MAIN, choose
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.profiles import shipped
-from device_runtime.strategies import registry
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.device_half import LocalData, Run
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.statistics import class_statistics
-from device_runtime.strategies.training.device_half import LocalData, Run
 from device_runtime.strategies.training.workload import workload
 
 BY_CLASS = {

@@ -7,16 +7,16 @@ import sys
 import numpy as np
 import pytest
 
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 TRAIN = """
 import json, sys, time
 from pathlib import Path
-from device_runtime.client.selection.link_speed import LinkSpeed
-from device_runtime.client.training.local_task import DeviceTask, Settings
-from device_runtime.client.training.work import Assignment, perform
+from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.training.local_task import DeviceTask, Settings
+from device_runtime.device.training.work import Assignment, perform
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 folder, kind, settings = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 bundle = Bundle.open(shipped_folder("digits-wrn-10-1"))

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
-from device_runtime.strategies import registry
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.settings import Setting
 from device_runtime.toml_file import tomllib
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.strategies import registry
-from device_runtime.strategies.merging.aggregator_half import RoundModel
+from device_runtime.strategies.interface.aggregator_half import RoundModel
+from device_runtime.strategies.interface.device_half import LocalData, Run, Update
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.statistics import class_statistics, class_sums, kind_statistics
-from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 
 HERE = Path(__file__).parent
 WEB = HERE.parents[1] / "web"
@@ -61,14 +61,14 @@ def node() -> str:
     return found
 
 
-def made(site: Site, works: Sequence[Work]) -> list[TrainedUpdate]:
+def made(site: Site, works: Sequence[Work]) -> list[Update]:
     """By the richest form of each kind, all in one process."""
     return [update for update, _ in made_and_said(site, works, {})]
 
 
 def made_and_said(
     site: Site, works: Sequence[Work], more: Mapping[str, Any]
-) -> list[tuple[TrainedUpdate, Mapping[str, Any]]]:
+) -> list[tuple[Update, Mapping[str, Any]]]:
     """As `made`, with what Node says of each; `more` is told to Node."""
     folder, data = site.folder, site.data
     (folder / "bundle.zip").write_bytes(site.bundle.packed())
@@ -87,13 +87,13 @@ def made_and_said(
     return [(update(i, work, one), one) for i, (work, one) in enumerate(zip(works, said, strict=True))]
 
 
-def _update(folder: Path, i: int, work: Work, said: Mapping[str, Any]) -> TrainedUpdate:
+def _update(folder: Path, i: int, work: Work, said: Mapping[str, Any]) -> Update:
     sent = tensors.decode((folder / f"data.{i}").read_bytes())
     loss = math.nan if said["trainLoss"] is None else said["trainLoss"]
-    return TrainedUpdate(work.kind, sent, said["numExamples"], loss, said["form"])
+    return Update(work.kind, sent, said["numExamples"], loss, said["form"])
 
 
-def check(site: Site, work: Work, theirs: TrainedUpdate) -> None:
+def check(site: Site, work: Work, theirs: Update) -> None:
     """That Node's contribution is believed, is as Python's own, and has an effect on the model."""
     model, strategy = OnnxModel(site.bundle), registry.make(work.kind, work.settings).variants()[0]
     run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0, aside=site.aside, round=ROUND, rare=RARE)

@@ -35,7 +35,7 @@ from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.archive import FolderFiles, pack_files
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 from .conftest import Visit
 from .serving_pages import Pages

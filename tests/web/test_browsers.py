@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 from .conftest import DEVICES, Visit
 from .services import KINDS, Services, one_of_each, task

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle, write
 from device_runtime.models.data.sound import RATE, log_mel, resampled, samples_of
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.training.optimizer import Adam
 
 from .conftest import OPEN, SCRIPTED, Visit

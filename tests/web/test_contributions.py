@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
+from device_runtime.strategies.interface.device_half import FEW_SHOT, LocalData, Update
 from device_runtime.strategies.statistics.held_out import CLOSED_FORM
-from device_runtime.strategies.training.device_half import FEW_SHOT, LocalData, TrainedUpdate
 
 from . import by_node
 from .by_node import Site, Work
@@ -75,12 +75,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 @pytest.fixture(scope="module")
-def made(site: Site) -> Mapping[str, TrainedUpdate]:
+def made(site: Site) -> Mapping[str, Update]:
     return dict(zip(KINDS, by_node.made(site, list(KINDS.values())), strict=True))
 
 
 @pytest.mark.parametrize("called", KINDS)
 def test_a_contribution_made_in_node_is_believed_and_as_pythons_own(
-    called: str, site: Site, made: Mapping[str, TrainedUpdate]
+    called: str, site: Site, made: Mapping[str, Update]
 ) -> None:
     by_node.check(site, KINDS[called], made[called])

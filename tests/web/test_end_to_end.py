@@ -16,7 +16,7 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions, Received
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.statistics import closed_form, held_out
 
 from .conftest import DEVICES

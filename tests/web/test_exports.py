@@ -14,7 +14,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.networks import build
-from device_runtime.strategies.training.device_half import LocalData
+from device_runtime.strategies.interface.device_half import LocalData
 
 from . import by_node
 from .by_node import Site, Work

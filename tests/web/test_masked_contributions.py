@@ -9,13 +9,13 @@ from nacl.bindings import crypto_scalarmult_base
 
 from device_runtime.broker.wire.messages import HelperKey, Mask, Masks
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
-from device_runtime.strategies import registry
+from device_runtime.strategies.interface.device_half import LocalData, Update
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.masking.masks import MaskedVector
 from device_runtime.strategies.masking.seeds import MaskPurpose, unseal
 from device_runtime.strategies.masking.sums import SummedGroup, Weighed
-from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
 
 from . import by_node
 from .by_node import Site, Work
@@ -44,7 +44,7 @@ WORKS = (
 MASKS = Masks(
     helpers=tuple(HelperKey("", key) for key in KEYS), min_group=5, capacity=64, most_weight=MOST_WEIGHT
 )
-Made = list[tuple[TrainedUpdate, Mapping[str, Any]]]
+Made = list[tuple[Update, Mapping[str, Any]]]
 
 
 @pytest.fixture(scope="module")

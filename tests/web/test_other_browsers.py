@@ -9,8 +9,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from device_runtime.broker.security import register
-from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.servers import mosquitto, register
 
 from . import driven
 from .conftest import DEVICES

@@ -1,4 +1,4 @@
-/** The device's main loop: tells the runner of the link's messages, and when time has passed (client/agent.py). */
+/** The device's main loop: tells the runner of the link's messages, and when time has passed (device/agent/agent.py). */
 
 import { Blobs } from "./blobs.js";
 import { MessageError, TopicError, UnknownRoundBefore, oneLine } from "./errors.js";

@@ -1,6 +1,6 @@
 /**
  * How a device makes a base model: by replaying steps from its state, or from the checkpoint
- * (client/cache/base_route.py).
+ * (device/cache/base_route.py).
  */
 import { equal } from "./bytes.js";
 import { MessageError, UnusableBase } from "./errors.js";

@@ -1,6 +1,6 @@
 /**
  * What a device knows of its speed and memory: measured once, corrected by each round, kept on disk
- * (client/selection/calibration.py).
+ * (device/training/calibration.py).
  */
 
 import { text, utf8 } from "./bytes.js";

@@ -1,4 +1,4 @@
-/** Chooses the richest update that a device can afford. Pure functions (client/selection/choose.py). */
+/** Chooses the richest update that a device can afford. Pure functions (device/selection/choose.py). */
 
 import * as classStatistics from "./class_statistics.js";
 import { classify, misfitReasons } from "./classify.js";

@@ -128,7 +128,7 @@ function measured(strategy, samples) {
  * The update together with its class statistics, both without held-out samples. Statistics are of samples drawn
  * evenly. `model` holds the base. Raises as the kind's `train` does.
  * @param {any} strategy @param {import("./engine.js").DeviceModel} model @param {LocalData} all
- * @param {import("./kinds/kind.js").Run} run @returns {Promise<import("./kinds/kind.js").TrainedUpdate>}
+ * @param {import("./kinds/kind.js").Run} run @returns {Promise<import("./kinds/kind.js").Update>}
  */
 export async function train(strategy, model, all, run) {
   const statistics = statisticsOf(strategy);

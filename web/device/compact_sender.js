@@ -1,9 +1,9 @@
-/** Decides which contributions are sent in compact form. Part of client/delivery/sending.py. */
+/** Decides which contributions are sent in compact form. Part of device/delivery/sending.py. */
 
 import { MOST_BYTES, compactContribution } from "./compact_round.js";
 import { Contribution, encode } from "./messages.js";
 
-/** Kinds that send exact values and take no codec (strategies/names.py). */
+/** Kinds that send exact values and take no codec (strategies/kinds/names.py). */
 export const EXACT_KINDS = new Set(["zeroth-order", "class-means"]);
 
 /** Knows the last contribution that was sent whole, and whether this aggregator has received it. */

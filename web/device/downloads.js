@@ -1,4 +1,4 @@
-/** Downloads blobs: asks for missing blocks at each tick until all are here (client/delivery/downloads.py). */
+/** Downloads blobs: asks for missing blocks at each tick until all are here (device/delivery/downloads.py). */
 import { hex } from "./bytes.js";
 import { BlobError } from "./errors.js";
 import { hexOf } from "./messages.js";

@@ -1,5 +1,5 @@
 /**
- * Runs a bundle's graphs, back-propagation included, on ONNX Runtime in the browser (models/engines/onnx_engine.py).
+ * Runs a bundle's graphs, back-propagation included, on ONNX Runtime in the browser (models/available_engines/onnx_engine.py).
  *
  * Inputs are a typed array of n * prod(input.shape) prepared values: Float32Array, or Int32Array for token
  * ids. Frozen parameters are initialisers of a session; trainable ones are inputs of each run.

@@ -1,5 +1,5 @@
 /**
- * Persists what codecs left out of updates until a later update sends it (client/delivery/error_feedback.py).
+ * Persists what codecs left out of updates until a later update sends it (device/delivery/error_feedback.py).
  *
  * Only updates that count take what was left out along: if one is refused, late or never sent, that goes with the
  * next. So there is a file for each kind, with what is left after all updates that count, and after each update

@@ -1,4 +1,4 @@
-/** Makes a device's first connection. Part of client/connection/connecting.py. */
+/** Makes a device's first connection. Part of device/connection/connecting.py. */
 
 import { BrokerUnreachable } from "./errors.js";
 import { ReconnectDelay } from "./link_timing.js";

@@ -1,4 +1,4 @@
-/** The backend that works on rounds, from an offer to its contribution (client/backend/in_process.py). */
+/** The backend that works on rounds, from an offer to its contribution (device/backend/in_process.py). */
 
 import { codecNamed } from "./codecs.js";
 import { ErrorFeedback } from "./error_feedback.js";

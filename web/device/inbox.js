@@ -1,4 +1,4 @@
-/** Queues the events of the link, each with its time of arrival. Part of client/agent.py. */
+/** Queues the events of the link, each with its time of arrival. Part of device/agent/agent.py. */
 
 /** @template E */
 export class Inbox {

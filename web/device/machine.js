@@ -1,5 +1,5 @@
 /**
- * State machine of a device: a pure function of a state and an event, without I/O or clock (client/machine.py, where more is
+ * State machine of a device: a pure function of a state and an event, without I/O or clock (device/machine/step.py, where more is
  * said). The runner does what it commands. Traces of both machines are in web/vectors/client/.
  */
 

@@ -1,4 +1,4 @@
-/** Converts offers, contributions and errors to inputs of the device's state machine (client/machine_inputs.py). */
+/** Converts offers, contributions and errors to inputs of the device's state machine (device/agent/machine_inputs.py). */
 
 import { BlobError, StaleBase, WorkStopped } from "./errors.js";
 import { hexOf } from "./messages.js";

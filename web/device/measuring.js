@@ -1,4 +1,4 @@
-/** Measures this device's speed for one bundle, in seconds (client/selection/profiling.py). */
+/** Measures this device's speed for one bundle, in seconds (device/engine/profiling.py). */
 
 import { SoftmaxHead } from "./head.js";
 import { SgdSteps } from "./optimizer.js";

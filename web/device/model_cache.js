@@ -1,6 +1,6 @@
 /**
  * Caches a task's bundle and base model on the device, fetched once and named by their hashes
- * (client/cache/model_cache.py).
+ * (device/cache/model_cache.py).
  */
 
 import { findRoute, stepsOf } from "./base_route.js";

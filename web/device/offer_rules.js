@@ -1,4 +1,4 @@
-/** Which offers a device takes, and which task it is in (client/offer_rules.py). */
+/** Which offers a device takes, and which task it is in (device/machine/offer_rules.py). */
 
 import { RESEND_S, isNamed, isSameRound } from "./turn.js";
 

@@ -1,4 +1,4 @@
-/** Turns messages on offer topics into whole offers. Part of client/connection/offers.py. */
+/** Turns messages on offer topics into whole offers. Part of device/connection/offers.py. */
 import { fullOffer, isCompactOffer } from "./compact_round.js";
 import { MessageError, UnknownRoundBefore } from "./errors.js";
 import { isOffer, offer as offerTopic } from "./topics.js";

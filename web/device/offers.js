@@ -1,4 +1,4 @@
-/** Checks the offers that a device receives, and notes when each round closes (client/connection/offers.py). */
+/** Checks the offers that a device receives, and notes when each round closes (device/connection/offers.py). */
 
 import { MessageError } from "./errors.js";
 import { isName } from "./topics.js";

@@ -1,6 +1,6 @@
 /**
  * Rewrites a graph so that a session can be given its weights by name. In the graphs of a bundle, each such initialiser
- * is at byte 0 of a file "weights" (models/export/writer.py); here each becomes a file of its own. Field numbers are
+ * is at byte 0 of a file "weights" (models/export/operators/writer.py); here each becomes a file of its own. Field numbers are
  * those of onnx.proto.
  */
 

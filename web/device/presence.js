@@ -1,4 +1,4 @@
-/** Sends a device's messages on its topics, its presence and pauses included (client/connection/presence.py). */
+/** Sends a device's messages on its topics, its presence and pauses included (device/connection/presence.py). */
 
 import { withMac } from "./compact_round.js";
 import { Contribution, FromDevice, Get, Hello, Plan, State, encode } from "./messages.js";

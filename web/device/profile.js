@@ -1,4 +1,4 @@
-/** Makes this device's profile from its host and its calibration. Part of client/selection/profiling.py. */
+/** Makes this device's profile from its host and its calibration. Part of device/engine/profiling.py. */
 
 /** Bytes per second that are assumed until transfers were seen. */
 const UNMEASURED_LINK = { up: 1e6, down: 4e6, source: "assumed until seen" };

@@ -1,4 +1,4 @@
-/** What a device works with in one round, and how it trains one form of an update. Part of client/training/work.py. */
+/** What a device works with in one round, and how it trains one form of an update. Part of device/training/work.py. */
 
 import * as classStatistics from "./class_statistics.js";
 import { EngineError, OutOfMemory } from "./errors.js";

@@ -1,4 +1,4 @@
-/** Makes the messages that report a device's plan and its contribution (client/delivery/reports.py). */
+/** Makes the messages that report a device's plan and its contribution (device/backend/reports.py). */
 
 import { whole } from "./rounding.js";
 

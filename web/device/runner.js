@@ -1,6 +1,6 @@
 /**
  * Executes the commands of the device's state machine, with the link, the disk and the backend, and feeds it events
- * (client/runner.py). Times in seconds.
+ * (device/agent/runner.py). Times in seconds.
  */
 
 import { Downloads } from "./downloads.js";
@@ -119,7 +119,7 @@ export class Runner {
 
   /**
    * Take an offer that is trusted. @param {OpenRound} heard @param {{to_all: boolean, retained?: boolean,
-   *   over?: boolean}} how as in OfferReceived (client/events.py)
+   *   over?: boolean}} how as in OfferReceived (device/machine/events.py)
    */
   take(heard, { to_all, retained = false, over = false }) {
     this.#taken += 1;

@@ -1,6 +1,6 @@
 /**
  * Keeps contributions on disk, sends them whole or in compact form, and takes their receipts
- * (client/delivery/sending.py). The device's state machine decides when to send one.
+ * (device/delivery/sending.py). The device's state machine decides when to send one.
  */
 
 import { CompactSender } from "./compact_sender.js";

@@ -1,4 +1,4 @@
-/** One task on this device: model, samples, costs, and the work on its rounds (client/training/local_task.py). */
+/** One task on this device: model, samples, costs, and the work on its rounds (device/training/local_task.py). */
 
 import { Measurements, grown } from "./calibration.js";
 import { choose } from "./choose.js";

@@ -1,6 +1,6 @@
 /**
  * Times runs of graphs, in seconds, and predicts the graphs that were not timed (profiles/measure.py and
- * client/selection/profiling.py).
+ * device/engine/profiling.py).
  */
 
 import { Speed } from "./cost.js";

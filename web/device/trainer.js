@@ -1,4 +1,4 @@
-/** Back-propagation; the caller runs the optimiser, on two flat vectors (models/engines/onnx_engine.py). */
+/** Back-propagation; the caller runs the optimiser, on two flat vectors (models/available_engines/onnx_engine.py). */
 
 import { BoundSession } from "./bound_session.js";
 import { EngineError } from "./errors.js";

@@ -1,4 +1,4 @@
-/** Decides which offers, rounds and receipts a device acts on (client/connection/trust.py). */
+/** Decides which offers, rounds and receipts a device acts on (device/connection/trust.py). */
 import { fromHex, hex, text, utf8 } from "./bytes.js";
 import { MAC_BYTES, decodeOffer, splitMac } from "./compact_round.js";
 import { DiskError, MessageError, NotTrusted } from "./errors.js";

@@ -1,7 +1,7 @@
 /**
- * Collects the new state and the commands of one step of the device's state machine (client/turn.py).
+ * Collects the new state and the commands of one step of the device's state machine (device/machine/turn.py).
  *
- * Fields of states, events and commands are called as in Python (client/state.py, client/events.py), so that traces
+ * Fields of states, events and commands are called as in Python (device/machine/state.py, device/machine/events.py), so that traces
  * of one are those of the other. `type` names the class of an event or a command.
  * @typedef {{[field: string]: any}} DeviceState
  * @typedef {{type: string, now: number, [field: string]: any}} DeviceEvent

@@ -1,6 +1,6 @@
 /**
  * One round's work on a device: choose a form of update, train it, and step down if it does not fit
- * (client/training/work.py). Times in seconds.
+ * (device/training/work.py). Times in seconds.
  */
 
 import { Candidate, MARGIN, choose, priced } from "./choose.js";

@@ -1,6 +1,6 @@
 /**
  * The work gate: whether the owner's rules allow work now, and how long they have paused it
- * (client/policy/work_gate.py). Times in seconds.
+ * (device/policy/work_gate.py). Times in seconds.
  */
 
 /**

@@ -1,4 +1,4 @@
-/** The machine does in each step what Python's does: traces of client/machine.py (tests/web/writers/client/). */
+/** The machine does in each step what Python's does: traces of device/machine/step.py (tests/web/writers/client/). */
 import assert from "node:assert/strict";
 import { test } from "node:test";
 

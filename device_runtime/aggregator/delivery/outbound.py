@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import heappop, heappush
 
-from device_runtime.aggregator.intake.contributions import DeviceTraffic
-from device_runtime.aggregator.rounds.ports import Ports
+from device_runtime.aggregator.machine.ports import Ports
+from device_runtime.aggregator.storage.contributions import DeviceTraffic
 from device_runtime.broker.wire import compact_round, messages, topics
 from device_runtime.broker.wire.blobs import BLOCK, Blobs, block_count
 from device_runtime.broker.wire.link import packet_bytes

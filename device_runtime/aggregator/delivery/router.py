@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from device_runtime.aggregator.intake.limits import MOST_DEVICES, KnownDevices
+from device_runtime.aggregator.limits import MOST_DEVICES, KnownDevices
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import topics

@@ -19,15 +19,15 @@ from device_runtime.broker.wire.messages import MessageError, Offer, Step
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import BundleError, TensorError
-from device_runtime.strategies import registry
-from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
+from device_runtime.strategies.interface.device_half import NO_TENSORS
+from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.statistics import class_statistics, held_out, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import MOMENT_ROWS, MOMENTS, ROWS, Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums
 from device_runtime.strategies.statistics.closed_form import StatisticsPool
 from device_runtime.strategies.statistics.feature_scale import scale_in
 from device_runtime.strategies.statistics.kind_statistics import statistics_of, with_class_statistics
-from device_runtime.strategies.training.device_half import NO_TENSORS
 from device_runtime.strategies.training.members import trained_specs
 
 log = logging.getLogger(__name__)

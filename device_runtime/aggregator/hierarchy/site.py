@@ -11,16 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from device_runtime.aggregator.rounds.given_rounds import GivenRound
-from device_runtime.aggregator.rounds.ports import Ports
-from device_runtime.aggregator.rounds.run import OpenRun
-from device_runtime.aggregator.rounds.service import Service
-from device_runtime.aggregator.storage import bases
-from device_runtime.aggregator.storage.bases import StepLine
-from device_runtime.aggregator.storage.store import CarriedBlobs
-from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.console_log import contribution_counts, size
-from device_runtime.aggregator.views.run_events import (
+from device_runtime.aggregator.machine.ports import Ports
+from device_runtime.aggregator.machine.run_events import (
     DeviceSeen,
     PlanReported,
     RoundClosed,
@@ -29,16 +21,24 @@ from device_runtime.aggregator.views.run_events import (
     RunEvent,
     Started,
 )
+from device_runtime.aggregator.rounds.run import OpenRun
+from device_runtime.aggregator.rounds.service import Service
+from device_runtime.aggregator.storage import bases
+from device_runtime.aggregator.storage.bases import StepLine
+from device_runtime.aggregator.storage.given_rounds import GivenRound
+from device_runtime.aggregator.storage.store import CarriedBlobs
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.aggregator.views.console_log import contribution_counts, size
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.broker.wire.messages import Base, Offer, Step, decode, encode
-from device_runtime.client.one_task import RoundInputs
+from device_runtime.device.training.one_task import RoundInputs
 from device_runtime.models.bundles import tensors
 from device_runtime.models.errors import ModelError
 from device_runtime.strategies.directions.directions import UnknownGenerator
 from device_runtime.strategies.directions.replaying import replay
+from device_runtime.strategies.interface.device_half import NO_TENSORS
 from device_runtime.strategies.merging.merge import Merged
-from device_runtime.strategies.training.device_half import NO_TENSORS
 
 from .forwarding import steps_between
 from .site_result import SiteResult, result_of

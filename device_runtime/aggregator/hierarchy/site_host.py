@@ -14,11 +14,10 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.intake.limits import MOST_DEVICES
-from device_runtime.aggregator.rounds import given_rounds
-from device_runtime.aggregator.rounds.given_rounds import GivenRoundStore
-from device_runtime.aggregator.rounds.ports import Ports
-from device_runtime.aggregator.storage import database
+from device_runtime.aggregator.limits import MOST_DEVICES
+from device_runtime.aggregator.machine.ports import Ports
+from device_runtime.aggregator.storage import database, given_rounds
+from device_runtime.aggregator.storage.given_rounds import GivenRoundStore
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks import task as tasks
@@ -30,7 +29,7 @@ from device_runtime.broker.wire.link_events import Event, Received
 from device_runtime.broker.wire.messages import MessageError, Offer, State, decode
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
+from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
 
 from .site import Site, SiteDevices
 

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from device_runtime.aggregator.rounds.ports import Ports
+from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.broker.wire.transfer import SendingLink
-from device_runtime.client.agent import Agent
-from device_runtime.client.backend.in_process import InProcess
-from device_runtime.client.settings import Settings
+from device_runtime.device.agent.agent import Agent
+from device_runtime.device.backend.in_process import InProcess
+from device_runtime.device.training.settings import Settings
 
 from .site_host import SiteHost, SiteRules
 from .site_task import SiteTask

@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from math import isfinite, nan
 
+from device_runtime.aggregator.machine.run_events import ContributionRecord, RoundClosed
 from device_runtime.aggregator.merging.evaluation import mean_loss
 from device_runtime.aggregator.rounds.run import OpenRun
-from device_runtime.aggregator.views.run_events import ContributionRecord, RoundClosed
 from device_runtime.broker.wire.messages import Step
-from device_runtime.client.energy import Energy, together
+from device_runtime.device.energy import Energy, together
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.statistics import closed_form
 from device_runtime.strategies.statistics.class_statistics import Statistics
 

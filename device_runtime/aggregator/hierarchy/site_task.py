@@ -11,12 +11,12 @@ import numpy as np
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.broker.wire.messages import Hello, Offer
-from device_runtime.client.one_task import OneTask, RoundInputs
-from device_runtime.client.selection.choose import MAIN, MARGIN, Candidate, UpdateChoice
-from device_runtime.client.selection.link_speed import LinkSpeed
-from device_runtime.client.settings import Settings
-from device_runtime.client.training.engine_guard import guard_engine, limit_bytes
-from device_runtime.client.training.work import Decision, Listener, WorkOutcome
+from device_runtime.device.engine.engine_guard import guard_engine, limit_bytes
+from device_runtime.device.selection.choose import MAIN, MARGIN, Candidate, UpdateChoice
+from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.training.one_task import OneTask, RoundInputs
+from device_runtime.device.training.settings import Settings
+from device_runtime.device.training.work import Decision, Listener, WorkOutcome
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.profiles import StragglerVerdict
@@ -24,10 +24,10 @@ from device_runtime.profiles.measure import UNMEASURED_LINK
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Encoded
 from device_runtime.strategies.errors import MaskError
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.statistics import kind_statistics
-from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
 
 from . import forwarding
 from .forwarding import NothingToForward, SiteKinds, default_site_kinds, site_kinds
@@ -110,7 +110,7 @@ class SiteTask(OneTask):
             raise ValueError("nothing was merged")
         return codecs.codec_named(chosen.strategy.codec).encode(update.tensors, inputs.base, left)
 
-    def keep(self, offer: Offer, update: TrainedUpdate) -> None:
+    def keep(self, offer: Offer, update: Update) -> None:
         """Nothing to keep: only the site's devices have a strategy state."""
 
     def unsent(self, offer: Offer) -> tuple[RoundInputs, WorkOutcome] | None:
@@ -239,7 +239,7 @@ def _outcome(merged: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcom
         )
     return WorkOutcome(
         plan=UpdateChoice(Candidate(forwarded, None, ()), (), NO_STRAGGLER),
-        contribution=TrainedUpdate(
+        contribution=Update(
             forwarded.name,
             tensors,
             merged.num_examples,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from device_runtime.aggregator.views.run_events import (
+from device_runtime.aggregator.machine.run_events import (
     ContributionRecord,
     ContributionRefused,
     DeviceSeen,

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.websockets import WebSocket
 
-from device_runtime.aggregator.serving.join_address import BrowserAccess
+from device_runtime.aggregator.configuration.join_address import BrowserAccess
 from device_runtime.broker.servers.places import Places, Shares, Stage
 from device_runtime.broker.wire.url import is_loopback
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi import Path as InPath
 
-from device_runtime.aggregator.serving.join_address import BrowserAccess
+from device_runtime.aggregator.configuration.join_address import BrowserAccess
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.security import one_time_links as links
-from device_runtime.broker.security import register
-from device_runtime.broker.security.one_time_links import OneTimeLink, State
+from device_runtime.broker.servers import one_time_links as links
+from device_runtime.broker.servers import register
 from device_runtime.broker.servers.broker_folder import BrokerFolder
+from device_runtime.broker.servers.one_time_links import OneTimeLink, State
 from device_runtime.broker.wire.topics import TopicError
 
 from .api import TokenGuard

@@ -21,15 +21,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import FileResponse, RedirectResponse, Response
 
+from device_runtime.aggregator.configuration.join_address import BrowserAccess
 from device_runtime.aggregator.errors import MissingExtra
-from device_runtime.aggregator.intake.limits import RateLimit
-from device_runtime.aggregator.serving.join_address import BrowserAccess
+from device_runtime.aggregator.limits import RateLimit
 from device_runtime.broker.errors import BrokerError, BrokerRefused
-from device_runtime.broker.security import one_time_links as links
-from device_runtime.broker.security import register
 from device_runtime.broker.security.enrolment import Enrolment
-from device_runtime.broker.security.one_time_links import LinkError, LinkRequest, NameTaken
+from device_runtime.broker.servers import one_time_links as links
+from device_runtime.broker.servers import register
 from device_runtime.broker.servers.broker_folder import BrokerFolder
+from device_runtime.broker.servers.one_time_links import LinkError, LinkRequest, NameTaken
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.messages import VERSION
 from device_runtime.broker.wire.topics import TopicError

@@ -18,8 +18,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_runtime.aggregator.intake.limits import RateLimit
-from device_runtime.aggregator.views.run_events import (
+from device_runtime.aggregator.limits import RateLimit
+from device_runtime.aggregator.machine.run_events import (
     Contributed,
     ContributionRecord,
     ContributionRefused,

@@ -11,7 +11,7 @@ from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from device_runtime.aggregator.views.run_events import (
+from device_runtime.aggregator.machine.run_events import (
     Contributed,
     ContributionRefused,
     Observer,

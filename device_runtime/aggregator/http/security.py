@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
+from device_runtime.aggregator.configuration.config import HttpSection
 from device_runtime.aggregator.errors import ConfigError
-from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.broker.servers.places import address_share
 from device_runtime.broker.wire.url import is_loopback
 

@@ -16,10 +16,10 @@ from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
+from device_runtime.aggregator.configuration.config import HttpSection
+from device_runtime.aggregator.configuration.join_address import BrowserAccess
 from device_runtime.aggregator.errors import AddressError, ConfigError
-from device_runtime.aggregator.serving.config import HttpSection
-from device_runtime.aggregator.serving.join_address import BrowserAccess
-from device_runtime.aggregator.views.run_events import Observer
+from device_runtime.aggregator.machine.run_events import Observer
 from device_runtime.broker.servers.mosquitto import MESSAGE_BYTES
 from device_runtime.broker.servers.places import BACKLOG, Places, SharedListener, Shares, within_files
 from device_runtime.broker.wire.url import bracketed

@@ -12,10 +12,9 @@ from math import isnan
 from pathlib import Path
 from typing import Protocol
 
-from device_runtime.aggregator.rounds.ports import LoopClock
-from device_runtime.aggregator.serving.config import HttpSection
-from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.run_events import (
+from device_runtime.aggregator.configuration.config import HttpSection
+from device_runtime.aggregator.machine.ports import LoopClock
+from device_runtime.aggregator.machine.run_events import (
     Contributed,
     ContributionRefused,
     DeviceSeen,
@@ -29,6 +28,7 @@ from device_runtime.aggregator.views.run_events import (
     Started,
     SumsAwaited,
 )
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles.manifest import Manifest
 
 from .devices import DeviceFilter, WatchedDevices, page_of

@@ -23,11 +23,11 @@ from device_runtime.models.errors import ModelError
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Chain
 from device_runtime.strategies.errors import KindError, OwnCodeError
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.device_half import MOST_LOSS, NO_TENSORS, Update
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
-from device_runtime.strategies.training.device_half import MOST_LOSS, NO_TENSORS, TrainedUpdate
 
 MOST_METRICS = {
     "train_time_ms": 30 * 86_400_000,  # a month
@@ -235,7 +235,7 @@ def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
     if why:
         return why
     if kind.max_norm is not None:
-        made = TrainedUpdate(kind.name, update, num_examples, nan, of.variant.variant)
+        made = Update(kind.name, update, num_examples, nan, of.variant.variant)
         try:
             with own_code(type(kind.strategy)):
                 distance = norm(kind.strategy.comparable(made, base).tensors, base)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from device_runtime.aggregator.rounds.events import Update
+from device_runtime.aggregator.machine.events import ContributionId
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Blob, Contribution, Get
@@ -52,7 +52,7 @@ class FetchedContribution:
     `verified`: the hash of the content was checked just now.
     """
 
-    update: Update
+    update: ContributionId
     message: Contribution
     refusal: str = ""
     verified: bool = False
@@ -60,7 +60,7 @@ class FetchedContribution:
 
 @dataclass(frozen=True)
 class _Waiting:
-    update: Update
+    update: ContributionId
     message: Contribution
     blob: Blob
     pull: Pull | None = None
@@ -85,7 +85,7 @@ class ContributionFetcher:
         self._announced: Counter[Blob] = Counter()
         self._said_full = False
 
-    def want(self, update: Update, message: Contribution, blob: Blob) -> None:
+    def want(self, update: ContributionId, message: Contribution, blob: Blob) -> None:
         """Fetch the blob of a contribution; it is dropped if too many wait.
 
         If the same blob was announced before, only `update` and `message` are replaced, as the receipt names

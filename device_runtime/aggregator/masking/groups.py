@@ -16,8 +16,8 @@ from math import nan
 
 import msgspec
 
-from device_runtime.aggregator.intake.contributions import MaskedContribution
 from device_runtime.aggregator.storage.bases import base_weights
+from device_runtime.aggregator.storage.contributions import MaskedContribution
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.messages import INLINE_LIMIT, Masks
@@ -25,11 +25,11 @@ from device_runtime.broker.wire.sum_messages import SumRequest, SumSeed
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.errors import MaskError
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.masking.layout import SumLayout, layout_of
 from device_runtime.strategies.masking.noise import deviation_of
 from device_runtime.strategies.masking.sums import SummedGroup, weight_share
-from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
 
 from .suspects import spread
 
@@ -187,9 +187,9 @@ class _Forms:
         return base_weights(self._store, number, self._manifests[member], member)
 
 
-def _blank(update: MaskedContribution) -> TrainedUpdate:
+def _blank(update: MaskedContribution) -> Update:
     """A masked update as far as it is known: its weight depends on no more than that."""
-    return TrainedUpdate(update.kind, NO_TENSORS, update.num_examples, nan, update.form)
+    return Update(update.kind, NO_TENSORS, update.num_examples, nan, update.form)
 
 
 def _divided(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from device_runtime.aggregator.intake.contributions import MaskedContribution
+from device_runtime.aggregator.storage.contributions import MaskedContribution
 from device_runtime.aggregator.storage.mask_faults import MaskFault
 
 LEAST_SUMS, AHEAD = 3, 2

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, nan
 
-from device_runtime.aggregator.intake.contributions import DeviceTraffic
+from device_runtime.aggregator.machine.run_events import ContributionRecord, RoundRecord
+from device_runtime.aggregator.storage.contributions import DeviceTraffic
 from device_runtime.aggregator.storage.store import ModelEvaluation
-from device_runtime.aggregator.views.run_events import ContributionRecord, RoundRecord
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.available import open_model
 from device_runtime.models.training.evaluation import evaluate
 from device_runtime.models.training.heads import Evaluation
 

@@ -17,16 +17,17 @@ import numpy as np
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.intake.check import codec_of
-from device_runtime.aggregator.intake.contributions import StoredContribution
 from device_runtime.aggregator.masking.groups import SumGroup, SumGroups
 from device_runtime.aggregator.masking.opening import note_of, open_sum, record_of
 from device_runtime.aggregator.masking.suspects import faults_of
 from device_runtime.aggregator.storage.bases import StepLine, base_weights, checkpoint, next_base
+from device_runtime.aggregator.storage.contributions import StoredContribution
 from device_runtime.aggregator.storage.mask_faults import MaskFault
 from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, RoundModels, Store
 from device_runtime.aggregator.storage.sums import SumRecord
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.errors import BlobError
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
@@ -34,17 +35,16 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.data import open_samples
-from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError, TensorError
 from device_runtime.strategies.errors import MaskError, OwnCodeError, SpoiltSum
-from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
+from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
+from device_runtime.strategies.interface.device_half import Late, LocalData, Update
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
 from device_runtime.strategies.robust import Screen
 from device_runtime.strategies.statistics import kind_statistics
-from device_runtime.strategies.training.device_half import Late, LocalData, TrainedUpdate
 
 BASES_HELD = 4
 """Bases of each model that stay in memory while late contributions are merged."""
@@ -189,11 +189,11 @@ class _Earlier:
             lambda number, member: base_weights(store, number, model.manifest, member)
         )
 
-    def counted(self, stored: StoredContribution, times: float) -> TrainedUpdate:
+    def counted(self, stored: StoredContribution, times: float) -> Update:
         """Reads a contribution as an update of the current round. Raises as `read` and `rebased`."""
         return self.rebased(self.read(stored), stored.round, times)
 
-    def rebased(self, update: TrainedUpdate, number: int, times: float) -> TrainedUpdate:
+    def rebased(self, update: Update, number: int, times: float) -> Update:
         """Converts an update made for round `number` into one of the current round.
 
         `times`: the number of rounds that it stands for. Raises BlobError, RunFolderError.
@@ -205,7 +205,7 @@ class _Earlier:
         late = Late(number, self._seed(number), self.task.late_share(now - number), times)
         return rebased_update(update, late, now, lambda one: self._base(one, member))
 
-    def read(self, stored: StoredContribution) -> TrainedUpdate:
+    def read(self, stored: StoredContribution) -> Update:
         """Reads a contribution from disk and decodes it against the base of its own round.
 
         Raises BlobError, RunFolderError, and TensorError where the disk no longer holds the checked content.
@@ -219,7 +219,7 @@ class _Earlier:
         content = codec.decode(self.store.contributions.content(stored), base, expected)
         loss = stored.metrics.train_loss
         known = loss if np.isfinite(loss) else nan
-        return TrainedUpdate(stored.kind, content, stored.num_examples, known, variant.variant)
+        return Update(stored.kind, content, stored.num_examples, known, variant.variant)
 
     def _base(self, number: int, member: str) -> Tensors:
         """The weights that round `number` distributed for this member, or for the main model ("")."""
@@ -231,7 +231,7 @@ class _Earlier:
 class MergeTools:
     """Gives kinds of update the task's models and generic samples on the aggregator.
 
-    Implements `strategies.merging.aggregator_half.ServerTools`.
+    Implements `strategies.interface.aggregator_half.ServerTools`.
     """
 
     def __init__(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from device_runtime.aggregator.delivery.last_will import HeldWills
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import DatabaseError, RunFolderError, UpdateRefused
 from device_runtime.aggregator.intake.check import CheckedMessage
-from device_runtime.aggregator.intake.limits import RATE, KnownDevices, RateLimit, message_cost
-from device_runtime.aggregator.views.run_events import DeviceSeen, PlanReported
+from device_runtime.aggregator.last_will import HeldWills
+from device_runtime.aggregator.limits import RATE, KnownDevices, RateLimit, message_cost
+from device_runtime.aggregator.machine.events import ContributionId, DevicePresent, Forgotten, Planned, Reply
+from device_runtime.aggregator.machine.ports import Ports
+from device_runtime.aggregator.machine.run_events import DeviceSeen, PlanReported
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import NotTrusted
@@ -18,8 +20,6 @@ from device_runtime.broker.wire import compact_round, link, topics
 from device_runtime.broker.wire import messages as wire
 from device_runtime.broker.wire.sum_messages import HelperState, SumAnswer
 
-from .events import DevicePresent, Forgotten, Planned, Reply, Update
-from .ports import Ports
 from .run import OpenRun
 from .runner import RoundRunner
 
@@ -293,7 +293,7 @@ class DeviceMessageHandler:
 
     def _on_contribution(self, device: str, message: wire.Contribution, refusal: str | None) -> None:
         key = device, message.round, message.kind, message.boot, message.seq
-        update = Update(*key, samples=message.num_examples, form=message.form)
+        update = ContributionId(*key, samples=message.num_examples, form=message.form)
         runner, reception = self._runner, self._contributions.reception
         try:
             reception.check_address(message)

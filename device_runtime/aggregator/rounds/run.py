@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from device_runtime.aggregator.errors import RollbackError
-from device_runtime.aggregator.intake.contributions import DeviceTraffic
+from device_runtime.aggregator.machine.run_events import RoundClosed
+from device_runtime.aggregator.machine.state import Rules, Saved
 from device_runtime.aggregator.masking.budget import NoiseBudget
 from device_runtime.aggregator.masking.groups import SumGroups
 from device_runtime.aggregator.merging.evaluation import (
@@ -28,14 +29,17 @@ from device_runtime.aggregator.merging.merge_round import (
     store_carried,
 )
 from device_runtime.aggregator.storage import bases
+from device_runtime.aggregator.storage.contributions import DeviceTraffic
+from device_runtime.aggregator.storage.given_rounds import SITE_ROLLBACK_TEXT, GivenRound, GivenRoundStore
 from device_runtime.aggregator.storage.model_versions import ModelVersions
 from device_runtime.aggregator.storage.run_files import check_identity
 from device_runtime.aggregator.storage.store import MergeResult, RoundModels, RoundStart, Store
+from device_runtime.aggregator.tasks import pace
 from device_runtime.aggregator.tasks.effect import without_effect
 from device_runtime.aggregator.tasks.family import with_members
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
+from device_runtime.aggregator.tasks.pace import WINDOW, Progress, score_of
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.run_events import RoundClosed
 from device_runtime.broker.wire.blobs import BlobRoom
 from device_runtime.broker.wire.messages import Blob, Masks
 from device_runtime.broker.wire.step_log import SEGMENT, TAIL
@@ -45,13 +49,8 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.initial import initial_values
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
+from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import derived_bases
-
-from . import pace
-from .given_rounds import SITE_ROLLBACK_TEXT, GivenRound, GivenRoundStore
-from .pace import WINDOW, Progress, score_of
-from .state import Rules, Saved
 
 log = logging.getLogger(__name__)
 

@@ -14,32 +14,33 @@ from typing import TypeVar
 
 import numpy as np
 
-from device_runtime.aggregator.delivery.offering import OfferMaker, OfferPublisher
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import AggregatorError, DatabaseError, RollbackError, RunFolderError
-from device_runtime.aggregator.intake.contributions import StoredContribution, record_of
-from device_runtime.aggregator.intake.receipts import Receipts
-from device_runtime.aggregator.intake.reception import DeviceStatements, Reception
-from device_runtime.aggregator.masking.opening import kinds_alone
-from device_runtime.aggregator.masking.requests import SumRequests
-from device_runtime.aggregator.storage import rollback_request
-from device_runtime.aggregator.tasks.mask_settings import most_weight_of
-from device_runtime.aggregator.views.run_events import (
+from device_runtime.aggregator.machine import events
+from device_runtime.aggregator.machine import step as machine
+from device_runtime.aggregator.machine.ports import Ports
+from device_runtime.aggregator.machine.run_events import (
     Contributed,
     Finished,
     RoundExtended,
     RoundOpened,
     SumsAwaited,
 )
+from device_runtime.aggregator.machine.state import RoundsState
+from device_runtime.aggregator.masking.opening import kinds_alone
+from device_runtime.aggregator.masking.requests import SumRequests
+from device_runtime.aggregator.storage import rollback_request
+from device_runtime.aggregator.storage.contributions import StoredContribution, record_of
+from device_runtime.aggregator.tasks.mask_settings import most_weight_of
 from device_runtime.aggregator.views.text import abandoned_text, printable, unopened_text
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Masks
 from device_runtime.system_errors import is_of_disk, shortage
 
-from . import events, machine
-from .ports import Ports
+from .offering import OfferMaker, OfferPublisher
+from .receipts import Receipts
+from .reception import DeviceStatements, Reception
 from .run import OpenRun, RoundPhases
-from .state import RoundsState
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class ContributionCommands:
         self.reception = Reception(rounds, self.statements, out, ports)
         self.receipts = Receipts(self.reception, out, ports)
         self._stored, self._traffic, self._ports = rounds.store.contributions, out.traffic, ports
-        self._waiting: list[events.Update] = []
+        self._waiting: list[events.ContributionId] = []
         self._said: list[Callable[[], None]] = []
 
     def do(self, command: events.ContributionCommand, state: RoundsState) -> events.Event | None:
@@ -114,7 +115,9 @@ class ContributionCommands:
             except Exception as error:  # whatever it is, the others have their receipts
                 log.warning("a report after a commit failed: %s: %s", type(error).__name__, error)
 
-    def drop(self, error: Exception, uncounted: events.Update | None = None) -> tuple[events.Update, ...]:
+    def drop(
+        self, error: Exception, uncounted: events.ContributionId | None = None
+    ) -> tuple[events.ContributionId, ...]:
         """Drops all contributions that wait for their commit, because of an error. Returns those counted.
 
         `uncounted`: one more that is dropped, which the state does not count.
@@ -126,7 +129,7 @@ class ContributionCommands:
             self.release(update, error)
         return tuple(update for update in lost if update != uncounted)
 
-    def release(self, update: events.Update, error: Exception) -> None:
+    def release(self, update: events.ContributionId, error: Exception) -> None:
         """Releases a contribution that an error stopped; its device sends it again."""
         log.warning("update from %s: %s: %s", update.device, type(error).__name__, error)
         self.reception.release(update)
@@ -420,7 +423,7 @@ class RoundRunner:
             self._events.appendleft(event)
         self._lost(error, own)
 
-    def _lost(self, error: Exception, uncounted: events.Update | None = None) -> None:
+    def _lost(self, error: Exception, uncounted: events.ContributionId | None = None) -> None:
         """Drops contributions as `ContributionCommands.drop`, and tells the machine that it failed."""
         counted = self.contributions.drop(error, uncounted)
         self._events.appendleft(events.CommitFailed(self._ports.clock(), counted))

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import DatabaseError, NoContributions, RunFolderError
+from device_runtime.aggregator.machine.events import Close, Give, TimePassed
+from device_runtime.aggregator.machine.ports import Ports
+from device_runtime.aggregator.machine.run_events import Started
+from device_runtime.aggregator.machine.state import RoundsState
+from device_runtime.aggregator.storage.given_rounds import GivenRound
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.run_events import Started
 from device_runtime.broker.wire import link, topics
 
 from .device_messages import DeviceMessageHandler
-from .events import Close, Give, TimePassed
-from .given_rounds import GivenRound
-from .ports import Ports
 from .run import OpenRun
 from .runner import RoundRunner
-from .state import RoundsState
 
 log = logging.getLogger(__name__)
 

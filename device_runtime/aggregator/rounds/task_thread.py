@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from device_runtime.aggregator.delivery.router import Router, TasksOver
 from device_runtime.aggregator.errors import NoContributions
-from device_runtime.aggregator.intake.limits import MOST_DEVICES, BoundedInbox
+from device_runtime.aggregator.limits import MOST_DEVICES, BoundedInbox
+from device_runtime.aggregator.machine.ports import LoopClock
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.link_events import Connected, Event, Will
 
-from .ports import LoopClock
 from .service import Service
 
 Publish = Callable[[str, bytes, bool], object]

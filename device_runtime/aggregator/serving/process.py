@@ -17,18 +17,27 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device_runtime.aggregator.configuration import enrolled, join_address
+from device_runtime.aggregator.configuration.config import (
+    ServerConfig,
+    broker_for,
+    database_for,
+    keep_port,
+    renewal,
+)
+from device_runtime.aggregator.configuration.join_address import BrowserAccess, Reader
+from device_runtime.aggregator.configuration.logs import EventLog
 from device_runtime.aggregator.errors import ConfigError, MissingExtra, NoContributions
-from device_runtime.aggregator.intake.limits import BoundedInbox
-from device_runtime.aggregator.intake.worker_pool import WorkerOrder, Workers
+from device_runtime.aggregator.limits import BoundedInbox
+from device_runtime.aggregator.machine.ports import Ports
+from device_runtime.aggregator.machine.run_events import Observer
 from device_runtime.aggregator.rounds import task_thread
-from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.rounds.task_thread import TaskThread
 from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import ConsoleLog, ConsoleView
-from device_runtime.aggregator.views.run_events import Observer
 from device_runtime.broker.servers.mosquitto import Mosquitto
 from device_runtime.broker.servers.server import RunningBroker
 from device_runtime.broker.wire import topics
@@ -38,10 +47,7 @@ from device_runtime.extras import extra_needed
 from device_runtime.service_process import SystemdWatchdog, sleep_until, stopped_by_signals
 from device_runtime.user_account import provide_temporary_folder
 
-from . import enrolled, join_address
-from .config import ServerConfig, broker_for, database_for, keep_port, renewal
-from .join_address import BrowserAccess, Reader
-from .logs import EventLog
+from .worker_pool import WorkerOrder, Workers
 
 if TYPE_CHECKING:
     from device_runtime.aggregator.http.server import HttpServer

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from device_runtime.aggregator.errors import RollbackError, RunFolderError
-from device_runtime.aggregator.views.run_events import RoundClosed
+from device_runtime.aggregator.machine.run_events import RoundClosed
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.models.bundles.targets import ACCURACY

@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.aggregator.errors import RunFolderError
-from device_runtime.aggregator.tasks.task import Task, decode
-from device_runtime.aggregator.views.run_events import (
+from device_runtime.aggregator.machine.run_events import (
     ContributionRecord,
     RoundClosed,
     RoundRecord,
     RunEvent,
     Started,
 )
+from device_runtime.aggregator.tasks.task import Task, decode
 from device_runtime.broker.wire.durable_files import names_file, private_opener, replace_file
 
 from .store import Identity, Store

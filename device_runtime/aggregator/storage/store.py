@@ -25,16 +25,16 @@ from typing import Literal
 import msgspec
 
 from device_runtime.aggregator.errors import RunFolderError
-from device_runtime.aggregator.intake.contributions import ALL_ROUNDS, Contributions
-from device_runtime.aggregator.intake.limits import RateLimit
-from device_runtime.aggregator.rounds.events import DevicePresent, Forgotten
-from device_runtime.aggregator.rounds.state import RoundsState, Saved
-from device_runtime.aggregator.views.run_events import RoundClosed, RoundRecord
+from device_runtime.aggregator.limits import RateLimit
+from device_runtime.aggregator.machine.events import DevicePresent, Forgotten
+from device_runtime.aggregator.machine.run_events import RoundClosed, RoundRecord
+from device_runtime.aggregator.machine.state import RoundsState, Saved
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Base, Blob, Masks, Step
 from device_runtime.models.bundles.targets import ACCURACY
 from device_runtime.models.bundles.tensors import Tensors
 
+from .contributions import ALL_ROUNDS, Contributions
 from .database import Commit, Database
 from .history import ServingHistory, StepHistory
 from .mask_faults import MaskFault

@@ -6,12 +6,12 @@ from contextlib import closing
 from pathlib import Path
 
 from device_runtime.aggregator.errors import RollbackError, RunFolderError
-from device_runtime.aggregator.rounds import given_rounds
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines import onnx_whole
 
+from . import given_rounds
 from .model_versions import ModelVersions, Version
 from .run_files import SHA_BYTES
 from .store import Store

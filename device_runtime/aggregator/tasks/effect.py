@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.merging.server_optimizer import DEFAULT_LR, ServerOptimizer
 
 from .family import unused_reason

@@ -8,7 +8,7 @@ from pathlib import PurePath
 import msgspec
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.strategies.registry import KINDS
+from device_runtime.strategies.kinds.registry import KINDS
 
 from .kind_settings import KindSettings
 from .known_systems import has_setting

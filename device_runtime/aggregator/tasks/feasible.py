@@ -16,8 +16,8 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import shipped
 from device_runtime.profiles.cost import MissingGraph
-from device_runtime.strategies import registry
-from device_runtime.strategies.kind import AnyStrategy, NeedsModels, Strategy
+from device_runtime.strategies.interface.kind import AnyStrategy, NeedsModels, Strategy
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.training.workload import workload

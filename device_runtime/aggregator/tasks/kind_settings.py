@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import msgspec
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.strategies import registry
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.kind import AnyStrategy, ClassStatistics, Settings
+from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics, Settings
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.settings import Setting
-from device_runtime.strategies.training.device_half import TrainedUpdate
 
 
 class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -77,7 +77,7 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def strategy(self) -> AnyStrategy:
         return registry.make(self.name, self.settings)
 
-    def weight_of(self, contribution: TrainedUpdate) -> float:
+    def weight_of(self, contribution: Update) -> float:
         """The weight of an update of this kind in the mean, in samples.
 
         Raises OwnCodeError for an own kind that gives no positive number.

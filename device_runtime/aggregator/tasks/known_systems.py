@@ -12,10 +12,10 @@ import msgspec
 
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.registry import KINDS, settings_alone
+from device_runtime.strategies.kinds.zeroth_order import FEDMEZO, MEASURED, SAMPLED_COHORT_LR
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
-from device_runtime.strategies.registry import KINDS, settings_alone
-from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED, SAMPLED_COHORT_LR
 
 from .kind_settings import KindSettings
 from .task import Start, Task

@@ -10,7 +10,7 @@ import msgspec
 
 from device_runtime.broker.wire.messages import HelperKey, Masks
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.masking.seeds import KEY_BYTES, helper_key
 from device_runtime.strategies.settings import Setting
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 import msgspec
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.strategies import registry
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.codec import CodecError
+from device_runtime.strategies.kinds import registry
 
 from .kind_settings import KindSettings
 from .known_systems import has_setting

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 import msgspec
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 from .kind_settings import KindSettings
 from .known_systems import (

@@ -9,14 +9,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.aggregator.rounds.pace import Metric, Pace
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import Kind
 from device_runtime.broker.wire.step_log import round_seed
 from device_runtime.profiles.keys import explained
-from device_runtime.strategies import registry
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 from device_runtime.strategies.robust.settings import Byzantine, Clip, ClipFactor, Robust, Rule, Trim
 from device_runtime.strategies.settings import Setting
@@ -25,6 +24,7 @@ from device_runtime.toml_file import near, read_toml
 
 from .kind_settings import KindSettings, kinds_named, tables_named, with_usual
 from .mask_settings import MaskSettings
+from .pace import Metric, Pace
 
 Late = Literal["discard", "count"]
 WaitFor = Literal["auto", "all", "fast"]

@@ -9,10 +9,7 @@ from typing import Protocol, TextIO
 
 from tabulate import tabulate
 
-from device_runtime.broker.wire.messages import MODELLED
-from device_runtime.models.bundles.targets import ACCURACY, metric_text, metrics_text
-
-from .run_events import (
+from device_runtime.aggregator.machine.run_events import (
     Finished,
     Observer,
     PlanReported,
@@ -23,6 +20,8 @@ from .run_events import (
     Started,
     SumsAwaited,
 )
+from device_runtime.broker.wire.messages import MODELLED
+from device_runtime.models.bundles.targets import ACCURACY, metric_text, metrics_text
 
 
 class ConsoleView(Observer, Protocol):

@@ -11,10 +11,10 @@ from math import nan
 from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import MissingExtra
+from device_runtime.aggregator.machine.run_events import Finished, RunEvent
 from device_runtime.models.bundles.targets import metric_text
 
 from .console_log import contribution_counts, metric_names, number, size, table
-from .run_events import Finished, RunEvent
 from .terminal_state import DeviceRow, TerminalState, sparkline
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from .run_events import (
+from device_runtime.aggregator.machine.run_events import (
     Contributed,
     ContributionRefused,
     DeviceSeen,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from device_runtime.aggregator.rounds.events import GiveUp, GiveUpSums
+from device_runtime.aggregator.machine.events import GiveUp, GiveUpSums
 
 LIMIT = 200
 """Most characters of a text from a device."""

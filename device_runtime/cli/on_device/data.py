@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from device_runtime.cli.options import DATA_HELP, add_data, add_format, as_json, memory_bytes, place, positive
-from device_runtime.client.connection.connecting import folder_of
-from device_runtime.client.errors import NoDevice
-from device_runtime.client.personal.kept import NothingKept, PersonalModel, PersonalModelStore
-from device_runtime.client.training.engine_guard import limit_bytes
+from device_runtime.device.connection.connecting import folder_of
+from device_runtime.device.engine.engine_guard import limit_bytes
+from device_runtime.device.errors import NoDevice
+from device_runtime.device.personal.kept import NothingKept, PersonalModel, PersonalModelStore
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.manifest import Manifest
@@ -23,7 +24,6 @@ from device_runtime.models.data.local_data import LocalData
 from device_runtime.models.data.model_check import ModelCheck, check_model, check_unlabelled, evenly_spaced
 from device_runtime.models.data.reading import unlabelled
 from device_runtime.models.data.report import lines, report
-from device_runtime.models.engines.available import open_model
 from device_runtime.models.errors import DataError, ModelError
 
 from .policy_options import add_device_choice

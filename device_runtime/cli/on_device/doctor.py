@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.cli.options import add_connection, add_format, as_json
-from device_runtime.client.connection.connecting import connect, is_enrolled
+from device_runtime.device.connection.connecting import connect, is_enrolled
 from device_runtime.models.errors import BundleError
 from device_runtime.user_account import NoHome, provide_temporary_folder, state_folder
 
 if TYPE_CHECKING:
-    from device_runtime.client.doctor.installation import Finding
+    from device_runtime.device.doctor.installation import Finding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def examine(bundle: str, folder: Path | None) -> Iterator[Finding]:
 
     folder: of a device, or of all of them; None for that of this user.
     """
-    from device_runtime.client.doctor.installation import (
+    from device_runtime.device.doctor.installation import (
         Finding,
         broker,
         energy,
@@ -97,8 +97,8 @@ def examine(bundle: str, folder: Path | None) -> Iterator[Finding]:
 
 def broker_findings(options: argparse.Namespace) -> Iterator[Finding]:
     """Findings about the connection to the broker."""
-    from device_runtime.client.doctor import connection as broker_connection
-    from device_runtime.client.doctor.installation import Finding
+    from device_runtime.device.doctor import connection as broker_connection
+    from device_runtime.device.doctor.installation import Finding
 
     try:
         connection = connect(options)

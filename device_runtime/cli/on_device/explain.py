@@ -27,7 +27,7 @@ from .policy_options import helpers
 
 if TYPE_CHECKING:
     from device_runtime.broker.wire.messages import Masks
-    from device_runtime.client.selection.choose import Candidate, UpdateChoice
+    from device_runtime.device.selection.choose import Candidate, UpdateChoice
     from device_runtime.models.bundles.bundle import Bundle
     from device_runtime.profiles import Cost, DeviceProfile, Workload
 
@@ -104,15 +104,15 @@ def run(options: argparse.Namespace) -> int:
     if options.data and options.samples:
         raise DataError("--data has its own number of samples: omit --samples")
     load_plugins(options)
-    from device_runtime.client.doctor.installation import rules
-    from device_runtime.client.errors import NoDevice
-    from device_runtime.client.policy import work_gate
-    from device_runtime.client.policy.rules import ANYTHING
-    from device_runtime.client.selection.choose import MAIN, choose
-    from device_runtime.client.training.masked_update import masked_round
+    from device_runtime.device.doctor.installation import rules
+    from device_runtime.device.errors import NoDevice
+    from device_runtime.device.policy import work_gate
+    from device_runtime.device.policy.rules import ANYTHING
+    from device_runtime.device.selection.choose import MAIN, choose
+    from device_runtime.device.training.masked_update import masked_round
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
-    from device_runtime.strategies import registry
-    from device_runtime.strategies.kind import ClassStatistics
+    from device_runtime.strategies.interface.kind import ClassStatistics
+    from device_runtime.strategies.kinds import registry
     from device_runtime.strategies.statistics import kind_statistics
 
     from . import profile as profile_command

@@ -29,15 +29,15 @@ from device_runtime.cli.options import (
     positive,
     share_plugins,
 )
-from device_runtime.client.connection.connecting import Connection, connect, enrol, no_trace
-from device_runtime.client.errors import PolicyError
-from device_runtime.client.joined import JoinedDevice, WorkRules, backend_for
-from device_runtime.client.service.instance_lock import pause_on_signals
-from device_runtime.client.settings import Settings, check_policy
+from device_runtime.device.agent.instance_lock import pause_on_signals
+from device_runtime.device.agent.joined import JoinedDevice, WorkRules, backend_for
+from device_runtime.device.connection.connecting import Connection, connect, enrol, no_trace
+from device_runtime.device.errors import PolicyError
+from device_runtime.device.training.settings import Settings, check_policy
 from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
 from device_runtime.service_process import Exit, stopped_by_signals
-from device_runtime.strategies.names import check_kinds
+from device_runtime.strategies.kinds.names import check_kinds
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 from device_runtime.system_errors import is_of_disk
 from device_runtime.user_account import provide_temporary_folder

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.cli.options import add_connection
-from device_runtime.client.connection.connecting import connect, folder_of, is_enrolled
-from device_runtime.client.errors import InstallError
-from device_runtime.client.service import instance_lock, uninstall
+from device_runtime.device.agent import instance_lock
+from device_runtime.device.connection.connecting import connect, folder_of, is_enrolled
+from device_runtime.device.errors import InstallError
+from device_runtime.device.service import uninstall
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,8 +31,8 @@ from device_runtime.models.errors import DataError
 from . import profile as profile_command
 
 if TYPE_CHECKING:
-    from device_runtime.client.selection.measure_one import MeasuredDevice, MeasuredFigures, MeasureOrder
-    from device_runtime.client.selection.measurement import MeasurementRow
+    from device_runtime.device.measurement.measure_one import MeasuredDevice, MeasuredFigures, MeasureOrder
+    from device_runtime.device.measurement.measurement import MeasurementRow
     from device_runtime.profiles import Speed
 
 
@@ -100,8 +100,8 @@ def _seconds(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 if no kind could be measured."""
-    from device_runtime.client.selection.measurement import idle_watts, interleaved, row
-    from device_runtime.client.training.emulation import Time
+    from device_runtime.device.engine.emulation import Time
+    from device_runtime.device.measurement.measurement import idle_watts, interleaved, row
     from device_runtime.models import data as local_data
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
 
@@ -133,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _kinds(options: argparse.Namespace) -> list[str]:
     """The kinds to measure; checks all options before anything is measured. Raises KindError, DataError."""
-    from device_runtime.strategies import registry
+    from device_runtime.strategies.kinds import registry
 
     names = list(dict.fromkeys(listed(options.kinds))) if options.kinds else list(registry.DEFAULT_KINDS)
     for name in names:
@@ -153,7 +153,7 @@ def _kinds(options: argparse.Namespace) -> list[str]:
 
 
 def _device(options: argparse.Namespace, speed: Speed, idle_w: float) -> MeasuredDevice:
-    from device_runtime.client.selection.measure_one import EmulatedDevice, MeasuredDevice
+    from device_runtime.device.measurement.measure_one import EmulatedDevice, MeasuredDevice
     from device_runtime.models.bundles.manifest import ARENA_FACTOR
 
     emulated = EmulatedDevice(options.emulated, options.slow, options.uplink) if options.emulated else None
@@ -162,7 +162,7 @@ def _device(options: argparse.Namespace, speed: Speed, idle_w: float) -> Measure
 
 
 def _order(options: argparse.Namespace, kind: str, device: MeasuredDevice) -> MeasureOrder:
-    from device_runtime.client.selection.measure_one import MeasureOrder
+    from device_runtime.device.measurement.measure_one import MeasureOrder
 
     data = str(options.data.absolute()) if options.data else ""
     return MeasureOrder(options.bundle, kind, options.codec, data, options.samples or DRAWN_SAMPLES, device)
@@ -175,7 +175,7 @@ def _tell(order: MeasureOrder, figures: MeasuredFigures) -> None:
 def _text(report: MeasureReport) -> str:
     from tabulate import tabulate
 
-    from device_runtime.client.selection.measurement import HEADERS, cells
+    from device_runtime.device.measurement.measurement import HEADERS, cells
 
     kinds = [kind for kind in report.kinds if kind.runs]
     lines = [f"{report.device}, {report.bundle}; energy: {report.meter}, {report.energy}"]
@@ -191,7 +191,7 @@ def _text(report: MeasureReport) -> str:
 
 
 def _write(path: Path, runs: Sequence[MeasuredFigures]) -> None:
-    from device_runtime.client.selection.measurement import lines
+    from device_runtime.device.measurement.measurement import lines
 
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(lines(runs))
@@ -204,6 +204,6 @@ def _drawing(options: argparse.Namespace) -> Callable[[MeasureReport], None] | N
     """
     if not options.plot:
         return None
-    from device_runtime.client.selection.measurement_plot import plot
+    from device_runtime.device.measurement.measurement_plot import plot
 
     return lambda report: plot(report.kinds, options.plot, f"{report.device}, {report.bundle}")

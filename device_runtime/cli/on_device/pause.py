@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from device_runtime.client.connection.connecting import folder_of, is_device
-from device_runtime.client.errors import NoDevice
-from device_runtime.client.policy import work_gate
+from device_runtime.device.connection.connecting import folder_of, is_device
+from device_runtime.device.errors import NoDevice
+from device_runtime.device.policy import work_gate
 
 from .policy_options import add_device_choice
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from tabulate import tabulate
 
 from device_runtime.cli.options import add_format, as_json
-from device_runtime.client.connection.connecting import folder_of
-from device_runtime.client.errors import NoDevice
-from device_runtime.client.policy import work_gate
-from device_runtime.client.policy.rules import Policy, RuleVerdict
+from device_runtime.device.connection.connecting import folder_of
+from device_runtime.device.errors import NoDevice
+from device_runtime.device.policy import work_gate
+from device_runtime.device.policy.rules import Policy, RuleVerdict
 
 from . import policy_options
 from .policy_options import add_device_choice

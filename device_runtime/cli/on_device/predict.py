@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_runtime.cli.options import add_engine, add_format, as_json, count, engine_settings
-from device_runtime.client.connection.connecting import folder_of
+from device_runtime.device.connection.connecting import folder_of
 from device_runtime.models.errors import DataError
 from device_runtime.user_account import provide_temporary_folder
 
 from .policy_options import add_device_choice
 
 if TYPE_CHECKING:
-    from device_runtime.client.personal.predictions import Personal, Prediction
+    from device_runtime.device.personal.predictions import Personal, Prediction
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from tabulate import tabulate
 
-    from device_runtime.client.personal.predictions import Personal
+    from device_runtime.device.personal.predictions import Personal
 
     folder = folder_of(options)
     provide_temporary_folder(folder)
@@ -88,7 +88,7 @@ def _row(prediction: Prediction, predictions: list[Prediction]) -> list[str]:
 
 def _summary(model: Personal) -> str:
     """A line about the model that is kept, and its accuracy."""
-    from device_runtime.client.personal.kept import begun_with
+    from device_runtime.device.personal.kept import begun_with
 
     record, judged = model.record, model.judged
     text = f"{model.manifest.name}, task {record.task!r}, {begun_with(record.round)}"

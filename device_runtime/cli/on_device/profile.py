@@ -64,11 +64,11 @@ def run(options: argparse.Namespace) -> int:
 def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
     """The profile of this device (or of the one that it emulates) for this bundle, measured now."""
     provide_temporary_folder()
-    from device_runtime.client.selection.profiling import clocks
-    from device_runtime.client.selection.profiling import measured as measured_speed
-    from device_runtime.client.selection.profiling import profile as make_profile
-    from device_runtime.client.training.engine_guard import guard_engine, own_memory
-    from device_runtime.models.engines.available import engine_choice, open_model
+    from device_runtime.device.engine.engine_guard import guard_engine, own_memory
+    from device_runtime.device.engine.profiling import clocks
+    from device_runtime.device.engine.profiling import measured as measured_speed
+    from device_runtime.device.engine.profiling import profile as make_profile
+    from device_runtime.models.available_engines.available import engine_choice, open_model
 
     other = emulation(options)
     watch = guard_engine(other, memory_bytes(options))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from device_runtime.client.connection.connecting import folder_of
-from device_runtime.client.policy import work_gate
+from device_runtime.device.connection.connecting import folder_of
+from device_runtime.device.policy import work_gate
 
 from .policy_options import add_device_choice
 

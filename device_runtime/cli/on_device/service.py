@@ -12,12 +12,12 @@ from pathlib import Path
 from device_runtime.broker.wire.durable_files import replace_file, write_synced
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.options import memory_bytes
-from device_runtime.client.connection.connecting import Connection
-from device_runtime.client.errors import InstallError
-from device_runtime.client.service import device_file
-from device_runtime.client.service import install as service_install
-from device_runtime.client.service.install import ServiceCommand
-from device_runtime.client.service.uninstall import SETTINGS
+from device_runtime.device.connection.connecting import Connection
+from device_runtime.device.errors import InstallError
+from device_runtime.device.service import device_file
+from device_runtime.device.service import install as service_install
+from device_runtime.device.service.install import ServiceCommand
+from device_runtime.device.service.uninstall import SETTINGS
 
 from .policy_options import RULES
 

@@ -7,8 +7,8 @@ import argparse
 from tabulate import tabulate
 
 from device_runtime.cli.options import add_format, as_json
-from device_runtime.client import traffic
-from device_runtime.client.connection.connecting import folder_of
+from device_runtime.device import traffic
+from device_runtime.device.connection.connecting import folder_of
 
 from .policy_options import add_device_choice
 

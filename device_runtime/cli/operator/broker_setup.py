@@ -10,8 +10,8 @@ import shlex
 from datetime import datetime, timezone
 from pathlib import Path
 
-from device_runtime.broker.security import register
 from device_runtime.broker.security.signing import fingerprint
+from device_runtime.broker.servers import register
 from device_runtime.broker.servers.broker_folder import (
     AGGREGATOR_KEY,
     CONFIGURATION,

@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlparse
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from device_runtime.client.errors import InstallError
-from device_runtime.client.service.wheel_selection import (
+from device_runtime.device.errors import InstallError
+from device_runtime.device.service.wheel_selection import (
     PLATFORMS,
     Machine,
     Wheel,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from device_runtime.broker.security import one_time_links as links
-from device_runtime.broker.security import register
+from device_runtime.broker.servers import one_time_links as links
+from device_runtime.broker.servers import register
 from device_runtime.broker.servers.broker_folder import BrokerFolder
 from device_runtime.cli.options import add_format, as_json
 

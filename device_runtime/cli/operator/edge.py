@@ -12,23 +12,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device_runtime.aggregator.configuration import enrolled
+from device_runtime.aggregator.configuration.config import AUTO, BrokerSection, broker_for, keep_port, renewal
+from device_runtime.aggregator.configuration.exit_codes import exit_code
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.serving import enrolled
-from device_runtime.aggregator.serving.config import AUTO, BrokerSection, broker_for, keep_port, renewal
-from device_runtime.aggregator.serving.exit_codes import exit_code
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.on_device.policy_options import add_masks, masks_allowed
 from device_runtime.cli.options import add_connection, add_plugins, count, load_plugins
-from device_runtime.client.connection.connecting import Connection, claim, connect, first_connection
-from device_runtime.client.service.instance_lock import folder_lock
-from device_runtime.client.settings import Settings
 from device_runtime.console import limit_lines
+from device_runtime.device.agent.instance_lock import folder_lock
+from device_runtime.device.connection.connecting import Connection, claim, connect, first_connection
+from device_runtime.device.training.settings import Settings
 from device_runtime.service_process import Exit, stopped_by_signals
 
 if TYPE_CHECKING:
-    from device_runtime.aggregator.intake.limits import BoundedInbox
+    from device_runtime.aggregator.limits import BoundedInbox
 
 __all__ = ["ERRORS", "add_arguments", "exit_code", "run"]
 
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     """Work until stopped or done. Raises AggregatorError, BrokerError, ModelError."""
     # where the extra is missing, it says so before it starts a broker
     import_module("device_runtime.aggregator.hierarchy.site_process")
-    from device_runtime.aggregator.intake.limits import BoundedInbox
+    from device_runtime.aggregator.limits import BoundedInbox
 
     load_plugins(options)
     above = connect(options)
@@ -143,7 +143,7 @@ def _work(
     from device_runtime.aggregator.hierarchy.site import log_site
     from device_runtime.aggregator.hierarchy.site_host import SiteRules
     from device_runtime.aggregator.hierarchy.site_process import SiteProcess
-    from device_runtime.aggregator.rounds.ports import Ports
+    from device_runtime.aggregator.machine.ports import Ports
     from device_runtime.aggregator.serving.process import QUEUE_BYTES, QUEUE_LIMIT
 
     limit_lines()

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from device_runtime.aggregator.configuration import config, logs
+from device_runtime.aggregator.configuration.config import ServerConfig
+from device_runtime.aggregator.configuration.exit_codes import exit_code
 from device_runtime.aggregator.errors import AggregatorError, ConfigError, TaskError
-from device_runtime.aggregator.serving import config, logs
-from device_runtime.aggregator.serving.config import ServerConfig
-from device_runtime.aggregator.serving.exit_codes import exit_code
 from device_runtime.aggregator.tasks import shared_settings as training
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks import task as tasks
@@ -21,7 +21,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.url import PASSWORD_VARIABLE
 from device_runtime.cli.options import add_plugins, listed, load_plugins
 from device_runtime.service_process import Exit
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.robust.settings import RULES
 
 __all__ = [

@@ -13,7 +13,7 @@ from tabulate import tabulate
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.views.console_log import ConsoleLog, ConsoleView, percent, size
 from device_runtime.cli.options import count, positive
-from device_runtime.client.selection.profiling import BATCH
+from device_runtime.device.engine.profiling import BATCH
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation.compare.running import interruptible
@@ -34,7 +34,7 @@ from device_runtime.simulation.demo.fleet import (
 from device_runtime.simulation.demo.plot import draw
 from device_runtime.simulation.demo.runs import BUNDLE, DemoPolicy, DemoRun, DemoSetting, perform, save
 from device_runtime.simulation.demo.worth import device_worths
-from device_runtime.strategies.registry import KINDS
+from device_runtime.strategies.kinds.registry import KINDS
 
 ERRORS = (AggregatorError,)
 

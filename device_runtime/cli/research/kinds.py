@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from device_runtime.cli.options import add_format, add_plugins, as_json, load_plugins
 
 if TYPE_CHECKING:
-    from device_runtime.strategies.kind import AnyStrategy
+    from device_runtime.strategies.interface.kind import AnyStrategy
     from device_runtime.strategies.settings import SettingText
 
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Raises KindError for an unknown name."""
     load_plugins(options)
-    from device_runtime.strategies import registry
+    from device_runtime.strategies.kinds import registry
 
     if options.name is None:
         print(as_json(_overview()) if options.format == "json" else _kinds())
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _overview() -> list[dict[str, str]]:
-    from device_runtime.strategies import registry
+    from device_runtime.strategies.kinds import registry
 
     return [{"name": name, **asdict(kind.about)} for name, kind in registry.kinds().items()]
 
@@ -47,7 +47,7 @@ def _overview() -> list[dict[str, str]]:
 def _kinds() -> str:
     from tabulate import tabulate
 
-    from device_runtime.strategies import registry
+    from device_runtime.strategies.kinds import registry
 
     rows = [tuple(row.values()) for row in _overview()]
     head, usual = ("kind", "a device trains", "and sends", "method"), ", ".join(registry.DEFAULT_KINDS)

@@ -20,7 +20,7 @@ from device_runtime.cli.options import (
     load_plugins,
     positive,
 )
-from device_runtime.models.engines.available import AUTO, ENGINES
+from device_runtime.models.available_engines.available import AUTO, ENGINES
 from device_runtime.simulation.compare.completing import CompletionOptions, check_runs, complete, working_in
 from device_runtime.simulation.compare.performing import RunOptions, perform
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, scenario_in

@@ -88,7 +88,7 @@ def _print_one(options: argparse.Namespace) -> None:
 
 
 def _offered(task: Task) -> Iterator[OfferedKind]:
-    from device_runtime.strategies import registry
+    from device_runtime.strategies.kinds import registry
 
     for kind in task.kinds:
         settings = registry.settings(kind.strategy)

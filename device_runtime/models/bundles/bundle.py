@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from device_runtime.content import content
 from device_runtime.models.errors import BundleError, ModelError, one_line
 from device_runtime.models.text import file as tokenizers
-from device_runtime.models.text.texts import Texts
 
 from . import manifest as manifests
 from . import tensors
@@ -22,6 +21,7 @@ from .inputs import File, TextInput
 from .manifest import ORT_TRAINING, TRAINING, Graph, Manifest
 from .names import LEVELS, PRECISIONS
 from .tensors import TensorSpec
+from .texts import Texts
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"

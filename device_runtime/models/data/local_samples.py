@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import TargetSpec
+from device_runtime.models.bundles.texts import Texts
 from device_runtime.models.errors import TensorError
-from device_runtime.models.text.texts import Texts
 
 from .bounded import memory_limit
 from .labels import LabelMap

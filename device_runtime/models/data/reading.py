@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
+from device_runtime.models.bundles.texts import Texts
 from device_runtime.models.errors import DataError, ModelError, NoSamples
-from device_runtime.models.text.texts import Texts
 
 from . import arrays, single, table
 from .cells import NO_LABEL_COLUMN, column_values

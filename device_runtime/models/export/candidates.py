@@ -24,11 +24,16 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch import nn
 
+from device_runtime.models.available_engines.ort_training_engine import VERSION, available
 from device_runtime.models.bundles.manifest import ABOVE, ORT_TRAINING
-from device_runtime.models.engines.ort_training_engine import VERSION, available
 from device_runtime.models.errors import ExportError, one_line
+from device_runtime.models.torch_modules.functional_module import (
+    FunctionalModule,
+    batch_norms,
+    statistics,
+    with_batch_statistics,
+)
 
-from .functional_module import FunctionalModule, batch_norms, statistics, with_batch_statistics
 from .graph import convert, subgraph, to_onnx
 from .network_factory import raised_at
 from .parity import GraphCandidate

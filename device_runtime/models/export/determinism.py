@@ -18,9 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from device_runtime.models.errors import ExportError
+from device_runtime.models.torch_modules.functional_module import (
+    FunctionalModule,
+    run,
+    statistics,
+    stored_tensors,
+    with_batch_statistics,
+)
 
 from .candidates import advice
-from .functional_module import FunctionalModule, run, statistics, stored_tensors, with_batch_statistics
 from .random_draws import HIGHEST, LOWEST, Draw, RandomDraws, recorded, seeded
 
 logger = logging.getLogger(__name__)

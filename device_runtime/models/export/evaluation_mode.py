@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .functional_module import FunctionalModule, batch_norms, run, stored_tensors
+from device_runtime.models.torch_modules.functional_module import (
+    FunctionalModule,
+    batch_norms,
+    run,
+    stored_tensors,
+)
+
 from .random_draws import recorded, seeded
 
 CLOSE = 1e-4  # a module that differs by more of the largest value does something else in training

@@ -35,20 +35,32 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import BundleError, ExportError, ModelError, ParityError, one_line
 from device_runtime.models.export.graph_cost import graph_cost
 from device_runtime.models.export.network_factory import raised_at
-from device_runtime.models.torch_engine.losses import OwnLoss, loss_of
-from device_runtime.models.torch_engine.objectives import OutputSizes, sizes_of
+from device_runtime.models.peft.tunable_sets import (
+    Sets,
+    change_warning,
+    inject,
+    parameter_table,
+    scale_features,
+)
+from device_runtime.models.torch_modules.described import undescribed
+from device_runtime.models.torch_modules.functional_module import (
+    FunctionalModule,
+    HeadUnused,
+    batch_norms,
+    run,
+    stored_tensors,
+)
+from device_runtime.models.torch_modules.levels import assign_levels, find_head, level_outputs
+from device_runtime.models.torch_modules.losses import OwnLoss, loss_of
+from device_runtime.models.torch_modules.objectives import OutputSizes, sizes_of
 
 from .candidates import WantedGraphs, candidates
-from .described import undescribed
 from .determinism import ProbeSamples, check_function
 from .evaluation_mode import frozen_norms, left_out
 from .faulty_layer import faulty_layer
-from .functional_module import FunctionalModule, HeadUnused, batch_norms, run, stored_tensors
-from .levels import assign_levels, find_head, level_outputs
 from .module_check import check_head, exportable_copy, not_finite, other_than_logits, unused_head
 from .parity import RELATIVE, GraphCandidate, check_blocked, check_parity, random_inputs, random_targets
 from .trace import TRACED_BATCH
-from .tunable_sets import Sets, change_warning, inject, parameter_table, scale_features
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .functional_module import FunctionalModule, SampleLoss, run, stored_tensors
+from device_runtime.models.torch_modules.functional_module import (
+    FunctionalModule,
+    SampleLoss,
+    run,
+    stored_tensors,
+)
+
 from .graph import convert
 from .trace import trace_forward, trace_training
 

@@ -14,11 +14,16 @@ from onnx import helper
 from torch import Tensor
 
 from device_runtime.models.errors import ExportError
+from device_runtime.models.export.operators.writer import BATCH, DTYPES, Unwritable, Writer, fresh_names
+from device_runtime.models.torch_modules.described import (
+    description,
+    is_description,
+    renamed,
+    without_descriptions,
+)
 
-from .described import description, is_description, renamed, without_descriptions
 from .operators import OPERATORS
 from .trace import Traced
-from .writer import BATCH, DTYPES, Unwritable, Writer, fresh_names
 
 logger = logging.getLogger(__name__)
 

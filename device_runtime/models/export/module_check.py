@@ -12,8 +12,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from device_runtime.models.errors import ExportError, one_line
-
-from .functional_module import ForwardPass, FunctionalModule, run, stored_tensors, without_computed
+from device_runtime.models.torch_modules.functional_module import (
+    ForwardPass,
+    FunctionalModule,
+    run,
+    stored_tensors,
+    without_computed,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -16,14 +16,20 @@ from device_runtime.models.bundles.targets import TargetSpec
 from device_runtime.models.engines.blocked.session import load_blocked
 from device_runtime.models.engines.onnx_session import LoadedGraph, SessionSettings, load_session
 from device_runtime.models.errors import BundleError, EngineError, ParityError, one_line
-from device_runtime.models.torch_engine.objectives import (
+from device_runtime.models.torch_modules.functional_module import (
+    FunctionalModule,
+    run,
+    statistics,
+    stored_tensors,
+    with_batch_statistics,
+)
+from device_runtime.models.torch_modules.objectives import (
     GraphInputs,
     loss_and_gradients,
     losses_of,
     output_sizes,
 )
 
-from .functional_module import FunctionalModule, run, statistics, stored_tensors, with_batch_statistics
 from .graph import external_names
 
 BATCHES = (1, 5)  # other sizes than the batch that was traced

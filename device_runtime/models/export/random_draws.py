@@ -24,7 +24,7 @@ LOWEST, HIGHEST = 0.0, 1 - 2**-24
 """The least and the largest number that torch.rand draws in float32."""
 
 _HERE = Path(__file__).parent
-_OURS = (str(_HERE), str(_HERE.parent / "torch_engine"))
+_OURS = (str(_HERE), str(_HERE.parent / "torch_modules"))
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), sysconfig.get_path("stdlib"))
 _NOW = ("now", "today", "utcnow")
 

@@ -20,16 +20,7 @@ from torch.nn.modules import transformer
 
 from device_runtime.models.bundles.manifest import Extra
 from device_runtime.models.errors import ExportError
-from device_runtime.models.torch_engine.objectives import (
-    OBJECTIVES,
-    GraphInputs,
-    influencing_tensors,
-    loss_and_gradients,
-    losses_of,
-    output_sizes,
-)
-
-from .functional_module import (
+from device_runtime.models.torch_modules.functional_module import (
     FunctionalModule,
     batch_norms,
     recorded_statistics,
@@ -37,7 +28,16 @@ from .functional_module import (
     statistics,
     stored_tensors,
 )
-from .rules import GRADIENTS_ONLY, RULES
+from device_runtime.models.torch_modules.objectives import (
+    OBJECTIVES,
+    GraphInputs,
+    influencing_tensors,
+    loss_and_gradients,
+    losses_of,
+    output_sizes,
+)
+from device_runtime.models.torch_modules.rules import GRADIENTS_ONLY, RULES
+
 from .substitutes import Substitutes
 
 aten = torch.ops.aten

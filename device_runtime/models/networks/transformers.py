@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from device_runtime.models.errors import ExportError
-from device_runtime.models.export.weights import Checkpoints
+from device_runtime.models.torch_modules.weights import Checkpoints
 
 from .building_blocks import mean_state, thirds
 from .text_settings import FRAMING

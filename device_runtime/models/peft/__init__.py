@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from device_runtime.models.errors import ExportError
-from device_runtime.models.export.levels import find_head
+from device_runtime.models.torch_modules.levels import find_head
 
 from . import adapter, lora, prefix, prompt, sparse
 from .settings import Value, completed

@@ -29,18 +29,23 @@ from device_runtime.models.engines.base import (
     copied_weights,
     even_share,
 )
-from device_runtime.models.export.functional_module import (
+from device_runtime.models.torch_modules.functional_module import (
     ForwardPass,
     FunctionalModule,
     recorded_statistics,
     run,
     with_batch_statistics,
 )
-from device_runtime.models.export.source import subject_of
+from device_runtime.models.torch_modules.layers import Slots, write_gradients
+from device_runtime.models.torch_modules.objectives import (
+    ClippedSums,
+    GraphInputs,
+    loss_and_gradients,
+    losses_of,
+)
 
-from .layers import Slots, write_gradients
-from .objectives import ClippedSums, GraphInputs, loss_and_gradients, losses_of
 from .place import DeviceBuffer, TorchProcessor, channels_innermost, find_device, keep_layout
+from .source import subject_of
 
 
 class TorchModel:
@@ -64,7 +69,7 @@ class TorchModel:
         """Starts at the bundle's weights.
 
         `module` is the module that the bundle was exported from; it is needed if the manifest names no
-        network. Raises EngineError for a device that is not there, and as `export.source.subject_of` does.
+        network. Raises EngineError for a device that is not there, and as `source.subject_of` does.
         """
         check_sizes(batch, threads)
         self.manifest: Manifest = bundle.manifest

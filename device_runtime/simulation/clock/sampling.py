@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.client.selection.choose import MAIN, RICHEST, ChoicePolicy, MaskedRound
+from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, MaskedRound
 from device_runtime.profiles.fleets.fleet import Fleet
-from device_runtime.simulation.bases import BaseHistory
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.simulation.history.bases import BaseHistory
+from device_runtime.strategies.interface.kind import AnyStrategy
 
 from .devices import FleetState
 from .timeline import AskConditions, RoundDraws, Timeline

@@ -1,7 +1,7 @@
 """The times at which an asked device downloads, computes and uploads, and the fate of its update.
 
 No training happens here. A device is charged the seconds that the cost model predicts for it, times a factor
-drawn for this round; `client.training.work` decides what it does with them, as on a real device. Work may be
+drawn for this round; `device.training.work` decides what it does with them, as on a real device. Work may be
 interrupted: by hours in which the device is not available, and by a lost link.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 
-from device_runtime.client.selection.choose import MAIN, RICHEST, ChoicePolicy, Loads, MaskedRound, choose
-from device_runtime.client.training.work import Assignment, WorkOutcome, perform
+from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, Loads, MaskedRound, choose
+from device_runtime.device.training.work import Assignment, WorkOutcome, perform
 from device_runtime.profiles import DeviceProfile, Power
-from device_runtime.simulation.records import LostReason
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.simulation.history.records import LostReason
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.terms.dp_sgd import PrivacyLedger
 
 from .virtual_worker import UNSPENT, VirtualWorker, privacy_refusal

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import nan
 
-from device_runtime.client.energy import Energy, modelled
-from device_runtime.client.selection.choose import Candidate, Loads
+from device_runtime.device.energy import Energy, modelled
+from device_runtime.device.selection.choose import Candidate, Loads
 from device_runtime.profiles import DeviceProfile, Power
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.device_half import OutOfTime, Run, Update
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.terms.accountant import PrivacyError
 from device_runtime.strategies.terms.dp_sgd import PrivacyLedger, dp_settings, spent_in_round
-from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
 
 STEPS = (0.01, *(tenth / 10 for tenth in range(1, 10)))
 """Shares of an update after which a device checks its clock, so that it notices lateness early."""
@@ -68,7 +68,7 @@ class VirtualWorker:
     def _samples(self) -> int:
         return next(iter(self.loads.values())).samples
 
-    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, TrainedUpdate]:
+    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Update]:
         """The form that there was time for, and its update without tensors.
 
         Raises OutOfTime at the time at which a device would notice that it will miss the deadline.
@@ -91,7 +91,7 @@ class VirtualWorker:
             share = max(share, kind_statistics.cost(form, load, self._believed).flops / cost.flops)
         self.now = began + share * seconds
         self.flops += share * cost.flops
-        return form, TrainedUpdate(chosen.kind, {}, load.samples, nan, form.variant)
+        return form, Update(chosen.kind, {}, load.samples, nan, form.variant)
 
     def _hurried(self, strategy: AnyStrategy, seconds: float, run: Run) -> tuple[AnyStrategy, float]:
         """The form that a device sends without time for the whole update, and the share of the work done.

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.client.selection.choose import policy_named
+from device_runtime.device.selection.choose import policy_named
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles.machine import usable_cores
-from device_runtime.simulation.callbacks import CallbackError
 from device_runtime.simulation.errors import RunsFailed, SimulationError
-from device_runtime.simulation.scenario import of_policy
-from device_runtime.simulation.trackers import tracker_named
-from device_runtime.strategies import registry
+from device_runtime.simulation.rounds.callbacks import CallbackError
+from device_runtime.simulation.rounds.trackers import tracker_named
+from device_runtime.simulation.scenarios.scenario import of_policy
 from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.plugins import Plugin
 
 from .performing import RunOptions, perform

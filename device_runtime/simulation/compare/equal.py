@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import isnan, nan
 
+from device_runtime.simulation.history.records import SimulatedRound
 from device_runtime.simulation.metrics.curves import (
     CLOSED_FORM_HEAD,
     SERVED,
@@ -15,8 +16,7 @@ from device_runtime.simulation.metrics.curves import (
     Model,
     accuracy,
 )
-from device_runtime.simulation.records import SimulatedRound
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenarios.scenario import Scenario
 
 from .figures import ComparisonTerms, FinishedRun, SeedSpread, Summary, spread
 

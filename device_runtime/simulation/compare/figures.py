@@ -11,8 +11,8 @@ from statistics import NormalDist, mean, stdev
 import msgspec
 
 from device_runtime.models.bundles.targets import ACCURACY
-from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 from device_runtime.simulation.metrics.curves import Axis, Curve, accuracy, spent
 from device_runtime.simulation.metrics.probes import ProbeLine
 from device_runtime.simulation.metrics.tally import (
@@ -21,7 +21,7 @@ from device_runtime.simulation.metrics.tally import (
     participation,
     tally,
 )
-from device_runtime.simulation.records import AskRecord, SimulatedRound
+from device_runtime.simulation.scenarios import scenario
 
 from .plan import ComparisonPlan
 from .run_folder import ASKS, PROBES, RunInfo, RunName, info_of, read, rounds_of

@@ -10,20 +10,20 @@ from typing import Any
 
 import msgspec
 
-from device_runtime.models.engines.available import open_model
-from device_runtime.simulation.callbacks import Callback, CallbackObserver, EndedRun, StartedRun
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, TrainingJob
+from device_runtime.simulation.history.records import AskRecord, RunObserver, SimulatedRound
 from device_runtime.simulation.metrics.formulas import paper_cost
 from device_runtime.simulation.metrics.probes import ProbedRounds, ProbeLine, Probes, ProbeSet, spread_rounds
 from device_runtime.simulation.metrics.tally import tally
-from device_runtime.simulation.records import AskRecord, RunObserver, SimulatedRound
-from device_runtime.simulation.run import PreparedRun, ResumeOptions, prepare, simulate
-from device_runtime.simulation.scenario import Scenario, of_policy
-from device_runtime.simulation.trackers import tracker_named
-from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.simulation.rounds.callbacks import Callback, CallbackObserver, EndedRun, StartedRun
+from device_runtime.simulation.rounds.run import PreparedRun, ResumeOptions, prepare, simulate
+from device_runtime.simulation.rounds.trackers import tracker_named
+from device_runtime.simulation.scenarios.scenario import Scenario, of_policy
+from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.interface.kind import AnyStrategy
 
 from .run_folder import ASKS, PROBES, RunFiles, RunInfo, RunName, fingerprint, lineage, read, rounds_of
 
@@ -53,7 +53,7 @@ class CombinedObserver:
         for observer in self._observers:
             observer.asked(ask)
 
-    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, update: Update) -> None:
         for observer in self._observers:
             observer.trained(job, update)
 

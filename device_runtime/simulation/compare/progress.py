@@ -11,8 +11,8 @@ import msgspec
 
 from device_runtime.models.bundles.targets import ACCURACY, metric_text
 from device_runtime.simulation.executors.job import TrainingJob
-from device_runtime.simulation.records import AskRecord, SimulatedRound
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.simulation.history.records import AskRecord, SimulatedRound
+from device_runtime.strategies.interface.device_half import Update
 
 from .run_folder import RunName
 from .wording import duration
@@ -222,7 +222,7 @@ class ProgressReporter:
     def asked(self, ask: AskRecord) -> None:
         """Ignored: there are too many."""
 
-    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, update: Update) -> None:
         self._round = max(self._round, job.round)  # a resumed run does not begin with round 1
         self._trained += 1
         if self._clock() - self._reported >= WORKING_EVERY_S:

@@ -19,14 +19,14 @@ from safetensors.numpy import save
 
 from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.simulation import checkpoint
-from device_runtime.simulation.checkpoint import Checkpoint, RunMark
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import TrainingJob
+from device_runtime.simulation.history import checkpoint
+from device_runtime.simulation.history.checkpoint import Checkpoint, RunMark
+from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 from device_runtime.simulation.metrics.formulas import PaperCost
-from device_runtime.simulation.records import AskRecord, SimulatedRound
-from device_runtime.simulation.scenario import Scenario
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.simulation.scenarios.scenario import Scenario
+from device_runtime.strategies.interface.device_half import Update
 
 INFO, ROUNDS, ASKS, PROBES, SERVED, LOG = (
     "run.json", "rounds", "asks", "probes.jsonl", "served.safetensors", "log.txt",
@@ -110,7 +110,7 @@ class RunFiles:
     def asked(self, ask: AskRecord) -> None:
         self._asks.add(ask)
 
-    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, update: Update) -> None:
         """Ignored: the weights of single devices are not kept."""
 
     def closed(self, line: SimulatedRound) -> None:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.texts import Texts
 from device_runtime.models.data.cells import first_of
 from device_runtime.models.data.table import ENDINGS
-from device_runtime.models.text.texts import Texts
 from device_runtime.simulation.errors import DataSetError
 from device_runtime.user_account import expanded
 

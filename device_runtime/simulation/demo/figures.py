@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median, stdev
 
-from device_runtime.aggregator.views.run_events import ContributionRecord
+from device_runtime.aggregator.machine.run_events import ContributionRecord
 
 from .runs import DemoRun
 

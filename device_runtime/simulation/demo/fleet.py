@@ -11,13 +11,13 @@ from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.simulation import partition
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.digits import Split
-from device_runtime.strategies import registry
-from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.entropy_subset import EntropySubset
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.few_shot import FewShot
-from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.zeroth_order import ZerothOrder
+from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.class_means import ClassMeans
+from device_runtime.strategies.kinds.entropy_subset import EntropySubset
+from device_runtime.strategies.kinds.fedavg import FedAvg
+from device_runtime.strategies.kinds.few_shot import FewShot
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 
 SLOW = 20.0
 """The factor by which every board is slower than real.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from device_runtime.simulation.report import canvas
-from device_runtime.strategies.registry import KINDS
+from device_runtime.strategies.kinds.registry import KINDS
 
 from .figures import kind_costs
 from .fleet import FLEET, holders

@@ -7,21 +7,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.rounds.ports import Ports
+from device_runtime.aggregator.machine.ports import Ports
+from device_runtime.aggregator.machine.run_events import (
+    ContributionRecord,
+    Observer,
+    RoundClosed,
+    RoundRecord,
+)
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.storage.model_versions import SERVED
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import ConsoleView
-from device_runtime.aggregator.views.run_events import ContributionRecord, Observer, RoundClosed, RoundRecord
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.brokers import Choice
 from device_runtime.broker.wire import topics
@@ -31,7 +36,8 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import decode
 from device_runtime.simulation import digits
-from device_runtime.simulation.learning import RoundEvaluator
+from device_runtime.simulation.rounds.learning import RoundEvaluator
+from device_runtime.simulation.rounds.ledger import RoundFigures
 
 from .fleet import FLEET, DemoDevice, data_set, divide_digits
 from .processes import FleetProcesses, PlacedMember
@@ -73,7 +79,11 @@ class DemoPolicy:
 
 @dataclass(frozen=True)
 class DemoRun:
-    """The result of a run; `recalls`: the served model's recalls of digits after each round, (rounds, 10)."""
+    """The result of a run.
+
+    Accuracies in `rounds` and `recalls` (rounds, 10), by digit, are those of the served model on test samples
+    that the aggregator did not choose its head by.
+    """
 
     policy: str
     seed: int
@@ -83,21 +93,18 @@ class DemoRun:
     recalls: tuple[tuple[float, ...], ...] = ()
 
 
-class RecallCollector:
-    """An observer that keeps the closed rounds, and the recall of each digit after each of them.
+class ClosedRounds:
+    """An observer that keeps the closed rounds, and what `evaluate` says of the model that each serves."""
 
-    `recall` is called with the round.
-    """
-
-    def __init__(self, recall: Callable[[int], tuple[float, ...]]) -> None:
+    def __init__(self, evaluate: Callable[[int], RoundFigures]) -> None:
         self.closed: list[RoundClosed] = []
-        self.recalls: list[tuple[float, ...]] = []
-        self._recall = recall
+        self.figures: list[RoundFigures] = []
+        self._evaluate = evaluate
 
     def __call__(self, event: object) -> None:
         if isinstance(event, RoundClosed):
             self.closed.append(event)
-            self.recalls.append(self._recall(event.record.round))
+            self.figures.append(self._evaluate(event.record.round))
 
 
 def perform(
@@ -107,7 +114,8 @@ def perform(
     folder.mkdir(parents=True)
     split = digits.load(np.random.default_rng(setting.seed))
     evaluation = folder / "evaluation.npz"
-    np.savez_compressed(evaluation, x=split.test.x, y=split.test.y)
+    choosing, test = (split.test.at(np.arange(start, len(split.test.y), 2)) for start in (0, 1))
+    np.savez_compressed(evaluation, x=choosing.x, y=choosing.y)
     fleet = setting.fleet
     parts = divide_digits(split.train.y, fleet, np.random.default_rng([setting.seed, 1]))
     placed = [PlacedMember(m, split.train.at(part)) for m, part in zip(fleet, parts, strict=True)]
@@ -122,15 +130,15 @@ def perform(
         eval_data=str(evaluation),
     )
     bundle = Bundle.open(bundles.find_bundle(BUNDLE))
-    evaluate = RoundEvaluator(bundle, data_set(split), 1, setting.rounds)
+    evaluator = RoundEvaluator(bundle, data_set(digits.Split(split.train, test)), 1, setting.rounds)
 
-    def recall(number: int) -> tuple[float, ...]:
+    def evaluate(number: int) -> RoundFigures:
         served = decode((folder / SERVED).read_bytes())
-        return evaluate(number, served, served).eval_acc_by_class
+        return evaluator(number, served, served)
 
     broker = brokers.start(setting.broker)
     try:
-        collected = RecallCollector(recall)
+        collected = ClosedRounds(evaluate)
         screen = view(f"{broker.name} at {broker.url}")
         end = time.monotonic() + setting.most_s
         with FleetProcesses(placed, broker.url, folder / "devices", setting.scale) as processes:
@@ -139,12 +147,16 @@ def perform(
             processes.wait(timeout_s=10)
     finally:
         broker.stop()
-    rounds = tuple(closed.record for closed in collected.closed)
+    rounds = tuple(
+        replace(closed.record, eval_acc=figures.eval_acc)
+        for closed, figures in zip(collected.closed, collected.figures, strict=True)
+    )
     contributions = tuple(c for closed in collected.closed for c in closed.contributions)
-    return DemoRun(policy.name, setting.seed, rounds, contributions, fleet, tuple(collected.recalls))
+    recalls = tuple(figures.eval_acc_by_class for figures in collected.figures)
+    return DemoRun(policy.name, setting.seed, rounds, contributions, fleet, recalls)
 
 
-def _late(setting: DemoSetting, collected: RecallCollector, end: float) -> str:
+def _late(setting: DemoSetting, collected: ClosedRounds, end: float) -> str:
     """The message for a run that takes longer than it may; empty while it does not."""
     if time.monotonic() < end:
         return ""

@@ -18,12 +18,12 @@ from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.fleets.groups import FleetGroup, LinkSpread
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation import digits
-from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.job import ExecutorInputs, TrainingJob
-from device_runtime.simulation.records import NullObserver, SimulatedRound
-from device_runtime.simulation.run import PreparedRun, simulate
-from device_runtime.simulation.scenario import Scenario
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.simulation.history.records import NullObserver, SimulatedRound
+from device_runtime.simulation.rounds.run import PreparedRun, simulate
+from device_runtime.simulation.scenarios.clients import Clients
+from device_runtime.simulation.scenarios.scenario import Scenario
+from device_runtime.strategies.interface.device_half import Update
 
 from .fleet import SLOW, DemoDevice, data_set, divide_digits, holders
 from .runs import BUNDLE, DemoPolicy, DemoSetting
@@ -100,7 +100,7 @@ class _Last(NullObserver):
         self._stop = stop
         self.line: SimulatedRound | None = None
 
-    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, update: Update) -> None:
         if self._stop.is_set():
             raise DemoEnded
 

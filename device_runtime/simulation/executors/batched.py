@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, check
-from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import TensorError
 from device_runtime.models.training.heads import (
@@ -25,7 +25,8 @@ from device_runtime.models.training.heads import (
     split_heads,
     train_heads,
 )
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.statistics.class_statistics import split_statistics
 from device_runtime.strategies.statistics.kind_statistics import (
     Measured,
@@ -34,7 +35,6 @@ from device_runtime.strategies.statistics.kind_statistics import (
     specs,
     statistics_of,
 )
-from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.training.local_training import (
     HeadTraining,
     TakesFeatures,
@@ -204,7 +204,7 @@ class BatchedHeads:
         head, strategy = self._manifest.head, jobs[0].strategy
         learnt = train_heads(head_matrix(base, head), data, plans[0].optimizer, plans[0].clip_norm)
         updates = [
-            TrainedUpdate(strategy.name, tensors, len(k.y), float(loss), strategy.variant)
+            Update(strategy.name, tensors, len(k.y), float(loss), strategy.variant)
             for tensors, k, loss in zip(split_heads(learnt.heads, head), samples, learnt.losses, strict=True)
         ]
         if np.isfinite(learnt.heads).all():
@@ -217,7 +217,7 @@ def _plan(job: TrainingJob, samples: HeadSamples) -> HeadTraining:
     return strategy.head_training(samples.y, run_of(job))
 
 
-def _checked(update: TrainedUpdate, manifest: Manifest, strategy: AnyStrategy) -> Result:
+def _checked(update: Update, manifest: Manifest, strategy: AnyStrategy) -> Result:
     try:
         check(update.tensors, strategy.expected(manifest))
     except TensorError as error:

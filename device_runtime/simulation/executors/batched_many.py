@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from device_runtime.models.available_engines.available import engine_choice
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, check
-from device_runtime.models.engines.available import engine_choice
 from device_runtime.models.errors import EngineError, TensorError
 from device_runtime.models.training.optimizer import Sgd
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.device_half import LocalData, Run, Update
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.training import local_training
-from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 from device_runtime.strategies.training.local_training import HasTrainingPlan, TrainingPlan
 
 from .job import ExecutorInputs, FailedJob, Result, TrainingJob, run_of
@@ -91,9 +91,7 @@ class BatchedNetworks:
         strategy, expected = jobs[0].strategy, jobs[0].strategy.expected(self._manifest)
         results: list[Result] = []
         for plan, params, loss in zip(plans, learnt.params, learnt.losses, strict=True):
-            update = TrainedUpdate(
-                strategy.name, params.views, len(plan.indices), float(loss), strategy.variant
-            )
+            update = Update(strategy.name, params.views, len(plan.indices), float(loss), strategy.variant)
             try:
                 check(update.tensors, expected)
                 results.append(update)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from device_runtime.models.available_engines.available import engine_choice
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.engines.available import engine_choice
 from device_runtime.models.errors import EngineError
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.profiles.cost import MissingGraph
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.strategies import registry
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.training.local_training import takes_features
 from device_runtime.strategies.training.workload import workload
 

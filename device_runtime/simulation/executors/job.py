@@ -9,20 +9,20 @@ from typing import Protocol
 
 import numpy as np
 
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.initial import generator_of
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors, check
-from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import TensorError
-from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
+from device_runtime.simulation.scenarios.clients import Clients
 from device_runtime.strategies.errors import OwnCodeError
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.device_half import NO_TENSORS, Run, Update
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics import kind_statistics
-from device_runtime.strategies.training.device_half import NO_TENSORS, Run, TrainedUpdate
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class FailedJob:
     why: str
 
 
-Result = TrainedUpdate | FailedJob
+Result = Update | FailedJob
 
 
 class Executor(Protocol):

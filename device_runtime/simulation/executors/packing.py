@@ -16,10 +16,11 @@ from device_runtime.models import errors as model_errors
 from device_runtime.models.bundles.tensors import ALIGNMENT, Tensors, TensorSpec
 from device_runtime.models.errors import ModelError, one_line
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.strategies import plugins, registry
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies import plugins
+from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.statistics import kind_statistics
-from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .job import ExecutorInputs, FailedJob, Result, TrainingJob
 
@@ -240,7 +241,7 @@ class ExpectedTensors:
             layout = [TensorSpec(name, shape, specs[name].dtype) for name, shape in reply.shapes]
             tensors = views(buffer, layout, start)
             state = None if reply.memory is None else views(memory, reply.memory)
-            return TrainedUpdate(reply.kind, tensors, reply.num_examples, reply.train_loss, reply.form, state)
+            return Update(reply.kind, tensors, reply.num_examples, reply.train_loss, reply.form, state)
         if isinstance(reply, DivergedReply):
             return FailedJob(reply.why)
         raise (

@@ -21,10 +21,10 @@ from selectors import EVENT_READ, DefaultSelector
 import msgspec
 import numpy as np
 
+from device_runtime.models.available_engines.available import engine_choice
 from device_runtime.models.bundles.tensors import Tensors, check
-from device_runtime.models.engines.available import engine_choice
-from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
+from device_runtime.simulation.scenarios.clients import Clients
 
 from . import packing
 from .job import ExecutorInputs

@@ -19,16 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.broker.wire.messages import Kind
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.bundle import Bundle, unpack
 from device_runtime.models.bundles.names import EngineSettings
-from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import one_line
 from device_runtime.profiles.machine import usable_cores
-from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.strategies import plugins, registry
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.simulation.scenarios.clients import Clients
+from device_runtime.strategies import plugins
+from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.kinds import registry
 
 from . import packing
 from .job import ExecutorInputs, FailedJob, train

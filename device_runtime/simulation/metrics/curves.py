@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.simulation.records import SimulatedRound
+from device_runtime.simulation.history.records import SimulatedRound
 
 Axis = Literal["rounds", "time", "energy", "bytes"]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.peft import Peft
-from device_runtime.strategies.slora import SparseStage
-from device_runtime.strategies.zeroth_order import ZerothOrder
+from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.kinds.class_means import ClassMeans
+from device_runtime.strategies.kinds.fedavg import FedAvg
+from device_runtime.strategies.kinds.peft import Peft
+from device_runtime.strategies.kinds.slora import SparseStage
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 
 VALUE_BYTES = 4
 """Bytes of a parameter (float32); seeds and scalars have one byte (section 4.2.1)."""

@@ -20,8 +20,8 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import Executor, Result, TrainingJob
-from device_runtime.simulation.records import AskRecord, SimulatedRound
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.simulation.history.records import AskRecord, SimulatedRound
+from device_runtime.strategies.interface.device_half import Update
 
 SAMPLES = 256
 """Number of test samples, evenly spaced, that models are probed with."""
@@ -118,7 +118,7 @@ class Probes:
     def asked(self, ask: AskRecord) -> None:
         """Ignored: an ask has no model."""
 
-    def trained(self, job: TrainingJob, update: TrainedUpdate) -> None:
+    def trained(self, job: TrainingJob, update: Update) -> None:
         """Probes the local model of this update, whose tensors are valid during the call only."""
         base = self._bases.get(job.base)
         if self._round not in self._rounds or base is None or job.strategy.member:

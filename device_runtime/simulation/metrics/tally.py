@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import nan
 
-from device_runtime.simulation.records import AskRecord
+from device_runtime.simulation.history.records import AskRecord
 
 
 @dataclass(frozen=True)

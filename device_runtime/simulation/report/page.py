@@ -9,9 +9,9 @@ from math import isnan
 
 import msgspec
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.equal import differences_by_seed
 from device_runtime.simulation.compare.wording import asked_devices, duration
+from device_runtime.simulation.scenarios import scenario
 
 from . import canvas, table
 from .canvas import ComparedRuns, Drawing

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from device_runtime.simulation.compare.wording import duration
-from device_runtime.simulation.records import AskRecord, SimulatedRound
+from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 
 from .canvas import FATES, INK, KINDS, MUTED, PAPER, STRONG, ComparedRuns, Drawing, kind_colour, panels
 

@@ -22,7 +22,7 @@ from device_runtime.simulation.compare.figures import (
 from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.simulation.scenario import of_policy
+from device_runtime.simulation.scenarios.scenario import of_policy
 
 from . import accuracy, canvas, local_models, participation, table, time_line
 from .canvas import ComparedRuns, Drawing, read_comparison

@@ -20,9 +20,9 @@ from device_runtime.broker.wire.messages import Masks
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.errors import MaskError
-from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
+from device_runtime.strategies.interface.device_half import MOST_LOSS
+from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.statistics import class_statistics, class_sums, held_out, kind_statistics
-from device_runtime.strategies.training.device_half import MOST_LOSS
 
 CHECKS = 4
 """Values of 1 at the end of each device's vector: their sums are the number of devices."""

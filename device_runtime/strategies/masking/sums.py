@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.errors import MaskError, SpoiltSum
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums
-from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .layout import (
     CHECKS,
@@ -47,7 +47,7 @@ class Weighed:
     most_weight: in samples; a larger weight counts as this one.
     """
 
-    update: TrainedUpdate
+    update: Update
     strategy: AnyStrategy
     most_weight: int
 
@@ -62,9 +62,7 @@ def weight_share(weight: float, most_weight: int) -> float:
     return min(1.0, weight / most_weight)
 
 
-def shortened(
-    update: TrainedUpdate, layout: SumLayout, most_norm: float = 0.0
-) -> tuple[TrainedUpdate, float]:
+def shortened(update: Update, layout: SumLayout, most_norm: float = 0.0) -> tuple[Update, float]:
     """The update with its changes shortened as `write` does, and by what factor; the same one for 1.
 
     Raises MaskError as `write`.
@@ -202,7 +200,7 @@ class SummedGroup:
 class OpenedSum:
     """The mean of a group's updates, and the sum of their class statistics (None: they have none)."""
 
-    update: TrainedUpdate
+    update: Update
     statistics: Statistics | None
 
 
@@ -223,7 +221,7 @@ def read(total: MaskedVector, layout: SumLayout, group: SummedGroup, strategy: A
             tensors[name] = np.asarray(numbers[name] * most, np.float64)
     share = float(numbers[LOSS_KNOWN][0]) if LOSS_KNOWN in numbers else 0.0
     loss = float(numbers[LOSS][0]) / share if share > 0 else nan
-    update = TrainedUpdate(strategy.name, tensors, group.num_examples, loss, strategy.variant)
+    update = Update(strategy.name, tensors, group.num_examples, loss, strategy.variant)
     return OpenedSum(update, _read_statistics(numbers, layout, most))
 
 

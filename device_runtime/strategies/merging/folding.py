@@ -12,14 +12,14 @@ import numpy as np
 from device_runtime.models.bundles.tensors import Tensors, all_finite
 from device_runtime.models.errors import TensorError
 from device_runtime.strategies.errors import OwnCodeError
-from device_runtime.strategies.kind import AnyStrategy, DerivesMembers
+from device_runtime.strategies.interface.aggregator_half import CarriedState, KindResult, RoundModel
+from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Update
+from device_runtime.strategies.interface.kind import AnyStrategy, DerivesMembers
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics import bounds, closed_form, held_out
 from device_runtime.strategies.statistics.class_statistics import Statistics, is_from_site
 from device_runtime.strategies.statistics.kind_statistics import samples_per_measured
-from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
-from .aggregator_half import CarriedState, KindResult, RoundModel
 from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
 from .server_optimizer import ServerOptimizer
 
@@ -55,7 +55,7 @@ class Folding:
         )
         self._mixed = len(kinds) > 1 and self._statistics is not None
 
-    def parted(self, contribution: TrainedUpdate) -> tuple[TrainedUpdate, Statistics | None]:
+    def parted(self, contribution: Update) -> tuple[Update, Statistics | None]:
         """Split a contribution into its update, for `add`, and its class statistics, for `pool`.
 
         The statistics are scaled to all samples and rounds that they stand for; None if it has none.
@@ -94,14 +94,14 @@ class Folding:
         if self._statistics is not None and statistics is not None:
             self._statistics.add(statistics, late, devices)
 
-    def add(self, contribution: TrainedUpdate, weight: float) -> None:
+    def add(self, contribution: Update, weight: float) -> None:
         """Add one update with a weight of more than 0; it is not held afterwards."""
         kind = contribution.kind
         strategy = self._kinds[kind]
         with np.errstate(over="ignore", invalid="ignore"), own_code(type(strategy)):
             self._states[kind] = strategy.fold(self._states[kind], contribution, weight)
 
-    def trained(self, contribution: TrainedUpdate) -> tuple[str, Tensors]:
+    def trained(self, contribution: Update) -> tuple[str, Tensors]:
         """The member of the family that an update trained ("": the main model), and that member's base."""
         member = self._kinds[contribution.kind].variant_named(contribution.variant).member
         return member, self._carried.family[member] if member else self._model.weights
@@ -110,7 +110,7 @@ class Folding:
         """The offered kind of this name."""
         return self._kinds[kind]
 
-    def counted(self, contribution: TrainedUpdate) -> float:
+    def counted(self, contribution: Update) -> float:
         """The update's weight in the mean, in samples, as its kind says."""
         strategy = self._kinds[contribution.kind]
         with own_code(type(strategy)):

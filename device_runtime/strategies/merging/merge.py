@@ -18,11 +18,11 @@ from device_runtime.broker.wire.messages import Step
 from device_runtime.models.bundles.names import RUNNING_STATISTICS
 from device_runtime.models.bundles.tensors import Tensors, all_finite
 from device_runtime.strategies.directions.replaying import replay
-from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
+from device_runtime.strategies.interface.aggregator_half import CarriedState, KindResult, RoundModel
+from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Update
+from device_runtime.strategies.interface.tensor_mean import TensorMean
 
-from .aggregator_half import CarriedState, KindResult, RoundModel
 from .server_optimizer import ServerOptimizer
-from .tensor_mean import TensorMean
 
 NOTHING_CARRIED = CarriedState()
 FEDAVG = ServerOptimizer()
@@ -129,9 +129,7 @@ def _carried(
     return CarriedState(family, memory, aside)
 
 
-def rebased_update(
-    update: TrainedUpdate, late: Late, now: int, base: Callable[[int], Tensors]
-) -> TrainedUpdate:
+def rebased_update(update: Update, late: Late, now: int, base: Callable[[int], Tensors]) -> Update:
     """A late update, made to count in round `now`: its tensors are rebased, and `late` is set on it.
 
     Content that is no tensor of the base is not moved; kinds read `late` for it, as for scalars along the

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.tensors import Vector
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.strategies.interface.device_half import Update
 
 from . import coordinate_wise
 from .norm_clip import bound_of, clip_to_norm, length_of
@@ -30,7 +30,7 @@ MEANS = "means"
 """The name of a tensor of means, float32 (classes, width), that replaces `sums`."""
 
 
-def as_means(update: TrainedUpdate) -> TrainedUpdate:
+def as_means(update: Update) -> Update:
     """A contribution of class means with means in place of sums; 0 for a class that it does not have."""
     content = dict(update.tensors)
     counts = np.maximum(content["counts"], 1)[:, None]
@@ -38,7 +38,7 @@ def as_means(update: TrainedUpdate) -> TrainedUpdate:
     return replace(update, tensors=content)
 
 
-def as_sums(update: TrainedUpdate, most: NDArray[np.int32], most_samples: float) -> TrainedUpdate:
+def as_sums(update: Update, most: NDArray[np.int32], most_samples: float) -> Update:
     """The inverse of `as_means`, with counts limited to `most` (classes,) by class and `most_samples` in all.
 
     Counts above the total are reduced in proportion; a class that has samples keeps at least one.

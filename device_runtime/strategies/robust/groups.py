@@ -17,9 +17,9 @@ from math import inf, sqrt
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.strategies.kind import AnyStrategy, ComparedAs
+from device_runtime.strategies.interface.device_half import FEW_SHOT, Update
+from device_runtime.strategies.interface.kind import AnyStrategy, ComparedAs
 from device_runtime.strategies.plugins import own_code
-from device_runtime.strategies.training.device_half import FEW_SHOT, TrainedUpdate
 
 from . import by_class
 from .norm_clip import clip_to_norm, length_of, norms
@@ -38,11 +38,11 @@ class GroupedUpdate:
     """An update to be compared with others of the same `group`, by its change from `start`."""
 
     group: Hashable
-    update: TrainedUpdate
+    update: Update
     start: Start
 
 
-def group_update(contribution: TrainedUpdate, kind: AnyStrategy, member: str, base: Tensors) -> GroupedUpdate:
+def group_update(contribution: Update, kind: AnyStrategy, member: str, base: Tensors) -> GroupedUpdate:
     """A contribution with its group: the kind, the member of the family, and the tensors' names and shapes.
 
     Scalars are also grouped by the round whose directions they are along. `base` is the member's.

@@ -34,12 +34,12 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.names import RUNNING_STATISTICS
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.device_half import FEW_SHOT, NO_TENSORS, Update
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics.bounds import ROUNDS
 from device_runtime.strategies.statistics.centres import LEAST
 from device_runtime.strategies.statistics.statistics_file import IN_MEMORY
-from device_runtime.strategies.training.device_half import FEW_SHOT, NO_TENSORS, TrainedUpdate
 
 from .groups import FROM_ZERO, device_list
 from .norm_clip import clip_to_norm
@@ -55,7 +55,7 @@ SCALARS = 10.0
 
 CHANGE, RUNNING = "", "running statistics"
 
-Read = Callable[[], TrainedUpdate]
+Read = Callable[[], Update]
 """Reads an update again. May raise as the first time."""
 
 
@@ -84,7 +84,7 @@ class Compared:
     member: str
     base: Tensors
 
-    def comparable(self, update: TrainedUpdate) -> TrainedUpdate:
+    def comparable(self, update: Update) -> Update:
         with own_code(type(self.kind)):
             return self.kind.comparable(update, self.base)
 
@@ -118,7 +118,7 @@ class WaitingUpdate:
     epochs: int
     lengths: Mapping[Group, float]
 
-    def update(self) -> TrainedUpdate:
+    def update(self) -> Update:
         return replace(self.read(), device=self.device)
 
 
@@ -137,9 +137,7 @@ class LengthBounds:
         """Delete the file. May be called twice."""
         self._file.close()
 
-    def add(
-        self, update: TrainedUpdate, weight: float, compared: Compared, again: Read | None = None
-    ) -> None:
+    def add(self, update: Update, weight: float, compared: Compared, again: Read | None = None) -> None:
         """Let an update wait. `again` reads it once more; None: it is kept in a file. Raises OSError."""
         content = compared.comparable(update).tensors
         lengths = {group: length_of(content, starts) for group, starts in compared.parts(content).items()}
@@ -148,14 +146,14 @@ class LengthBounds:
         read = again or self._stored(update)
         self._waiting.append(WaitingUpdate(update.device, read, compared, weight, epochs, lengths))
 
-    def _stored(self, update: TrainedUpdate) -> Read:
+    def _stored(self, update: Update) -> Read:
         """Writes an update to the file, whose content comes back bit for bit."""
         metadata, place = replace(update, tensors=NO_TENSORS, memory=None), self._end
         layout = [(name, value.dtype, value.shape, value.nbytes) for name, value in update.tensors.items()]
         self._file.seek(place)
         self._end += self._file.write(b"".join(value.tobytes() for value in update.tensors.values()))
 
-        def read() -> TrainedUpdate:
+        def read() -> Update:
             self._file.seek(place)
             content: Tensors = {
                 name: np.ndarray(shape, dtype, bytearray(self._file.read(size)))
@@ -169,7 +167,7 @@ class LengthBounds:
         """The updates in the order in which they were added."""
         return iter(self._waiting)
 
-    def bounded(self, entry: WaitingUpdate, update: TrainedUpdate) -> tuple[TrainedUpdate, float]:
+    def bounded(self, entry: WaitingUpdate, update: Update) -> tuple[Update, float]:
         """The update of an entry, within the bounds, and its weight; unchanged if it was already.
 
         One that is shortened weighs no more than usual: a false update would claim many samples too.

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Vector
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.strategies.interface.device_half import Update
 
 from . import by_class, krum
 from .coordinate_wise import bounds_in, median, trimmed_mean, weighted_median
@@ -21,7 +21,7 @@ from .spool import Spool, SpooledUpdate
 FAR = 3.0
 """A note is made of a change that is more than FAR times the bound, when it is shortened."""
 
-Screened = Iterator[tuple[TrainedUpdate, float]]
+Screened = Iterator[tuple[Update, float]]
 
 
 @dataclass(frozen=True)

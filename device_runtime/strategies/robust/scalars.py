@@ -16,7 +16,7 @@ from math import inf
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Vector
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.strategies.interface.device_half import Update
 
 from .coordinate_wise import NORMAL
 from .norm_clip import bound_of, clip_to_norm, length_of
@@ -38,14 +38,14 @@ class ScalarBounds:
     by_value: bool
     devices: int
 
-    def held(self, update: TrainedUpdate, times: float) -> TrainedUpdate:
+    def held(self, update: Update, times: float) -> Update:
         """The update clipped to `times` the bound."""
         g, bound = update.tensors["g"], times * self.bound
         if self.by_value:
             return replace(update, tensors={"g": np.clip(g, np.float32(-bound), np.float32(bound))})
         return replace(update, tensors={"g": clip_to_norm(g, np.zeros_like(g), length_of(g), bound)})
 
-    def is_far(self, update: TrainedUpdate, times: float) -> bool:
+    def is_far(self, update: Update, times: float) -> bool:
         """Whether an update exceeds `times` the bound; by value, whether half of its values or more do."""
         g, bound = update.tensors["g"], times * self.bound
         return bool(np.mean(np.abs(g) > bound) >= 0.5) if self.by_value else length_of(g) > bound

@@ -29,10 +29,10 @@ import numpy as np
 
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.errors import OwnCodeError
+from device_runtime.strategies.interface.device_half import Update
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import Merged
 from device_runtime.strategies.statistics.kind_statistics import most_samples
-from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from . import groups, lengths
 from .groups import device_list, group_update
@@ -89,7 +89,7 @@ class Screen:
         self._statistics.close()
         self._bounds.close()
 
-    def add(self, contribution: TrainedUpdate, weight: float, device: str, again: Read | None = None) -> None:
+    def add(self, contribution: Update, weight: float, device: str, again: Read | None = None) -> None:
         """Add one contribution, in a fixed order, as in Folding; it is not held in memory. Raises OSError.
 
         again: reads it once more; without it, updates whose length is compared go to a temporary file.
@@ -110,7 +110,7 @@ class Screen:
             counted = self._folding.counted(contribution)
             self._samples[device] = max(self._samples.get(device, 0.0), counted)
 
-    def _compared(self, contribution: TrainedUpdate) -> Compared | None:
+    def _compared(self, contribution: Update) -> Compared | None:
         """What the length of an update is measured by; None for class means, which have bounds of their own.
 
         None too for an update without tensors, of a kind that cannot be compared, or in a sum.
@@ -132,13 +132,13 @@ class Screen:
         if note := self._bounds.note:
             self._note(note)
 
-    def _share(self, contribution: TrainedUpdate) -> float:
+    def _share(self, contribution: Update) -> float:
         """The share of its samples that an update counts for; 1 unless these are too many."""
         form = self._folding.strategy(contribution.kind).variant_named(contribution.variant)
         size = most_samples(form, contribution.num_examples)
         return 1.0 if size <= self._largest else self._largest / size
 
-    def _spooled(self, contribution: TrainedUpdate, weight: float, device: str) -> bool:
+    def _spooled(self, contribution: Update, weight: float, device: str) -> bool:
         """Keep an update with those of its group; returns whether it is finite, and so was kept."""
         trained = self._folding.trained(contribution)
         member = group_update(contribution, self._folding.strategy(contribution.kind), *trained)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors, Vector
-from device_runtime.strategies.kind import ComparedAs
-from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
+from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
+from device_runtime.strategies.interface.kind import ComparedAs
 
 BUDGET = 32 * 1024 * 1024
 """Bytes of values that are in memory at one time."""
@@ -42,7 +42,7 @@ class SpooledUpdate:
 
     device: str
     weight: float
-    metadata: TrainedUpdate
+    metadata: Update
     at: int
     rest_at: int
     rest_size: int
@@ -78,7 +78,7 @@ class Spool:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def add(self, update: TrainedUpdate, weight: float, device: str) -> bool:
+    def add(self, update: Update, weight: float, device: str) -> bool:
         """Keep one more update, unless its values are not finite and so cannot be compared.
 
         Updates of a device must come one after another: only its latest is kept, also if late updates count.
@@ -141,7 +141,7 @@ class Spool:
         self._file.seek(row.rest_at)
         return tensors.decode(self._file.read(row.rest_size)) if row.rest_size else {}
 
-    def update(self, row: SpooledUpdate, values: Vector) -> TrainedUpdate:
+    def update(self, row: SpooledUpdate, values: Vector) -> Update:
         """The update of a row with `values` in place of its own; other tensors are unchanged."""
         content, begin = self.rest(row), 0
         for name, start in self._starts.items():

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Update
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums
-from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
 from . import by_class
 from .groups import TIMES, device_list, devices_of
@@ -63,7 +63,7 @@ class StatisticsOfDevices:
         if self._spool is not None:
             self._spool.close()
 
-    def add(self, sent: Statistics, contribution: TrainedUpdate) -> None:
+    def add(self, sent: Statistics, contribution: Update) -> None:
         """Add the statistics `sent` with a contribution. Raises OSError."""
         if not sent.sums.present.size:
             return
@@ -80,7 +80,7 @@ class StatisticsOfDevices:
             start = start_in(NO_TENSORS, "", frozenset({by_class.MEANS}))
             self._spool = Spool(content, start, self._scratch)
         self._spool.add(
-            TrainedUpdate(KIND, content, contribution.num_examples, nan, late=contribution.late),
+            Update(KIND, content, contribution.num_examples, nan, late=contribution.late),
             1.0,
             contribution.device,
         )

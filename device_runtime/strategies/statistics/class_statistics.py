@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.kind import ClassStatistics
 
 from . import class_sums, held_out
 from .class_sums import ClassSums

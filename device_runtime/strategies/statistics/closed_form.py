@@ -45,8 +45,8 @@ from device_runtime.broker.wire.messages import MOST_RARE
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.directions.projection import Projection
-from device_runtime.strategies.kind import ClassStatistics
-from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
+from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Update
+from device_runtime.strategies.interface.kind import ClassStatistics
 
 from . import bounds, class_statistics
 from .bounds import StatisticsBounds
@@ -240,7 +240,7 @@ class RoundStatistics:
         """Use this folder for statistics that do not fit in memory; None: the system's."""
         self._sent.keep_in(scratch)
 
-    def parted(self, contribution: TrainedUpdate) -> tuple[TrainedUpdate, Statistics | None]:
+    def parted(self, contribution: Update) -> tuple[Update, Statistics | None]:
         """Split a contribution into its update and its class statistics; None if it has no statistics."""
         update, found = class_statistics.split_statistics(contribution.tensors)
         if not found:

@@ -20,7 +20,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.profiles import Workload
-from device_runtime.strategies.training.device_half import LocalData
+from device_runtime.strategies.interface.device_half import LocalData
 from device_runtime.strategies.training.workload import head_specs
 
 from .feature_scale import scale_in

@@ -15,9 +15,9 @@ from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 from device_runtime.profiles.cost import GraphPass
-from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
+from device_runtime.strategies.interface.device_half import LocalData, Run, Update
+from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.terms.dp_sgd import dp_settings
-from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 from device_runtime.strategies.training.workload import forward_work, passes
 
 from . import class_statistics, class_sums, held_out
@@ -191,7 +191,7 @@ class _CachedFeatures:
         return getattr(self._model, name)
 
 
-def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
+def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) -> Update:
     """On the device: the update together with its class statistics, both without held-out samples.
 
     Statistics are of samples drawn evenly. `model` holds the base. Raises as `Strategy.train`.
@@ -245,7 +245,7 @@ def _of_chosen(known: Measured, statistics: ClassStatistics, run: Run) -> Measur
     return replace(known, features=known.features[rows], y=known.y[rows])
 
 
-def add_statistics(strategy: AnyStrategy, made: TrainedUpdate, known: Measured, run: Run) -> TrainedUpdate:
+def add_statistics(strategy: AnyStrategy, made: Update, known: Measured, run: Run) -> Update:
     """The update with the class statistics of measured samples added, if it sends any."""
     statistics = statistics_of(strategy)
     if statistics is None:

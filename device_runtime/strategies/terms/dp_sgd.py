@@ -16,8 +16,8 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.clipping import Privacy
 from device_runtime.profiles import Workload
 from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.interface.device_half import LocalData, Run
 from device_runtime.strategies.settings import MOST, Setting
-from device_runtime.strategies.training.device_half import LocalData, Run
 from device_runtime.strategies.training.local_training import TrainingPlan
 from device_runtime.strategies.training.workload import Training
 

@@ -17,8 +17,8 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Workload
 from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.interface.device_half import LocalData, Run
 from device_runtime.strategies.settings import Setting
-from device_runtime.strategies.training.device_half import LocalData, Run
 from device_runtime.strategies.training.local_training import TrainingPlan
 from device_runtime.strategies.training.workload import Training
 

@@ -12,8 +12,8 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.engines.blocks import BLOCK, blocks
 from device_runtime.models.errors import TensorError
 from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.interface.device_half import LocalData, Run, few_shot_head
 from device_runtime.strategies.settings import Setting
-from device_runtime.strategies.training.device_half import LocalData, Run, few_shot_head
 from device_runtime.strategies.training.local_training import TrainingPlan
 from device_runtime.strategies.training.workload import head_specs
 

@@ -18,8 +18,7 @@ from device_runtime.models.bundles.tensors import Flat, Tensors, Vector
 from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel, Gradients
 from device_runtime.models.training.clipping import Privacy, PrivateGradients, clip
 from device_runtime.models.training.optimizer import Optimizer, Sgd
-
-from .device_half import LocalData, OutOfTime, Run, TrainedUpdate
+from device_runtime.strategies.interface.device_half import LocalData, OutOfTime, Run, Update
 
 Indices = NDArray[np.int64]
 
@@ -148,7 +147,7 @@ class _EpochBudget:
             np.copyto(vector, copy)
 
 
-F = TypeVar("F", bound=Callable[..., TrainedUpdate])
+F = TypeVar("F", bound=Callable[..., Update])
 
 
 def follows_plan(train: F) -> F:
@@ -251,5 +250,5 @@ class TakesFeatures(Protocol):
 
     def from_features(
         self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest
-    ) -> TrainedUpdate:
+    ) -> Update:
         """The update that `train` would make; features (n, width), y (n,)."""

@@ -14,8 +14,9 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import GraphPass, Work, Workload
 from device_runtime.profiles.cost import activation_bytes
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.kind import ComparedAs, Strategy, TakesCodec
-from device_runtime.strategies.merging.aggregator_half import RoundModel, ServerTools
+from device_runtime.strategies.interface.aggregator_half import RoundModel, ServerTools
+from device_runtime.strategies.interface.device_half import LocalData
+from device_runtime.strategies.interface.kind import ComparedAs, Strategy, TakesCodec
 from device_runtime.strategies.settings import (
     BatchSize,
     LearningRate,
@@ -25,7 +26,6 @@ from device_runtime.strategies.settings import (
     WeightDecay,
 )
 
-from .device_half import LocalData
 from .workload import Training, upload_bytes, work_of_training
 
 K = TypeVar("K", bound="FamilyUpdate")

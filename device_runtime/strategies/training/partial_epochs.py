@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar, cast
 
-from device_runtime.strategies.kind import Strategy
+from device_runtime.strategies.interface.device_half import Run
+from device_runtime.strategies.interface.kind import Strategy
 from device_runtime.strategies.settings import MOST, LocalEpochs, Setting
-
-from .device_half import Run
 
 K = TypeVar("K", bound="PartialEpochs")
 _EPOCHS = re.compile(r"(?P<rest>.*?) ?epochs=(?P<epochs>[1-9][0-9]{0,6})")

@@ -17,8 +17,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel
 from device_runtime.models.errors import BundleError
 from device_runtime.models.training.optimizer import Optimizer
-
-from .device_half import LocalData
+from device_runtime.strategies.interface.device_half import LocalData
 
 log = logging.getLogger(__name__)
 

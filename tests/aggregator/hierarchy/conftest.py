@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.aggregator.hierarchy.site_host import SiteRules
 from device_runtime.aggregator.hierarchy.site_process import SiteProcess
-from device_runtime.aggregator.rounds.ports import Ports
+from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
@@ -27,8 +27,8 @@ from device_runtime.broker.wire.messages import (
     State,
 )
 from device_runtime.broker.wire.transfer import answer_get
-from device_runtime.client.policy.rules import ANYTHING, AllowList
-from device_runtime.client.training.local_task import Settings
+from device_runtime.device.policy.rules import ANYTHING, AllowList
+from device_runtime.device.training.local_task import Settings
 from device_runtime.models.bundles import tensors
 
 BUNDLE = "digits-wrn-10-1"

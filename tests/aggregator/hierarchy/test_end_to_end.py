@@ -9,7 +9,7 @@ import pytest
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.broker.servers import brokers
 from device_runtime.models.bundles import tensors
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.statistics import closed_form
 
 ROUNDS = 3

@@ -10,9 +10,9 @@ from device_runtime.aggregator.hierarchy.forwarding import (
 )
 from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Base, Offer
-from device_runtime.strategies import registry
-from device_runtime.strategies.kind import ClassStatistics
-from device_runtime.strategies.registry import KINDS, make
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.registry import KINDS, make
 from device_runtime.strategies.statistics import kind_statistics
 
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.hierarchy.site_host import SiteRules
-from device_runtime.aggregator.rounds.given_rounds import GivenRoundStore
+from device_runtime.aggregator.storage.given_rounds import GivenRoundStore
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Received
 from device_runtime.broker.wire.messages import Contribution, Hello, Plan, Step, encode
-from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.strategies.directions.step_size import ScalarMoment, relative, unit
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.training.device_half import LocalData, Run
-from device_runtime.strategies.zeroth_order import ZerothOrder
+from device_runtime.strategies.interface.device_half import LocalData, Run
+from device_runtime.strategies.kinds.fedavg import FedAvg
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 
 LATE = {"late": "count", "max_staleness": 2}
 

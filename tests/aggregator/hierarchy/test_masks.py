@@ -13,16 +13,16 @@ from device_runtime.broker.wire import compact_round, messages, topics
 from device_runtime.broker.wire.messages import Contribution, HelperKey, Masks, Plan
 from device_runtime.cli.on_device.policy_options import masks_allowed
 from device_runtime.cli.operator import edge
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import tensors
-from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.device_half import LocalData, Run
+from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.masking.masks import MaskedVector
 from device_runtime.strategies.masking.seeds import MaskPurpose, unseal
 from device_runtime.strategies.masking.sums import SummedGroup
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
-from device_runtime.strategies.training.device_half import LocalData, Run
 
 HELPER = b"\x07" * 32
 MASKS = Masks(

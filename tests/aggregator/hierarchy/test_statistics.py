@@ -10,14 +10,14 @@ from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import Hello, State, encode
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import tensors
-from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.strategies.kind import ClassStatistics
-from device_runtime.strategies.registry import make
+from device_runtime.strategies.interface.device_half import LocalData, Run
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.kinds.registry import make
 from device_runtime.strategies.statistics import class_statistics, closed_form, held_out, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import MOMENTS, RIGHT, ROWS, SPREAD, Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums, read_rows
-from device_runtime.strategies.training.device_half import LocalData, Run
 
 FULL = KindSettings(name="full", settings={"epochs": 1, "lr": 0.05, "batch": 16})
 FEW_SHOT = KindSettings(name="few-shot", settings={"epochs": 1, "join_base": True})

@@ -12,7 +12,7 @@ from device_runtime.aggregator.http.api import TaskRoutes, TokenGuard
 from device_runtime.aggregator.http.metrics import ProcessMetrics
 from device_runtime.aggregator.http.security import Token
 from device_runtime.aggregator.http.watch import ServedTask
-from device_runtime.aggregator.rounds.ports import LoopClock
+from device_runtime.aggregator.machine.ports import LoopClock
 from device_runtime.aggregator.storage import tables as place
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks.task import Task

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from device_runtime.aggregator.configuration import config
 from device_runtime.aggregator.http.metrics import ProcessMetrics
-from device_runtime.aggregator.serving import config
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.broker.errors import BrokerRefused
 from device_runtime.broker.servers import mosquitto
@@ -75,7 +75,7 @@ def test_the_compose_file_has_all_that_it_mounts():
 
 def test_alerts_ask_for_metrics_that_there_are(tmp_path, clock):
     yaml = pytest.importorskip("yaml", reason="needs PyYAML")
-    from device_runtime.aggregator.views.run_events import ContributionRefused
+    from device_runtime.aggregator.machine.run_events import ContributionRefused
 
     from .test_watch import hosted
 

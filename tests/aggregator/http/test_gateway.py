@@ -13,8 +13,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from device_runtime.aggregator.configuration.join_address import BrowserAccess
 from device_runtime.aggregator.http import gateway
-from device_runtime.aggregator.serving.join_address import BrowserAccess
 from device_runtime.broker.servers.places import Shares
 from device_runtime.broker.wire.link import Connected, Link, LinkOptions, Received
 from device_runtime.broker.wire.url import BrokerUrl

@@ -220,8 +220,8 @@ def test_open_to_this_machine_means_this_machine_by_its_own_name(serve):
 
 def test_a_run_folder_that_is_made_for_its_token_is_open_to_its_owner_only(tmp_path):
     """The token is written before the run is opened."""
+    from device_runtime.aggregator.configuration.config import HttpSection
     from device_runtime.aggregator.http.security import token_for
-    from device_runtime.aggregator.serving.config import HttpSection
 
     token_for(HttpSection(), tmp_path / "run")
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from device_runtime.aggregator.configuration.config import HttpSection
 from device_runtime.aggregator.http import server
 from device_runtime.aggregator.http.server import HttpServer
-from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.broker.security.authority import Pair, issue, make_authority
 
 from .conftest import PATIENCE_MS, TOKEN

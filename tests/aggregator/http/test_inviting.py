@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from device_runtime.aggregator.http.join import NEEDED, WEB
-from device_runtime.broker.security import one_time_links as link_book
-from device_runtime.broker.security import one_time_links as links
-from device_runtime.broker.security import register
 from device_runtime.broker.security.signing import DeviceSigner
-from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.servers import mosquitto, register
+from device_runtime.broker.servers import one_time_links as link_book
+from device_runtime.broker.servers import one_time_links as links
 from device_runtime.broker.servers.broker_folder import BrokerFolder
 from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire import topics

@@ -10,20 +10,19 @@ from datetime import datetime, timezone
 import msgspec
 import pytest
 
+from device_runtime.aggregator.configuration.config import HttpSection
+from device_runtime.aggregator.configuration.join_address import BrowserAccess
 from device_runtime.aggregator.http import join, security
 from device_runtime.aggregator.http.join import JoinFiles, policies
 from device_runtime.aggregator.http.server import HttpServer
 from device_runtime.aggregator.http.watch import ServedTask
-from device_runtime.aggregator.serving.config import HttpSection
-from device_runtime.aggregator.serving.join_address import BrowserAccess
+from device_runtime.aggregator.machine.run_events import Finished, Started
 from device_runtime.aggregator.tasks.kind_settings import kinds_named
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.run_events import Finished, Started
-from device_runtime.broker.security import one_time_links as link_book
-from device_runtime.broker.security import one_time_links as links
-from device_runtime.broker.security import register
 from device_runtime.broker.security.enrolment import Enrolment
-from device_runtime.broker.servers import mosquitto, production
+from device_runtime.broker.servers import mosquitto, production, register
+from device_runtime.broker.servers import one_time_links as link_book
+from device_runtime.broker.servers import one_time_links as links
 from device_runtime.broker.servers.broker_folder import BrokerFolder
 from device_runtime.broker.servers.broker_folder import BrokerSetup as BrokerSetup
 from device_runtime.broker.servers.server import BrokerOptions, WebSockets, find_ports

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from device_runtime.aggregator.configuration import config
 from device_runtime.aggregator.errors import ConfigError
-from device_runtime.aggregator.serving import config
 from device_runtime.service_process import Exit
 
 TASK = 'bundle = "digits-wrn-10-1"\n'

@@ -12,9 +12,9 @@ from datetime import datetime, timezone
 
 import pytest
 
+from device_runtime.aggregator.configuration.config import HttpSection
 from device_runtime.aggregator.http import gateway
 from device_runtime.aggregator.http.server import HttpServer
-from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.broker.security.authority import issue, make_authority
 from device_runtime.broker.servers.places import Shares
 

@@ -7,17 +7,15 @@ from math import nan
 from pathlib import Path
 from types import SimpleNamespace
 
+from device_runtime.aggregator.configuration.config import HttpSection
 from device_runtime.aggregator.http import devices
 from device_runtime.aggregator.http.devices import DeviceFilter
 from device_runtime.aggregator.http.journal import COMMIT_EVERY_S, FILE, REFUSALS, Filter, Journal
 from device_runtime.aggregator.http.metrics import ProcessMetrics
 from device_runtime.aggregator.http.shapes import KindFigures
 from device_runtime.aggregator.http.watch import ServedTask, TaskWatch, health_of
-from device_runtime.aggregator.rounds.ports import LoopClock
-from device_runtime.aggregator.serving.config import HttpSection
-from device_runtime.aggregator.tasks.kind_settings import kinds_named
-from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.run_events import (
+from device_runtime.aggregator.machine.ports import LoopClock
+from device_runtime.aggregator.machine.run_events import (
     Contributed,
     ContributionRecord,
     ContributionRefused,
@@ -30,6 +28,8 @@ from device_runtime.aggregator.views.run_events import (
     Started,
     SumsAwaited,
 )
+from device_runtime.aggregator.tasks.kind_settings import kinds_named
+from device_runtime.aggregator.tasks.task import Task
 
 TASK = Task(bundle="b", name="digits", rounds=9, kinds=kinds_named(["full"]))
 

@@ -10,7 +10,7 @@ from device_runtime.broker.wire.blobs import blob_of as blob_of
 from device_runtime.broker.wire.messages import Blob, Contribution, Metrics
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 METRICS = Metrics(0.5, 1, 1, 1)
 

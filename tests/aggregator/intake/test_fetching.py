@@ -11,7 +11,7 @@ from device_runtime.aggregator.intake.fetching import (
     MOST_OF_ONE,
     ContributionFetcher,
 )
-from device_runtime.aggregator.rounds.events import Update
+from device_runtime.aggregator.machine.events import ContributionId
 from device_runtime.broker.wire import messages as wire
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import Blobs
@@ -22,7 +22,7 @@ from device_runtime.broker.wire.transfer import WINDOW, answer_get
 
 CONTENT = bytes(range(256)) * (20 * BLOCK // 256)
 BLOB = Blob(hashlib.sha256(CONTENT).digest(), len(CONTENT))
-UPDATE = Update("phone", 1, "full", 1, 1)
+UPDATE = ContributionId("phone", 1, "full", 1, 1)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_blocks_of_another_device_or_blob_bring_nothing(intake, asked):
 
 def test_only_so_many_wait_and_those_that_do_are_fetched(intake, asked, monkeypatch, caplog):
     monkeypatch.setattr("device_runtime.aggregator.intake.fetching.MOST_WAITING", 3)
-    others = [Update(f"stranger-{number}", 1, "full", 1, 1) for number in range(5)]
+    others = [ContributionId(f"stranger-{number}", 1, "full", 1, 1) for number in range(5)]
     for update in others:
         intake.want(update, "its message", BLOB)
     intake.want(UPDATE, "sent again", BLOB)
@@ -83,7 +83,7 @@ def test_many_are_fetched_at_once_and_share_the_blocks_that_may_be_on_the_way(tm
         Blobs(tmp_path), lambda device, get: asked.extend((device, index) for index in get.blocks)
     )
     for number in range(MAX_PULLS + 5):
-        made.want(Update(f"pi-{number}", 1, "full", 1, 1), "its message", BLOB)
+        made.want(ContributionId(f"pi-{number}", 1, "full", 1, 1), "its message", BLOB)
     list(made.tick(0.0))
     assert asked == [(f"pi-{number}", 0) for number in range(MAX_PULLS)]
     for number in range(MAX_PULLS + 5):
@@ -91,7 +91,7 @@ def test_many_are_fetched_at_once_and_share_the_blocks_that_may_be_on_the_way(tm
     list(made.tick(0.0))
     del asked[:]
     for number in range(4):
-        made.want(Update(f"late-{number}", 1, "full", 1, 1), "its message", BLOB)
+        made.want(ContributionId(f"late-{number}", 1, "full", 1, 1), "its message", BLOB)
     for _ in range(3):
         list(made.tick(0.0))
     last = [device for device, _ in asked if device.startswith("late")]
@@ -117,7 +117,7 @@ def test_announcing_one_contribution_again_and_again_leaves_one_content_on_the_d
 
 def test_contents_that_a_device_gives_up_again_and_again_are_bounded(intake, tmp_path):
     for number in range(1, 40):
-        update = Update("phone", number, "full", 1, 1)
+        update = ContributionId("phone", number, "full", 1, 1)
         intake.want(update, "its message", other(number))
         list(intake.tick(float(number)))
         for moment in range(8):
@@ -126,7 +126,7 @@ def test_contents_that_a_device_gives_up_again_and_again_are_bounded(intake, tmp
 
 
 def test_of_one_device_only_so_many_wait_and_the_others_are_taken_when_they_have_come(intake, asked):
-    updates = [Update("phone", 1, f"kind-{number}", 1, 1) for number in range(MOST_OF_ONE)]
+    updates = [ContributionId("phone", 1, f"kind-{number}", 1, 1) for number in range(MOST_OF_ONE)]
     for update in updates:
         intake.want(update, "its message", BLOB)
     list(intake.tick(0.0))
@@ -138,7 +138,7 @@ def test_of_one_device_only_so_many_wait_and_the_others_are_taken_when_they_have
 
 
 def test_a_content_that_two_announced_stays_when_one_of_them_takes_another(intake, tmp_path):
-    tablet = Update("tablet", 1, "full", 1, 1)
+    tablet = ContributionId("tablet", 1, "full", 1, 1)
     intake.want(tablet, "its message", BLOB)
     list(intake.tick(0.0))
     intake.received("tablet", BLOB.sha, (0, CONTENT[:BLOCK]), 0.0)

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.delivery.outbound import Outbound
-from device_runtime.aggregator.intake.contributions import Contributions
-from device_runtime.aggregator.intake.receipts import RECEIPT_S
-from device_runtime.aggregator.rounds.state import SETTLE_S
+from device_runtime.aggregator.machine.run_events import RoundClosed
+from device_runtime.aggregator.machine.state import SETTLE_S
+from device_runtime.aggregator.rounds.receipts import RECEIPT_S
+from device_runtime.aggregator.storage.contributions import Contributions
 from device_runtime.aggregator.storage.store import StoredRounds
-from device_runtime.aggregator.views.run_events import RoundClosed
 from device_runtime.broker.security.signing import Signer
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.messages import Hello, Offer
-from device_runtime.client.connection.trust import Trust
+from device_runtime.device.connection.trust import Trust
 
 KIND = "zeroth-order"
 

@@ -27,13 +27,13 @@ from device_runtime.broker.wire.sum_messages import (
 )
 from device_runtime.broker.wire.transfer import answer_get, opening_blocks
 from device_runtime.strategies.errors import MaskError
+from device_runtime.strategies.interface.device_half import Update
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.masking.masks import MaskedVector
 from device_runtime.strategies.masking.noise import add_noise
 from device_runtime.strategies.masking.seeds import MaskPurpose, seal, unseal
 from device_runtime.strategies.masking.sums import Weighed
-from device_runtime.strategies.training.device_half import TrainedUpdate
 
 
 @dataclass
@@ -151,12 +151,12 @@ class Helper:
 
 
 def masked_contribution(b, device, kind, update, number=1, form=None):
-    """The masked contribution of a device to round `number`: (tensors, num_examples) or a TrainedUpdate."""
+    """The masked contribution of a device to round `number`: (tensors, num_examples) or a Update."""
     run = b.service.rounds
     strategy = next(one.strategy for one in run.task.kinds if one.name == kind)
     strategy = strategy.variant_named(strategy.variants()[0].variant if form is None else form)
-    if not isinstance(update, TrainedUpdate):
-        update = TrainedUpdate(kind, update[0], update[1], 0.5, strategy.variant)
+    if not isinstance(update, Update):
+        update = Update(kind, update[0], update[1], 0.5, strategy.variant)
     masks = b.store.sums.masks(number)
     manifest = run.tools.manifests[strategy.member]
     layout = layout_of(strategy, manifest, run.weights(number, strategy.member), masks)

@@ -12,7 +12,7 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import Mask
 from device_runtime.broker.wire.sum_messages import HelperState, SumAnswer
 from device_runtime.models.bundles import tensors
-from device_runtime.strategies.training.device_half import TrainedUpdate
+from device_runtime.strategies.interface.device_half import Update
 
 KIND = "full"
 
@@ -26,7 +26,7 @@ def moved(b, seed, number=1):
         spec.name: base[spec.name] + rng.normal(0, 0.01, spec.shape).astype(np.float32)
         for spec in strategy.expected(manifest)
     }
-    return TrainedUpdate(KIND, found, 10 + seed, 0.25, strategy.variants()[0].variant)
+    return Update(KIND, found, 10 + seed, 0.25, strategy.variants()[0].variant)
 
 
 def wrong_tag(at):

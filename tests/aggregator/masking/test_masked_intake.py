@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.intake.check import masked_bytes
-from device_runtime.aggregator.intake.check_process import ContributionChecker
+from device_runtime.aggregator.serving.check_process import ContributionChecker
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.broker.wire import compact_round, topics
 from device_runtime.broker.wire.messages import Mask
 from device_runtime.models.bundles import tensors
-from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.masking.layout import layout_of
 
 MASK = Mask(key=bytes(32), tags=(bytes(16), bytes(16)))

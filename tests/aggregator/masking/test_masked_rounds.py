@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.errors import RunFolderError
+from device_runtime.aggregator.machine.run_events import DeviceSeen, SumsAwaited
 from device_runtime.aggregator.masking import groups, requests
 from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
-from device_runtime.aggregator.views.run_events import DeviceSeen, SumsAwaited
 from device_runtime.broker.wire import compact_round, topics
 from device_runtime.broker.wire.messages import Blob, Get, Hello
 from device_runtime.broker.wire.sum_messages import SumAnswer
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import manifest as manifests
 from device_runtime.models.bundles import tensors
-from device_runtime.models.engines.available import open_model
+from device_runtime.strategies.interface.device_half import LocalData, Run, Update
 from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.statistics.bounds import StatisticsBounds
-from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 
 JOINED = KindSettings(name="few-shot", settings={"join_base": True})
 PEFT = KindSettings(name="peft", settings={"tunable": "head"})
@@ -51,7 +51,7 @@ def moved(b, name, seed, number=1, form=None):
         spec.name: base[spec.name] + rng.normal(0, 0.01, spec.shape).astype(np.float32)
         for spec in strategy.expected(b.service.rounds.tools.manifests[strategy.member])
     }
-    return TrainedUpdate(name, found, 10 + seed, 0.25 * (1 + seed), strategy.variant)
+    return Update(name, found, 10 + seed, 0.25 * (1 + seed), strategy.variant)
 
 
 def trained(b, name, data, device):
@@ -133,7 +133,7 @@ def test_masked_updates_of_parameters_serve_what_they_serve_in_the_clear(both, p
 
 @pytest.mark.parametrize("kind", ["class-means", "zeroth-order"])
 def test_masked_class_means_and_scalars_serve_what_they_serve_in_the_clear(both, play, update_of, kind):
-    sent = [(f"pi-{at}", TrainedUpdate(kind, *update_of(kind, at), 0.5)) for at in range(3)]
+    sent = [(f"pi-{at}", Update(kind, *update_of(kind, at), 0.5)) for at in range(3)]
     masked, clear = both(kind, rounds=1, samples=max(update.num_examples for _, update in sent))
     for b in (masked, clear):
         play(b, sent)
@@ -180,7 +180,7 @@ def test_a_masked_round_of_several_kinds_and_a_late_group_merge_as_in_the_clear(
     masked, clear = both(*kinds, devices=8, late="count", head="trained", rounds=2)
 
     def sent(number):
-        scalars = [TrainedUpdate("zeroth-order", *update_of("zeroth-order", at), 0.5) for at in range(2)]
+        scalars = [Update("zeroth-order", *update_of("zeroth-order", at), 0.5) for at in range(2)]
         made = [moved(clear, kind.name, at, number) for kind in kinds[:-1] for at in range(2)]
         return [(f"pi-{at}", update) for at, update in enumerate([*made, *scalars])]
 
@@ -521,7 +521,7 @@ def test_a_round_that_asks_some_devices_has_room_for_these(bench, masked_task, p
 def test_offers_of_masked_rounds_are_never_compact(bench, masked_task, play, update_of):
     b = bench(masked_task("zeroth-order", rounds=3))
     b.join("pi-0", "pi-1", samples=20)
-    scalars = [TrainedUpdate("zeroth-order", *update_of("zeroth-order", at), 0.5) for at in range(2)]
+    scalars = [Update("zeroth-order", *update_of("zeroth-order", at), 0.5) for at in range(2)]
     play(b, [(f"pi-{at}", update) for at, update in enumerate(scalars)])
     assert phase(b) == (2, "collect")
     offers = [payload for where, payload in b.link.sent if where == topics.offer("task")]

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.rounds.state import SETTLE_S
+from device_runtime.aggregator.machine.state import SETTLE_S
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.wire import step_log as steps

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 import pytest
 
 from device_runtime.aggregator.errors import RunFolderError
-from device_runtime.aggregator.intake.contributions import Contributions
+from device_runtime.aggregator.machine.run_events import Contributed, RoundClosed
+from device_runtime.aggregator.storage.contributions import Contributions
 from device_runtime.aggregator.storage.database import Database
-from device_runtime.aggregator.views.run_events import Contributed, RoundClosed
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Received
 

@@ -10,15 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.delivery.last_will import GRACE_S, RETURN_S
+from device_runtime.aggregator.configuration.exit_codes import exit_code
 from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.intake.fetching import MAX_PULLS
-from device_runtime.aggregator.rounds.device_messages import FETCHED_S, MOST_REASONS
-from device_runtime.aggregator.rounds.run import OpenRun
-from device_runtime.aggregator.rounds.service import LINGER_S, MOST_LINGER_S
-from device_runtime.aggregator.serving.exit_codes import exit_code
-from device_runtime.aggregator.tasks.kind_settings import KindSettings
-from device_runtime.aggregator.views.run_events import (
+from device_runtime.aggregator.last_will import GRACE_S, RETURN_S
+from device_runtime.aggregator.machine.run_events import (
     Contributed,
     ContributionRefused,
     DeviceSeen,
@@ -27,6 +23,10 @@ from device_runtime.aggregator.views.run_events import (
     RoundClosed,
     RoundExtended,
 )
+from device_runtime.aggregator.rounds.device_messages import FETCHED_S, MOST_REASONS
+from device_runtime.aggregator.rounds.run import OpenRun
+from device_runtime.aggregator.rounds.service import LINGER_S, MOST_LINGER_S
+from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.views.text import LIMIT
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import messages, topics
@@ -650,7 +650,7 @@ def test_a_disk_that_takes_contributions_again_before_the_deadline_stops_nothing
 def test_a_commit_that_the_disk_refuses_does_not_abandon_the_run(
     bench, make_task, update_of, monkeypatch, text
 ):
-    from device_runtime.aggregator.intake.contributions import Contributions
+    from device_runtime.aggregator.storage.contributions import Contributions
 
     def full(_self):
         raise RunFolderError(f"run folder /run: {text}")

@@ -10,11 +10,12 @@ import pytest
 from rpds import HashTrieMap, HashTrieSet
 
 from device_runtime.aggregator.errors import RunFolderError, TaskError
-from device_runtime.aggregator.rounds import machine
-from device_runtime.aggregator.rounds.events import (
+from device_runtime.aggregator.machine import step as machine
+from device_runtime.aggregator.machine.events import (
     Announce,
     Announced,
     CommitFailed,
+    ContributionId,
     DevicePresent,
     DoPhase,
     FetchContribution,
@@ -25,15 +26,14 @@ from device_runtime.aggregator.rounds.events import (
     Reply,
     StoreContribution,
     TimePassed,
-    Update,
     Validated,
 )
-from device_runtime.aggregator.rounds.pace import STEP, WINDOW, class_of, closing_s, longest_s
-from device_runtime.aggregator.rounds.participation import round_closed
-from device_runtime.aggregator.rounds.state import RoundsState, Rules, Saved
+from device_runtime.aggregator.machine.participation import round_closed
+from device_runtime.aggregator.machine.run_events import RoundClosed
+from device_runtime.aggregator.machine.state import RoundsState, Rules, Saved
 from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
+from device_runtime.aggregator.tasks.pace import STEP, WINDOW, class_of, closing_s, longest_s
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.run_events import RoundClosed
 
 DATABASES = ("sqlite", "postgres")
 
@@ -53,7 +53,7 @@ def online(*devices, now=0.0, boot=1):
 
 
 def came(device, now, number=1, kind="full", samples=1, form=""):
-    return Validated(now, Update(device, number, kind, 1, 1, samples, form))
+    return Validated(now, ContributionId(device, number, kind, 1, 1, samples, form))
 
 
 def worked(now):
@@ -398,7 +398,7 @@ class Fleet:
                 self.at(self.now + seconds, lambda: self.end(name))
 
     def end(self, name):
-        update = Update(name, self.at_work.pop(name), "full", 1, 1)
+        update = ContributionId(name, self.at_work.pop(name), "full", 1, 1)
         self.feed(Validated(self.now, update))
         if self.state.rules.devices_per_round is None:
             self.begin(name)

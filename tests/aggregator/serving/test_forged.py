@@ -4,18 +4,18 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.aggregator.configuration.enrolled import Enrolled, enrolled_devices
 from device_runtime.aggregator.delivery.router import Router
 from device_runtime.aggregator.intake.check import CheckedMessage
-from device_runtime.aggregator.intake.check_process import check_received
-from device_runtime.aggregator.serving.enrolled import Enrolled, enrolled_devices
-from device_runtime.broker.security.register import RegisteredDevice
+from device_runtime.aggregator.serving.check_process import check_received
 from device_runtime.broker.security.signing import DeviceSigner, Signer
 from device_runtime.broker.servers.broker_folder import DEVICES, SITE, BrokerFolder, BrokerSetup
+from device_runtime.broker.servers.register import RegisteredDevice
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import messages, session_mac, topics
 from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import Hello, Receipt
-from device_runtime.client.connection.trust import Trust
+from device_runtime.device.connection.trust import Trust
 
 KIND = "zeroth-order"
 AGGREGATOR = Signer(bytes(range(32)))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from device_runtime.aggregator.configuration.config import BrokerSection, renewal
 from device_runtime.aggregator.errors import ConfigError
-from device_runtime.aggregator.serving.config import BrokerSection, renewal
 
 
 def test_the_password_file_is_read_each_time(tmp_path: Path) -> None:

@@ -13,17 +13,17 @@ import pytest
 
 from device_runtime import cli
 from device_runtime.aggregator.errors import RollbackError, RunFolderError
+from device_runtime.aggregator.machine.state import SETTLE_S
 from device_runtime.aggregator.rounds import run as run_module
 from device_runtime.aggregator.rounds.runner import RoundRunner
-from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.storage import bases, rollback_request
 from device_runtime.aggregator.storage.model_versions import ModelVersions
 from device_runtime.aggregator.storage.stored_versions import versions_in
 from device_runtime.broker.wire import step_log as log
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.engines.onnx_engine import OnnxModel
 
 DATABASES = ("sqlite", "postgres")
 

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from device_runtime import cli
+from device_runtime.aggregator.configuration.config import database_for
 from device_runtime.aggregator.errors import ConfigError, DatabaseError, RunFolderError
-from device_runtime.aggregator.serving.config import database_for
 from device_runtime.aggregator.storage import tables as place
 from device_runtime.aggregator.storage.database import Database
 from device_runtime.aggregator.storage.postgres import (

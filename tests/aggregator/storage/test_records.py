@@ -8,10 +8,7 @@ from math import nan
 import msgspec
 import pytest
 
-from device_runtime.aggregator.storage.run_files import Records
-from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.console_log import ConsoleLog, energy_from, size, summary
-from device_runtime.aggregator.views.run_events import (
+from device_runtime.aggregator.machine.run_events import (
     Contributed,
     ContributionRecord,
     ContributionRefused,
@@ -25,6 +22,9 @@ from device_runtime.aggregator.views.run_events import (
     Started,
     SumsAwaited,
 )
+from device_runtime.aggregator.storage.run_files import Records
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.aggregator.views.console_log import ConsoleLog, energy_from, size, summary
 from device_runtime.aggregator.views.terminal_state import TerminalState, sparkline
 
 TASK = Task(bundle="b", name="digits", rounds=2)

@@ -6,18 +6,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.rounds.state import SETTLE_S
+from device_runtime.aggregator.machine.state import SETTLE_S
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.feasible import with_possible_head
 from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
 from device_runtime.aggregator.tasks.task import Task, decode
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.tensors import decode as read
 from device_runtime.models.bundles.tensors import encode
-from device_runtime.models.engines.available import open_model
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.device_half import LocalData, Run
+from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.statistics import class_statistics, closed_form, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import RIGHT, ROWS
-from device_runtime.strategies.training.device_half import LocalData, Run
 
 FULL = KindSettings(name="full", settings={"epochs": 1, "lr": 0.05, "batch": 16})
 FEW_SHOT = KindSettings(name="few-shot", settings={"epochs": 1, "join_base": True})

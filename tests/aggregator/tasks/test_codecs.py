@@ -9,7 +9,7 @@ from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.wire.messages import Get, decode
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies.codecs.chain import codec_named
-from device_runtime.strategies.training.device_half import NO_TENSORS
+from device_runtime.strategies.interface.device_half import NO_TENSORS
 
 WORD = "delta+int8+deflate"
 NAME = "head.weight"

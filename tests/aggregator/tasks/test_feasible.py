@@ -8,9 +8,9 @@ from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks.feasible import check_kinds
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.strategies import registry
 from device_runtime.strategies.errors import OwnCodeError
-from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.plugins import own_code
 
 LORA = KindSettings(name="zeroth-order", settings={"tunable": "lora"})

@@ -5,9 +5,9 @@ from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.strategies import registry
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.fedavg import FedAvg
 
 
 def test_by_default_all_kinds_are_offered_in_the_registrys_order_and_join_one_base():

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
+from device_runtime.aggregator.machine.run_events import Contributed, ContributionRefused, RoundClosed
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
-from device_runtime.aggregator.views.run_events import Contributed, ContributionRefused, RoundClosed
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Connected, Received
 from device_runtime.broker.wire.messages import Hello
-from device_runtime.client.agent import Agent
-from device_runtime.client.training.local_task import Settings
+from device_runtime.device.agent.agent import Agent
+from device_runtime.device.training.local_task import Settings
 from device_runtime.models.bundles import tensors
 from device_runtime.profiles import Speed
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.statistics import closed_form
 from device_runtime.strategies.statistics.class_statistics import ROWS
 from device_runtime.strategies.statistics.class_sums import read_rows
@@ -97,7 +97,7 @@ def hall(bench, make_task, tmp_path, monkeypatch):
     digits = load_digits()
     x = digits.images.astype(np.uint8)
     monkeypatch.setattr(
-        "device_runtime.client.training.local_task.measured", lambda *_: Speed(1e12, source="set")
+        "device_runtime.device.training.local_task.measured", lambda *_: Speed(1e12, source="set")
     )
 
     def make(names, **task):

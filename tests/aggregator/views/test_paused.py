@@ -1,6 +1,6 @@
 """Devices whose owners let them do no work for now: rounds go on without them."""
 
-from device_runtime.aggregator.views.run_events import RoundClosed
+from device_runtime.aggregator.machine.run_events import RoundClosed
 from device_runtime.broker.wire.messages import Plan, State
 
 

@@ -1,6 +1,6 @@
 """Texts about devices, for people."""
 
-from device_runtime.aggregator.rounds.events import GiveUp, GiveUpSums
+from device_runtime.aggregator.machine.events import GiveUp, GiveUpSums
 from device_runtime.aggregator.views.text import abandoned_text, unopened_text
 
 

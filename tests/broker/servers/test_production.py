@@ -19,18 +19,17 @@ from typing import Any
 import pytest
 
 from device_runtime.broker.errors import BrokerRefused, BrokerUnreachable
-from device_runtime.broker.security import register
 from device_runtime.broker.security.authority import AuthorityError, issue, make_authority
 from device_runtime.broker.security.enrolment import Enrolment
-from device_runtime.broker.security.register import RegisterError
 from device_runtime.broker.security.signing import DeviceSigner, Verifier
-from device_runtime.broker.servers import mosquitto, production
+from device_runtime.broker.servers import mosquitto, production, register
 from device_runtime.broker.servers.broker_folder import (
     BrokerFolder,
     BrokerSetup,
     SetupError,
     rotate_key,
 )
+from device_runtime.broker.servers.register import RegisterError
 from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire.link import Connected, Disconnected, LinkOptions, Received
 from device_runtime.broker.wire.messages import Base, Blob, Offer
@@ -523,7 +522,7 @@ def test_two_who_enrol_at_once_lose_nobody(tmp_path: Path) -> None:
     opened = made(tmp_path / "e")
     code = (
         "import sys\nfrom datetime import datetime, timezone\nfrom pathlib import Path\n"
-        "from device_runtime.broker.security import register\n"
+        "from device_runtime.broker.servers import register\n"
         "from device_runtime.broker.servers.broker_folder import BrokerFolder\n"
         "for n in range(15): register.add(BrokerFolder(Path(sys.argv[1])), f'{sys.argv[2]}-{n}', "
         "datetime.now(timezone.utc))"

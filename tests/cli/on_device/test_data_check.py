@@ -9,10 +9,10 @@ from sklearn.datasets import load_digits
 from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.cli import main
-from device_runtime.client.personal.kept import PersonalModelStore
+from device_runtime.device.personal.kept import PersonalModelStore
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
-from device_runtime.models.engines.available import open_model
 
 DIGITS = load_digits()
 RAW, Y = DIGITS.images[:, None].astype(np.uint8), DIGITS.target

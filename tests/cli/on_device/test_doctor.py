@@ -12,14 +12,14 @@ import pytest
 
 from device_runtime.cli import main
 from device_runtime.cli.on_device.doctor import examine
-from device_runtime.client.doctor import installation as examining
-from device_runtime.client.doctor.installation import energy, rules
-from device_runtime.client.energy import FoundMeter, find_meter
-from device_runtime.client.policy import work_gate as owner
-from device_runtime.client.policy.privacy_budget import SpentPrivacy
-from device_runtime.client.policy.rules import DayWindow, Policy
-from device_runtime.models.engines.available import EngineChoice
-from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.device.doctor import installation as examining
+from device_runtime.device.doctor.installation import energy, rules
+from device_runtime.device.energy import FoundMeter, find_meter
+from device_runtime.device.policy import work_gate as owner
+from device_runtime.device.policy.privacy_budget import SpentPrivacy
+from device_runtime.device.policy.rules import DayWindow, Policy
+from device_runtime.models.available_engines.available import EngineChoice
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import EngineError
 from device_runtime.strategies.terms.accountant import PrivacyBudget, PrivacySpending, total_epsilon
 

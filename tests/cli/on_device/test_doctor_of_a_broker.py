@@ -20,9 +20,9 @@ from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.link import Link, LinkOptions, Received
 from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.broker.wire.url import TLS, BrokerUrl
-from device_runtime.client.connection.connecting import Connection, connect
-from device_runtime.client.doctor import connection as examining_broker
-from device_runtime.client.doctor.connection import DAY_S, _all_offered, examine
+from device_runtime.device.connection.connecting import Connection, connect
+from device_runtime.device.doctor import connection as examining_broker
+from device_runtime.device.doctor.connection import DAY_S, _all_offered, examine
 from tests.network import Proxy
 
 needs_mosquitto = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from device_runtime.cli import main
-from device_runtime.client.policy import work_gate
-from device_runtime.client.policy.rules import AllowList, Policy
-from device_runtime.strategies import registry
+from device_runtime.device.policy import work_gate
+from device_runtime.device.policy.rules import AllowList, Policy
+from device_runtime.strategies.kinds import registry
 
 CLUB, OTHER = (f"{name}={digits * 32}" for name, digits in (("club", "5b"), ("other", "7c")))
 TASK = ("explain", "--board", "pi-5", "--samples", "180")

@@ -23,13 +23,13 @@ class Joined(Exception):
 @pytest.fixture
 def joined(tmp_path, monkeypatch):
     """Run `join` with these arguments; returns (URL, client id)."""
-    monkeypatch.setattr("device_runtime.client.connection.connecting._root", lambda: tmp_path / "state")
+    monkeypatch.setattr("device_runtime.device.connection.connecting._root", lambda: tmp_path / "state")
     (tmp_path / "samples.npz").write_bytes(b"")
 
     def made(url, client_id, *_):
         raise Joined(url, client_id)
 
-    monkeypatch.setattr("device_runtime.client.joined.Link", made)
+    monkeypatch.setattr("device_runtime.device.agent.joined.Link", made)
 
     def run(*arguments):
         parser = argparse.ArgumentParser()
@@ -77,7 +77,7 @@ def test_joining_by_an_address_alone_past_an_enrolment_is_said(joined, caplog):
 def devices(tmp_path, monkeypatch):
     """Where the devices of this machine have their folders; the board's is there."""
     folder = tmp_path / "state"
-    monkeypatch.setattr("device_runtime.client.connection.connecting._root", lambda: folder)
+    monkeypatch.setattr("device_runtime.device.connection.connecting._root", lambda: folder)
     (folder / "board" / "outbox").mkdir(parents=True)
     np.savez(tmp_path / "samples.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.arange(4))
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -110,7 +110,7 @@ def test_a_device_whose_samples_are_not_there_leaves_no_folder(devices, tmp_path
 
 
 def test_a_device_that_the_broker_refuses_leaves_no_folder(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr("device_runtime.client.joined.Link", Refuses)
+    monkeypatch.setattr("device_runtime.device.agent.joined.Link", Refuses)
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process"]) == 2
     assert [path.name for path in devices.iterdir()] == ["board"]
@@ -118,7 +118,7 @@ def test_a_device_that_the_broker_refuses_leaves_no_folder(devices, tmp_path, mo
 
 def test_a_device_that_never_found_its_broker_leaves_no_folder(devices, tmp_path, monkeypatch):
     monkeypatch.setattr(  # stopped before one answered
-        "device_runtime.client.joined.first_connection", lambda *_, **__: False
+        "device_runtime.device.agent.joined.first_connection", lambda *_, **__: False
     )
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process"]) == 0
@@ -126,7 +126,7 @@ def test_a_device_that_never_found_its_broker_leaves_no_folder(devices, tmp_path
 
 
 def test_a_refused_device_that_was_there_before_keeps_its_folder(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr("device_runtime.client.joined.Link", Refuses)
+    monkeypatch.setattr("device_runtime.device.agent.joined.Link", Refuses)
     (devices / "a" / "outbox").mkdir(parents=True)
     (devices / "a" / "outbox" / "update").write_text("of yesterday")
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
@@ -135,7 +135,7 @@ def test_a_refused_device_that_was_there_before_keeps_its_folder(devices, tmp_pa
 
 
 def test_an_empty_folder_that_was_given_stays_and_is_empty_again(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr("device_runtime.client.joined.Link", Refuses)
+    monkeypatch.setattr("device_runtime.device.agent.joined.Link", Refuses)
     (tmp_path / "mine").mkdir()
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process", "--state", str(tmp_path / "mine")]) == 2
@@ -143,9 +143,9 @@ def test_an_empty_folder_that_was_given_stays_and_is_empty_again(devices, tmp_pa
 
 
 def test_a_device_that_joined_keeps_its_folder(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr("device_runtime.client.joined.Link", Refuses)
-    monkeypatch.setattr("device_runtime.client.joined.first_connection", lambda *_, **__: True)
-    monkeypatch.setattr("device_runtime.client.agent.Agent.run", lambda *_, **__: None)
+    monkeypatch.setattr("device_runtime.device.agent.joined.Link", Refuses)
+    monkeypatch.setattr("device_runtime.device.agent.joined.first_connection", lambda *_, **__: True)
+    monkeypatch.setattr("device_runtime.device.agent.agent.Agent.run", lambda *_, **__: None)
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process"]) == 0
     assert (devices / "a" / "outbox").is_dir()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from device_runtime.cli import main
-from device_runtime.client.selection import measurement as trials
+from device_runtime.device.measurement import measurement as trials
 
 
 @pytest.mark.slow
@@ -97,6 +97,6 @@ def test_data_without_samples_of_the_task_is_refused_before_anything_is_measured
 
 def test_a_plot_without_matplotlib_says_what_to_install(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "device_runtime.client.selection.measurement_plot", raising=False)
+    monkeypatch.delitem(sys.modules, "device_runtime.device.measurement.measurement_plot", raising=False)
     assert main(["measure", "--plot", str(tmp_path / "a.png")]) == 2
     assert "pip install 'device-runtime[simulation]'" in capsys.readouterr().err

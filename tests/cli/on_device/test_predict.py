@@ -6,7 +6,7 @@ import pytest
 from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.cli import main
-from device_runtime.client.personal.kept import PersonalModelStore, RoundEvaluation
+from device_runtime.device.personal.kept import PersonalModelStore, RoundEvaluation
 from device_runtime.models.bundles.tensors import encode
 from device_runtime.models.training.heads import Evaluation
 

@@ -180,7 +180,7 @@ def test_a_tokenizer_that_is_damaged_or_gone_is_no_bundle(text_bundle, tmp_path)
 
 
 def test_the_torch_engine_builds_the_same_network_anew(text_bundle, reviews):
-    from device_runtime.models.engines.available import EngineSettings, open_model
+    from device_runtime.models.available_engines.available import EngineSettings, open_model
 
     x = text_bundle.texts.ids(vocabulary.texts_of(reviews)[:9])
     ours, theirs = (open_model(text_bundle, EngineSettings(engine=name)) for name in ("onnxruntime", "torch"))

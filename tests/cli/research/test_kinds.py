@@ -4,7 +4,7 @@ import re
 import pytest
 
 from device_runtime.cli import main
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 from device_runtime.toml_file import tomllib
 
 

@@ -131,8 +131,8 @@ def test_a_part_computes_what_the_main_model_does_with_its_other_channels_unseen
 ):
     """Weights from the other channels into the leading ones set to 0: the leading ones are the member's."""
     torch = pytest.importorskip("torch")
-    from device_runtime.models.export.functional_module import stored_tensors
     from device_runtime.models.networks import build
+    from device_runtime.models.torch_modules.functional_module import stored_tensors
 
     torch.manual_seed(3)
     modules = [build(network, settings).eval() for settings in (wide, narrow)]
@@ -155,8 +155,8 @@ def test_a_part_computes_what_the_main_model_does_with_its_other_channels_unseen
 
 def test_networks_that_are_no_parts_say_which_tensor_is_at_fault():
     pytest.importorskip("torch")
-    from device_runtime.models.export.functional_module import stored_tensors
     from device_runtime.models.networks import build
+    from device_runtime.models.torch_modules.functional_module import stored_tensors
 
     def net(name, **settings):
         shapes = {key: tuple(tensor.shape) for key, tensor in stored_tensors(build(name, settings)).items()}

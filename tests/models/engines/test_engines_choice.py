@@ -4,17 +4,17 @@ import sys
 import msgspec
 import pytest
 
-from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.targets import TargetSpec
-from device_runtime.models.engines import available as engines
-from device_runtime.models.engines.available import (
+from device_runtime.models.available_engines import available as engines
+from device_runtime.models.available_engines.available import (
     ENGINES,
     EngineSettings,
     engine_choice,
     engine_choices,
     open_model,
 )
-from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.targets import TargetSpec
 from device_runtime.models.errors import EngineError
 
 
@@ -101,7 +101,7 @@ def test_a_device_is_for_engine_torch_alone_and_must_be_here(digits):
 def test_choosing_imports_no_engine():
     code = (
         "import sys\nfrom device_runtime.models.bundles.bundle import Bundle, shipped_folder\n"
-        "from device_runtime.models.engines.available import engine_choices\n"
+        "from device_runtime.models.available_engines.available import engine_choices\n"
         "engine_choices(Bundle.open(shipped_folder('digits-wrn-10-1')))\n"
         "print([name for name in ('torch', 'onnx', 'onnxruntime') if name in sys.modules])"
     )

@@ -1,6 +1,6 @@
 import numpy as np
 
-from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.engines.onnx_session import disabled_optimisers
 
 

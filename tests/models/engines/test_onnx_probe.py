@@ -2,10 +2,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.engines import onnx_constant_probe, onnx_layout
 from device_runtime.models.engines.onnx_constant_probe import ConstantProbe
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.engines.onnx_probe import OnnxProbe, has_convolution, rows_beside, with_constants
 from device_runtime.models.errors import BundleError
 

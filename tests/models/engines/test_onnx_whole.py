@@ -3,7 +3,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.engines.onnx_whole import graph_with_weights, with_initialisers
 from device_runtime.models.errors import BundleError
 

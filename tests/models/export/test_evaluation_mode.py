@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.export.evaluation_mode import frozen_norms, left_out
 from device_runtime.models.export.export import ExportSpec, export
-from device_runtime.models.export.functional_module import FunctionalModule
+from device_runtime.models.torch_modules.functional_module import FunctionalModule
 
 nn = torch.nn
 SPEC = ExportSpec("it", InputSpec((8,)), ("a", "b", "c"), sets={"head": {}})

@@ -7,11 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from device_runtime.models.available_engines.available import open_model
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.names import EngineSettings
-from device_runtime.models.engines.available import open_model
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import BundleError, EngineError, ExportError, ParityError
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.networks import build
@@ -150,7 +150,7 @@ def test_batch_norm_whose_statistics_are_the_mean_of_all_batches_is_refused_in_t
 
 @pytest.mark.slow
 def test_wrong_rule_is_caught_by_the_parity_gate_and_nothing_is_written(tmp_path, monkeypatch):
-    from device_runtime.models.export import rules as torch_rules
+    from device_runtime.models.torch_modules import rules as torch_rules
 
     right = torch_rules.nll_loss_backward
     wrong = {torch.ops.aten.nll_loss_backward.default: lambda *args: 1.001 * right(*args)}

@@ -5,13 +5,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Source
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.export import ExportSpec, export
-from device_runtime.models.export.tunable_sets import scale_features
 from device_runtime.models.networks import build
+from device_runtime.models.peft.tunable_sets import scale_features
 from device_runtime.models.torch_engine.engine import TorchModel
 
 SETTINGS = {"inputs": 5, "hidden": 4, "depth": 1, "classes": 3}

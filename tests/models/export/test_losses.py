@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.targets import TargetSpec, targets_of
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import EngineError, ExportError
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.networks import build
 from device_runtime.models.torch_engine.engine import TorchModel
 from device_runtime.models.training.evaluation import evaluate, sample_losses
 from device_runtime.models.training.heads import SoftmaxHead
-from device_runtime.strategies.few_shot import FewShot
+from device_runtime.strategies.kinds.few_shot import FewShot
 
 
 def samples(bundle):

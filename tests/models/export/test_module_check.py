@@ -5,8 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.export import ExportSpec, export
 

@@ -14,23 +14,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from device_runtime.models.available_engines.ort_training_engine import VERSION, available
 from device_runtime.models.bundles.manifest import Graph
 from device_runtime.models.engines.onnx_session import SessionSettings, load_session
-from device_runtime.models.engines.ort_training_engine import VERSION, available
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export import candidates as torch_ort_training
 from device_runtime.models.export.candidates import training_graph
-from device_runtime.models.export.functional_module import (
+from device_runtime.models.export.graph import convert, external_names, subgraph
+from device_runtime.models.export.trace import GraphInputs, loss_and_gradients, trace_training
+from device_runtime.models.networks import build
+from device_runtime.models.torch_modules.functional_module import (
     FunctionalModule,
     batch_norms,
     statistics,
     stored_tensors,
     with_batch_statistics,
 )
-from device_runtime.models.export.graph import convert, external_names, subgraph
-from device_runtime.models.export.levels import find_head
-from device_runtime.models.export.trace import GraphInputs, loss_and_gradients, trace_training
-from device_runtime.models.networks import build
+from device_runtime.models.torch_modules.levels import find_head
 
 nn = torch.nn
 CLASSES = 5

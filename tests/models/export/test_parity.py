@@ -18,9 +18,9 @@ from device_runtime.models.export import graph as torch_graph
 from device_runtime.models.export import parity as torch_parity
 from device_runtime.models.export.candidates import WantedGraphs, candidates
 from device_runtime.models.export.export import ExportSpec, export
-from device_runtime.models.export.functional_module import FunctionalModule
 from device_runtime.models.export.parity import BATCHES, MOST_NUDGES, SEEDS, GraphCandidate, check_parity
 from device_runtime.models.export.trace import TRACED_BATCH
+from device_runtime.models.torch_modules.functional_module import FunctionalModule
 
 nn = torch.nn
 SPEC = ExportSpec("twins", InputSpec((8,)), ("a", "b", "c"))

@@ -13,7 +13,7 @@ from device_runtime.cli.research import export
 from device_runtime.content import content
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.export.candidates import WantedGraphs, candidates
-from device_runtime.models.export.functional_module import FunctionalModule
+from device_runtime.models.torch_modules.functional_module import FunctionalModule
 
 
 def arguments(out: Path) -> argparse.Namespace:

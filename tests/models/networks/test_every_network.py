@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, targets_of
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.networks import NETWORKS, build

@@ -6,8 +6,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.engines.available import open_model
 from device_runtime.models.export.export import ExportSpec, export
 
 pytestmark = pytest.mark.slow

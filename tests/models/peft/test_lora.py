@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models import peft as torch_peft
-from device_runtime.strategies.slora import factors
+from device_runtime.strategies.kinds.slora import factors
 
 nn = torch.nn
 

@@ -5,11 +5,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.models.export.functional_module import FunctionalModule
-from device_runtime.models.torch_engine import objectives as torch_clipping
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.torch_engine.engine import TorchGradients, TorchModel
-from device_runtime.models.torch_engine.objectives import ClippedSums, GraphInputs, loss_and_gradients
+from device_runtime.models.torch_modules import objectives as torch_clipping
+from device_runtime.models.torch_modules.functional_module import FunctionalModule
+from device_runtime.models.torch_modules.objectives import ClippedSums, GraphInputs, loss_and_gradients
 from device_runtime.models.training.clipping import Privacy, PrivateGradients
 
 

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.torch_engine import layers as torch_convolution
+from device_runtime.models.torch_modules import layers as torch_convolution
 
 functional = torch.nn.functional
 

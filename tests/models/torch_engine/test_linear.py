@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from device_runtime.models.torch_engine.layers import LARGE, write_gradients
+from device_runtime.models.torch_modules.layers import LARGE, write_gradients
 
 
 class Twice(nn.Module):

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
 from device_runtime.models.engines.blocks import BLOCK
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import EngineError
 from device_runtime.models.training.clipping import Privacy, PrivateGradients, clip, norm
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.errors import TensorError
-from device_runtime.strategies.slora import factors, product
+from device_runtime.strategies.kinds.slora import factors, product
 
 
 def rotation(size: int, seed: int) -> np.ndarray:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from device_runtime.profiles.fleets import fleet as fleets
-from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.clock.devices import FleetState
 from device_runtime.simulation.clock.timeline import AskConditions, RoundDraws
-from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.zeroth_order import ZerothOrder
+from device_runtime.simulation.scenarios.clients import Clients
+from device_runtime.strategies.kinds.class_means import ClassMeans
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 
 KINDS = (ClassMeans(),)
 MINE = 40

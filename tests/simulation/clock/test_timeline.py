@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Power, Speed, Workload
 from device_runtime.simulation.clock.timeline import AskConditions, RoundDraws, timeline
-from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.terms.dp_sgd import DpSgd
 
 FULL = FedAvg(epochs=2, batch=32)

@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.simulation.compare.run_folder import RecordWriter, read
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.records import AskRecord, SimulatedRound
+from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 
 
 def written(folder, *lines):

@@ -4,15 +4,16 @@ import msgspec
 import pytest
 
 from device_runtime.broker.wire import durable_files
-from device_runtime.simulation import checkpoint, scenario
 from device_runtime.simulation.compare import run_folder
 from device_runtime.simulation.compare.figures import read_run
 from device_runtime.simulation.compare.performing import RunOptions, perform
 from device_runtime.simulation.compare.run_folder import RunName, fingerprint, finished, info_of, lineage
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.simulation.records import NullObserver
-from device_runtime.simulation.scenario import of_policy
+from device_runtime.simulation.history import checkpoint
+from device_runtime.simulation.history.records import NullObserver
+from device_runtime.simulation.scenarios import scenario
+from device_runtime.simulation.scenarios.scenario import of_policy
 
 NAME = RunName("choose", 0)
 FILES = ("rounds.jsonl", "rounds.csv", "asks.jsonl", "asks.csv", "probes.jsonl", "served.safetensors")

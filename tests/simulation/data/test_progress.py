@@ -17,7 +17,7 @@ from device_runtime.simulation.compare.progress import (
 )
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.executors.job import TrainingJob
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 CHOOSE, DROP = RunName("choose", 0), RunName("drop", 0)
 

@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.models.bundles.inputs import File, TextInput
 from device_runtime.models.bundles.targets import CROSS_ENTROPY
-from device_runtime.models.text.texts import Texts
+from device_runtime.models.bundles.texts import Texts
 from device_runtime.models.text.word_pieces import Cleaning, WordPieces
 from device_runtime.simulation.data import DataSpec, divide, load
 from device_runtime.simulation.errors import DataSetError

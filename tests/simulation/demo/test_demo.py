@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.views.run_events import ContributionRecord, RoundRecord
+from device_runtime.aggregator.machine.run_events import ContributionRecord, RoundRecord
 from device_runtime.cli import main
 from device_runtime.cli.research import demo as command
-from device_runtime.client.training.emulation import Time
+from device_runtime.device.engine.emulation import Time
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.simulation import digits
 from device_runtime.simulation.demo import calibration, plot, processes, worth
@@ -30,15 +30,15 @@ from device_runtime.simulation.demo.fleet import (
 from device_runtime.simulation.demo.processes import FleetProcesses, PlacedMember
 from device_runtime.simulation.demo.runs import (
     BUNDLE,
+    ClosedRounds,
     DemoRun,
     DemoSetting,
-    RecallCollector,
     _abandoned_if,
     _late,
     save,
 )
 from device_runtime.simulation.digits import Labelled
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 NAN = float("nan")
 
@@ -356,8 +356,8 @@ def test_on_a_slow_machine_devices_pretend_to_be_slower_and_their_links_too(tmp_
 def test_a_run_that_takes_far_too_long_is_ended_with_how_far_it_came():
     setting = DemoSetting(0, 15, 12.0, scale=4.0)
     assert setting.most_s == 4 * 120 + 3 * 15 * 12
-    assert _late(setting, RecallCollector(None), time.monotonic() + 60) == ""
-    said = _late(setting, RecallCollector(None), time.monotonic() - 1)
+    assert _late(setting, ClosedRounds(None), time.monotonic() + 60) == ""
+    said = _late(setting, ClosedRounds(None), time.monotonic() - 1)
     assert said.startswith(
         "0 of 15 rounds of 12 s are done after 1020 s: this machine is too busy for 8 devices"
     )

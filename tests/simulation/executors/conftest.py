@@ -9,7 +9,6 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.job import (
     ExecutorInputs,
     FailedJob,
@@ -17,8 +16,9 @@ from device_runtime.simulation.executors.job import (
     TrainingJob,
     base_key,
 )
-from device_runtime.strategies import registry
-from device_runtime.strategies.training.device_half import FEW_SHOT
+from device_runtime.simulation.scenarios.clients import Clients
+from device_runtime.strategies.interface.device_half import FEW_SHOT
+from device_runtime.strategies.kinds import registry
 
 SHORT = {"full": {"epochs": 1}, "entropy-subset": {"epochs": 1}, "few-shot": {"epochs": 2}}
 DEVICES = 6

@@ -9,7 +9,6 @@ import pytest
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.batched import Batched
 from device_runtime.simulation.executors.batched_many import ACTIVATIONS_FACTOR, fitting
 from device_runtime.simulation.executors.job import (
@@ -19,18 +18,19 @@ from device_runtime.simulation.executors.job import (
     Result,
     TrainingJob,
 )
-from device_runtime.strategies import registry
-from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.entropy_subset import EntropySubset
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.few_shot import FewShot
-from device_runtime.strategies.full_and_few_shot import FullAndFewShot
-from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
-from device_runtime.strategies.peft import Peft
+from device_runtime.simulation.scenarios.clients import Clients
+from device_runtime.strategies.interface.device_half import LocalData, Update
+from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.class_means import ClassMeans
+from device_runtime.strategies.kinds.entropy_subset import EntropySubset
+from device_runtime.strategies.kinds.fedavg import FedAvg
+from device_runtime.strategies.kinds.few_shot import FewShot
+from device_runtime.strategies.kinds.full_and_few_shot import FullAndFewShot
+from device_runtime.strategies.kinds.peft import Peft
 from device_runtime.strategies.statistics import class_statistics, held_out, kind_statistics
 from device_runtime.strategies.terms.dp_sgd import DpSgd
 from device_runtime.strategies.terms.proximal import FedProx, FscProx
-from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
 
 SIZES = (23, 1, 40, 7, 64, 0, 12)
 """Device 1 has one sample, device 3 one class, device 5 nothing."""
@@ -88,8 +88,8 @@ def copied(result: Result) -> Result:
 def assert_alike(found: list[Result], expected: list[Result], within: float = 1e-5) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert isinstance(one, TrainedUpdate)
-        assert isinstance(other, TrainedUpdate)
+        assert isinstance(one, Update)
+        assert isinstance(other, Update)
         assert (one.kind, one.num_examples) == (other.kind, other.num_examples)
         assert one.train_loss == pytest.approx(other.train_loss, abs=within, nan_ok=True)
         assert one.tensors.keys() == other.tensors.keys()
@@ -236,7 +236,7 @@ def test_a_training_that_diverges_is_told_and_leaves_the_others(inputs, bundle):
     found = results(Batched(inputs, PlainExecutor(inputs)), bases, asked)
     assert isinstance(found[0], FailedJob)
     assert "non-finite" in found[0].why
-    assert isinstance(found[1], TrainedUpdate)
+    assert isinstance(found[1], Update)
 
 
 def test_it_says_what_it_works_with_and_closes_it(inputs):

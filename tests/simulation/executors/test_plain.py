@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import tensors
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob, run_of
-from device_runtime.strategies import registry
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.training.device_half import Run
+from device_runtime.strategies.interface.device_half import Run
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.fedavg import FedAvg
 
 from .conftest import jobs_of, same
 

@@ -18,15 +18,15 @@ import pytest
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import TensorError
 from device_runtime.models.errors import BundleError, EngineError, ModelError
-from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob
 from device_runtime.simulation.executors.processes import Processes
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.simulation.scenarios.clients import Clients
+from device_runtime.strategies.interface.device_half import FEW_SHOT
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.kinds.fedavg import FedAvg
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
-from device_runtime.strategies.training.device_half import FEW_SHOT
-from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from .conftest import jobs_of, same
 
@@ -35,10 +35,10 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.scenarios.clients import Clients
 from device_runtime.simulation.executors.job import TrainingJob, ExecutorInputs
 from device_runtime.simulation.executors.processes import Processes
-from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.kinds.fedavg import FedAvg
 
 bundle = Bundle.open(sys.argv[1])
 executor = Processes(ExecutorInputs(bundle, Clients.open(Path(sys.argv[2]))), 2)

@@ -16,8 +16,8 @@ from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, Tr
 from device_runtime.simulation.executors.packing import error_of, read_reply
 from device_runtime.simulation.executors.ray_cluster import RayInputs, RayWorker
 from device_runtime.simulation.executors.ray_executor import RayExecutor
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.zeroth_order import ZerothOrder
+from device_runtime.strategies.kinds.fedavg import FedAvg
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 
 from .conftest import jobs_of, same
 

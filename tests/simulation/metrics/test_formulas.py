@@ -3,7 +3,7 @@
 import pytest
 
 from device_runtime.simulation.metrics.formulas import paper_cost
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 
 
 def cost(kind, values=0, **settings):

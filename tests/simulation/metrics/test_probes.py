@@ -5,9 +5,9 @@ import pytest
 
 from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.metrics.probes import ProbedRounds, Probes, ProbeSet, spread_rounds
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.training.device_half import TrainedUpdate
-from device_runtime.strategies.width_slice import WidthSlice
+from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.kinds.fedavg import FedAvg
+from device_runtime.strategies.kinds.width_slice import WidthSlice
 
 RNG = np.random.default_rng(0)
 PROBE = ProbeSet(RNG.normal(size=(12, 1, 8, 8)).astype(np.float32), np.arange(12) % 10)
@@ -53,7 +53,7 @@ def changed(bundle, seed, only=None):
 def test_every_two_models_of_a_probed_round_are_compared(probes, bundle, told, round_line):
     same = changed(bundle, 1)
     for device, tensors in (("a", same), ("b", same), ("c", changed(bundle, 2))):
-        probes.trained(job(device), TrainedUpdate("full", tensors, 9, 1.0))
+        probes.trained(job(device), Update("full", tensors, 9, 1.0))
     probes.closed(round_line(round=1))
     [line] = told
     assert (line.round, line.devices) == (1, ("a", "b", "c"))
@@ -68,7 +68,7 @@ def test_every_two_models_of_a_probed_round_are_compared(probes, bundle, told, r
 def test_a_model_of_which_only_the_head_changed_is_seen_but_not_compared(probes, bundle, told, round_line):
     head = changed(bundle, 1, only=("head.weight", "head.bias"))
     for device in "ab":
-        probes.trained(job(device), TrainedUpdate("few-shot", head, 9, 1.0))
+        probes.trained(job(device), Update("few-shot", head, 9, 1.0))
     probes.closed(round_line(round=1))
     [line] = told
     assert (line.devices, line.cka, line.means) == ((), {}, {})
@@ -77,7 +77,7 @@ def test_a_model_of_which_only_the_head_changed_is_seen_but_not_compared(probes,
 
 def test_the_heat_map_is_of_the_base_with_what_was_sent(probes, model, bundle, told, round_line):
     head = changed(bundle, 1, only=("head.bias",))
-    probes.trained(job("a"), TrainedUpdate("few-shot", head, 9, 1.0))
+    probes.trained(job("a"), Update("few-shot", head, 9, 1.0))
     probes.closed(round_line(round=1))
     model.load({**bundle.weights(), **head})
     expected = model.logits(PROBE.x)[PROBE.y == 5].mean(axis=0)
@@ -86,7 +86,7 @@ def test_the_heat_map_is_of_the_base_with_what_was_sent(probes, model, bundle, t
 
 def test_what_holds_no_weights_has_no_model(probes, told, round_line):
     scalars = {"zeroth-order.scalars": np.zeros(2, np.float32)}
-    probes.trained(job("a"), TrainedUpdate("zeroth-order", scalars, 9, 1.0))
+    probes.trained(job("a"), Update("zeroth-order", scalars, 9, 1.0))
     probes.closed(round_line(round=1))
     assert told == []
 
@@ -94,14 +94,14 @@ def test_what_holds_no_weights_has_no_model(probes, told, round_line):
 def test_a_smaller_model_of_the_family_is_passed_over(probes, bundle, told, round_line):
     half = {name: value[: len(value) // 2] for name, value in bundle.weights().items()}
     member = TrainingJob(0, "a", WidthSlice(members=("half",)), 0, base="1")
-    probes.trained(member, TrainedUpdate("width-slice", half, 9, 1.0, "half"))
+    probes.trained(member, Update("width-slice", half, 9, 1.0, "half"))
     probes.closed(round_line(round=1))
     assert told == []
 
 
 def test_other_rounds_are_passed_over(probes, bundle, told, round_line):
     probes.closed(round_line(round=1))
-    probes.trained(job("a"), TrainedUpdate("full", changed(bundle, 1), 9, 1.0))
+    probes.trained(job("a"), Update("full", changed(bundle, 1), 9, 1.0))
     probes.closed(round_line(round=2))
     assert told == []
 

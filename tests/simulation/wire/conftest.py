@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.client.training.emulation import Emulation
+from device_runtime.device.engine.emulation import Emulation
 from device_runtime.simulation import digits
 from device_runtime.simulation.demo.fleet import FLEET, MIXED, SLOW
-from device_runtime.simulation.wire.run import WireCourse, WireMember, run_on_wire
+from tests.simulation.wire.run import WireCourse, WireMember, run_on_wire
 
 SAMPLES = 60
 SLOWER = SLOW * 150 / SAMPLES

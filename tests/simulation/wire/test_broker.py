@@ -1,6 +1,6 @@
 from device_runtime.broker.wire.link_events import Received, Will
-from device_runtime.simulation.clock.simulation_loop import VirtualTimeQueue
-from device_runtime.simulation.wire.broker import VirtualBroker
+from device_runtime.simulation.rounds.simulation_loop import VirtualTimeQueue
+from tests.simulation.wire.broker import VirtualBroker
 
 
 class Ear:

@@ -1,7 +1,7 @@
 import pytest
 
-from device_runtime.simulation.clock.simulation_loop import VirtualTimeQueue
-from device_runtime.simulation.wire.device import DeviceTime, PowerLost
+from device_runtime.simulation.rounds.simulation_loop import VirtualTimeQueue
+from tests.simulation.wire.device import DeviceTime, PowerLost
 
 
 def test_a_device_is_ahead_of_the_agenda_by_what_it_has_computed_in_one_step():

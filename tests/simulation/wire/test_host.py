@@ -1,7 +1,7 @@
 import random
 
 from device_runtime.broker.wire import topics
-from device_runtime.simulation.wire.host import MessageBuffer
+from tests.simulation.wire.host import MessageBuffer
 
 
 def test_what_is_said_at_one_moment_goes_out_device_by_device_whatever_the_order_of_a_set():

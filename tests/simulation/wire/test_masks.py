@@ -19,19 +19,19 @@ from device_runtime.broker.wire.messages import (
     decode,
     encode,
 )
-from device_runtime.client.training.emulation import Emulation
+from device_runtime.device.engine.emulation import Emulation
 from device_runtime.models.bundles import tensors
-from device_runtime.simulation.clock.simulation_loop import VirtualTimeQueue
-from device_runtime.simulation.wire.broker import PacketLog, VirtualBroker
-from device_runtime.simulation.wire.device import PlacedDevice, VirtualDevice
-from device_runtime.simulation.wire.link import ClientEnd, ClientIdentity, LinkCapacity, VirtualLink
-from device_runtime.strategies import registry
-from device_runtime.strategies.few_shot import FewShot
+from device_runtime.simulation.rounds.simulation_loop import VirtualTimeQueue
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.few_shot import FewShot
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.masking.masks import MaskedVector
 from device_runtime.strategies.masking.seeds import MaskPurpose, unseal
 from device_runtime.strategies.masking.sums import SummedGroup
+from tests.simulation.wire.broker import PacketLog, VirtualBroker
+from tests.simulation.wire.device import PlacedDevice, VirtualDevice
+from tests.simulation.wire.link import ClientEnd, ClientIdentity, LinkCapacity, VirtualLink
 
 SECRETS = (b"\x07" * 32, b"\x08" * 32)
 HELPERS = tuple(HelperKey(f"helper-{n}", crypto_scalarmult_base(key)) for n, key in enumerate(SECRETS))

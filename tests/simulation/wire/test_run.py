@@ -7,18 +7,18 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.aggregator.machine.run_events import RoundExtended, RoundOpened
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.run_events import RoundExtended, RoundOpened
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.topics import TopicError
-from device_runtime.client.selection.choose import MAIN, choose
+from device_runtime.device.selection.choose import MAIN, choose
 from device_runtime.models.bundles import tensors
 from device_runtime.profiles import Bandwidth
 from device_runtime.simulation.errors import ScenarioError, SimulationError
-from device_runtime.simulation.wire.broker import AGGREGATOR
-from device_runtime.simulation.wire.run import AggregatorKilled, Crash, LinkLost, WireCourse, run_on_wire
 from device_runtime.strategies.training.workload import workload
+from tests.simulation.wire.broker import AGGREGATOR
+from tests.simulation.wire.run import AggregatorKilled, Crash, LinkLost, WireCourse, run_on_wire
 
 MIDDLE = 0.5
 

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
+from device_runtime.aggregator.machine.run_events import DeviceSeen, RoundExtended, RoundOpened
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.run_events import DeviceSeen, RoundExtended, RoundOpened
 from device_runtime.broker.wire import topics
 from device_runtime.profiles import Bandwidth
-from device_runtime.simulation.wire.run import AggregatorKilled, LinkLost, WireCourse, run_on_wire
+from tests.simulation.wire.run import AggregatorKilled, LinkLost, WireCourse, run_on_wire
 
 KINDS = ("full", "entropy-subset", "few-shot", "zeroth-order")
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paho.mqtt.client import topic_matches_sub
 
-from device_runtime.simulation.wire.broker import Subscriptions
+from tests.simulation.wire.broker import Subscriptions
 
 LEVEL = st.sampled_from(["fl", "d", "up", "pi-1"])
 TOPIC = st.lists(LEVEL, min_size=1, max_size=4).map("/".join)

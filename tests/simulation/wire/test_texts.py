@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from device_runtime.simulation import run, scenario
-from device_runtime.simulation.wire.run import WireCourse, perform
+from device_runtime.simulation.rounds import run
+from device_runtime.simulation.scenarios import scenario
+from tests.simulation.wire.run import WireCourse, perform
 
 KINDS = {
     "bias": {"name": "peft", "settings": {"tunable": "bias", "epochs": 1, "lr": 0.05}},

@@ -9,7 +9,7 @@ from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.errors import TensorError
 from device_runtime.strategies.codecs.chain import codec_named
 from device_runtime.strategies.codecs.codec import CodecError
-from device_runtime.strategies.training.device_half import NO_TENSORS
+from device_runtime.strategies.interface.device_half import NO_TENSORS
 
 WORDS = (
     "", "delta", "half", "int8", "deflate", "delta+half", "delta+int8", "delta+deflate", "half+deflate",

@@ -12,8 +12,8 @@ from device_runtime.models.bundles.tensors import Flat, TensorSpec, encode
 from device_runtime.models.errors import TensorError
 from device_runtime.strategies.directions import directions, replaying
 from device_runtime.strategies.directions.replaying import ScaledDirection, move, perturb, replay
-from device_runtime.strategies.training.device_half import Run
-from device_runtime.strategies.zeroth_order import ZerothOrder
+from device_runtime.strategies.interface.device_half import Run
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 
 EVERY = list(directions.GENERATORS)
 SPECS = (

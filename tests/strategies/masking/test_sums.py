@@ -8,18 +8,18 @@ import pytest
 from msgspec import structs
 
 from device_runtime.broker.wire.messages import HelperKey, Masks
-from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.errors import MaskError, SpoiltSum
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.device_half import LocalData, Update
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.kinds.class_means import ClassMeans
+from device_runtime.strategies.kinds.fedavg import FedAvg
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import CHECKS, SumLayout, TensorPart, layout_of
 from device_runtime.strategies.masking.masks import MaskedVector
 from device_runtime.strategies.masking.noise import add_noise
 from device_runtime.strategies.masking.sums import SummedGroup, Weighed
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
-from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
-from device_runtime.strategies.zeroth_order import ZerothOrder
 
 MASKS = Masks(helpers=(HelperKey("a", b"\x01" * 32),), min_group=2, capacity=64, most_weight=100)
 
@@ -45,7 +45,7 @@ def group_of(updates, masks=MASKS):
 def full_updates(round_model, sizes=(10, 30, 60)):
     rng = np.random.default_rng(1)
     return [
-        TrainedUpdate(
+        Update(
             "full",
             {
                 name: (w + rng.normal(0, 0.1, w.shape)).astype(np.float32)
@@ -85,7 +85,7 @@ def test_a_loss_that_no_device_knows_stays_unknown(round_model):
 def test_zeroth_order_scalars_are_averaged(round_model):
     strategy = ZerothOrder(num_z=2)
     updates = [
-        TrainedUpdate(strategy.name, {"g": np.array(g, np.float32)}, n, 0.5)
+        Update(strategy.name, {"g": np.array(g, np.float32)}, n, 0.5)
         for g, n in (((1.0, -2.0), 10), ((3.0, 2.0), 30))
     ]
     layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
@@ -102,7 +102,7 @@ def test_class_sums_and_counts_add_up(round_model):
         counts[seed] = n
         features = np.zeros((labels, width), np.float32)
         features[seed] = n * seed * 1.25
-        updates.append(TrainedUpdate(strategy.name, {"sums": features, "counts": counts}, n, nan))
+        updates.append(Update(strategy.name, {"sums": features, "counts": counts}, n, nan))
     layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
     tensors = sums.read(summed(strategy, updates, layout), layout, group_of(updates), strategy).update.tensors
     assert tensors["counts"][:4].tolist() == pytest.approx([0, 3, 5, 0])
@@ -303,7 +303,7 @@ def test_a_large_tensor_is_written_in_parts_without_a_second_copy():
     base = np.linspace(-1, 1, 10**6 + 1, dtype=np.float32)
     new = (base + 0.9 * np.sin(np.arange(len(base)))).astype(np.float32)
     layout = SumLayout((TensorPart("w", base.shape, 1.0, 20, base),), (), None)
-    weighed = Weighed(TrainedUpdate("full", {"w": new}, 50, 0.5), FedAvg(), 100)
+    weighed = Weighed(Update("full", {"w": new}, 50, 0.5), FedAvg(), 100)
     tracemalloc.start()
     try:
         vector, _ = sums.write(weighed, layout)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from device_runtime.strategies.interface.aggregator_half import CarriedState, KindResult, RoundModel
+from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.merging import merge as few_samples
-from device_runtime.strategies.merging.aggregator_half import CarriedState, KindResult, RoundModel
 from device_runtime.strategies.merging.merge import merge
-from device_runtime.strategies.merging.tensor_mean import TensorMean
 
 BASE = {"w": np.full(3, 1.0, np.float32)}
 

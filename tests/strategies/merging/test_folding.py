@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from device_runtime.models.errors import TensorError
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.merging.aggregator_half import CarriedState, KindResult
+from device_runtime.strategies.interface.aggregator_half import CarriedState, KindResult
+from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.merging.folding import Folding
-from device_runtime.strategies.training.device_half import TrainedUpdate
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def merged(round_model, value, **does):
     name = round_model.manifest.head.bias
     sent = {name: np.full_like(round_model.weights[name], value)}
     for _ in range(2):
-        folding.add(TrainedUpdate(kind.name, sent, 10, 0.5), 10.0)
+        folding.add(Update(kind.name, sent, 10, 0.5), 10.0)
     return folding.merged()
 
 

@@ -1,13 +1,13 @@
 import numpy as np
 
 from device_runtime.models.training.heads import accuracy_and_loss
-from device_runtime.strategies import registry
 from device_runtime.strategies.directions.replaying import replay
-from device_runtime.strategies.few_shot import FewShot
-from device_runtime.strategies.merging.aggregator_half import KindResult
+from device_runtime.strategies.interface.aggregator_half import KindResult
+from device_runtime.strategies.interface.tensor_mean import TensorMean
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.few_shot import FewShot
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 from device_runtime.strategies.merging.merge import merge, rebased_tensors
-from device_runtime.strategies.merging.tensor_mean import TensorMean
-from device_runtime.strategies.zeroth_order import ZerothOrder
 
 
 def named(*effects):

@@ -8,9 +8,10 @@ import pytest
 
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
 from device_runtime.models.training.optimizer import Sgd
-from device_runtime.strategies import registry
 from device_runtime.strategies.errors import KindError
-from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.interface.device_half import LocalData
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.terms import accountant
 from device_runtime.strategies.terms.accountant import (
     PrivacyBudget,
@@ -29,7 +30,6 @@ from device_runtime.strategies.terms.dp_sgd import (
     steps,
 )
 from device_runtime.strategies.training import local_training
-from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.local_training import TrainingPlan
 
 SMALL = (200, 64, 10)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from device_runtime.strategies import registry
+from device_runtime.strategies.interface.device_half import Late, Update
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import RULES, Robust, Screen
 from device_runtime.strategies.statistics.class_statistics import Statistics
-from device_runtime.strategies.training.device_half import Late, TrainedUpdate
 
 HOLDING = [rule for rule in RULES if rule != "none"]
 JOINED = {"few-shot": {"join_base": True}}
@@ -20,7 +20,7 @@ def moved(round_model, length, level="all", kind="full", seed=0, variant="", lat
     change = {name: rng.normal(size=base[name].shape) for name in names}
     share = length / np.sqrt(sum(float(np.square(value).sum()) for value in change.values()))
     content = {name: (base[name] + share * change[name]).astype(np.float32) for name in names}
-    return TrainedUpdate(kind, content, 10, 0.5, variant, late=late)
+    return Update(kind, content, 10, 0.5, variant, late=late)
 
 
 def merged(round_model, rule, sent, tmp_path, **numbers):
@@ -100,7 +100,7 @@ def test_of_a_device_with_a_late_update_only_the_latest_makes_the_median_length(
 def test_scalars_of_a_device_alone_move_the_base_no_further_than_it_is_long(round_model, tmp_path, rule):
     kind = registry.make("zeroth-order")
     with Screen(Folding({kind.name: kind}, round_model), Robust(rule), tmp_path) as screen:
-        lie = TrainedUpdate(kind.name, {"g": np.full(kind.num_z, 1e9, np.float32)}, 10, 0.5)
+        lie = Update(kind.name, {"g": np.full(kind.num_z, 1e9, np.float32)}, 10, 0.5)
         screen.add(lie, 10.0, "z-evil")
         after, note = screen.merged()
     base = round_model.weights
@@ -119,7 +119,7 @@ def test_the_mean_of_a_class_that_one_device_has_is_held_to_the_length_of_the_ot
     def means(values):
         counts = np.array([5 * bool(value) for value in values], np.int32)
         sums = (np.asarray(values, np.float32)[:, None] * np.ones((1, 64), np.float32)) * counts[:, None]
-        return TrainedUpdate("class-means", {"sums": sums, "counts": counts}, int(counts.sum()), float("nan"))
+        return Update("class-means", {"sums": sums, "counts": counts}, int(counts.sum()), float("nan"))
 
     kind = registry.make("class-means")
     folding = Folding({kind.name: kind}, round_model)

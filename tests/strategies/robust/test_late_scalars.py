@@ -6,14 +6,14 @@ import pytest
 
 from device_runtime.models.bundles.tensors import encode
 from device_runtime.strategies.directions.replaying import replay
-from device_runtime.strategies.fedavg import FedAvg
+from device_runtime.strategies.interface.device_half import Late, Update
+from device_runtime.strategies.kinds.fedavg import FedAvg
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
 from device_runtime.strategies.robust import RULES, Robust, Screen
 from device_runtime.strategies.robust.robust_rule import FAR
 from device_runtime.strategies.robust.scalars import BY_LENGTH
-from device_runtime.strategies.training.device_half import Late, TrainedUpdate
-from device_runtime.strategies.zeroth_order import ZerothOrder
 
 KIND = ZerothOrder(lr=0.1)
 LAST = Late(2, 55, 0.5)
@@ -21,7 +21,7 @@ LAST = Late(2, 55, 0.5)
 
 
 def sent(first, second, samples, late=None):
-    return TrainedUpdate(KIND.name, {"g": np.array([first, second], np.float32)}, samples, 0.5, late=late)
+    return Update(KIND.name, {"g": np.array([first, second], np.float32)}, samples, 0.5, late=late)
 
 
 def merged(round_model, *updates, kinds=(KIND,)):
@@ -76,7 +76,7 @@ def test_who_replays_the_log_has_the_bits_of_the_aggregator(round_model):
 
 
 def test_beside_full_updates_late_scalars_weigh_as_those_in_time_do_but_for_their_share(round_model):
-    still = TrainedUpdate("full", dict(round_model.weights), 60, 0.5)
+    still = Update("full", dict(round_model.weights), 60, 0.5)
     after = merged(round_model, sent(1.0, 1.0, 20), sent(1.0, 1.0, 20, LAST), still, kinds=(KIND, FedAvg()))
     assert [step.share for step in after.steps] == pytest.approx([0.5 * 0.2, 0.2])
 

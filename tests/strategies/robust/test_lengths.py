@@ -6,9 +6,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from device_runtime.strategies import registry
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.merging.aggregator_half import CarriedState
+from device_runtime.strategies.interface.aggregator_half import CarriedState
+from device_runtime.strategies.interface.device_half import FEW_SHOT, Update
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 from device_runtime.strategies.robust import Robust, Screen
@@ -21,7 +22,6 @@ from device_runtime.strategies.robust.lengths import (
     LengthBounds,
     length_of,
 )
-from device_runtime.strategies.training.device_half import FEW_SHOT, TrainedUpdate
 
 
 def moved(model, kind, length, direction=0, variant=""):
@@ -37,7 +37,7 @@ def moved(model, kind, length, direction=0, variant=""):
         name: (model.weights[name] + length / whole * value).astype(np.float32)
         for name, value in change.items()
     }
-    return TrainedUpdate(kind, content, 10, 0.5, variant)
+    return Update(kind, content, 10, 0.5, variant)
 
 
 def lengths_of(model, updates):
@@ -126,16 +126,16 @@ def test_updates_of_more_epochs_may_be_longer(round_model):
     """Nine devices had time for one epoch; the tenth trained ten, and is six times as far."""
     settings = {"graded": True, "epochs": 10}
     sent = [moved(round_model, "full", 1.0, i) for i in range(9)]
-    sent = [TrainedUpdate(one.kind, one.tensors, 10, 0.5, "epochs=1") for one in sent]
+    sent = [Update(one.kind, one.tensors, 10, 0.5, "epochs=1") for one in sent]
     seen = Seen(round_model, "full", settings=settings).merge([*sent, moved(round_model, "full", 6.0, 9)])
     assert seen.note == ""
-    liar = TrainedUpdate("full", moved(round_model, "full", 6.0, 9).tensors, 10, 0.5, "epochs=1")
+    liar = Update("full", moved(round_model, "full", 6.0, 9).tensors, 10, 0.5, "epochs=1")
     assert "pi-9 (full)" in Seen(round_model, "full", settings=settings).merge([*sent, liar]).note
 
 
 def test_scalars_of_absolute_size_are_bounded_by_those_of_others(round_model):
     def scalars(size):
-        return TrainedUpdate("zeroth-order", {"g": np.full(2, size, np.float32)}, 10, 0.5)
+        return Update("zeroth-order", {"g": np.full(2, size, np.float32)}, 10, 0.5)
 
     seen = Seen(round_model, "zeroth-order").merge([scalars(-1.0), *[scalars(1.0)] * 8, scalars(1e6)])
     assert [float(one.tensors["g"][0]) for one in seen.updates] == [-1.0, *[1.0] * 8, SCALARS]
@@ -151,14 +151,14 @@ def test_a_classifier_beside_a_full_update_has_a_length_of_its_own(round_model):
             moved(round_model, kind, size) for kind, size in (("full", length), ("few-shot", few))
         )
         beside = {FEW_SHOT + name: classifier.tensors[name] for name in head}
-        return TrainedUpdate("full+few-shot", {**full.tensors, **beside}, 10, 0.5)
+        return Update("full+few-shot", {**full.tensors, **beside}, 10, 0.5)
 
     seen = Seen(round_model, "full+few-shot").merge([both(100.0, 1.0)] * 9 + [both(100.0, 200.0)])
     far = seen.updates[-1].tensors
     change = np.sqrt(sum(np.square(far[FEW_SHOT + name] - round_model.weights[name]).sum() for name in head))
     assert change == pytest.approx(TIMES, rel=1e-3)
     assert lengths_of(
-        round_model, [TrainedUpdate("full", {n: far[n] for n in round_model.manifest.names("all")}, 1, 1)]
+        round_model, [Update("full", {n: far[n] for n in round_model.manifest.names("all")}, 1, 1)]
     ) == pytest.approx([100.0], rel=1e-3)
 
 
@@ -218,9 +218,7 @@ def test_an_own_kind_that_fails_at_an_update_that_waited_costs_this_update(round
         merged, note = screen.merged()
     assert "ZeroDivisionError" in screen.failures["pi-1", kind.name]
     assert "pi-1 (fragile-lengths) is left out" in note
-    assert lengths_of(round_model, [TrainedUpdate("full", merged.base, 1, 1)]) == pytest.approx(
-        [1.0], rel=1e-3
-    )
+    assert lengths_of(round_model, [Update("full", merged.base, 1, 1)]) == pytest.approx([1.0], rel=1e-3)
 
 
 def test_an_update_in_a_file_comes_back_bit_for_bit(round_model):
@@ -230,7 +228,7 @@ def test_an_update_in_a_file_comes_back_bit_for_bit(round_model):
     bounds = LengthBounds({}, None)
     compared = Compared(registry.make("full"), "", round_model.weights)
     for _ in range(2):
-        bounds.add(TrainedUpdate("full", content, 3, 0.5, device="pi-1"), 1.0, compared, None)
+        bounds.add(Update("full", content, 3, 0.5, device="pi-1"), 1.0, compared, None)
     for entry in bounds:
         read = entry.update()
         assert (read.device, list(read.tensors)) == ("pi-1", list(content))

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from device_runtime.strategies import registry
+from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import Robust, Screen
 from device_runtime.strategies.robust.coordinate_wise import bounds, median, weighted_median
-from device_runtime.strategies.training.device_half import TrainedUpdate
 
 NUM_Z = 2
 
@@ -21,7 +21,7 @@ def scalars(round_model, rule, sent, tmp_path, **numbers):
     kind = registry.make("zeroth-order", {"num_z": NUM_Z})
     with Screen(Folding({kind.name: kind}, round_model), Robust(rule, **numbers), tmp_path) as screen:
         for i, (g, samples) in enumerate(sent):
-            update = TrainedUpdate(kind.name, {"g": np.array(g, np.float32)}, samples, 0.5)
+            update = Update(kind.name, {"g": np.array(g, np.float32)}, samples, 0.5)
             screen.add(update, float(samples), f"pi-{i}")
         after, note = screen.merged()
     return after.steps[0].scalars, note

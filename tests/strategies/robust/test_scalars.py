@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from device_runtime.strategies.interface.device_half import Late, Update
+from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import RULES, Robust, Screen
 from device_runtime.strategies.robust.scalars import BY_LENGTH
-from device_runtime.strategies.training.device_half import Late, TrainedUpdate
-from device_runtime.strategies.zeroth_order import ZerothOrder
 
 
 def merged(round_model, kind, rule, sent, tmp_path, **numbers):
@@ -16,7 +16,7 @@ def merged(round_model, kind, rule, sent, tmp_path, **numbers):
         for device, g, ago in sent:
             late = Late(round_model.round - ago, 50 + ago, 1.0) if ago else None
             content = {"g": np.array(g, np.float32)}
-            screen.add(TrainedUpdate(kind.name, content, 10, 0.5, late=late), 10.0, device)
+            screen.add(Update(kind.name, content, 10, 0.5, late=late), 10.0, device)
         after, note = screen.merged()
     return [step.scalars for step in after.steps], note
 

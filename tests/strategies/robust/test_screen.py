@@ -5,13 +5,13 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from device_runtime.strategies import registry
-from device_runtime.strategies.merging.aggregator_half import CarriedState
+from device_runtime.strategies.interface.aggregator_half import CarriedState
+from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import RULES, Robust, Screen
 from device_runtime.strategies.robust.coordinate_wise import trim_count
 from device_runtime.strategies.statistics.class_statistics import Statistics
-from device_runtime.strategies.training.device_half import TrainedUpdate
 
 HOLDING = [rule for rule in RULES if rule != "none"]
 
@@ -25,7 +25,7 @@ def near_base(round_model, seed, kind="full", level="all"):
     }
     moved = {n: value.astype(np.float32) for n, value in moved.items()}
     moved["head.bias"][0] = round_model.weights["head.bias"][0] + 1
-    return TrainedUpdate(kind, moved, 10, 0.5)
+    return Update(kind, moved, 10, 0.5)
 
 
 def lie(round_model, seed, scale=-1000.0):
@@ -33,7 +33,7 @@ def lie(round_model, seed, scale=-1000.0):
     honest = near_base(round_model, seed)
     base = round_model.weights
     turned = {n: (base[n] + scale * (v - base[n])).astype(np.float32) for n, v in honest.tensors.items()}
-    return TrainedUpdate("full", turned, 1_000_000, 0.5)
+    return Update("full", turned, 1_000_000, 0.5)
 
 
 def merged(round_model, rule, sent, tmp_path, **settings):
@@ -137,8 +137,8 @@ def test_a_group_that_krum_chose_from_weighs_as_before_beside_other_kinds(round_
     names = round_model.manifest.names("mid")
     same = {n: np.full_like(round_model.weights[n], 1) for n in round_model.manifest.names("all")}
     upper = {n: np.full_like(round_model.weights[n], 3) for n in names}
-    sent = [(f"pi-{i}", TrainedUpdate("full", same, 10, 0.5)) for i in range(5)]
-    sent += [(f"tiny-{i}", TrainedUpdate("entropy-subset", upper, 10, 0.5, "50%")) for i in range(5)]
+    sent = [(f"pi-{i}", Update("full", same, 10, 0.5)) for i in range(5)]
+    sent += [(f"tiny-{i}", Update("entropy-subset", upper, 10, 0.5, "50%")) for i in range(5)]
     base, _ = merged(round_model, "krum", sent, tmp_path)
     np.testing.assert_allclose(base[names[0]], 2.0, rtol=1e-6)
 
@@ -149,7 +149,7 @@ def test_a_device_alone_in_its_sort_weighs_as_one_of_the_round(round_model, tmp_
     names = round_model.manifest.names("mid")
     still = {n: round_model.weights[n] for n in names}
     sent = [(f"pi-{i}", near_base(round_model, i)) for i in range(3)]
-    sent.append(("z-alone", TrainedUpdate("entropy-subset", still, 1_000_000, 0.5, "50%")))
+    sent.append(("z-alone", Update("entropy-subset", still, 1_000_000, 0.5, "50%")))
     base, _ = merged(round_model, rule, sent, tmp_path, clip=1e6)
     moved = float(base["head.bias"][0] - round_model.weights["head.bias"][0])
     assert moved == pytest.approx(0.75, abs=1e-4)
@@ -165,7 +165,7 @@ def test_a_device_alone_that_says_what_its_samples_stand_for_weighs_as_one_of_th
         "entropy-subset": registry.make("entropy-subset", {"weigh": "local"}),
     }
     still = {n: round_model.weights[n] for n in round_model.manifest.names("mid")}
-    alone = TrainedUpdate("entropy-subset", still, 10, 0.5, "10%")
+    alone = Update("entropy-subset", still, 10, 0.5, "10%")
     sent = [(f"pi-{i}", near_base(round_model, i)) for i in range(3)]
     with Screen(Folding(kinds, round_model), Robust(rule, clip=1e6), tmp_path) as screen:
         for device, update in [*sent, ("z-alone", alone)]:
@@ -185,7 +185,7 @@ def test_a_device_that_sends_several_kinds_does_not_make_the_usual_number_of_sam
     sent = [(f"pi-{i}", near_base(round_model, i)) for i in range(3)]
     for kind, level, form in parts:
         still = {n: own[n] for n in names(level)}
-        sent.append(("z-alone", TrainedUpdate(kind, still, 1_000_000, 0.5, form)))
+        sent.append(("z-alone", Update(kind, still, 1_000_000, 0.5, form)))
     base, _ = merged(round_model, rule, sent, tmp_path, clip=1e6)
     moved = float(base["head.bias"][0] - own["head.bias"][0])
     assert moved == pytest.approx(0.5, abs=1e-4)
@@ -211,7 +211,7 @@ def test_norm_clip_with_a_bound_shortens_to_it_by_hand(round_model, tmp_path):
     step = np.zeros_like(bias)
     step[0], step[1] = 3, 4  # of length 5
     content = {"head.weight": round_model.weights["head.weight"], "head.bias": bias + step}
-    sent = [("pi", TrainedUpdate("few-shot", content, 10, 0.5))]
+    sent = [("pi", Update("few-shot", content, 10, 0.5))]
     kinds = {"few-shot": registry.make("few-shot", {"join_base": True})}
     with Screen(Folding(kinds, round_model), Robust("norm-clip", clip=1.0), tmp_path) as screen:
         screen.add(sent[0][1], 10.0, "pi")
@@ -223,7 +223,7 @@ def test_norm_clip_with_a_bound_shortens_to_it_by_hand(round_model, tmp_path):
 def test_a_weight_above_the_median_counts_as_the_median(round_model, tmp_path):
     """Three of 10 samples, one that says a million: clipped to a length of its own, it weighs a quarter."""
     honest = [(f"pi-{i}", near_base(round_model, i)) for i in range(3)]
-    still = TrainedUpdate("full", dict(round_model.weights), 1_000_000, 0.5)
+    still = Update("full", dict(round_model.weights), 1_000_000, 0.5)
     base, _ = merged(round_model, "norm-clip", [*honest, ("z", still)], tmp_path, clip=1e6)
     moved = base["head.bias"][0] - round_model.weights["head.bias"][0]
     assert moved == pytest.approx(0.75, abs=1e-4)
@@ -241,7 +241,7 @@ def test_scalars_of_zeroth_order_are_told_from_lies(round_model, tmp_path, rule)
     with Screen(Folding({kind.name: kind}, round_model), Robust(rule), tmp_path) as screen:
         for i, g in enumerate(values):
             content = {"g": np.full(kind.num_z, g, np.float32)}
-            screen.add(TrainedUpdate(kind.name, content, 10, 0.5), 10.0, f"pi-{i}")
+            screen.add(Update(kind.name, content, 10, 0.5), 10.0, f"pi-{i}")
         after, _ = screen.merged()
     assert after.steps[0].scalars == pytest.approx([1.0] * kind.num_z, abs=0.11)
 
@@ -251,7 +251,7 @@ def test_a_bound_on_changes_of_the_base_is_none_on_scalars(round_model, tmp_path
     with Screen(Folding({kind.name: kind}, round_model), Robust("norm-clip", clip=0.1), tmp_path) as screen:
         for i, g in enumerate([20.0, 20.0, 20.0, 1e9, 20.0]):
             content = {"g": np.full(kind.num_z, g, np.float32)}
-            screen.add(TrainedUpdate(kind.name, content, 10, 0.5), 10.0, f"pi-{i}")
+            screen.add(Update(kind.name, content, 10, 0.5), 10.0, f"pi-{i}")
         after, _ = screen.merged()
     assert after.steps[0].scalars == pytest.approx([20.0] * kind.num_z, rel=1e-6)
 
@@ -264,7 +264,7 @@ def summed(state):
 def class_means(means, counts):
     counts = np.asarray(counts, np.int32)
     sums = (np.asarray(means, np.float32)[:, None] * np.ones((1, 64), np.float32)) * counts[:, None]
-    return TrainedUpdate("class-means", {"sums": sums, "counts": counts}, int(counts.sum()), float("nan"))
+    return Update("class-means", {"sums": sums, "counts": counts}, int(counts.sum()), float("nan"))
 
 
 @pytest.mark.parametrize("rule", HOLDING)
@@ -311,7 +311,7 @@ def test_what_is_not_the_models_own_goes_with_its_update_as_it_came(round_model,
     folding = Folding({kind.name: kind}, round_model)
     with Screen(folding, Robust("median"), tmp_path) as screen:
         for i, content in enumerate([with_head] * 3 + [without] * 3):
-            screen.add(TrainedUpdate(kind.name, content, 10, 0.5), 10.0, f"pi-{i}")
+            screen.add(Update(kind.name, content, 10, 0.5), 10.0, f"pi-{i}")
         after, note = screen.merged()
     assert note == ""
     np.testing.assert_array_equal(after.base["head.weight"], full["head.weight"])
@@ -373,7 +373,7 @@ def test_without_a_rule_no_device_counts_for_more_than_three_times_the_upper_qua
                     spec.name: round_model.weights[spec.name] for spec in kind.expected(round_model.manifest)
                 }
                 tensors["head.bias"] = tensors["head.bias"] + np.float32(size > 10)
-                screen.add(TrainedUpdate("full", tensors, size, 0.5), float(size), f"pi-{i}")
+                screen.add(Update("full", tensors, size, 0.5), float(size), f"pi-{i}")
             merged, _ = screen.merged()
         moved.append(float((merged.base["head.bias"] - round_model.weights["head.bias"]).mean()))
     assert moved[0] == pytest.approx(30 / 70, rel=1e-4)
@@ -389,7 +389,7 @@ def test_gathered_class_means_of_a_liar_stay_near_those_of_earlier_rounds(round_
     def sent(lie=1.0):
         means, counts = lie * (centres + 0.1 * rng.normal(size=(10, 64))), np.full(10, 20, np.int32)
         sums = (means * counts[:, None]).astype(np.float32)
-        return TrainedUpdate("class-means", {"sums": sums, "counts": counts}, 200, float("nan"))
+        return Update("class-means", {"sums": sums, "counts": counts}, 200, float("nan"))
 
     carried = CarriedState()
     for number in range(3):

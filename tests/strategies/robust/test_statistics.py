@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.strategies import registry
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.device_half import Late, Update
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import RULES, Robust, Screen
 from device_runtime.strategies.robust.statistics import StatisticsOfDevices
 from device_runtime.strategies.statistics import class_statistics, closed_form, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import Statistics
-from device_runtime.strategies.training.device_half import Late, TrainedUpdate
 
 HOLDING = [rule for rule in RULES if rule != "none"]
 CLASSES, WIDTH = 4, 6
@@ -37,7 +37,7 @@ def held(tmp_path, sent, most=40.0):
     notes: list[str] = []
     screen = StatisticsOfDevices(tmp_path, notes.append)
     for device, statistics in sent:
-        screen.add(statistics, TrainedUpdate("full", {}, 40, 0.5, device=device))
+        screen.add(statistics, Update("full", {}, 40, 0.5, device=device))
     counted = [one for one, _ in screen.held(most)]
     screen.close()
     assert not list(tmp_path.iterdir())
@@ -150,8 +150,8 @@ def test_of_a_device_the_latest_counts_and_of_two_devices_nothing_does(tmp_path)
     screen = StatisticsOfDevices(tmp_path, notes.append)
     first, other = sums_of(*samples(0)), sums_of(*samples(1, 20))
     for i in range(3):
-        screen.add(first, TrainedUpdate("full", {}, 40, 0.5, device=f"pi-{i}"))
-    screen.add(other, TrainedUpdate("few-shot", {}, 40, 0.5, device="pi-0", late=Late(1, 7, 0.5)))
+        screen.add(first, Update("full", {}, 40, 0.5, device=f"pi-{i}"))
+    screen.add(other, Update("few-shot", {}, 40, 0.5, device="pi-0", late=Late(1, 7, 0.5)))
     assert [(statistics.sums.counts.sum(), late) for statistics, late in screen.held(40)] == [(40, None)] * 3
     counted, notes = held(tmp_path, honest(2))
     assert counted == []
@@ -189,7 +189,7 @@ def test_the_served_head_withstands_liars_under_every_rule_and_without_one(
                     class_statistics.measure_statistics(f, y, 10, 1), ClassStatistics()
                 )
                 base = {spec.name: round_model.weights[spec.name] for spec in kind.expected(model.manifest)}
-                update = TrainedUpdate("full", {**base, **sent}, len(part), 0.5)
+                update = Update("full", {**base, **sent}, len(part), 0.5)
                 screen.add(update, float(len(part)), f"pi-{i}")
             return screen.merged()
 
@@ -210,7 +210,7 @@ def test_held_out_samples_weigh_as_those_of_the_median_device_and_not_of_liars(t
     sent += [("liar", sums_of(*longer(*samples(21))), 40, [10, 0, 10])]
     for device, statistics, count, right in sent:
         measured = replace(statistics, right=np.array(right, np.float64))
-        screen.add(measured, TrainedUpdate("full", {}, count, 0.5, device=device))
+        screen.add(measured, Update("full", {}, count, 0.5, device=device))
     counted = [one.right.tolist() for one, _ in screen.held(40.0)]
     screen.close()
     assert counted == [[10, 6, 5]] * 7 + [[10, 0, 10], [0, 0, 0]]

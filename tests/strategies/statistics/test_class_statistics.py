@@ -7,8 +7,9 @@ import pytest
 
 from device_runtime.models.bundles import tensors
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from device_runtime.strategies import registry
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.device_half import LocalData
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import (
     MOMENT_ROWS,
@@ -19,7 +20,6 @@ from device_runtime.strategies.statistics.class_statistics import (
 )
 from device_runtime.strategies.statistics.class_sums import ROW
 from device_runtime.strategies.terms.dp_sgd import DpSgd
-from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.workload import workload
 
 PROFILE = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e9), Bandwidth(1e6, 1e6), Power(1, 2))

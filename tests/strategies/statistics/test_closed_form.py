@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.tensors import decode, encode
-from device_runtime.strategies import registry
 from device_runtime.strategies.directions.projection import Projection
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.device_half import Late, LocalData, Update
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.statistics import class_statistics, closed_form, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.closed_form import StatisticsPool
-from device_runtime.strategies.training.device_half import Late, LocalData, TrainedUpdate
 
 
 def statistics(features, y, labels):
@@ -150,7 +150,7 @@ QUICK = {
 
 
 def closed_form_nothing():
-    from device_runtime.strategies.merging.aggregator_half import CarriedState
+    from device_runtime.strategies.interface.aggregator_half import CarriedState
 
     return CarriedState()
 
@@ -258,6 +258,6 @@ def test_statistics_are_of_features_without_their_scale(exported):
 
 
 def test_a_contribution_without_statistics_is_left_as_it_is(round_model):
-    plain = TrainedUpdate("full", {"w": np.ones(2)}, 3, 0.5)
+    plain = Update("full", {"w": np.ones(2)}, 3, 0.5)
     known = closed_form.RoundStatistics(round_model.manifest, round_model.weights, ClassStatistics())
     assert known.parted(plain) == (plain, None)

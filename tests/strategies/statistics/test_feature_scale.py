@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.manifest import Parameter
-from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.kinds.class_means import ClassMeans
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums
 from device_runtime.strategies.statistics.feature_scale import scale_by, scale_in

@@ -11,16 +11,16 @@ from device_runtime.models.bundles.manifest import Parameter
 from device_runtime.models.bundles.tensors import decode, encode
 from device_runtime.models.errors import TensorError
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from device_runtime.strategies import registry
 from device_runtime.strategies.codecs import chain
 from device_runtime.strategies.directions.projection import Projection
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.device_half import Late, LocalData
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import NOTHING_CARRIED
 from device_runtime.strategies.statistics import class_statistics, closed_form, held_out, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import RIGHT, ROWS, Statistics
 from device_runtime.strategies.statistics.closed_form import StatisticsPool
-from device_runtime.strategies.training.device_half import Late, LocalData
 from device_runtime.strategies.training.workload import workload
 
 PROFILE = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e9), Bandwidth(1e6, 1e6), Power(1, 2))

@@ -6,17 +6,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.manifest import Parameter
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from device_runtime.strategies import registry
-from device_runtime.strategies.kind import ClassStatistics
-from device_runtime.strategies.merging.aggregator_half import CarriedState
+from device_runtime.strategies.interface.aggregator_half import CarriedState
+from device_runtime.strategies.interface.device_half import LocalData
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.statistics import class_statistics, closed_form, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import MOMENTS, ROWS
-from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.workload import workload
 
 PROFILE = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e9), Bandwidth(1e6, 1e6), Power(1, 2))

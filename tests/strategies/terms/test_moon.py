@@ -6,16 +6,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.profiles import shipped
 from device_runtime.profiles.cost import activation_bytes
-from device_runtime.strategies.fedavg import FedAvg
-from device_runtime.strategies.peft import Peft
+from device_runtime.strategies.interface.device_half import LocalData, Run
+from device_runtime.strategies.kinds.fedavg import FedAvg
+from device_runtime.strategies.kinds.peft import Peft
 from device_runtime.strategies.terms.moon import Moon
-from device_runtime.strategies.training.device_half import LocalData, Run
 from device_runtime.strategies.training.local_training import is_loss_only
 from device_runtime.strategies.training.workload import workload
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import tensors
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.training.workload import workload
 
 SHORT = {

@@ -9,9 +9,9 @@ from device_runtime.models.bundles.manifest import Extra
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
 from device_runtime.models.training.clipping import Privacy
 from device_runtime.models.training.optimizer import Adam, Sgd
+from device_runtime.strategies.interface.device_half import LocalData, OutOfTime, Run
 from device_runtime.strategies.terms.proximal import Proximal
 from device_runtime.strategies.training import local_training
-from device_runtime.strategies.training.device_half import LocalData, OutOfTime, Run
 from device_runtime.strategies.training.local_training import TrainingPlan
 
 

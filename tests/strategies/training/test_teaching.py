@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import BundleError
 from device_runtime.models.training.optimizer import Sgd
+from device_runtime.strategies.interface.device_half import LocalData
 from device_runtime.strategies.training import teaching
-from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.teaching import ServerTraining, TeacherAttention
 
 

@@ -6,7 +6,7 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.engines.blocks import BLOCK
 from device_runtime.profiles import GraphWork, Workload
 from device_runtime.profiles.cost import SESSION_BYTES, MissingGraph, activation_bytes
-from device_runtime.strategies.few_shot import FewShot
+from device_runtime.strategies.kinds.few_shot import FewShot
 from device_runtime.strategies.training.workload import Training, work_of_training, workload
 
 

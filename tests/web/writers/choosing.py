@@ -7,13 +7,13 @@ from typing import Any
 from msgspec.structs import replace as replace_masks
 
 from device_runtime.broker.wire.messages import HelperKey, Masks
-from device_runtime.client.selection.choose import MAIN, Candidate, UpdateChoice, choose
-from device_runtime.client.training.masked_update import masked_round
-from device_runtime.client.training.work import Timing, WorkOutcome, corrected
+from device_runtime.device.selection.choose import MAIN, Candidate, UpdateChoice, choose
+from device_runtime.device.training.masked_update import masked_round
+from device_runtime.device.training.work import Timing, WorkOutcome, corrected
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Speed
 from device_runtime.profiles import shipped as board
-from device_runtime.strategies import registry
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.training.workload import workload
 
 BUNDLE = "digits-wrn-10-1"

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles import tensors
-from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.interface.device_half import Run
+from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.statistics import class_statistics, held_out, kind_statistics
-from device_runtime.strategies.training.device_half import Run
 
 LABELS = 5
 EDGES = (

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies.codecs.chain import codec_named
 from device_runtime.strategies.codecs.codec import CodecError
-from device_runtime.strategies.training.device_half import NO_TENSORS
+from device_runtime.strategies.interface.device_half import NO_TENSORS
 
 WORDS = [
     "+".join(word for word in (change, numbers, packing) if word)

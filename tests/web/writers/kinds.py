@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle, pack, shipped_folder
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.strategies import registry
 from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.interface.device_half import LocalData, Run
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.statistics import class_statistics, class_sums, kind_statistics
-from device_runtime.strategies.training.device_half import LocalData, Run
 
 BUNDLE, LABELS, WIDTH = "digits-wrn-10-1", 10, 64
 NEAR = {"tensors": 1e-5, "train_loss": 1e-5, "g": 2e-3, "statistics": 1e-3, "mean": 2e-2}

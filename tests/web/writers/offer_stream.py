@@ -27,8 +27,8 @@ from device_runtime.broker.wire.messages import (
 )
 from device_runtime.broker.wire.topics import down
 from device_runtime.broker.wire.topics import offer as topic_of
-from device_runtime.client.connection.offers import OfferStream
-from device_runtime.client.connection.trust import Trust
+from device_runtime.device.connection.offers import OfferStream
+from device_runtime.device.connection.trust import Trust
 from device_runtime.models.bundles import tensors
 
 SIGNER, OTHER = Signer(bytes(range(32))), Signer(bytes(32))

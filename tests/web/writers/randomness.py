@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from device_runtime.strategies.training.device_half import Run
+from device_runtime.strategies.interface.device_half import Run
 
 SEEDS = (0, 1, 2**32, 2**63 - 25, 2**100 + 12345, 2**140 + 7)
 RUNS = ((0, "pi-07"), (2**64 - 1, "phone-é"), (6_000_000_000_000_000_000, "a/b 🦊"))

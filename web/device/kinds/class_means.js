@@ -1,4 +1,4 @@
-/** FedNCM: devices send sums of features by class, whose means make a classifier (strategies/class_means.py). */
+/** FedNCM: devices send sums of features by class, whose means make a classifier (strategies/kinds/class_means.py). */
 
 import { sumByClass } from "../class_sums.js";
 import { float32 } from "../flat.js";

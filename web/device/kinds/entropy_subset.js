@@ -1,4 +1,4 @@
-/** FedFT-EDS: fine-tunes the upper part on the samples of highest entropy (strategies/entropy_subset.py). */
+/** FedFT-EDS: fine-tunes the upper part on the samples of highest entropy (strategies/kinds/entropy_subset.py). */
 
 import { Generator, rngOf } from "../randomness.js";
 import { listOf, number, oneOf, text, whole } from "../records.js";
@@ -55,7 +55,7 @@ export class EntropySubset extends FedAvg {
     return [...shares].sort((a, b) => b - a).flatMap((share) => this.with({ shares: [share] }).variants());
   }
 
-  /** @param {import("./kind.js").TrainedUpdate} update */
+  /** @param {import("./kind.js").Update} update */
   weight({ numExamples }) {
     return this.settings.weigh === "selected" ? numExamples : numExamples / this.share;
   }

@@ -1,4 +1,4 @@
-/** FedAvg: trains the model on local samples (McMahan et al. 2017, algorithm 1; strategies/fedavg.py). */
+/** FedAvg: trains the model on local samples (McMahan et al. 2017, algorithm 1; strategies/kinds/fedavg.py). */
 
 import { train } from "../local_training.js";
 import { Sgd } from "../optimizer.js";
@@ -154,7 +154,7 @@ export class FedAvg extends StrategyDefaults {
    * @param {DeviceModel} model
    * @param {LocalData} data
    * @param {Run} run
-   * @returns {Promise<import("./kind.js").TrainedUpdate>}
+   * @returns {Promise<import("./kind.js").Update>}
    */
   async train(model, data, run) {
     const plan = this.plan(model, run, await this.chosen(model, data, run));

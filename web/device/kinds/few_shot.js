@@ -1,4 +1,4 @@
-/** FedFSC: few-shot updates of the classifier on a frozen extractor (strategies/few_shot.py). */
+/** FedFSC: few-shot updates of the classifier on a frozen extractor (strategies/kinds/few_shot.py). */
 
 import { SoftmaxHead } from "../head.js";
 import { Sgd } from "../optimizer.js";

@@ -1,6 +1,6 @@
 /**
- * The device's half of every kind of update: settings, forms, cost and training (strategies/kind.py and
- * strategies/training/device_half.py).
+ * The device's half of every kind of update: settings, forms, cost and training (strategies/interface/kind.py and
+ * strategies/interface/device_half.py).
  *
  * Local samples: prepared inputs x (n, *shape) and labels y (n,).
  * @typedef {{x: Float32Array | Int32Array, y: Int32Array, shape?: number[]}} LocalData
@@ -14,7 +14,7 @@
  *
  * The update that a device sends. `trainLoss` is the mean over the samples trained on; NaN if there was no training.
  * @typedef {{kind: string, form: string, tensors: import("../flat.js").Tensors, numExamples: number,
- *   trainLoss: number}} TrainedUpdate
+ *   trainLoss: number}} Update
  *
  * @typedef {import("../cost.js").Workload} Workload
  * @typedef {import("../engine.js").DeviceModel} DeviceModel
@@ -115,7 +115,7 @@ export class StrategyDefaults {
     return "";
   }
 
-  /** The update's weight in the mean, in samples. @param {TrainedUpdate} update */
+  /** The update's weight in the mean, in samples. @param {Update} update */
   weight({ numExamples }) {
     return numExamples;
   }

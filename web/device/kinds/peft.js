@@ -1,4 +1,4 @@
-/** FedPEFT: devices train and send only a small tunable set and the head (strategies/peft.py). */
+/** FedPEFT: devices train and send only a small tunable set and the head (strategies/kinds/peft.py). */
 
 import { clip } from "../gradients.js";
 import { SoftmaxHead } from "../head.js";

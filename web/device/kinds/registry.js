@@ -1,4 +1,4 @@
-/** All kinds of update that a browser trains, by name, and how their settings are read (strategies/registry.py). */
+/** All kinds of update that a browser trains, by name, and how their settings are read (strategies/kinds/registry.py). */
 
 import { codecNamed } from "../codecs.js";
 import { CodecError, KindError, UnknownGenerator } from "../errors.js";

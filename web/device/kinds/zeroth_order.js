@@ -1,4 +1,4 @@
-/** FedMeZO: devices only run inference; they get a seed and send `num_z` scalars (strategies/zeroth_order.py). */
+/** FedMeZO: devices only run inference; they get a seed and send `num_z` scalars (strategies/kinds/zeroth_order.py). */
 
 import { activationBytes } from "../cost.js";
 import { RADEMACHER, checkGenerator } from "../directions.js";

@@ -1,6 +1,6 @@
 /**
  * Masks an update for the helpers of an offer, so that the aggregator can read only sums of updates
- * (client/training/masked_update.py).
+ * (device/training/masked_update.py).
  */
 import { withClassStatistics } from "../class_statistics.js";
 import { MaskError } from "../errors.js";
@@ -18,7 +18,7 @@ const drawn = (size) => crypto.getRandomValues(new Uint8Array(size));
 /**
  * The content of a masked contribution, its mask, and what was shortened so that it fits ("" for nothing). Rejects with
  * MaskError for an update that cannot be masked.
- * @param {import("../kinds/kind.js").TrainedUpdate} update @param {any} form of the kind, which made it
+ * @param {import("../kinds/kind.js").Update} update @param {any} form of the kind, which made it
  * @param {{offer: any, base: import("../flat.js").Tensors, manifest: Manifest, device: string}} given with masks
  * @param {(size: number) => Uint8Array} [draw]
  */

@@ -10,7 +10,7 @@ import { MaskedVector } from "./masks.js";
 /**
  * An update to mask: the form of the kind that made it, with the class statistics that the offer asks for, and the
  * weight, in samples, that counts as 1 in the sum; a larger weight counts as this one.
- * @typedef {{update: import("../kinds/kind.js").TrainedUpdate, strategy: any, mostWeight: number}} Weighed
+ * @typedef {{update: import("../kinds/kind.js").Update, strategy: any, mostWeight: number}} Weighed
  */
 
 /** Added to a smaller number and taken off again, it rounds that number: ties go to the even one. */

@@ -72,7 +72,7 @@ def group_norm(on: Rewriting, layer: Described) -> Maps | str | None:
 
 
 def group_norm_backward(on: Rewriting, layer: Described) -> Maps | str | None:
-    """As in `torch_engine.layers.group_norm_backward`."""
+    """As in `torch_modules.layers.group_norm_backward`."""
     pair, ops = on.both(*layer.inputs[:2]), on.ops
     by = None if pair is None else _Groups.of(on, pair[0], layer)
     if pair is None or by is None:
@@ -110,7 +110,7 @@ def batch_norm(on: Rewriting, node: Node) -> Maps | None:
 
 
 def batch_norm_backward(on: Rewriting, layer: Described) -> Maps | str | None:
-    """With running statistics: as in `torch_engine.layers.batch_norm_backward`."""
+    """With running statistics: as in `torch_modules.layers.batch_norm_backward`."""
     pair, ops = on.both(*layer.inputs[:2]), on.ops
     if pair is None:
         return None
@@ -141,7 +141,7 @@ def batch_statistics(on: Rewriting, layer: Described) -> Maps | str | None:
 
 
 def batch_statistics_backward(on: Rewriting, layer: Described) -> Maps | str | None:
-    """As in `torch_engine.layers.batch_statistics_backward`."""
+    """As in `torch_modules.layers.batch_statistics_backward`."""
     pair, ops = on.both(*layer.inputs[:2]), on.ops
     if pair is None:
         return None

@@ -1,4 +1,4 @@
-"""Functions that write torch's operators as ONNX; each takes an `export.writer.Writer` and the node."""
+"""Functions that write torch's operators as ONNX; each takes a `writer.Writer` and the node."""
 
 from typing import Any
 

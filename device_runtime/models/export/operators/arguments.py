@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from device_runtime.models.export.writer import Unwritable, Writer, shape_of
+from .writer import Unwritable, Writer, shape_of
 
 Write = Callable[[Writer, fx.Node], Any]
 """A function that writes a node, and returns the name of its value, or a tuple of names."""

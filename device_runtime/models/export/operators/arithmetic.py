@@ -8,10 +8,9 @@ import torch
 from onnx import TensorProto
 from torch import Tensor, fx
 
-from device_runtime.models.export.writer import Unwritable, Writer, shape_of
-
 from .arguments import Write, argument_of, dtype_of, first_of, rank_of, unchanged, value_of
 from .shapes import FOLDS
+from .writer import Unwritable, Writer, shape_of
 
 aten = torch.ops.aten
 

@@ -8,9 +8,8 @@ import torch
 import torch.onnx.ops  # registers the operators onnx_symbolic
 from torch import fx
 
-from device_runtime.models.export.writer import Unwritable, Writer, shape_of
-
 from .arguments import Write, argument_of, first_of, rank_of, sequence_of, value_of
+from .writer import Unwritable, Writer, shape_of
 
 aten = torch.ops.aten
 

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import fx
 
-from device_runtime.models.export.writer import DTYPES, SCALARS, Unwritable, Writer, shape_of
-
 from .arguments import Write, argument_of, dtype_of, first_of, rank_of, sequence_of, unchanged, value_of
+from .writer import DTYPES, SCALARS, Unwritable, Writer, shape_of
 
 aten = torch.ops.aten
 

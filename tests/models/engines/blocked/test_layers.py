@@ -8,14 +8,14 @@ import pytest
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
+from device_runtime.models.available_engines import onnx_engine
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.engines import onnx_engine
 from device_runtime.models.engines.base import even_share
 from device_runtime.models.engines.blocked import session as blocked_session
 from device_runtime.models.engines.blocked.layers import blocked_graph
 from device_runtime.models.engines.blocked.session import block_size
-from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import BundleError
 from device_runtime.models.export.export import ExportSpec, export
 

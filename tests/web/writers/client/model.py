@@ -1,10 +1,10 @@
-"""Random orders of events, and what the device's machine does (tests/client/modelled.py)."""
+"""Random orders of events, and what the device's machine does (tests/device/machine/modelled.py)."""
 
 import random
 from typing import Any
 
-from tests.client.modelled import World
-from tests.client.recorded import Recorder
+from tests.device.machine.modelled import World
+from tests.device.machine.recorded import Recorder
 
 MORE = (40, 76, 103, 190, 254, 553, 819, 1041, 1463, 1788, 6338, 23822)
 """Seeds that take ways through the machine that the first ones do not."""

@@ -13,14 +13,14 @@ import numpy as np
 from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.link import Connected, Disconnected
 from device_runtime.broker.wire.messages import Base, Receipt, encode
-from device_runtime.client.agent import Agent
-from device_runtime.client.policy.rules import Rule, RuleVerdict
-from device_runtime.client.settings import PersonalModelSettings
+from device_runtime.device.agent.agent import Agent
+from device_runtime.device.policy.rules import Rule, RuleVerdict
+from device_runtime.device.training.settings import PersonalModelSettings
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.profiles import Speed
-from tests.client.conftest import Stage
-from tests.client.recorded import recording
+from tests.device.conftest import Stage
+from tests.device.machine.recorded import recording
 
 NO = RuleVerdict((Rule("mains", False, "on battery power"),))
 QUIET = RuleVerdict((Rule("unmetered", False, "the network is metered", network=True),))
@@ -234,7 +234,7 @@ SCENARIOS = (
 
 def vectors() -> dict[str, Any]:
     measured = mock.patch(
-        "device_runtime.client.training.local_task.measured", lambda *_: Speed(1e9, source="set")
+        "device_runtime.device.training.local_task.measured", lambda *_: Speed(1e9, source="set")
     )
     found: dict[str, Any] = {}
     for scenario in SCENARIOS:

@@ -6,8 +6,9 @@ import numpy as np
 
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.client.training.emulation import Emulation
-from device_runtime.simulation.wire.run import (
+from device_runtime.device.engine.emulation import Emulation
+from tests.device.machine.recorded import recording
+from tests.simulation.wire.run import (
     AggregatorKilled,
     Crash,
     LinkLost,
@@ -15,7 +16,6 @@ from device_runtime.simulation.wire.run import (
     WireMember,
     run_on_wire,
 )
-from tests.client.recorded import recording
 
 PROFILES = {"a": "pi-zero-2w", "b": "orin-nano"}
 FAULTS = {

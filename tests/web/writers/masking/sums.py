@@ -16,12 +16,12 @@ from device_runtime.broker.wire.messages import HelperKey, Masks
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
-from device_runtime.strategies import registry
-from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import SumLayout, layout_of
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
-from device_runtime.strategies.training.device_half import TrainedUpdate
 
 BUNDLE, LABELS, WIDTH = "digits-wrn-10-1", 10, 64
 SEEN = 30
@@ -97,7 +97,7 @@ def _written(case: Case, bundle: Bundle, at: int) -> dict[str, Any]:
     specs = strategy.expected(bundle.manifest)
     made = {spec.name: _tensor(spec, base, case, at + i) for i, spec in enumerate(specs)}
     sent = _statistics(strategy, case, at)
-    update = TrainedUpdate(case.kind, {**made, **sent}, case.examples, case.loss, strategy.variant)
+    update = Update(case.kind, {**made, **sent}, case.examples, case.loss, strategy.variant)
     weighed = sums.Weighed(update, strategy, case.most_weight)
     vector, note = sums.write(weighed, layout, case.most_norm)
     return {

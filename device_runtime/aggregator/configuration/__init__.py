@@ -1,0 +1,1 @@
+"""Configuration of the aggregator's service: addresses, enrolled devices, logs, exit codes."""

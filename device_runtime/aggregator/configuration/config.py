@@ -1,0 +1,357 @@
+"""Settings of the service: a TOML file, with flags over it; opens its broker and database by them.
+
+Tasks have settings of their own (`tasks.task`). Passwords are in files of their own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from device_runtime.aggregator.errors import ConfigError, RunFolderError
+from device_runtime.aggregator.limits import MOST_DEVICES
+from device_runtime.broker.errors import BrokerStartError
+from device_runtime.broker.servers import brokers
+from device_runtime.broker.servers.broker_folder import SERVER, SERVER_KEY
+from device_runtime.broker.servers.server import BrokerOptions, RunningBroker
+from device_runtime.broker.wire.durable_files import replace_file
+from device_runtime.broker.wire.url import TLS, BrokerUrl, is_loopback
+from device_runtime.console import LogFormat
+from device_runtime.profiles.keys import explained
+from device_runtime.toml_file import read_toml
+from device_runtime.user_account import expanded
+
+from . import enrolled
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+PORT = "port"
+"""File in the run folder: the broker's latest port, so that a restart can use the same one."""
+LogLevel = Literal["debug", "info", "warning", "error"]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+_PATHS = {
+    "broker": ("ca", "cert", "key", "password_file", "enrolment"),
+    "http": ("token_file", "cert", "key"),
+    "database": ("password_file",),
+}
+
+
+def _together(section: str, cert: Path | None, key: Path | None) -> None:
+    if (cert is None) != (key is None):
+        raise ConfigError(f"{section}.cert and {section}.key go together: give both, or neither")
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the server file."""
+
+
+class BrokerSection(Section, frozen=True):
+    """The broker.
+
+    url: "auto" starts a broker on this machine.
+    port: the port of that broker; 0: the last port, or a free one.
+    user, password_file: override those of the URL; a password alone is for the user of the URL.
+    ca: the authority that signs the broker's certificate; None: the system's authorities.
+    cert, key: the aggregator's certificate, where the broker asks for one.
+    enrolment: a folder of `broker init`, with the address, the credential and the key that signs offers.
+    """
+
+    url: str = AUTO
+    port: Port = 0
+    user: str | None = None
+    password_file: Path | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    insecure: bool = False
+    enrolment: Path | None = None
+
+    @property
+    def tls(self) -> TLS:
+        return TLS(ca=self.ca, cert=self.cert, key=self.key)
+
+    def __post_init__(self) -> None:
+        if self.user is not None and self.password_file is None:
+            raise ConfigError("broker.user and broker.password_file go together: give both, or neither")
+        _together("broker", self.cert, self.key)
+        if self.port and self.url != AUTO:
+            raise ConfigError(
+                "broker.port is for a broker that is started here, and broker.url is given: choose"
+            )
+
+
+class HttpSection(Section, frozen=True):
+    """The HTTP server.
+
+    port: 0 takes a free one.
+    token_file: the token that requests need; None: it is made, in the run folder.
+    open: requests need no token; only for this machine.
+    cert, key: the certificate of HTTPS, which other machines need.
+    insecure: other machines may use HTTP, because a proxy provides HTTPS.
+    proxies: addresses and networks whose X-Forwarded-For header is trusted.
+    stay: answer until stopped, also when all tasks are done.
+    stalled_s: /healthz reports an error when the loop has stalled for this many seconds.
+    min_free_mb: /healthz reports an error when fewer megabytes of the disk are free.
+    """
+
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    token_file: Path | None = None
+    open: bool = False
+    cert: Path | None = None
+    key: Path | None = None
+    insecure: bool = False
+    proxies: tuple[str, ...] = ()
+    stay: bool = False
+    stalled_s: Annotated[float, Meta(gt=0)] = 600.0
+    min_free_mb: Annotated[int, Meta(ge=0)] = 100
+
+    def __post_init__(self) -> None:
+        _together("http", self.cert, self.key)
+        if self.open and self.token_file:
+            raise ConfigError("http.open = true asks for no token, but http.token_file names one: choose")
+        for proxy in self.proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError as error:
+                raise ConfigError(f"http.proxies: expected addresses and networks: {error}") from None
+        if is_loopback(self.host):
+            return
+        if self.open:
+            raise ConfigError(
+                f"http.open = true on {self.host} would show everything to the network: "
+                "use a token, or http.host = '127.0.0.1'"
+            )
+        if not self.cert and not self.insecure:
+            raise ConfigError(
+                f"http.host = {self.host} would send the token over the network in the clear: give http.cert "
+                "and http.key, or http.insecure = true where a proxy in front of it speaks HTTPS"
+            )
+
+
+class WebSection(Section, frozen=True):
+    """The page by which a browser becomes a device.
+
+    address: how browsers reach it; None: at http.host and http.port.
+    broker: the URL of the broker's WebSockets; None: browsers connect through the aggregator.
+    link_minutes: the time for which a one-time link is valid.
+    """
+
+    address: str | None = None
+    broker: str | None = None
+    link_minutes: Annotated[float, Meta(gt=0, le=7 * 24 * 60)] = 15.0
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.address or "https://x")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigError(f"web.address = {self.address}: expected https://host, with a port or a path")
+
+
+class DatabaseSection(Section, frozen=True):
+    """The database of the runs: PostgreSQL at `url`, each run in its own schema; else SQLite in run folders.
+
+    The password, if any, is in `password_file`, or where libpq looks (PGPASSWORD, ~/.pgpass).
+    """
+
+    url: str = ""
+    password_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.url and not self.url.startswith(("postgresql://", "postgres://")):
+            raise ConfigError("database.url: expected postgresql://user@host:5432/database")
+        if self.password_file and not self.url:
+            raise ConfigError("database.password_file needs database.url")
+
+
+class LogSection(Section, frozen=True):
+    """The log on stderr; `format` None: plain lines."""
+
+    format: LogFormat | None = None
+    level: LogLevel = "info"
+
+
+class ServerConfig(Section, frozen=True):
+    """The whole server file.
+
+    tasks: task files.
+    run_dir: the run folder (None: runs/NAME); with several tasks, the folder that has a run folder for each
+    task, by its name (None: runs).
+    workers: the number of processes that receive and check small contributions.
+    max_devices: as in Ports.
+    """
+
+    tasks: tuple[Path, ...] = ()
+    run_dir: Path | None = None
+    workers: Annotated[int, Meta(ge=0, le=64)] = 0
+    max_devices: Annotated[int, Meta(ge=1)] = MOST_DEVICES
+    broker: BrokerSection = BrokerSection()
+    http: HttpSection | None = None
+    web: WebSection | None = None
+    database: DatabaseSection = DatabaseSection()
+    log: LogSection = LogSection()
+
+
+_SECTIONS: Mapping[str, type[Section]] = {
+    "broker": BrokerSection,
+    "database": DatabaseSection,
+    "http": HttpSection,
+    "log": LogSection,
+    "web": WebSection,
+}
+
+
+def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> ServerConfig:
+    """Reads a server file, if any, with `flags` over it (section to key to value; "" for the top level).
+
+    Paths in the file are relative to the file. Raises ConfigError with the file and the key.
+    """
+    settings = _read(path) if path else {}
+    for section, keys in flags.items():
+        if not section:
+            settings |= keys
+        elif keys or section == "web":
+            settings[section] = {**settings.get(section, {}), **keys}
+    if "web" in settings:
+        settings["http"] = _for_pages(settings.get("http", {}), settings.get("broker", {}))
+    where = f"{path}: " if path else ""
+    try:
+        return msgspec.convert(settings, ServerConfig, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        cause = error.__cause__
+        text = str(cause) if isinstance(cause, ConfigError) else explained(error, ServerConfig)
+        raise ConfigError(where + text) from None
+
+
+def http_keys(address: str, flag: str) -> dict[str, object]:
+    """HOST:PORT, :PORT or PORT, as keys of [http]; `flag` names it in an error. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise ConfigError(f"{flag} {address}: expected HOST:PORT, or a port of this machine")
+    name = host.removeprefix("[").removesuffix("]")
+    return {"port": int(port), **({"host": name} if name else {})}
+
+
+def _for_pages(http: dict[str, Any], broker: dict[str, Any]) -> dict[str, Any]:
+    """HTTP settings for the page: on a network with the enrolment's certificate, if no other is given."""
+    enrolment, host = broker.get("enrolment"), http.get("host", "")
+    if enrolment is None or not isinstance(host, str) or is_loopback(host or "127.0.0.1"):
+        return http
+    if {"cert", "key", "insecure"} & set(http):
+        return http
+    return {**http, "cert": str(Path(enrolment) / SERVER), "key": str(Path(enrolment) / SERVER_KEY)}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    settings = read_toml(path, ConfigError)
+    for section in _SECTIONS:
+        if not isinstance(settings.get(section, {}), dict):
+            raise ConfigError(f"{path}: {section}: expected a table, [{section}]")
+    for section, keys in _PATHS.items():
+        for key in keys:
+            if isinstance(value := settings.get(section, {}).get(key), str):
+                settings[section][key] = str(_near(path, value))
+    if isinstance(folder := settings.get("run_dir"), str):
+        settings["run_dir"] = str(_near(path, folder))
+    if isinstance(tasks := settings.get("tasks"), list):
+        settings["tasks"] = [str(_near(path, task)) if isinstance(task, str) else task for task in tasks]
+    return settings
+
+
+def _near(file: Path, value: str) -> Path:
+    return file.parent / expanded(value)
+
+
+def _path(kind: type, value: object) -> object:
+    """Decodes a path, which is written as a string."""
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise TypeError("expected a path, as a string")
+
+
+def broker_for(section: BrokerSection, folder: Path) -> tuple[RunningBroker | None, BrokerUrl]:
+    """Starts a broker if the settings ask for one, and returns it (else None) and the URL to use.
+
+    It starts at the port that the run had before, if that is free. Raises BrokerStartError, ConfigError.
+    """
+    if section.url != AUTO or section.enrolment:
+        return None, _address(section)
+    before = 0 if section.port else port_before(folder)
+    try:
+        broker = brokers.start("auto", BrokerOptions(port=section.port or before))
+    except BrokerStartError:
+        if not before:
+            raise
+        broker = brokers.start("auto", BrokerOptions())
+    return broker, BrokerUrl.parse(broker.url)
+
+
+def _address(section: BrokerSection) -> BrokerUrl:
+    address = None if section.url == AUTO else BrokerUrl.parse(section.url, section.tls, section.insecure)
+    url = enrolled.broker_address(section.enrolment, address) if section.enrolment else address
+    if url is None:
+        raise ConfigError("broker.url: expected mqtt://, mqtts:// or wss://")
+    if section.enrolment is None and not url.loopback:
+        log.warning(
+            "no devices are enrolled at %s: whoever may connect to it can send updates under any name, and "
+            "offers of its own to devices; `broker init` and --enrolment DIR keep strangers out",
+            url,
+        )
+    if section.password_file is None:
+        return url.with_password()
+    if section.user is None and not url.user:
+        raise ConfigError("broker.password_file: for whom? Name the user in the URL, or by broker.user")
+    password = _secret("broker.password_file", section.password_file)
+    return replace(url, user=section.user or url.user, password=password)
+
+
+def renewal(section: BrokerSection) -> Callable[[], BrokerUrl] | None:
+    """Gives the broker's URL with the credentials as they are on the disk now; None for a broker of our own.
+
+    What it returns raises ConfigError and SetupError, if they cannot be read.
+    """
+    if section.url == AUTO and not section.enrolment:
+        return None
+    return partial(_address, section)
+
+
+def database_for(section: DatabaseSection) -> str:
+    """The database's URL for libpq, with the password from its file; empty for none. Raises ConfigError."""
+    if not section.url or section.password_file is None:
+        return section.url
+    from device_runtime.aggregator.storage.postgres import with_password
+
+    return with_password(section.url, _secret("database.password_file", section.password_file))
+
+
+def _secret(key: str, file: Path) -> str:
+    try:
+        return file.read_text("utf-8").strip("\r\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}: cannot read {file}: {error}") from None
+
+
+def keep_port(folder: Path, url: BrokerUrl) -> None:
+    """Stores the broker's port, for `port_before` after a restart. Raises RunFolderError."""
+    try:
+        replace_file(folder / PORT, f"{url.port}\n".encode())
+    except OSError as error:
+        raise RunFolderError(f"cannot write {folder / PORT}: {error.strerror or error}") from None
+
+
+def port_before(folder: Path) -> int:
+    """The port of the broker that the run used last; 0 when there is none."""
+    try:
+        port = int((folder / PORT).read_text())
+    except (OSError, ValueError):
+        return 0
+    return port if 0 < port < 65536 else 0

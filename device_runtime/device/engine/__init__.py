@@ -1,0 +1,1 @@
+"""The engine that trains on a device, within its memory, and its profiles."""

@@ -1,0 +1,1 @@
+"""The device's state machine: events in, commands out, without I/O."""

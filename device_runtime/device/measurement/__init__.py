@@ -1,0 +1,1 @@
+"""Measures what the updates of this device cost: time, memory and energy."""

@@ -1,0 +1,95 @@
+"""Masks an update for the helpers of an offer, so that the aggregator can read only sums of updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from device_runtime.broker.wire.messages import Mask, Masks
+from device_runtime.device.selection.choose import MaskedRound
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.strategies.errors import KindError, MaskError
+from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
+from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.masking import sums
+from device_runtime.strategies.masking.layout import layout_of
+from device_runtime.strategies.masking.seeds import KEY_BYTES, MaskPurpose, seal
+from device_runtime.strategies.masking.sums import Weighed
+from device_runtime.strategies.training.workload import ENVELOPE_BYTES
+
+from .one_task import RoundInputs
+
+SECRET_BYTES = KEY_BYTES
+"""Random bytes that each masked update takes."""
+
+
+@dataclass(frozen=True)
+class MaskedUpdate:
+    """The content of a masked contribution, its mask, and what was shortened so that it fits; "": nothing."""
+
+    body: memoryview
+    mask: Mask
+    shortened: str
+
+
+def masked(
+    update: Update, inputs: RoundInputs, manifest: Manifest, device: str, secret: bytes
+) -> MaskedUpdate:
+    """The update as the device of this name sends it in a round with masks.
+
+    `manifest` is that of the round's member. `secret`: SECRET_BYTES random bytes, for this contribution
+    only. Raises ValueError for an offer without masks, KindError, MaskError.
+    """
+    offer, masks = inputs.offer, inputs.offer.masks
+    if masks is None:
+        raise ValueError(f"round {offer.round} of {offer.task!r} has no masks")
+    strategy = _as_offered(registry.supported_kinds(offer.kinds), update.kind, update.variant)
+    layout = layout_of(strategy, manifest, inputs.base, masks)
+    vector, shortened = sums.write(
+        Weighed(update, strategy, masks.most_weight), layout, masks.clip_milli / 1000
+    )
+    purpose = MaskPurpose(
+        offer.task,
+        offer.run,
+        offer.round,
+        update.kind,
+        update.variant,
+        device,
+        masks.min_group,
+        masks.noise_milli,
+        masks.clip_milli,
+        layout.exponents if masks.noise_milli else (),
+    )
+    mask, seeds = seal(secret, [helper.key for helper in masks.helpers], purpose)
+    vector.add_masks(seeds)
+    return MaskedUpdate(vector.content(), mask, shortened)
+
+
+def masked_round(
+    masks: Masks, kinds: Sequence[AnyStrategy], manifest_of: Callable[[str], Manifest]
+) -> MaskedRound:
+    """The effect of masks on the choice among the `kinds` of an offer.
+
+    `manifest_of` gives the manifest of a member.
+    """
+
+    def bytes_up(form: AnyStrategy) -> int:
+        strategy = _as_offered(kinds, form.name, form.variant)
+        return layout_of(strategy, manifest_of(form.member), NO_TENSORS, masks).content_bytes + ENVELOPE_BYTES
+
+    return MaskedRound(masks.alone, bytes_up)
+
+
+def _as_offered(kinds: Sequence[AnyStrategy], name: str, variant: str) -> AnyStrategy:
+    """The form of an update with the class statistics that the offer asks for.
+
+    A device may send fewer; the layout has room for all. Raises KindError, and MaskError for a kind whose
+    updates do not add up.
+    """
+    kind = next((kind for kind in kinds if kind.name == name), None)
+    if kind is None:
+        raise KindError(f"the offer asks for no {name}")
+    if why := kind.unsummable_reason():
+        raise MaskError(f"cannot be masked: {why}")
+    return kind.variant_named(variant)

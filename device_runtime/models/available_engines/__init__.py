@@ -1,0 +1,1 @@
+"""The engines that are installed, and which of them runs a bundle."""

@@ -1,0 +1,132 @@
+"""Chooses the engine that runs a bundle, among those that are installed."""
+
+from dataclasses import dataclass, replace
+from importlib import metadata, util
+
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.names import AUTO as AUTO
+from device_runtime.models.bundles.names import DEFAULT_ENGINE_SETTINGS, EngineSettings
+from device_runtime.models.bundles.names import ENGINES as ENGINES
+from device_runtime.models.engines.base import DeviceModel, EngineWatch
+from device_runtime.models.errors import EngineError
+
+from .onnx_engine import OnnxModel
+from .ort_training_engine import BUILDS, OrtTrainingModel, available, installed_builds
+
+PREFERRED = ("onnxruntime", "torch")
+"""`auto` takes the first usable one; ordered by time and memory of a step, and by size of installation."""
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine, its version ("" if not installed), whether it is usable on this machine, and the reason."""
+
+    name: str
+    version: str
+    usable: bool
+    reason: str
+    chosen: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}".strip() + f" ({self.reason})"
+
+
+def engine_choices(bundle: Bundle | None = None) -> tuple[EngineChoice, ...]:
+    """Every engine, in the order of ENGINES; `chosen` marks the one that `auto` takes for this bundle.
+
+    Without a bundle, for bundles in general. Looks at what is installed, and imports no engine.
+    """
+    choices = (_onnxruntime(), _training(bundle), _torch(bundle))
+    usable = {choice.name: choice for choice in choices if choice.usable}
+    best = next((name for name in PREFERRED if name in usable), None)
+    return tuple(replace(choice, chosen=choice.name == best) for choice in choices)
+
+
+def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineChoice:
+    """The engine that `open_model` uses. Raises EngineError if it, or for `auto` any, cannot be used."""
+    choices = engine_choices(bundle)
+    if engine not in (AUTO, *ENGINES):
+        raise EngineError(f"there is no engine {engine!r}; there are {AUTO}, {', '.join(ENGINES)}")
+    if engine == AUTO:
+        for choice in choices:
+            if choice.chosen:
+                return choice
+        why = "; ".join(f"{choice.name}: {choice.reason}" for choice in choices if choice.name in PREFERRED)
+        raise EngineError(f"no engine can be used here; {why}")
+    [choice] = [choice for choice in choices if choice.name == engine]
+    if not choice.usable:
+        raise EngineError(f"engine {engine} cannot be used here: {choice.reason}")
+    return choice
+
+
+def open_model(
+    bundle: Bundle,
+    settings: EngineSettings = DEFAULT_ENGINE_SETTINGS,
+    *,
+    batch: int = 32,
+    watch: EngineWatch | None = None,
+) -> DeviceModel:
+    """Opens a bundle on an engine; imports the engine's package, or leaves that to the first session.
+
+    Raises EngineError as `engine_choice` does, or for a precision or device that the engine does not have;
+    BundleError for a precision that the bundle does not have.
+    """
+    name = engine_choice(bundle, settings.engine).name
+    if name == "torch":
+        if settings.precision != "float32":
+            raise EngineError(f"engine torch computes in float32, not in {settings.precision}")
+        from device_runtime.models.torch_engine.engine import TorchModel
+
+        return TorchModel(bundle, threads=settings.threads, batch=batch, watch=watch, device=settings.device)
+    if settings.device != "cpu":
+        raise EngineError(f"engine {name} computes on the cpu, not on {settings.device}; engine torch can")
+    kind = OrtTrainingModel if name == "onnxruntime-training" else OnnxModel
+    return kind(
+        bundle,
+        threads=settings.threads,
+        batch=batch,
+        watch=watch,
+        precision=settings.precision,
+        run_bytes=settings.run_bytes,
+    )
+
+
+def _onnxruntime() -> EngineChoice:
+    if not _installed("onnxruntime"):
+        return EngineChoice("onnxruntime", "", False, "not installed: pip install onnxruntime")
+    reason = "least memory; ordinary ONNX graphs, back-propagation included"
+    version = next(iter(installed_builds().values()), "")
+    return EngineChoice("onnxruntime", version, True, reason)
+
+
+def _training(bundle: Bundle | None) -> EngineChoice:
+    version = next((release for name, release in installed_builds().items() if name in BUILDS), "")
+    if missing := available(None if bundle is None else bundle.manifest):
+        return EngineChoice("onnxruntime-training", version, False, missing)
+    reason = "gradient operators of its own, for cross-entropy only; its makers have deprecated it"
+    return EngineChoice("onnxruntime-training", version, True, reason)
+
+
+def _torch(bundle: Bundle | None) -> EngineChoice:
+    if not _installed("torch"):
+        return EngineChoice("torch", "", False, "not installed: pip install 'device-runtime[torch]'")
+    version = _version("torch")
+    if bundle is not None and bundle.manifest.source is None:
+        says = f"bundle {bundle.manifest.name} does not say which network it was made from"
+        return EngineChoice("torch", version, False, says)
+    if bundle is not None and bundle.manifest.target.own:
+        says = f"bundle {bundle.manifest.name} has a loss of its own, which is in its graphs alone"
+        return EngineChoice("torch", version, False, says)
+    reason = "the network itself; takes two to four times the memory"
+    return EngineChoice("torch", version, True, reason)
+
+
+def _installed(module: str) -> bool:
+    return util.find_spec(module) is not None
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""

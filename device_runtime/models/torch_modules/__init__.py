@@ -1,0 +1,1 @@
+"""Networks of torch as functions of their weights: objectives, losses, gradients, layers."""

@@ -1,0 +1,1 @@
+"""What a simulated run has done: its asks, rounds, bases and checkpoints."""

@@ -1,0 +1,1 @@
+"""Rounds of a simulation: asks, training, merging, evaluation."""

@@ -1,0 +1,396 @@
+"""Makes the next base model of a round's updates: trains, checks, folds and evaluates them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import nan
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.aggregator.intake.check import UpdateOrigin, update_refusal
+from device_runtime.aggregator.merging.evaluation import reason_to_serve_trained_head
+from device_runtime.aggregator.tasks.pace import Progress, score_of
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.models.available_engines.available import open_model
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.training.evaluation import evaluate
+from device_runtime.models.training.heads import Evaluation, accuracy_and_loss
+from device_runtime.simulation.clock.sampling import PendingUpdate
+from device_runtime.simulation.data import DataSet
+from device_runtime.simulation.executors.job import Executor, FailedJob, TrainingJob, aside_key, base_key
+from device_runtime.simulation.history.bases import BaseHistory
+from device_runtime.simulation.history.checkpoint import Checkpoint, StrategyStates
+from device_runtime.simulation.history.records import RunObserver
+from device_runtime.simulation.metrics.probes import accuracy_by_class
+from device_runtime.simulation.scenarios.clients import prepared_targets
+from device_runtime.strategies.codecs import chain as codecs
+from device_runtime.strategies.errors import OwnCodeError
+from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel, ServerTools
+from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Update
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.merging.merge import rebased_update
+from device_runtime.strategies.robust import Screen
+
+from .ledger import RoundFigures, RunLedger
+from .masked_sums import SimulatedSums
+
+log = logging.getLogger(__name__)
+
+Evaluate = Callable[[int, Tensors, Tensors], RoundFigures]
+"""The figures of (round, served model, new base), and of the better one; see `RoundEvaluator`."""
+
+
+@dataclass(frozen=True)
+class LearningTools:
+    """What `ModelState` learns with.
+
+    server: what kinds of update may use on the aggregator. sums: where updates are masked; else None.
+    """
+
+    server: ServerTools
+    executor: Executor
+    evaluate: Evaluate
+    ledger: RunLedger
+    watch: RunObserver
+    keep: Callable[[Checkpoint], None] = lambda _: None
+    sums: SimulatedSums | None = None
+
+
+class ModelState:
+    """The model of a run, advanced round by round.
+
+    Updates are folded one by one, so memory does not grow with the devices of a round. It grows with the
+    devices whose kind of update keeps a strategy state. Only updates that count are trained: a late or lost
+    update leaves no strategy state on its device.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        bases: BaseHistory,
+        carried: CarriedState,
+        tools: LearningTools,
+        resume: Checkpoint | None = None,
+    ) -> None:
+        """`carried` comes with round 1's base; the rounds of `resume` are replayed without training."""
+        self._task, self._bases, self._carried, self._tools = task, bases, carried, tools
+        self._kinds = {kind.name: kind.strategy for kind in task.kinds}
+        self._settings = {kind.name: kind for kind in task.kinds}
+        self._order = {kind.name: place for place, kind in enumerate(task.kinds)}
+        self._memories: dict[tuple[int, str], Tensors] = {}
+        self._resume = resume
+        self._updates: list[PendingUpdate] = []
+        self._counted: dict[str, int] = {}
+        self._figures = RoundFigures()
+        self._unopened = 0
+        self._closed_form: Tensors = NO_TENSORS
+        self._scores: tuple[float, ...] = ()
+        self._progress = Progress()
+        self._best: Tensors = resume.best if resume else NO_TENSORS
+        self.served: Tensors = bases.of(1).weights
+
+    def keep(self, flight: PendingUpdate) -> None:
+        """Keeps an update that counts in the open round, for `merge`."""
+        self._updates.append(flight)
+
+    def merge(self, number: int, now: float) -> None:
+        """Trains the updates that count and merges them into the next base."""
+        self._keep_newest(number, now)
+        since = self._since(number)
+        if self._resume is not None and number <= self._resume.round:
+            self._replay(number, self._resume)
+            return
+        flights = sorted(self._updates, key=lambda f: (self._order[f.kind], f.device, f.round))
+        self._updates = []
+        flights, alone = self._summed(number, flights, now)
+        server, weights = self._tools.server, self._bases.of(number).weights
+        model = RoundModel(server.manifest(), weights, number, self._task.round_seed(number), tools=server)
+        folding = Folding(self._kinds, model, self._carried, self._task.server)
+        sizes = None if self._tools.sums else [flight.samples for flight in flights]
+        counted: list[tuple[PendingUpdate, Update]] = []
+        with Screen(folding, self._task.screening, sizes=sizes) as screen:
+            for flight, update in self._trained(flights, now):
+                times = self._task.stands_for(number - flight.round, since[flight.device])
+                try:
+                    weight = times * self._settings[flight.kind].weight_of(update)
+                    screen.add(self._as_of(update, flight, number, times), weight, flight.device)
+                except OwnCodeError as error:
+                    log.warning("%s (%s) is left out: %s", flight.device, flight.kind, error)
+                    self._tools.ledger.ended(flight, "refused", now, why=str(error))
+                    continue
+                counted.append((flight, replace(update, tensors=NO_TENSORS, memory=None)))
+            merged, note = screen.merged()
+        for flight, update in counted:
+            if why := screen.failures.get((flight.device, flight.kind)):
+                self._tools.ledger.ended(flight, "refused", now, why=why)
+            else:
+                self._tools.ledger.ended(flight, "counted", now, into=number, update=update)
+        if note:
+            log.warning("round %d: %s", number, note)
+        self.served, self._carried, self._closed_form = merged.served, merged.carried, merged.closed_form
+        self._bases.advance(number, merged, alone)
+
+    def _summed(
+        self, number: int, flights: list[PendingUpdate], now: float
+    ) -> tuple[list[PendingUpdate], tuple[str, ...]]:
+        """The updates that are in opened sums, and the kinds of which none is; all and none without masks."""
+        if self._tools.sums is None:
+            return flights, ()
+        divided = self._tools.sums.divide(number, flights)
+        self._unopened = len(divided.unopened)
+        for flight in divided.unopened:
+            self._tools.ledger.ended(flight, "unopened", now, why=self._tools.sums.reason)
+        return divided.opened, divided.alone
+
+    def _keep_newest(self, number: int, now: float) -> None:
+        """Of several updates of one device, lets the newest count alone."""
+        newest: dict[str, PendingUpdate] = {}
+        for flight in sorted(self._updates, key=lambda flight: flight.round):
+            if older := newest.get(flight.device):
+                why = f"counted in round {number} with its update for round {flight.round}"
+                self._tools.ledger.ended(older, "late", now, why=f"{flight.device} {why}")
+            newest[flight.device] = flight
+        self._updates = list(newest.values())
+
+    def _since(self, number: int) -> dict[str, float]:
+        """The rounds since each device's previous counted update.
+
+        A device that never counted before is taken to have counted in round 0.
+        """
+        devices = [flight.device for flight in self._updates]
+        since = {device: float(number - self._counted.get(device, 0)) for device in devices}
+        self._counted.update(dict.fromkeys(devices, number))
+        return since
+
+    def _replay(self, number: int, resume: Checkpoint) -> None:
+        """Advances over a round that was trained before the run was stopped."""
+        self._updates = []
+        self._bases.replay(number, resume.history[number])
+        if number == resume.round:
+            self._bases.restore(resume.bases)
+            newest = self._bases.of(number + 1)
+            self._carried = CarriedState(newest.family, resume.states.aggregator, newest.aside)
+            self._memories = dict(resume.states.devices)
+            self.served = resume.served
+
+    def _trained(self, flights: list[PendingUpdate], now: float) -> Iterator[tuple[PendingUpdate, Update]]:
+        """Trains the flights and yields each update that passes the checks; refuses the others."""
+        seeds = {number: self._task.round_seed(number) for number in {flight.round for flight in flights}}
+        jobs = [self._job(flight, seeds[flight.round]) for flight in flights]
+        results = self._tools.executor.run(self._bases.tensors(), jobs) if jobs else []
+        for flight, job, result in zip(flights, jobs, results, strict=True):
+            if isinstance(result, FailedJob):
+                self._tools.ledger.ended(flight, "refused", now, why=result.why)
+                continue
+            if result.memory is not None:
+                self._memories[flight.index, flight.kind] = result.memory
+            base = self._bases.of(flight.round).of(job.strategy.member)
+            sent, left = self._as_sent(result, flight, base)
+            manifest = self._tools.server.manifest(job.strategy.member)
+            origin = UpdateOrigin(self._settings[flight.kind], job.strategy, manifest, base)
+            if why := update_refusal(sent.tensors, sent.num_examples, origin):
+                self._tools.ledger.ended(flight, "refused", now, why=why)
+                continue
+            self._memories |= left
+            self._tools.watch.trained(job, sent)
+            yield flight, self._tools.sums.bounded(sent, flight, base) if self._tools.sums else sent
+
+    def _as_sent(
+        self, update: Update, flight: PendingUpdate, base: Tensors
+    ) -> tuple[Update, dict[tuple[int, str], Tensors]]:
+        """The update as the aggregator decodes it by its kind's codec, and the error feedback to keep."""
+        kind = self._kinds[flight.kind]
+        codec = codecs.codec_named(kind.codec)
+        if not codec.lossy:
+            return update, {}
+        key = flight.index, codecs.memory_of(flight.kind, kind.variant_named(update.variant).member)
+        written = codec.rounded(update.tensors, base, self._memories.get(key, NO_TENSORS))
+        return replace(update, tensors=written.read), {key: written.left}
+
+    def _job(self, flight: PendingUpdate, seed: int) -> TrainingJob:
+        strategy, number = flight.strategy, flight.round
+        if strategy is None:
+            raise ValueError(f"{flight.device} sits out round {number}: there is nothing to train")
+        return TrainingJob(
+            flight.index,
+            flight.device,
+            strategy,
+            seed,
+            base_key(number, strategy.member),
+            self._memories.get((flight.index, flight.kind), NO_TENSORS),
+            aside_key(number) if self._bases.of(number).aside else "",
+            self._bases.of(number).rare,
+        )
+
+    def _as_of(self, update: Update, flight: PendingUpdate, into: int, times: float) -> Update:
+        """The update as a change of round `into`'s base; a late update is rebased from its round's base.
+
+        `times`: the rounds that it stands for.
+        """
+        asked_in, strategy = flight.round, flight.strategy
+        if asked_in == into or strategy is None:
+            return update
+        share = self._task.late_share(into - asked_in)
+        late = Late(asked_in, self._task.round_seed(asked_in), share, times)
+        return rebased_update(update, late, into, lambda n: self._bases.of(n).of(strategy.member))
+
+    def evaluate(self, number: int) -> None:
+        """Computes the figures of the round, for `publish`.
+
+        The served model is the better one of the two heads by the test samples. Its figures are those of
+        `RoundFigures.better`: no sample is evaluated with a head that it has helped to choose.
+        """
+        if self._resume is not None and number <= self._resume.round:
+            return
+        base = self._bases.of(number + 1).weights
+        compared = self._closed_form or self.served
+        figures = self._tools.evaluate(number, compared, base)
+        if self._closed_form:
+            figures = figures.as_closed_form()
+        if self._task.evaluation_judges:
+            why = reason_to_serve_trained_head(figures.eval_acc, figures.base_eval_acc)
+            if why:
+                log.info("round %d: %s", number, why)
+                self.served = base
+            if figures.better is not None:
+                figures = figures.serving(figures.better)
+        elif self.served is not compared:
+            figures = figures.serving(self._tools.evaluate(number, base, base))
+        self._figures = figures
+
+    def publish(self, number: int, in_use: Iterable[int]) -> RoundFigures:
+        """Ends the round and returns its figures; keeps only the bases `in_use` and the newest."""
+        self._bases.keep((*in_use, number + 1))
+        trained = self._resume is None or number > self._resume.round
+        self._note_score(number, trained)
+        if trained:
+            states = StrategyStates(self._carried.memory, dict(self._memories))
+            bases = self._bases
+            self._tools.keep(
+                Checkpoint(number, bases.kept(), bases.history, self.served, states, self._scores, self._best)
+            )
+        if self._tools.sums is None:
+            return self._figures
+        spent = self._tools.sums.spent(number)
+        return replace(self._figures, unopened=self._unopened, central_epsilon=spent)
+
+    def _note_score(self, number: int, trained: bool) -> None:
+        """Notes the score of the round's model; keeps the best model where the run is to end with it."""
+        figures, then = self._figures, self._resume.scores if self._resume else ()
+        score = score_of(self._task.stop_metric, figures.eval_acc, figures.eval_loss)
+        if not trained:
+            score = then[number - 1] if number <= len(then) else nan
+        self._scores = (*self._scores, score)
+        self._progress = self._progress.after(number, score, self._task.stop_gain)
+        if self._task.stop_after and trained and self._progress.best == number:
+            self._best = self.served
+
+    @property
+    def score(self) -> float:
+        """The score of the model that was published last, for `events.PhaseDone`."""
+        return self._scores[-1]
+
+    def finish(self, best: int) -> None:
+        """Ends the run: serves the model of round `best`, or for 0 that of the last round."""
+        if best and self._best:
+            self.served = self._best
+
+
+class RoundEvaluator:
+    """An `Evaluate` that measures a round's models on the data set's test part.
+
+    It does so in every `every`-th round and in the last; with `every` 0 in none. `RoundFigures.better` is of
+    the better of the two models: each half of the samples, those with even and those with odd numbers, is
+    evaluated with the model that is better on the other half, as in a cross-validation of two folds.
+    """
+
+    def __init__(self, bundle: Bundle, data: DataSet, every: int, rounds: int) -> None:
+        """Raises TensorError for samples of another shape, ScenarioError for targets that do not fit."""
+        self._every, self._rounds = every, rounds
+        if not every:
+            return
+        manifest = bundle.manifest
+        self._y = prepared_targets(data, manifest, data.test_y)
+        self._model = open_model(bundle)
+        self._x, self._target = manifest.input.prepare(data.test_x), manifest.target
+
+    def __call__(self, number: int, served: Tensors, base: Tensors) -> RoundFigures:
+        if not self._every or (number % self._every and number != self._rounds):
+            return RoundFigures()
+        if self._target.compared != "classes":
+            return self._without_classes(served, base)
+        logits = self._logits(served)
+        base_logits = logits if base is served else self._logits(base)
+        figures = self._of(served, logits)
+        of_base = figures if base is served else self._of(base, base_logits)
+        better = None
+        if base is not served and not self._target.own:
+            crossed = _better_on_other_half(logits, base_logits, self._y)
+            better = replace(
+                self._figures(accuracy_and_loss(crossed, self._y, self._target.class_weights), crossed),
+                **_base(of_base),
+            )
+        return replace(figures, **_base(of_base), better=better)
+
+    def _logits(self, weights: Tensors) -> NDArray[np.float32]:
+        self._model.load(weights)
+        logits: NDArray[np.float32] = self._model.logits(self._x)
+        return logits
+
+    def _of(self, weights: Tensors, logits: NDArray[np.float32]) -> RoundFigures:
+        """The figures of a model that tells classes apart, from its logits."""
+        evaluation = accuracy_and_loss(logits, self._y, self._target.class_weights)
+        if self._target.own:
+            self._model.load(weights)
+            evaluation = evaluate(self._model, self._x, self._y)
+        return self._figures(evaluation, logits)
+
+    def _figures(self, evaluation: Evaluation, logits: NDArray[np.float32]) -> RoundFigures:
+        return RoundFigures(
+            evaluation.eval_acc,
+            evaluation.eval_loss,
+            eval_acc_by_class=tuple(accuracy_by_class(logits, self._y).tolist()),
+            metric=evaluation.metric,
+            eval_metrics=evaluation.metrics,
+        )
+
+    def _without_classes(self, served: Tensors, base: Tensors) -> RoundFigures:
+        of_served = self._evaluated(served)
+        of_base = of_served if base is served else self._evaluated(base)
+        return RoundFigures(
+            of_served.eval_acc,
+            of_served.eval_loss,
+            of_base.eval_acc,
+            metric=of_served.metric,
+            eval_metrics=of_served.metrics,
+        )
+
+    def _evaluated(self, weights: Tensors) -> Evaluation:
+        self._model.load(weights)
+        return evaluate(self._model, self._x, self._y)
+
+
+def _base(figures: RoundFigures) -> dict[str, Any]:
+    """The figures of a base model as those of the base of a round."""
+    return {"base_eval_acc": figures.eval_acc, "base_eval_acc_by_class": figures.eval_acc_by_class}
+
+
+def _better_on_other_half(
+    first: NDArray[np.float32], second: NDArray[np.float32], y: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Logits (n, classes) of one of two models for each half of the samples, chosen by the other half.
+
+    The first model is taken where both have equally many right answers.
+    """
+    more = (second.argmax(axis=1) == y).astype(np.int64) - (first.argmax(axis=1) == y)
+    odd = np.arange(len(y)) % 2 == 1
+    chosen: NDArray[np.float32] = first.copy()
+    for half in (odd, ~odd):
+        if more[~half].sum() > 0:
+            chosen[half] = second[half]
+    return chosen

@@ -1,0 +1,154 @@
+"""Writes the records of a run: an `AskRecord` when an ask ends, a `SimulatedRound` when a round closes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import nan
+
+from device_runtime.aggregator.merging.evaluation import mean_loss
+from device_runtime.models.bundles.targets import ACCURACY
+from device_runtime.simulation.clock.sampling import PendingUpdate
+from device_runtime.simulation.history.records import AskOutcome, AskRecord, RunObserver, SimulatedRound
+from device_runtime.strategies.interface.device_half import Update
+
+
+@dataclass(frozen=True)
+class RoundFigures:
+    """Metrics of a round's models, nan and () where they were not evaluated; see `SimulatedRound`.
+
+    better: those of the better of the served model and the base; None where they are the same.
+    """
+
+    eval_acc: float = nan
+    eval_loss: float = nan
+    base_eval_acc: float = nan
+    eval_acc_by_class: tuple[float, ...] = ()
+    base_eval_acc_by_class: tuple[float, ...] = ()
+    closed_form_eval_acc: float = nan
+    closed_form_eval_acc_by_class: tuple[float, ...] = ()
+    metric: str = ACCURACY
+    eval_metrics: dict[str, float] = field(default_factory=dict)
+    unopened: float = nan
+    central_epsilon: float = nan
+    better: RoundFigures | None = None
+
+    def as_closed_form(self) -> RoundFigures:
+        """The same figures of a served model that has the closed-form head."""
+        return replace(
+            self,
+            closed_form_eval_acc=self.eval_acc,
+            closed_form_eval_acc_by_class=self.eval_acc_by_class,
+        )
+
+    def serving(self, other: RoundFigures) -> RoundFigures:
+        """The figures of `other`, which is served instead, with those of the closed-form head kept."""
+        return replace(
+            other,
+            closed_form_eval_acc=self.closed_form_eval_acc,
+            closed_form_eval_acc_by_class=self.closed_form_eval_acc_by_class,
+        )
+
+
+class RunLedger:
+    """Records a run for `watch`. A round's sums are over the asks that ended since the round before."""
+
+    def __init__(self, watch: RunObserver, forward_flops: float, replayed: int = 0) -> None:
+        """`forward_flops` are those of one forward pass of one sample: the F that compute is counted in.
+
+        Nothing is recorded of the first `replayed` rounds: the run did so before it was stopped.
+        """
+        self._watch = watch
+        self._replayed = replayed
+        self._forward_flops = forward_flops
+        self._open, self._opened_s = 1, 0.0
+        self._ended: list[AskRecord] = []
+
+    def opened(self, number: int, now: float) -> None:
+        self._open, self._opened_s = number, now
+
+    def ended(
+        self,
+        flight: PendingUpdate,
+        fate: AskOutcome,
+        now: float,
+        *,
+        into: int = 0,
+        update: Update | None = None,
+        why: str = "",
+    ) -> None:
+        """Ends a device's part in a round. `into`: the round that its `update` counts in."""
+        if self._open <= self._replayed and fate != "unheard":  # of these a stopped run has recorded none
+            return
+        line, outcome = flight.line, flight.line.outcome
+        strategy = flight.strategy
+        ask = AskRecord(
+            round=flight.round,
+            into=into,
+            device=flight.device,
+            group=flight.group,
+            kind=flight.kind,
+            form="" if strategy is None else strategy.variant,
+            fate=fate,
+            straggler=line.straggler,
+            asked_s=flight.asked_s,
+            ended_s=min(now, line.ends_s),
+            download_s=line.busy.download_s,
+            compute_s=line.busy.compute_s,
+            upload_s=line.busy.upload_s,
+            bytes_down=line.bytes_down,
+            bytes_up=line.bytes_up,
+            energy_j=line.energy_j,
+            peak_memory_bytes=outcome.peak_memory_bytes,
+            num_examples=0 if update is None else update.num_examples,
+            forward_passes=line.flops / self._forward_flops,
+            train_loss=nan if update is None else update.train_loss,
+            why=why or "; ".join(outcome.reasons),
+            epsilon=outcome.epsilon,
+        )
+        self._ended.append(ask)
+        self._watch.asked(ask)
+
+    def closed(self, number: int, now: float, figures: RoundFigures) -> None:
+        """Closes the round; asks that end from now on belong to the next."""
+        if number > self._replayed:
+            asks, self._ended = self._ended, []
+            self._watch.closed(summarise(number, (self._opened_s, now), asks, figures))
+
+
+def summarise(
+    number: int, times: tuple[float, float], asks: list[AskRecord], figures: RoundFigures
+) -> SimulatedRound:
+    """The record of a round from the asks that ended in it; `times`: when it opened and closed."""
+    counted = [ask for ask in asks if ask.fate == "counted"]
+    fates = [ask.fate for ask in asks]
+    return SimulatedRound(
+        round=number,
+        opened_s=times[0],
+        closed_s=times[1],
+        eval_acc=figures.eval_acc,
+        eval_loss=figures.eval_loss,
+        base_eval_acc=figures.base_eval_acc,
+        train_loss=mean_loss((ask.train_loss, ask.num_examples) for ask in counted),
+        asked=len(asks),
+        participants=len({ask.device for ask in counted}),
+        stragglers=sum(ask.straggler for ask in asks),
+        late=fates.count("late"),
+        lost=fates.count("crashed") + fates.count("dropped out"),
+        sat_out=fates.count("sat out"),
+        refused=fates.count("refused"),
+        staleness=sum(number - a.round for a in counted) / len(counted) if counted else 0.0,
+        train_time_s=sum(ask.compute_s for ask in asks),
+        energy_j=sum(ask.energy_j for ask in asks),
+        wasted_j=sum(ask.energy_j for ask in asks if ask.fate != "counted"),
+        bytes_up=sum(ask.bytes_up for ask in asks),
+        bytes_down=sum(ask.bytes_down for ask in asks),
+        forward_passes=sum(ask.forward_passes for ask in asks),
+        eval_acc_by_class=figures.eval_acc_by_class,
+        base_eval_acc_by_class=figures.base_eval_acc_by_class,
+        closed_form_eval_acc=figures.closed_form_eval_acc,
+        closed_form_eval_acc_by_class=figures.closed_form_eval_acc_by_class,
+        metric=figures.metric,
+        eval_metrics=figures.eval_metrics,
+        unopened=figures.unopened,
+        central_epsilon=figures.central_epsilon,
+    )

@@ -1,0 +1,178 @@
+"""One simulated run: prepares a scenario for a seed and runs all of its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from device_runtime.aggregator.errors import AggregatorError, TaskError
+from device_runtime.aggregator.merging.merge_round import MergeTools as ServerSide
+from device_runtime.aggregator.merging.merge_round import open_family, samples
+from device_runtime.aggregator.rounds.run import first_base
+from device_runtime.aggregator.tasks.family import members_called, with_members
+from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.device.selection.choose import MAIN, policy_named
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.names import EngineSettings
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.simulation import data as data_sets
+from device_runtime.simulation.clock.devices import FleetState
+from device_runtime.simulation.clock.sampling import DeviceSampler, FleetInputs
+from device_runtime.simulation.data import DataSet
+from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.executors.job import Executor, ExecutorInputs, PlainExecutor
+from device_runtime.simulation.history.bases import BaseHistory, ShippedModel
+from device_runtime.simulation.history.checkpoint import Checkpoint
+from device_runtime.simulation.history.records import NullObserver, RunObserver
+from device_runtime.simulation.scenarios.clients import Clients, prepared_targets
+from device_runtime.simulation.scenarios.scenario import Scenario
+from device_runtime.strategies.interface.device_half import LocalData
+
+from .learning import LearningTools, ModelState, RoundEvaluator
+from .ledger import RunLedger
+from .masked_sums import SimulatedSums
+from .simulation_loop import SimulationLoop, SimulationParts
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A scenario with everything drawn for one seed.
+
+    `generic` are the samples of the generic set, which no device holds.
+    """
+
+    scenario: Scenario
+    seed: int
+    inputs: ExecutorInputs
+    data: DataSet
+    generic: LocalData | None = None
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """The checkpoint from which a run resumes, and the receiver of new ones.
+
+    `keep` is called with a checkpoint after each round. Rounds up to that of `resume` are replayed without
+    training, and are not reported to the observer.
+    """
+
+    resume: Checkpoint | None = None
+    keep: Callable[[Checkpoint], None] = lambda _: None
+
+
+def prepare(scenario: Scenario, seed: int) -> PreparedRun:
+    """Opens the bundles, loads the data and divides it among the devices.
+
+    Raises ScenarioError, DataSetError, ModelError.
+    """
+    bundle = Bundle.open(bundles.find_bundle(scenario.task.bundle))
+    try:
+        family = open_family(scenario.task.family, bundle.manifest)
+        scenario = _with_members(scenario, tuple(family))
+    except TaskError as error:
+        raise ScenarioError(str(error)) from None
+    data = data_sets.load(scenario.data, seed, bundle)
+    parts = data_sets.divide_fleet(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
+    y = prepared_targets(data, bundle.manifest, data.train_y)
+    if bundle.manifest.target.compared == "input":  # anomalies are evaluated, not trained on
+        parts = [part[y[part] == 0] for part in parts]
+    clients = Clients.of(data.train_x, y, parts)
+    inputs = ExecutorInputs(
+        bundle, clients, EngineSettings(engine=scenario.engine, device=scenario.place), family
+    )
+    return PreparedRun(scenario, seed, inputs, data, _generic(scenario, data, bundle))
+
+
+def _with_members(scenario: Scenario, names: tuple[str, ...]) -> Scenario:
+    """The scenario with the names of the bundles of its family, as kinds and groups train them.
+
+    Raises TaskError.
+    """
+    task = scenario.task
+    if not names:
+        return scenario
+    groups = {
+        name: msgspec.structs.replace(
+            group, members=members_called(group.members, task, names, f"groups.{name}.members")
+        )
+        for name, group in scenario.fleet.groups.items()
+    }
+    fleet = msgspec.structs.replace(scenario.fleet, groups=groups)
+    return msgspec.structs.replace(scenario, task=with_members(task, names), fleet=fleet)
+
+
+def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | None:
+    """The generic set: read from a file, or held out of the data. Raises ScenarioError."""
+    path = scenario.task.generic
+    if path is None:
+        generic = data.generic
+        return None if generic is None else LocalData(bundle.manifest.input.prepare(generic.x), generic.y)
+    try:
+        return samples(path, bundle, "generic set")
+    except TaskError as error:
+        raise ScenarioError(str(error)) from None
+
+
+def simulate(
+    prepared: PreparedRun,
+    executor: Callable[[ExecutorInputs], Executor] = PlainExecutor,
+    observer: RunObserver | None = None,
+    keeping: ResumeOptions | None = None,
+) -> Tensors:
+    """Runs all rounds and returns the model that the last one serves.
+
+    The same scenario and seed give the same bytes.
+
+    Raises SimulationError and the errors of `prepare`.
+    """
+    scenario, seed, inputs = prepared.scenario, prepared.seed, prepared.inputs
+    task = with_possible_head(msgspec.structs.replace(scenario.task, seed=seed), inputs.bundle.manifest)
+    _check(prepared)
+    models = inputs.bundles
+    manifests = {member: bundle.manifest for member, bundle in models.items()}
+    observer, keeping = observer or NullObserver(), keeping or ResumeOptions()
+    resume = keeping.resume
+    server = ServerSide(models, prepared.generic, inputs.engine)
+    weights, carried = first_base(task, models, server)
+    bases = BaseHistory(
+        {member: ShippedModel.of(bundle) for member, bundle in models.items()}, weights, carried
+    )
+    devices = FleetState(
+        scenario.fleet.draw(scenario.devices, seed), inputs.clients, manifests, scenario.slow
+    )
+    ledger = RunLedger(observer, manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0)
+    evaluate = RoundEvaluator(inputs.bundle, prepared.data, scenario.eval_every, task.rounds)
+    trains = executor(inputs)
+    try:
+        sums = SimulatedSums.of(task, inputs.clients, manifests)
+        tools = LearningTools(server, trains, evaluate, ledger, observer, keeping.keep, sums)
+        learning = ModelState(task, bases, carried, tools, resume)
+        bundled = sum(len(bundle.packed()) for bundle in models.values())
+        policy, choice = policy_named(scenario.choose), sums.choice if sums else None
+        asking = DeviceSampler(task, FleetInputs(devices, bases, bundled, policy, choice), seed)
+        SimulationLoop(task, devices.names(), SimulationParts(asking, learning, ledger)).run()
+    finally:
+        trains.close()
+    return learning.served
+
+
+def _check(prepared: PreparedRun) -> None:
+    """Raises ScenarioError where no device can do what the task asks for."""
+    try:
+        check_task(prepared.scenario.task, prepared)
+    except AggregatorError as error:
+        raise ScenarioError(str(error)) from None
+
+
+def check_task(task: Task, prepared: PreparedRun) -> None:
+    """Raises TaskError for a task that cannot be done with these models and generic samples."""
+    inputs = prepared.inputs
+    if task.generic is None and prepared.generic is not None:
+        task = msgspec.structs.replace(task, generic="[data]")
+    family = {member: bundle.manifest for member, bundle in inputs.family.items()}
+    task = with_members(task, tuple(family))
+    check_kinds(task, inputs.bundle.manifest, family)

@@ -1,0 +1,1 @@
+"""Scenarios: the settings of a simulation, and the clients that they make."""

@@ -1,0 +1,1 @@
+"""The interface of update kinds: their device half and their aggregator half."""

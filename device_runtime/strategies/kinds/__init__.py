@@ -1,0 +1,1 @@
+"""The shipped kinds of update, one file each, and their registry."""

@@ -1,0 +1,269 @@
+"""A device as a service: the texts, the files, and what systemd itself says of the unit."""
+
+import errno
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from device_runtime.cli import main
+from device_runtime.device.errors import InstallError
+from device_runtime.device.service import install
+from device_runtime.device.service import install as installing
+from device_runtime.device.service import uninstall as leaving
+from device_runtime.device.service.install import ServiceCommand, device_service, unit
+
+COMMAND = ("/opt/a b/bin/device-runtime", "join", "--config", "/x/100%/$HOME.toml")
+LIMITED = ServiceCommand("kitchen-pi", COMMAND, Path("/srv"), 10, True, 50.0, 200_000_000)
+
+
+def test_the_unit_has_absolute_paths_and_the_limits_of_the_policy():
+    lines = unit(LIMITED).splitlines()
+    assert 'ExecStart=:"/opt/a b/bin/device-runtime" "join" "--config" "/x/100%%/$HOME.toml"' in lines
+    for line in (
+        "WorkingDirectory=/srv", "Nice=10", "IOSchedulingClass=idle", "CPUQuota=50%", "MemoryMax=250000000",
+        "Restart=on-failure", "OOMScoreAdjust=500", "OOMPolicy=continue", "WantedBy=default.target",
+    ):  # fmt: skip
+        assert line in lines
+
+
+def test_without_limits_there_are_none_in_the_unit():
+    text = unit(ServiceCommand("a", ("/bin/true",), Path("/")))
+    assert not any(word in text for word in ("Nice", "IOSched", "CPUQuota", "MemoryMax"))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_has_nothing_to_say_against_the_unit(tmp_path):
+    program = tmp_path / "100% of $HOME" / "device-runtime"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    job = ServiceCommand("a", (str(program), "join"), tmp_path, 10, True, 50.0, 200_000_000)
+    made = tmp_path / "device-runtime-a.service"
+    made.write_text(unit(job))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--user", str(made)],
+        capture_output=True, text=True, env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert str(made) not in done.stderr
+    assert "device-runtime-a.service" not in done.stderr, done.stderr
+
+
+def test_a_user_unit_is_enabled_and_started_and_taken_away_again(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    made = device_service(LIMITED, os.environ)
+    assert made.files[0].path == Path("/home/me/.config/systemd/user/device-runtime-kitchen-pi.service")
+    assert made.start[-1] == ("systemctl", "--user", "restart", "device-runtime-kitchen-pi.service")
+    assert made.stop == (("systemctl", "--user", "disable", "--now", "device-runtime-kitchen-pi.service"),)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/etc/me")
+    other = device_service(LIMITED, os.environ)
+    assert other.files[0].path.parent == Path("/etc/me/systemd/user")
+
+
+@pytest.mark.parametrize("sign", [{"TERMUX_VERSION": "0.118.0"}, {}])
+def test_in_termux_it_is_a_runit_service_and_a_script_at_boot(tmp_path, sign):
+    prefix, home = tmp_path / "com.termux" / "usr", tmp_path / "home"
+    env = {"PREFIX": str(prefix), "HOME": str(home), **sign}
+    assert installing.service_manager(env) == "termux"
+    made = device_service(LIMITED, env, "termux")
+    installing.put(made)
+    run = prefix / "var/service/device-runtime-kitchen-pi/run"
+    assert os.access(run, os.X_OK)
+    assert run.read_text().splitlines() == [
+        f"#!{prefix}/bin/sh",
+        "cd /srv || exit 1",
+        "exec nice -n 10 '/opt/a b/bin/device-runtime' join --config '/x/100%/$HOME.toml' 2>&1",
+    ]
+    assert subprocess.run(["sh", "-n", str(run)]).returncode == 0
+    boot = home / ".termux/boot/device-runtime-kitchen-pi"
+    assert "termux-wake-lock" in boot.read_text()
+    assert (run.parent / "log" / "run").readlink() == prefix / "share/termux-services/svlogger"
+    told = list(installing.remove(made))
+    assert any("sv-disable" in line for line in told)
+    assert not run.parent.exists()
+    assert not boot.exists()
+
+
+def test_a_service_is_put_started_found_and_removed_with_what_the_system_says(tmp_path, monkeypatch):
+    """The commands of systemd are played by `sh`: this machine may have none that runs."""
+    log = tmp_path / "log"
+    fake = tmp_path / "bin" / "systemctl"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {log}\n[ "$2" != restart ] || [ ! -e {tmp_path}/broken ]\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for name in ("PREFIX", "TERMUX_VERSION"):
+        monkeypatch.delenv(name, raising=False)
+    made = device_service(LIMITED, os.environ)
+    assert installing.installed_services("kitchen-pi") == []
+    installing.put(made)
+    installing.start(made)
+    [found] = installing.installed_services("kitchen-pi")
+    (tmp_path / "broken").touch()
+    with pytest.raises(InstallError, match="is written, but `systemctl --user restart"):
+        installing.start(made)
+    assert list(installing.remove(found)) == []
+    assert installing.installed_services("kitchen-pi") == []
+    verbs = [line.split()[1] for line in log.read_text().splitlines()]
+    assert verbs == ["daemon-reload", "enable", "restart"] * 2 + ["disable", "daemon-reload"]
+
+
+def test_a_service_of_the_same_name_is_left_to_the_device_whose_settings_it_has(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("PREFIX", "TERMUX_VERSION", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    installing.put(device_service(LIMITED, os.environ))
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (mine, other):
+        folder.mkdir()
+    (mine / leaving.SETTINGS).write_text('name = "kitchen-pi"\n')
+    list(leaving.stop("kitchen-pi", other))
+    assert len(installing.installed_services("kitchen-pi")) == 1
+    list(leaving.stop("kitchen-pi", mine))
+    assert installing.installed_services("kitchen-pi") == []
+
+
+def test_a_command_that_is_installed_for_the_user_alone_is_found_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python3"))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "local" / "device-runtime"), "join"])
+    with pytest.raises(InstallError, match="install device-runtime in the environment"):
+        installing.program()
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "device-runtime").touch()
+    assert installing.program() == tmp_path / "local" / "device-runtime"
+
+
+def test_a_command_that_is_not_installed_or_fails_is_said():
+    assert installing.run_command(["no-such-program-anywhere"]) == "no-such-program-anywhere is not installed"
+    assert installing.run_command(["sh", "-c", "echo no >&2; exit 3"]) == "no"
+    assert installing.run_command(["sh", "-c", "exit 3"]) == "exit code 3"
+    assert installing.run_command(["true"]) == ""
+    assert install.title("a") == "device-runtime-a"
+
+
+@pytest.fixture
+def headless(tmp_path, monkeypatch):
+    """A machine with systemd for a user `number`, with unit folders in tmp_path; returns what was run."""
+    ran = []
+
+    def machine(number, fails=""):
+        booted = tmp_path / "run"
+        booted.mkdir(exist_ok=True)
+        manager = installing.service_manager
+        monkeypatch.setattr(installing, "service_manager", lambda env: manager(env, booted))
+        monkeypatch.setattr(os, "geteuid", lambda: number)
+        monkeypatch.setattr(installing, "SYSTEM_UNITS", tmp_path / "system")
+        monkeypatch.setattr(
+            installing, "run_command", lambda words: ran.append(words) or (fails if fails else "")
+        )
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+        for name in ("PREFIX", "TERMUX_VERSION", "XDG_RUNTIME_DIR"):
+            monkeypatch.delenv(name, raising=False)
+        return ran
+
+    (tmp_path / "samples").mkdir()
+    return machine
+
+
+def join(tmp_path, *more):
+    words = ("mqtt://127.0.0.1:1", "--data", tmp_path / "samples", "--state", tmp_path / "pi", "--name", "pi")
+    return main(["join", *map(str, (*words, *more)), "--service"])
+
+
+def test_root_gets_a_unit_of_the_machine_which_needs_no_login(headless, tmp_path):
+    ran = headless(0)
+    assert join(tmp_path) == 0
+    text = (tmp_path / "system" / "device-runtime-pi.service").read_text()
+    assert "WantedBy=multi-user.target" in text
+    assert f'"--config" "{tmp_path / "pi" / "device.toml"}"' in text
+    assert ran[-1] == ("systemctl", "restart", "device-runtime-pi.service")
+    assert main(["leave", "--state", str(tmp_path / "pi"), "--yes"]) == 0
+    assert list((tmp_path / "system").iterdir()) == []
+
+
+def test_a_user_without_a_bus_keeps_the_settings_and_is_told_what_works(headless, tmp_path, capsys):
+    headless(1000, fails="Failed to connect to bus: No medium found")
+    assert join(tmp_path) == 2
+    said = capsys.readouterr().err
+    assert "enable-linger" in said and "systemctl --user daemon-reload && " in said
+    assert "restart device-runtime-pi.service" in said
+    settings = tmp_path / "pi" / "device.toml"
+    unit_file = tmp_path / "config/systemd/user/device-runtime-pi.service"
+    assert f'"{settings}"' in unit_file.read_text()
+    assert 'broker = "mqtt://127.0.0.1:1"' in settings.read_text()
+    assert stat.S_IMODE(settings.stat().st_mode) == 0o600
+
+
+def test_without_systemd_the_settings_stay_and_the_command_is_named(headless, tmp_path, capsys):
+    headless(0)
+    (tmp_path / "run").rmdir()
+    assert join(tmp_path) == 2
+    said = capsys.readouterr().err
+    assert f"join --config {tmp_path / 'pi' / 'device.toml'}" in said
+    assert (tmp_path / "pi" / "device.toml").exists()
+
+
+def test_another_url_replaces_the_settings_and_the_unit_of_an_earlier_version_goes(headless, tmp_path):
+    headless(0)
+    installing.put(device_service(ServiceCommand("pi", ("x",), Path("/")), os.environ, "user"))
+    assert join(tmp_path) == 0
+    assert join(tmp_path, "--unknown-allows") == 0
+    assert not (tmp_path / "config/systemd/user/device-runtime-pi.service").exists()
+    assert "unknown_allows = true" in (tmp_path / "pi" / "device.toml").read_text()
+    assert [path.name for path in (tmp_path / "system").iterdir()] == ["device-runtime-pi.service"]
+
+
+def test_a_unit_that_a_full_disk_does_not_take_leaves_the_one_before(headless, tmp_path, monkeypatch, capsys):
+    headless(0)
+    assert join(tmp_path) == 0
+    unit_file = tmp_path / "system" / "device-runtime-pi.service"
+    before = unit_file.read_text()
+    settings = (tmp_path / "pi" / "device.toml").read_text()
+    written = installing.replace_file
+
+    def full(path, *more, **modes):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(installing, "replace_file", full)
+    assert join(tmp_path, "--nice", "5") == 4
+    assert "no space left on device: free some space" in capsys.readouterr().err
+    assert unit_file.read_text() == before
+    monkeypatch.setattr(installing, "replace_file", written)
+    assert settings != (tmp_path / "pi" / "device.toml").read_text()  # the new ones, whole
+
+
+def test_a_service_is_installed_without_a_home_where_the_folders_are_named(headless, tmp_path, monkeypatch):
+    headless(0)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: (_ for _ in ()).throw(KeyError("no such user")))
+    assert join(tmp_path) == 0
+    assert (tmp_path / "system" / "device-runtime-pi.service").exists()
+
+
+def test_a_user_without_a_home_is_told_what_to_set(headless, tmp_path, monkeypatch, capsys):
+    headless(1000)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: (_ for _ in ()).throw(KeyError("no such user")))
+    assert join(tmp_path) == 2
+    assert "Set HOME or XDG_CONFIG_HOME" in capsys.readouterr().err
+    assert (tmp_path / "pi" / "device.toml").exists()
+
+
+def test_a_bus_that_the_login_did_not_tell_of_is_found(tmp_path):
+    (tmp_path / str(os.geteuid()) / "systemd").mkdir(parents=True)
+    there = f"XDG_RUNTIME_DIR={tmp_path / str(os.geteuid())}"
+    assert installing._bus({}, tmp_path) == ("env", there)
+    assert installing._bus({"XDG_RUNTIME_DIR": "/run/user/5"}, tmp_path) == ()
+    assert installing._bus({}, tmp_path / "nowhere") == ()
