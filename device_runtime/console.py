@@ -136,8 +136,8 @@ class LogLimit(logging.Filter):
 
 
 def _is_of_peer(record: logging.LogRecord, error: BaseException) -> bool:
-    ours = record.name.partition(".")[0] == __name__.partition(".")[0]
-    return not ours and isinstance(error, PEER_ERRORS)
+    is_own = record.name.partition(".")[0] == __name__.partition(".")[0]
+    return not is_own and isinstance(error, PEER_ERRORS)
 
 
 def _change(record: logging.LogRecord, text: str) -> None:

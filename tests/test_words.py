@@ -11,7 +11,7 @@ one made given found known mine told said there kept
 asked wanted heard meant worked shown taken held seen lost
 """
 VAGUE = frozenset(WORDS.split())
-MOST = 789
+MOST = 42
 """Today's number. It may only fall: lower it with each change that takes some away."""
 
 
@@ -35,4 +35,4 @@ def test_fewer_names_than_ever_are_a_bare_participle_or_pronoun() -> None:
     )
     total = counts.total()
     assert total <= MOST, f"{total} vague names, more than {MOST}; most are in {counts.most_common(5)}"
-    assert total > MOST - 50, f"only {total} vague names: lower MOST, so that they do not come back"
+    assert total > MOST - 10, f"only {total} vague names: lower MOST, so that they do not come back"

@@ -25,33 +25,33 @@ class HeldWills:
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
-        self._held: dict[str, tuple[State, float]] = {}
+        self._wills: dict[str, tuple[State, float]] = {}
         self._back_s = -inf
 
-    def holds(self, device: str, will: State, kept: bool, now: float) -> bool:
-        """Whether the will is held back. `kept`: the broker retained it from before we connected."""
-        until = self._back_s if kept else now + self._grace_s
+    def holds(self, device: str, will: State, retain: bool, now: float) -> bool:
+        """Whether the will is held back. `retain`: the broker retained it from before we connected."""
+        until = self._back_s if retain else now + self._grace_s
         if until > now:
-            self._held[device] = will, until
+            self._wills[device] = will, until
         return until > now
 
     def heard(self, device: str) -> None:
         """Drop the will of a device that sent a message, or that announced that it leaves."""
-        self._held.pop(device, None)
+        self._wills.pop(device, None)
 
     def broker_lost(self) -> None:
         """Hold the wills of the grace period until the broker is back: the broker itself caused them."""
-        self._held = {device: (will, inf) for device, (will, _) in self._held.items()}
+        self._wills = {device: (will, inf) for device, (will, _) in self._wills.items()}
 
     def broker_back(self, now: float) -> None:
         """Give devices RETURN_S to connect again."""
         self._back_s = now + RETURN_S
-        held = self._held.items()
-        self._held = {device: (will, min(until, self._back_s)) for device, (will, until) in held}
+        wills = self._wills.items()
+        self._wills = {device: (will, min(until, self._back_s)) for device, (will, until) in wills}
 
     def due(self, now: float) -> list[tuple[str, State]]:
         """Remove and return the wills that count now, with their devices."""
-        found = [(device, will) for device, (will, until) in self._held.items() if now >= until]
-        for device, _ in found:
-            del self._held[device]
-        return found
+        wills = [(device, will) for device, (will, until) in self._wills.items() if now >= until]
+        for device, _ in wills:
+            del self._wills[device]
+        return wills

@@ -32,36 +32,36 @@ class KnownDevices:
 
     def __init__(self, away: Callable[[str], bool], forget: Callable[[str], object], most: int) -> None:
         self._away, self._forget, self._most = away, forget, most
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._devices: OrderedDict[str, None] = OrderedDict()
         self._refused, self._log_at = 0, 1
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._devices)
 
     def remember(self, devices: Iterable[str]) -> None:
         """Add devices known from before a restart, without a limit."""
-        self._known.update(dict.fromkeys(devices))
+        self._devices.update(dict.fromkeys(devices))
 
     def lets_in(self, device: str) -> bool:
         """Note a message of a device. Returns whether the device is known from now on."""
-        if device in self._known:
-            self._known.move_to_end(device)
+        if device in self._devices:
+            self._devices.move_to_end(device)
             return True
-        if len(self._known) >= self._most and not self._made_room():
+        if len(self._devices) >= self._most and not self._made_room():
             self._refuse(device)
             return False
-        self._known[device] = None
+        self._devices[device] = None
         return True
 
     def _made_room(self) -> bool:
         """Forget a device that is away. Returns False if none is found."""
-        for _ in range(min(DEVICES_LOOKED_AT, len(self._known))):
-            device = next(iter(self._known))
+        for _ in range(min(DEVICES_LOOKED_AT, len(self._devices))):
+            device = next(iter(self._devices))
             if self._away(device):
-                del self._known[device]
+                del self._devices[device]
                 self._forget(device)
                 return True
-            self._known.move_to_end(device)
+            self._devices.move_to_end(device)
         return False
 
     def _refuse(self, device: str) -> None:
@@ -74,7 +74,7 @@ class KnownDevices:
             "%d messages dropped, as %d devices are known and no more are let in; the last was from %s: "
             "enrol devices to keep strangers out",
             self._refused,
-            len(self._known),
+            len(self._devices),
             device,
         )
 
@@ -109,26 +109,26 @@ class RateLimit:
     def __init__(self, burst: float = BURST, rate: float = RATE, most: int = MOST_DEVICES) -> None:
         self._burst, self._rate, self._most = burst, rate, most
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        self._said: OrderedDict[str, float] = OrderedDict()
+        self._logged_at: OrderedDict[str, float] = OrderedDict()
 
     def lets(self, device: str, now: float, cost: float = 1.0) -> bool:
         """Whether another message of this device is accepted; it counts as `cost` messages."""
         left, then = self._left.pop(device, (self._burst, now))
         left = min(self._burst, left + max(0.0, now - then) * self._rate)
-        taken = left >= cost
-        self._left[device] = (left - cost if taken else left, now)
+        enough = left >= cost
+        self._left[device] = (left - cost if enough else left, now)
         if len(self._left) > self._most:
             self._left.popitem(last=False)
-        return taken
+        return enough
 
     def worth_saying(self, device: str, now: float) -> bool:
         """Whether no log line of the last LOG_EVERY_S said that messages of this device are dropped."""
-        if now - self._said.get(device, -LOG_EVERY_S) < LOG_EVERY_S:
+        if now - self._logged_at.get(device, -LOG_EVERY_S) < LOG_EVERY_S:
             return False
-        self._said.pop(device, None)
-        self._said[device] = now
-        if len(self._said) > self._most:
-            self._said.popitem(last=False)
+        self._logged_at.pop(device, None)
+        self._logged_at[device] = now
+        if len(self._logged_at) > self._most:
+            self._logged_at.popitem(last=False)
         return True
 
 

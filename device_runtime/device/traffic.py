@@ -41,7 +41,7 @@ class TrafficLog:
     ) -> None:
         self._path, self._today, self._clock = folder / FILE, today, clock
         self.days = read(folder)
-        self._seen = Day()
+        self._totals = Day()
         self._unwritten, self._written_s = 0, clock()
 
     @property
@@ -52,13 +52,13 @@ class TrafficLog:
 
     def saw(self, up: int, down: int) -> None:
         """Add what is new in the totals that the link has counted since it was made."""
-        up, down = max(up, self._seen.up), max(down, self._seen.down)  # what never left is taken back
-        new_up, new_down = up - self._seen.up, down - self._seen.down
+        up, down = max(up, self._totals.up), max(down, self._totals.down)  # what never left is taken back
+        new_up, new_down = up - self._totals.up, down - self._totals.down
         if new_up or new_down:
             name = self._today().isoformat()
             day = self.days.get(name, Day())
             self.days[name] = Day(day.up + new_up, day.down + new_down)
-            self._seen = Day(up, down)
+            self._totals = Day(up, down)
             self._unwritten += new_up + new_down
         late = self._clock() - self._written_s >= WRITE_S
         if self._unwritten and (late or self._unwritten >= WRITE_BYTES):

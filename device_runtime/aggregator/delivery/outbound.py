@@ -105,14 +105,14 @@ class Outbound:
         else:
             log.warning("the link has no room: the offer of round %d is not sent", offer.round)
 
-    def next(self, offer: Offer, made: compact_round.CompactOffer, online: Iterable[str]) -> None:
+    def next(self, offer: Offer, compact_offer: compact_round.CompactOffer, online: Iterable[str]) -> None:
         """Send a compact offer to devices that have the offer of the round before; it is not retained.
 
         Where the aggregator has a key, devices accept a broadcast only with a signature, which would be
         longer than the message. Each device then gets the message with a MAC or, if it has no MAC key, the
         whole offer.
         """
-        payload = compact_round.encode_offer(made)
+        payload = compact_round.encode_offer(compact_offer)
         if self._agree is None:
             self._send(online, topics.offer(offer.task), payload)
             return
@@ -208,67 +208,67 @@ class BlockSender:
 
     def __init__(self, send: SendBlock, clock: Callable[[], float], backlog: Callable[[], int]) -> None:
         self._send, self._clock, self._backlog = send, clock, backlog
-        self._wanted: dict[str, dict[tuple[Blob, int], Blobs]] = {}
+        self._requests: dict[str, dict[tuple[Blob, int], Blobs]] = {}
         self._count = 0
         self._turn: OrderedDict[str, None] = OrderedDict()  # devices to send to, the next first
-        self._held: dict[str, float] = {}  # until when a device must wait, as in `_due`
+        self._resumes_at: dict[str, float] = {}  # until when a device must wait, as in `_due`
         self._due: list[tuple[float, str]] = []
         self._left: OrderedDict[tuple[str, Blob], tuple[float, float]] = OrderedDict()  # bytes, as of when
 
     def ask(self, device: str, get: Get, blobs: Blobs) -> None:
         """Send the existing blocks of a Get, at most MAX_WINDOW, or say that the blob does not exist."""
         count = block_count(get.blob)
-        asked = [index for index in dict.fromkeys(get.blocks) if 0 <= index < count]
-        for index in asked[:MAX_WINDOW]:
-            wanted = self._wanted.setdefault(device, {})
+        indexes = [index for index in dict.fromkeys(get.blocks) if 0 <= index < count]
+        for index in indexes[:MAX_WINDOW]:
+            requests = self._requests.setdefault(device, {})
             if (
-                len(wanted) < MOST_BLOCKS_OF_DEVICE
+                len(requests) < MOST_BLOCKS_OF_DEVICE
                 and self._count < MOST_WAITING_BLOCKS
-                and (get.blob, index) not in wanted
+                and (get.blob, index) not in requests
             ):
-                wanted[get.blob, index] = blobs
+                requests[get.blob, index] = blobs
                 self._count += 1
-        if device in self._wanted and device not in self._held:
+        if device in self._requests and device not in self._resumes_at:
             self._turn[device] = None
         self.go_on()
 
     def forget(self, device: str) -> None:
         """Forget a device that is no longer known."""
-        self._count -= len(self._wanted.pop(device, ()))
+        self._count -= len(self._requests.pop(device, ()))
         self._turn.pop(device, None)
-        self._held.pop(device, None)
+        self._resumes_at.pop(device, None)
 
     def go_on(self) -> None:
         """Send while the link has room; to be called several times a second."""
         now = self._clock()
         while self._due and self._due[0][0] <= now:
             until, device = heappop(self._due)
-            if self._held.get(device) == until:
-                del self._held[device]
+            if self._resumes_at.get(device) == until:
+                del self._resumes_at[device]
                 self._turn[device] = None
         while self._turn and self._backlog() < LINK_BACKLOG_BYTES:
             device, _ = self._turn.popitem(last=False)
-            if not self._wanted.get(device):
-                self._wanted.pop(device, None)
-            elif wait_s := self._one(device, now):
-                self._held[device] = now + wait_s
+            if not self._requests.get(device):
+                self._requests.pop(device, None)
+            elif wait_s := self._send_block(device, now):
+                self._resumes_at[device] = now + wait_s
                 heappush(self._due, (now + wait_s, device))
             else:
                 self._turn[device] = None
 
-    def _one(self, device: str, now: float) -> float:
+    def _send_block(self, device: str, now: float) -> float:
         """Send one block to a device, or return the seconds that it must wait for it."""
-        wanted = self._wanted[device]
-        (blob, index), blobs = next(iter(wanted.items()))
+        requests = self._requests[device]
+        (blob, index), blobs = next(iter(requests.items()))
         if wait_s := self._wait_s(device, blob, now):
             return wait_s
         for number, data in answer_get(blobs, Get(blob=blob, blocks=(index,))):
             if not self._send(device, blob, number, data):
                 return 1.0
             here = number == index
-            gone = [(blob, index)] if here else [one for one in wanted if one[0] == blob]
-            for one in gone:
-                del wanted[one]
+            gone = [(blob, index)] if here else [block for block in requests if block[0] == blob]
+            for block in gone:
+                del requests[block]
             self._count -= len(gone)
             if here:
                 left, then = self._left[device, blob]

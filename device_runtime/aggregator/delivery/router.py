@@ -35,16 +35,16 @@ MOST_BLOBS = 8
 
 
 @dataclass
-class _Known:
+class _DeviceEntry:
     """A device that the router knows.
 
-    held: its presence message, until it has a task. blobs: the task of each blob that is fetched from it, by
-    hash.
+    early_state: its presence message, until it has a task. blobs: the task of each blob that is fetched from
+    it, by hash.
     """
 
     task: str = ""
     online: bool = False
-    held: Received | None = None
+    early_state: Received | None = None
     blobs: dict[bytes, str] = field(default_factory=dict)
 
 
@@ -83,9 +83,9 @@ class Router:
         """
         self._inboxes, self._helpers = inboxes, helpers
         self._over, self._answer = over.is_over, over.answer
-        self._known: dict[str, _Known] = {}
+        self._devices: dict[str, _DeviceEntry] = {}
         self._known_devices = KnownDevices(
-            lambda device: not self._known[device].online, self._known.pop, most
+            lambda device: not self._devices[device].online, self._devices.pop, most
         )
 
     def route(self, event: Event) -> None:
@@ -106,29 +106,29 @@ class Router:
             return
         if not self._known_devices.lets_in(device):
             return
-        known = self._known.setdefault(device, _Known())
+        entry = self._devices.setdefault(device, _DeviceEntry())
         if address.leaf == "hello" and not event.retain:
             self._hello(device, event)
         elif address.leaf in TASK_MESSAGES:
             self._put(
-                [self._own(known, decode(device_message_in(event.payload), TASK_MESSAGES[address.leaf]))],
+                [self._own(entry, decode(device_message_in(event.payload), TASK_MESSAGES[address.leaf]))],
                 event,
             )
-        elif address.leaf == "block" and address.sha in known.blobs:
-            self._put([known.blobs[address.sha]], event)
+        elif address.leaf == "block" and address.sha in entry.blobs:
+            self._put([entry.blobs[address.sha]], event)
         elif address.leaf == "state" and event.payload:  # an empty payload clears the retained message
-            known.online = decode(event.payload, State).online
-            if known.task:
-                self._put([known.task], event)
+            entry.online = decode(event.payload, State).online
+            if entry.task:
+                self._put([entry.task], event)
             else:
-                known.held = event
-        elif known.task:
-            self._put([known.task], event)
+                entry.early_state = event
+        elif entry.task:
+            self._put([entry.task], event)
 
-    def _own(self, known: _Known, message: Plan | Contribution) -> str:
+    def _own(self, entry: _DeviceEntry, message: Plan | Contribution) -> str:
         """The task that a message names; remembered, so that blocks of the message's blob go to that task."""
         if isinstance(message, Contribution) and message.blob:
-            blobs = known.blobs
+            blobs = entry.blobs
             blobs.pop(message.blob.sha, None)
             while len(blobs) >= MOST_BLOBS:
                 del blobs[next(iter(blobs))]
@@ -137,26 +137,26 @@ class Router:
 
     def _hello(self, device: str, event: Received) -> None:
         hello = decode(device_message_in(event.payload), Hello)
-        wanted = hello.task or self._first(device)
-        if wanted not in self._inboxes:
+        task = hello.task or self._first(device)
+        if task not in self._inboxes:
             tasks = ", ".join(self._inboxes)
-            log.warning("%s asks for task %s; this aggregator has tasks %s", device, printable(wanted), tasks)
+            log.warning("%s asks for task %s; this aggregator has tasks %s", device, printable(task), tasks)
             return
-        known = self._known[device]
-        before, known.task, known.online = known.task, wanted, True
-        if before not in ("", wanted):
+        entry = self._devices[device]
+        before, entry.task, entry.online = entry.task, task, True
+        if before not in ("", task):
             gone = State(boot=hello.boot, online=False, leaving=True)
             self._put([before], Received(topics.up(device, "state"), encode(gone), False))
-        if known.held:
-            self._put([wanted], known.held)
-            known.held = None
-        if self._over(wanted):
-            self._answer(wanted, device)
-        self._put([wanted], event)
+        if entry.early_state:
+            self._put([task], entry.early_state)
+            entry.early_state = None
+        if self._over(task):
+            self._answer(task, device)
+        self._put([task], event)
 
     def _first(self, device: str) -> str:
         """The task of a device that names none: its current one, or the first that is not over."""
-        here = self._known[device].task
+        here = self._devices[device].task
         if here and not self._over(here):
             return here
         return next((task for task in self._inboxes if not self._over(task)), next(iter(self._inboxes)))

@@ -56,7 +56,7 @@ def result_of(rounds: OpenRun, number: int) -> SiteResult | str:
     if closed.note and not has_statistics and after.sha == before.sha:
         return closed.note
     count = after.at - before.at if after.line == before.line else 0
-    steps = rounds.store.taken.last(number + 1, count)
+    steps = rounds.store.step_history.last(number + 1, count)
     return site_result(closed, rounds.weights(number + 1), steps, statistics)
 
 

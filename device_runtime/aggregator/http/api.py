@@ -73,7 +73,7 @@ class TaskRoutes:
     """The routes about tasks. When the service stops, it sets `closing`, which ends live views."""
 
     def __init__(self, hosted: list[ServedTask], guard: TokenGuard, metrics: ProcessMetrics) -> None:
-        self._hosted = {one.task.name: one for one in hosted}
+        self._hosted = {service.task.name: service for service in hosted}
         self._guard = guard
         self._metrics = metrics
         self._streams = 0
@@ -117,11 +117,11 @@ class TaskRoutes:
             ),
             ("/metrics", self.metrics, "For Prometheus", "text/plain"),
         ):
-            told: dict[int | str, dict[str, Any]] = {200: {"content": {form: {}}, "description": summary}}
-            add(path, answer, summary=summary, responses=told, response_class=Response)
+            replies: dict[int | str, dict[str, Any]] = {200: {"content": {form: {}}, "description": summary}}
+            add(path, answer, summary=summary, responses=replies, response_class=Response)
 
     def tasks(self) -> list[TaskInfo]:
-        return [_info(one) for one in self._hosted.values()]
+        return [_info(service) for service in self._hosted.values()]
 
     def task(self, name: Name) -> TaskInfo:
         return _info(self._of(name))
@@ -132,7 +132,7 @@ class TaskRoutes:
     def versions(self, name: Name) -> list[ModelVersion]:
         hosted = self._of(name)
         try:
-            return [_version(one) for one in versions_in(hosted.folder, hosted.database)]
+            return [_version(version) for version in versions_in(hosted.folder, hosted.database)]
         except (RunFolderError, DatabaseError) as error:
             raise HTTPException(503, str(error)) from None
 
@@ -201,12 +201,12 @@ class TaskRoutes:
 
     async def _live(self, hosted: ServedTask, request: Request) -> AsyncIterator[bytes]:
         self._streams += 1
-        told, silent_s = -1, 0.0
+        version, silent_s = -1, 0.0
         try:
             while not self.closing and not await request.is_disconnected():
                 live = hosted.watch.live()
-                if live.version != told:
-                    told, silent_s = live.version, 0.0
+                if live.version != version:
+                    version, silent_s = live.version, 0.0
                     yield b"event: live\ndata: " + msgspec.json.encode(live) + b"\n\n"
                 elif silent_s >= COMMENT_S:
                     silent_s = 0.0
@@ -229,19 +229,19 @@ def _info(hosted: ServedTask) -> TaskInfo:
     return TaskInfo(task.name, task.bundle, str(hosted.folder), settings, hosted.watch.live())
 
 
-def _version(made: Made) -> ModelVersion:
+def _version(version: Made) -> ModelVersion:
     return ModelVersion(
-        round=made.round,
-        since=measured(made.published_s),
-        accuracy=measured(made.eval_acc),
-        loss=measured(made.eval_loss),
-        sha256=made.sha256,
-        size=made.size,
-        kept=made.kept,
-        served=made.served,
-        note=made.note,
-        metric=made.metric,
-        metrics=made.metrics,
+        round=version.round,
+        since=measured(version.published_s),
+        accuracy=measured(version.eval_acc),
+        loss=measured(version.eval_loss),
+        sha256=version.sha256,
+        size=version.size,
+        kept=version.kept,
+        served=version.served,
+        note=version.note,
+        metric=version.metric,
+        metrics=version.metrics,
     )
 
 

@@ -39,26 +39,26 @@ class WatchedDevices:
     """
 
     def __init__(self) -> None:
-        self.known: dict[str, DeviceStatus] = {}
+        self.statuses: dict[str, DeviceStatus] = {}
         self.sitting_out: set[str] = set()
         self.online = 0
 
     def seen(self, event: DeviceSeen, now: float) -> None:
         """A device came, went, or said hello."""
-        told: dict[str, object] = {"online": event.online, "last_seen": now}
+        changes: dict[str, object] = {"online": event.online, "last_seen": now}
         if event.engine or event.profile:
-            told |= {"profile": event.profile, "engine": event.engine}
-            told |= {"num_examples": event.num_examples, "memory_bytes": event.memory_bytes}
-            told["battery_percent"] = event.battery_percent
-        self._set(self._of(event.device), told)
+            changes |= {"profile": event.profile, "engine": event.engine}
+            changes |= {"num_examples": event.num_examples, "memory_bytes": event.memory_bytes}
+            changes["battery_percent"] = event.battery_percent
+        self._set(self._of(event.device), changes)
 
     def planned(self, plan: PlanReported, now: float) -> None:
         """A device has decided what to do in the round."""
         doing: Doing = "planned" if plan.kind else "sits out"
         (self.sitting_out.discard if plan.kind else self.sitting_out.add)(plan.device)
-        told = {"doing": doing, "round": plan.round, "kind": plan.kind, "why": "; ".join(plan.reasons)}
+        changes = {"doing": doing, "round": plan.round, "kind": plan.kind, "why": "; ".join(plan.reasons)}
         predicted_s = measured(plan.seconds)
-        self._set(self._of(plan.device), {**told, "predicted_s": predicted_s, "last_seen": now})
+        self._set(self._of(plan.device), {**changes, "predicted_s": predicted_s, "last_seen": now})
 
     def contributed(self, record: ContributionRecord, now: float) -> None:
         """A contribution of a device counts."""
@@ -72,40 +72,40 @@ class WatchedDevices:
     def refused(self, refused: ContributionRefused, now: float) -> None:
         """A contribution of a device does not count."""
         before = self._of(refused.device)
-        told: dict[str, object] = {"last_seen": now, "not_counted": before.not_counted + 1}
+        changes: dict[str, object] = {"last_seen": now, "not_counted": before.not_counted + 1}
         if refused.status != "duplicate":
-            told |= {"doing": refused.status, "round": refused.round, "kind": refused.kind}
-            told["why"] = refused.reason
-        self._set(before, told)
+            changes |= {"doing": refused.status, "round": refused.round, "kind": refused.kind}
+            changes["why"] = refused.reason
+        self._set(before, changes)
 
-    def _count(self, record: ContributionRecord, told: Mapping[str, object]) -> None:
+    def _count(self, record: ContributionRecord, changes: Mapping[str, object]) -> None:
         before = self._of(record.device)
-        self._set(before, {**told, "contributions": before.contributions + 1, **_costs(record)})
+        self._set(before, {**changes, "contributions": before.contributions + 1, **_costs(record)})
 
     def _of(self, name: str) -> DeviceStatus:
-        return self.known.get(name) or DeviceStatus(name, online=False)
+        return self.statuses.get(name) or DeviceStatus(name, online=False)
 
-    def _set(self, before: DeviceStatus, told: Mapping[str, object]) -> None:
-        known = before.device in self.known
-        if not known and len(self.known) >= DEVICES_KEPT:
-            gone = self.known.pop(next(iter(self.known)))
+    def _set(self, before: DeviceStatus, changes: Mapping[str, object]) -> None:
+        in_memory = before.device in self.statuses
+        if not in_memory and len(self.statuses) >= DEVICES_KEPT:
+            gone = self.statuses.pop(next(iter(self.statuses)))
             self.online -= gone.online
-        after = replace(before, **told)  # type: ignore[arg-type]
-        self.online += after.online - (before.online if known else False)
-        self.known[before.device] = after
+        after = replace(before, **changes)  # type: ignore[arg-type]
+        self.online += after.online - (before.online if in_memory else False)
+        self.statuses[before.device] = after
 
 
-def page_of(devices: Iterable[DeviceStatus], wanted: DeviceFilter) -> DevicePage:
+def page_of(devices: Iterable[DeviceStatus], selection: DeviceFilter) -> DevicePage:
     """The selected devices, those online first, then by name."""
-    words = wanted.search.casefold()
-    found = [
+    words = selection.search.casefold()
+    matches = [
         device
         for device in devices
-        if (wanted.online is None or device.online == wanted.online)
+        if (selection.online is None or device.online == selection.online)
         and any(words in text.casefold() for text in _texts(device))
     ]
-    found.sort(key=lambda device: (not device.online, device.device))
-    return DevicePage(len(found), found[wanted.offset : wanted.offset + wanted.limit])
+    matches.sort(key=lambda device: (not device.online, device.device))
+    return DevicePage(len(matches), matches[selection.offset : selection.offset + selection.limit])
 
 
 def _costs(record: ContributionRecord) -> dict[str, object]:

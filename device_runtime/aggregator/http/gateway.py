@@ -149,30 +149,30 @@ async def _down(reader: asyncio.StreamReader, page: WebSocket) -> None:
 
 async def _connect(page: WebSocket) -> bytes:
     """The bytes of a page until its CONNECT is complete. Raises NoConnect."""
-    said = b""
-    while not is_connect(said):
+    opening = b""
+    while not is_connect(opening):
         data = (await page.receive()).get("bytes")
         if not data:
-            raise NoConnect(f"it ended after {len(said)} bytes")
-        said += data
-    return said
+            raise NoConnect(f"it ended after {len(opening)} bytes")
+        opening += data
+    return opening
 
 
-def is_connect(said: bytes) -> bool:
-    """Whether `said` begins with a complete CONNECT (MQTT 3.1.1 and 5, section 3.1).
+def is_connect(opening: bytes) -> bool:
+    """Whether `opening` begins with a complete CONNECT (MQTT 3.1.1 and 5, section 3.1).
 
     Raises NoConnect for bytes that cannot become one.
     """
-    if said[:1] not in (b"", b"\x10"):
-        raise NoConnect(f"its first byte is {said[0]:#x}")
+    if opening[:1] not in (b"", b"\x10"):
+        raise NoConnect(f"its first byte is {opening[0]:#x}")
     size = 0
-    for place, byte in enumerate(said[1:5]):
+    for place, byte in enumerate(opening[1:5]):
         size |= (byte & 0x7F) << (7 * place)
         if size > CONNECT_BYTES:
             raise NoConnect(f"a CONNECT of {size} bytes")
         if byte < 0x80:
-            return len(said) >= 2 + place + size
-    if len(said) >= 5:
+            return len(opening) >= 2 + place + size
+    if len(opening) >= 5:
         raise NoConnect("its length has no end")
     return False
 

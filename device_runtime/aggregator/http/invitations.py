@@ -108,11 +108,11 @@ class InvitationRoutes:
             return Invitations(self.page, open=True, qr=rows_of(self.page))
         now = self._clock()
         try:
-            known = links.read_links(browser_access.site).recent(now)
+            recent_links = links.read_links(browser_access.site).recent(now)
         except BrokerError as error:
             raise HTTPException(503, str(error)) from None
         makes = browser_access.writable and not self._guard.open
-        return Invitations(self.page, makes=makes, links=[_invitation(link, now) for link in known])
+        return Invitations(self.page, makes=makes, links=[_invitation(link, now) for link in recent_links])
 
     def make(self, device: Device = "", minutes: Minutes = None) -> NewLink:
         site, browser_access = self._site(), self._browser_access

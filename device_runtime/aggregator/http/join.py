@@ -107,7 +107,7 @@ class JoinRoutes:
             "broker": {"url": browser_access.broker, "user": "", "password": ""},
             "gateway": gateway.PATH if browser_access.passes_on else "",
             "key": browser_access.site.signer.public.hex() if browser_access.site else "",
-            "tasks": [_joinable(one) for one in self._hosted],
+            "tasks": [_joinable(service) for service in self._hosted],
         }
 
     async def enrol(self, request: Request) -> dict[str, str]:
@@ -135,8 +135,8 @@ class JoinRoutes:
         except BrokerError as error:
             log.warning("a link could not be used: %s", error)
             raise HTTPException(503, "the device could not be enrolled", {"Retry-After": "10"}) from None
-        told = register.reload_mosquitto(site)
-        log.info("%s is enrolled by its link; %s", enrolment.name, told.text)
+        reload = register.reload_mosquitto(site)
+        log.info("%s is enrolled by its link; %s", enrolment.name, reload.text)
         self._wait_until_known(enrolment)
         return enrolment
 
@@ -164,11 +164,11 @@ def _joinable(hosted: ServedTask) -> JoinableTask:
     """A task for the join page; labels and input are empty until the service has started."""
     task, over = hosted.task, hosted.watch.live().phase == "finished"
     kinds = tuple(kind.name for kind in task.kinds)
-    known = JoinableTask(task.name, task.bundle, task.rounds, task.round_deadline_s, kinds, over=over)
+    joinable = JoinableTask(task.name, task.bundle, task.rounds, task.round_deadline_s, kinds, over=over)
     manifest = hosted.watch.manifest
     if manifest is None:
-        return known
-    return replace(known, labels=manifest.labels, input=msgspec.to_builtins(manifest.input))
+        return joinable
+    return replace(joinable, labels=manifest.labels, input=msgspec.to_builtins(manifest.input))
 
 
 async def _posted(request: Request) -> LinkRequest:
@@ -265,10 +265,10 @@ class JoinFiles:
         """The response to GET or HEAD of `path`, below /join/."""
         if path == "":
             return RedirectResponse("page/", 308)
-        found = self.find(path + "index.html" if path == "page/" else path)
-        if found is None:
+        file = self.find(path + "index.html" if path == "page/" else path)
+        if file is None:
             return Response("there is no such file", 404, media_type="text/plain")
-        return self._sent(found, headers, self._policies[computes(path)])
+        return self._sent(file, headers, self._policies[computes(path)])
 
     def find(self, path: str) -> FoundFile | None:
         """The file of a path; None if it does not exist or is not for browsers."""
@@ -286,36 +286,36 @@ class JoinFiles:
         state = file.stat()
         return FoundFile(file, kind, state.st_size, f"{state.st_mtime_ns:x}-{state.st_size:x}")
 
-    def _sent(self, found: FoundFile, headers: Headers, policy: str) -> Response:
-        taken = {word.partition(";")[0].strip() for word in headers.get("accept-encoding", "").split(",")}
-        brotli = found.path.with_name(found.path.name + ".br")
-        form = "br" if "br" in taken and brotli.is_file() else ""
-        if not form and "gzip" in taken and found.path.suffix in GZIPPED and found.size > SMALLEST_GZIPPED:
+    def _sent(self, file: FoundFile, headers: Headers, policy: str) -> Response:
+        encodings = {word.partition(";")[0].strip() for word in headers.get("accept-encoding", "").split(",")}
+        brotli = file.path.with_name(file.path.name + ".br")
+        form = "br" if "br" in encodings and brotli.is_file() else ""
+        if not form and "gzip" in encodings and file.path.suffix in GZIPPED and file.size > SMALLEST_GZIPPED:
             form = "gzip"
-        told = {
-            "etag": f'W/"{found.etag}{form}"',
+        response_headers = {
+            "etag": f'W/"{file.etag}{form}"',
             "cache-control": "no-cache",
             "vary": "accept-encoding",
             "content-security-policy": policy,
             "cross-origin-embedder-policy": "require-corp",
             "permissions-policy": "camera=(self), microphone=(self), screen-wake-lock=(self), geolocation=()",
         }
-        if told["etag"] in (one.strip() for one in headers.get("if-none-match", "").split(",")):
-            return Response(status_code=304, headers=told)
+        if response_headers["etag"] in (tag.strip() for tag in headers.get("if-none-match", "").split(",")):
+            return Response(status_code=304, headers=response_headers)
         if form:
-            told["content-encoding"] = form
+            response_headers["content-encoding"] = form
         if form == "gzip":
-            return Response(self._gzip(found), headers=told, media_type=found.type)
-        return FileResponse(brotli if form else found.path, headers=told, media_type=found.type)
+            return Response(self._gzip(file), headers=response_headers, media_type=file.type)
+        return FileResponse(brotli if form else file.path, headers=response_headers, media_type=file.type)
 
-    def _gzip(self, found: FoundFile) -> bytes:
+    def _gzip(self, file: FoundFile) -> bytes:
         """The compressed file, cached until the file changes."""
-        key = f"{found.path} {found.etag}"
+        key = f"{file.path} {file.etag}"
         with self._lock:
             if key not in self._gzipped:
-                for old in [one for one in self._gzipped if one.startswith(f"{found.path} ")]:
+                for old in [name for name in self._gzipped if name.startswith(f"{file.path} ")]:
                     del self._gzipped[old]
-                self._gzipped[key] = gzip.compress(found.path.read_bytes(), 6, mtime=0)
+                self._gzipped[key] = gzip.compress(file.path.read_bytes(), 6, mtime=0)
             return self._gzipped[key]
 
 

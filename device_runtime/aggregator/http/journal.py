@@ -127,27 +127,27 @@ class Journal:
         if self._thread.is_alive():
             log.warning("%s: the last lines are not written: the disk does not answer", self._path)
 
-    def page(self, wanted: Filter) -> Entries:
+    def page(self, query: Filter) -> Entries:
         """The selected lines, the latest first. Raises OSError if the file cannot be read now."""
         if not self._path.exists():
             return Entries([], None)
-        given = {"device": wanted.device, "kind": wanted.kind, "status": wanted.status, "round": wanted.round}
-        where = [f"{column} = ?" for column, value in given.items() if value is not None]
-        values: list[object] = [value for value in given.values() if value is not None]
-        if wanted.before is not None:
+        columns = {"device": query.device, "kind": query.kind, "status": query.status, "round": query.round}
+        where = [f"{column} = ?" for column, value in columns.items() if value is not None]
+        values: list[object] = [value for value in columns.values() if value is not None]
+        if query.before is not None:
             where.append("id < ?")
-            values.append(wanted.before)
-        those = f"WHERE {' AND '.join(where)}" if where else ""
-        sql = f"SELECT * FROM entries {those} ORDER BY id DESC LIMIT ?"  # noqa: S608 - columns are ours
+            values.append(query.before)
+        condition = f"WHERE {' AND '.join(where)}" if where else ""
+        sql = f"SELECT * FROM entries {condition} ORDER BY id DESC LIMIT ?"  # noqa: S608 - columns are ours
         try:
             with closing(connect_to_read(self._path)) as db:
-                rows = db.execute(sql, [*values, wanted.limit]).fetchall()
+                rows = db.execute(sql, [*values, query.limit]).fetchall()
         except sqlite3.Error as error:
             if str(error).startswith("no such table"):  # it is being made at this moment
                 return Entries([], None)
             raise OSError(f"cannot read {self._path}: {error}") from None
         entries = [LogEntry(*row) for row in rows]
-        return Entries(entries, entries[-1].id if len(entries) == wanted.limit else None)
+        return Entries(entries, entries[-1].id if len(entries) == query.limit else None)
 
     def _put(self, item: Line | RoundClosed) -> None:
         try:
@@ -273,9 +273,9 @@ def _missing(db: sqlite3.Connection, closed: RoundClosed) -> list[Line]:
 
 def _prune(db: sqlite3.Connection) -> None:
     """Remove the oldest lines of each status, beyond KEPT_LINES."""
-    for status, kept in KEPT_LINES.items():
+    for status, most in KEPT_LINES.items():
         row = db.execute(
-            "SELECT id FROM entries WHERE status = ? ORDER BY id DESC LIMIT 1 OFFSET ?", (status, kept)
+            "SELECT id FROM entries WHERE status = ? ORDER BY id DESC LIMIT 1 OFFSET ?", (status, most)
         ).fetchone()
         if row is None:
             continue

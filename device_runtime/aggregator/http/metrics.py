@@ -60,14 +60,14 @@ class ProcessMetrics:
         helpers = "Mask helpers for whose sums a round waits."
         self.awaited = Gauge(f"{_P}mask_helpers_awaited", helpers, ["task"], registry=registry)
         self.duration = histogram("round_seconds", "Time from the opening of a round to its end.")
-        self._made: dict[str, Gauge] = {}
+        self._gauge_by_name: dict[str, Gauge] = {}
 
     def observe(self, hosted: ServedTask) -> Observer:
         """Make an observer of a task, and gauges of its state, which are read when Prometheus asks."""
         self._gauges(hosted)
         task, kinds = hosted.task.name, {kind.name for kind in hosted.task.kinds}
 
-        def known(kind: str) -> str:
+        def label(kind: str) -> str:
             return kind if kind in kinds else OTHER
 
         def observer(event: RunEvent) -> None:
@@ -79,14 +79,14 @@ class ProcessMetrics:
                 case SumsAwaited():
                     self.awaited.labels(task).set(len(event.helpers))
                 case Contributed(record=record):
-                    self.contributions.labels(task, known(record.kind), "accepted").inc()
-                    self.train.labels(task, known(record.kind)).observe(record.train_time_s)
+                    self.contributions.labels(task, label(record.kind), "accepted").inc()
+                    self.train.labels(task, label(record.kind)).observe(record.train_time_s)
                 case ContributionRefused():
-                    self.contributions.labels(task, known(event.kind), event.status).inc()
+                    self.contributions.labels(task, label(event.kind), event.status).inc()
                 case RoundExtended():
                     self.extensions.labels(task).inc()
                 case RoundClosed():
-                    self._closed(task, event, known)
+                    self._closed(task, event, label)
 
         return observer
 
@@ -94,7 +94,7 @@ class ProcessMetrics:
         """The metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
-    def _closed(self, task: str, closed: RoundClosed, known: Callable[[str], str]) -> None:
+    def _closed(self, task: str, closed: RoundClosed, label: Callable[[str], str]) -> None:
         record = closed.record
         self.rounds.labels(task).inc()
         self.awaited.labels(task).set(0)
@@ -102,19 +102,19 @@ class ProcessMetrics:
         self.bytes.labels(task, "up").inc(record.bytes_up)
         self.bytes.labels(task, "down").inc(record.bytes_down)
         for name, figures in by_kind(closed).items():
-            self.energy.labels(task, known(name)).inc(max(0.0, figures.energy_j))
-            self.kind_bytes.labels(task, known(name), "up").inc(figures.bytes_up)
-            self.kind_bytes.labels(task, known(name), "down").inc(figures.bytes_down)
+            self.energy.labels(task, label(name)).inc(max(0.0, figures.energy_j))
+            self.kind_bytes.labels(task, label(name), "up").inc(figures.bytes_up)
+            self.kind_bytes.labels(task, label(name), "down").inc(figures.bytes_down)
 
     def _gauges(self, hosted: ServedTask) -> None:
         def gauge(name: str, text: str, value: Callable[[], float | None]) -> None:
             def number() -> float:
-                found = value()
-                return float("nan") if found is None else float(found)
+                reading = value()
+                return float("nan") if reading is None else float(reading)
 
-            made = self._made.get(name) or Gauge(_P + name, text, ["task"], registry=self.registry)
-            self._made[name] = made
-            made.labels(hosted.task.name).set_function(number)
+            series = self._gauge_by_name.get(name) or Gauge(_P + name, text, ["task"], registry=self.registry)
+            self._gauge_by_name[name] = series
+            series.labels(hosted.task.name).set_function(number)
 
         live, link = hosted.watch.live, hosted.link
 

@@ -109,9 +109,9 @@ class Token:
         """Whether a token is required."""
         return bool(self._expected)
 
-    def fits(self, given: str | None) -> bool:
-        """Whether `given` is the token, compared in constant time; True if none is required."""
-        right = hmac.compare_digest((given or "").encode(errors="replace"), self._expected)
+    def fits(self, token: str | None) -> bool:
+        """Whether `token` is right, compared in constant time; True if none is required."""
+        right = hmac.compare_digest((token or "").encode(errors="replace"), self._expected)
         return right or not self.needed
 
     def __repr__(self) -> str:

@@ -59,9 +59,9 @@ class HttpServer:
         Raises MissingExtra if browsers may join and the join page is not installed.
         """
         self._settings = settings
-        self._hosted = {one.task.name: one for one in hosted}
+        self._hosted = {service.task.name: service for service in hosted}
         self._metrics = ProcessMetrics()
-        self._counted = {name: self._metrics.observe(one) for name, one in self._hosted.items()}
+        self._counted = {name: self._metrics.observe(service) for name, service in self._hosted.items()}
         token, self._token_file = token_for(settings, hosted[0].folder)
         guard = TokenGuard(token)
         self._api = TaskRoutes(hosted, guard, self._metrics)
@@ -125,8 +125,8 @@ class HttpServer:
         if self._thread.is_alive():
             self._thread.join(STOP_S + 2)
         self._socket.close()
-        for one in self._hosted.values():
-            one.journal.close()
+        for service in self._hosted.values():
+            service.journal.close()
 
     def _run(self) -> None:
         try:
@@ -192,12 +192,12 @@ class ServerCertificate:
     def __init__(self, cert: Path, key: Path, context: ssl.SSLContext) -> None:
         """`context` must have loaded the files."""
         self._files, self._context = (cert, key), context
-        self._seen = self._state()
+        self._last_state = self._state()
 
     async def look(self) -> None:
         """Reload changed files. Files that are not a valid pair, or not yet, change nothing."""
         state = self._state()
-        if state == self._seen:
+        if state == self._last_state:
             return
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
@@ -208,12 +208,12 @@ class ServerCertificate:
             )
         else:
             log.info("http.cert, http.key have changed and are now in use")
-        self._seen = state
+        self._last_state = state
 
     def _state(self) -> tuple[tuple[int, int, int], ...]:
         """Inode, size and time of the files, which change when others take their place."""
         try:
-            found = [path.stat() for path in self._files]
+            stats = [path.stat() for path in self._files]
         except OSError:
             return ()
-        return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+        return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)

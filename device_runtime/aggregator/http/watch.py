@@ -68,22 +68,22 @@ class TaskWatch:
                 self._live,
                 contributions=dict(sorted(self._counts.items())),
                 sitting_out=len(self._devices.sitting_out),
-                devices=len(self._devices.known),
+                devices=len(self._devices.statuses),
                 online=self._devices.online,
                 closed_rounds=len(self._rounds),
             )
 
-    def devices(self, wanted: DeviceFilter) -> DevicePage:
+    def devices(self, selection: DeviceFilter) -> DevicePage:
         """The selected devices, those online first, then by name."""
         with self._lock:
-            known = list(self._devices.known.values())
-        return page_of(known, wanted)
+            statuses = list(self._devices.statuses.values())
+        return page_of(statuses, selection)
 
     def rounds(self, after: int = 0, limit: int = PAGE_LIMIT) -> RoundPage:
         """The closed rounds after round `after`, at most `limit`."""
         with self._lock:
-            known = self._rounds[:]
-        return RoundPage(len(known), [one for one in known if one.round > after][:limit])
+            rounds = self._rounds[:]
+        return RoundPage(len(rounds), [record for record in rounds if record.round > after][:limit])
 
     def _take(self, event: RunEvent, now: float) -> None:
         match event:
@@ -273,7 +273,7 @@ STALLED_DEADLINES = 3
 
 def health_of(hosted: list[ServedTask], settings: HttpSection) -> Health:
     """Check the health of all tasks. Only reads."""
-    checks = [check for one in hosted for check in _checks(one, settings)]
+    checks = [check for service in hosted for check in _checks(service, settings)]
     return Health(all(check.ok for check in checks), checks)
 
 
@@ -282,30 +282,32 @@ def without_details(health: Health) -> Health:
     return Health(health.ok, [Check(check.name, check.task, check.ok) for check in health.checks])
 
 
-def _checks(one: ServedTask, settings: HttpSection) -> Iterator[Check]:
-    task, live = one.task.name, one.watch.live()
+def _checks(service: ServedTask, settings: HttpSection) -> Iterator[Check]:
+    task, live = service.task.name, service.watch.live()
     finished = live.phase == "finished"
-    silence_s = one.loop_clock.silence_s
+    silence_s = service.loop_clock.silence_s
     yield Check(
         "loop", task, finished or silence_s < settings.stalled_s, f"last active {silence_s:.1f} s ago"
     )
-    up = one.link.connected
+    up = service.link.connected
     down = "not needed any more" if finished else "not connected, trying again"
     yield Check("broker", task, up or finished, "connected" if up else down)
-    yield _disk(one, settings.min_free_mb)
-    yield _round(live, one.clock(), settings.stalled_s)
+    yield _disk(service, settings.min_free_mb)
+    yield _round(live, service.clock(), settings.stalled_s)
 
 
-def _disk(one: ServedTask, min_free_mb: int) -> Check:
+def _disk(service: ServedTask, min_free_mb: int) -> Check:
     try:
-        free = one.writable()
+        free = service.writable()
     except OSError as error:
-        return Check("disk", one.task.name, False, f"cannot write {one.folder}: {error.strerror or error}")
+        return Check(
+            "disk", service.task.name, False, f"cannot write {service.folder}: {error.strerror or error}"
+        )
     if free is None:
-        return Check("disk", one.task.name, True, f"{one.folder} does not say how much is free")
+        return Check("disk", service.task.name, True, f"{service.folder} does not say how much is free")
     free_mb = free // 10**6
-    text = f"{free_mb} MB free in {one.folder}, expected at least {min_free_mb}"
-    return Check("disk", one.task.name, free_mb >= min_free_mb, text)
+    text = f"{free_mb} MB free in {service.folder}, expected at least {min_free_mb}"
+    return Check("disk", service.task.name, free_mb >= min_free_mb, text)
 
 
 def _round(live: TaskStatus, now: float, stalled_s: float) -> Check:

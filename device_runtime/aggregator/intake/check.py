@@ -77,8 +77,8 @@ def kind_of(message: Contribution, offered: ExpectedContribution) -> KindSetting
     for kind in offered.task.kinds:
         if kind.name == message.kind and kind.in_round(message.round):
             return kind
-    known = ", ".join(kind.name for kind in offered.task.offered(message.round)) or "none"
-    raise UpdateRefused(f"round {message.round} does not accept kind {message.kind!r}; it accepts {known}")
+    names = ", ".join(kind.name for kind in offered.task.offered(message.round)) or "none"
+    raise UpdateRefused(f"round {message.round} does not accept kind {message.kind!r}; it accepts {names}")
 
 
 def variant_of(message: Contribution, kind: KindSettings) -> AnyStrategy:
@@ -114,16 +114,16 @@ def check_message(message: Contribution, offered: ExpectedContribution) -> None:
     _check_size(message, _expected(message, offered), codec_of(kind_of(message, offered)))
 
 
-def check_samples(message: Contribution, said: int, offered: ExpectedContribution) -> None:
-    """Check the number of samples against the task's limit and against `said`, from the device's hello.
+def check_samples(message: Contribution, bound: int, offered: ExpectedContribution) -> None:
+    """Check the number of samples against the task's limit and `bound`, which the device's hello named.
 
-    `said` is 0 if no hello has come, as after a restart of the aggregator. Raises UpdateRefused.
+    `bound` is 0 if no hello has come, as after a restart of the aggregator. Raises UpdateRefused.
     """
     most, count = offered.task.max_num_examples, message.num_examples
     if not 1 <= count <= most:
         raise UpdateRefused(f"num_examples is {count}, expected 1 to {most}")
-    if said and count > said:
-        raise UpdateRefused(f"num_examples is {count}, the hello of the device says that it has {said}")
+    if bound and count > bound:
+        raise UpdateRefused(f"num_examples is {count}, the hello of the device says that it has {bound}")
 
 
 def _check_metrics(metrics: Metrics) -> None:
@@ -135,8 +135,8 @@ def _check_metrics(metrics: Metrics) -> None:
             raise UpdateRefused(f"its {figure} is {getattr(metrics, figure)}, at most {most} is accepted")
     loss = metrics.train_loss
     if not isnan(loss) and not LEAST_LOSS <= loss <= MOST_LOSS:
-        known = f"expected 0 to {MOST_LOSS:g}, or nan where none is known"
-        raise UpdateRefused(f"its train_loss is {loss:g}, {known}")
+        bounds = f"expected 0 to {MOST_LOSS:g}, or nan where none is known"
+        raise UpdateRefused(f"its train_loss is {loss:g}, {bounds}")
 
 
 def codec_of(kind: KindSettings) -> Chain:
@@ -220,8 +220,8 @@ def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
     """
     if why := of.variant.inapplicable_reason(of.manifest):
         return f"{of.kind.name} {why}"
-    update, found = class_statistics.split_statistics(update)
-    if why := kind_statistics.rejection_reason(of.variant, found, num_examples, of.manifest):
+    update, statistics = class_statistics.split_statistics(update)
+    if why := kind_statistics.rejection_reason(of.variant, statistics, num_examples, of.manifest):
         return why
     kind, base = of.kind, of.base
     for key, value in update.items():
@@ -235,10 +235,10 @@ def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
     if why:
         return why
     if kind.max_norm is not None:
-        made = Update(kind.name, update, num_examples, nan, of.variant.variant)
+        candidate = Update(kind.name, update, num_examples, nan, of.variant.variant)
         try:
             with own_code(type(kind.strategy)):
-                distance = norm(kind.strategy.comparable(made, base).tensors, base)
+                distance = norm(kind.strategy.comparable(candidate, base).tensors, base)
         except OwnCodeError as error:
             return f"it cannot be compared with the base: {error}"
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:

@@ -92,33 +92,33 @@ class ContributionFetcher:
         the latest message. Another blob under the same key replaces the one before.
         """
         key = (update.device, update.round, update.kind)
-        known = self._waiting.get(key)
-        if known is None and self._is_full(update.device):
+        waiting = self._waiting.get(key)
+        if waiting is None and self._is_full(update.device):
             return
-        if known and known.blob == blob:
-            self._waiting[key] = replace(known, update=update, message=message)
+        if waiting and waiting.blob == blob:
+            self._waiting[key] = replace(waiting, update=update, message=message)
             return
         self._announced[blob] += 1
         self._waiting[key] = _Waiting(update, message, blob)
         self._of.setdefault(update.device, set()).add(key)
-        if known:
-            self._release(known.blob)
+        if waiting:
+            self._release(waiting.blob)
         if (update.device, blob) in self._given_up:
             self._let_go((update.device, blob))
-        mine = [one for one in self._given_up if one[0] == update.device]
-        for one in mine[: max(0, len(mine) + len(self._of[update.device]) - MOST_OF_ONE)]:
-            self._let_go(one)
+        pairs = [pair for pair in self._given_up if pair[0] == update.device]
+        for pair in pairs[: max(0, len(pairs) + len(self._of[update.device]) - MOST_OF_ONE)]:
+            self._let_go(pair)
 
     def make_room(self) -> None:
         """Remove all incomplete contents, so that others find room; devices send these again."""
         for key in [key for key, waiting in self._waiting.items() if waiting.pull]:
             self._drop(key, "the disk is full", stays=False)
-        for one in list(self._given_up):
-            self._let_go(one)
+        for pair in list(self._given_up):
+            self._let_go(pair)
 
-    def _let_go(self, one: tuple[str, Blob]) -> None:
-        del self._given_up[one]
-        self._release(one[1])
+    def _let_go(self, pair: tuple[str, Blob]) -> None:
+        del self._given_up[pair]
+        self._release(pair[1])
 
     def _release(self, blob: Blob) -> None:
         """Remove the blocks of an incomplete content, unless another contribution announced the same blob."""
@@ -200,11 +200,11 @@ class ContributionFetcher:
     def _go_on(self, key: Key, pull: Pull, now: float) -> None:
         """Ask for missing blocks. A contribution whose device is silent goes to the end of the queue."""
         silences = pull.unanswered
-        wanted = pull.wanted(now, BLOCKS_ASKED // min(len(self._waiting), MAX_PULLS))
+        numbers = pull.wanted(now, BLOCKS_ASKED // min(len(self._waiting), MAX_PULLS))
         if pull.unanswered > silences:
             self._waiting[key] = self._waiting.pop(key)
-        if wanted:
-            self._ask(key[0], Get(blob=pull.blob, blocks=wanted))
+        if numbers:
+            self._ask(key[0], Get(blob=pull.blob, blocks=numbers))
 
     def _finish(self, key: Key, waiting: _Waiting, pull: Pull) -> FetchedContribution | None:
         try:
@@ -230,11 +230,11 @@ class ContributionFetcher:
     def _drop(self, key: Key, why: str, stays: bool = True) -> None:
         """Stop a fetch until its device announces it again; `stays` keeps its blocks for a while."""
         waiting = self._forget(key)
-        one = (key[0], waiting.blob)
-        if not stays or waiting.pull is None or one in self._given_up:
+        pair = (key[0], waiting.blob)
+        if not stays or waiting.pull is None or pair in self._given_up:
             self._release(waiting.blob)
         else:
-            self._given_up[one] = None
+            self._given_up[pair] = None
         if len(self._given_up) > MOST_ABANDONED:
             self._let_go(next(iter(self._given_up)))
         log.warning("update from %s dropped after %s: %s", key[0], waiting.blob.hex[:12], why)

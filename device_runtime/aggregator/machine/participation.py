@@ -23,18 +23,18 @@ from .state import MISSED_DEADLINES, Presence, RoundsState, Saved
 
 def present(state: RoundsState, event: DevicePresent) -> RoundsState:
     """Updates a device's presence. A last will of an earlier process than the known one is ignored."""
-    device, known = event.device, state.devices.get(event.device)
-    if not event.online and (known is None or known.boot != event.boot):
+    device, before = event.device, state.devices.get(event.device)
+    if not event.online and (before is None or before.boot != event.boot):
         return state
     now = Presence(event.boot, event.online, event.ready)
-    if now == known:
+    if now == before:
         return state
     devices = state.devices.insert(device, now)
-    if now.awaited and (known is None or known.boot != event.boot or not known.ready):
+    if now.awaited and (before is None or before.boot != event.boot or not before.ready):
         state = _asked_now(state, (device,), event.now)
-    if now.awaited != (known is not None and known.awaited):
+    if now.awaited != (before is not None and before.awaited):
         return _come(state.but(devices=devices), device) if now.awaited else _gone(state, device, now)
-    if known is not None and known.boot != event.boot and device in state.behind:
+    if before is not None and before.boot != event.boot and device in state.behind:
         return state.but(devices=devices, behind=state.behind.discard(device), due=True)
     return state.but(devices=devices)
 
@@ -69,11 +69,11 @@ def yet_to_answer(state: RoundsState, answered: Set[str]) -> HashTrieSet[str]:
 
 def heard(state: RoundsState, device: str) -> RoundsState:
     """A device has sent a message, so it is not silent. Silences are counted of ready devices only."""
-    known = state.devices.get(device)
-    if known is None or not known.silences:
+    presence = state.devices.get(device)
+    if presence is None or not presence.silences:
         return state
-    state = state.but(devices=state.devices.insert(device, Presence(known.boot, online=True)))
-    return state if known.awaited else _come(state, device)
+    state = state.but(devices=state.devices.insert(device, Presence(presence.boot, online=True)))
+    return state if presence.awaited else _come(state, device)
 
 
 def planned(state: RoundsState, event: Planned) -> RoundsState:
@@ -144,16 +144,16 @@ def invited(state: RoundsState, event: Invited) -> RoundsState:
     """Records the devices that were asked; the round does not wait for those that left in the meantime."""
     if state.phase != "collect" or event.round != state.round or state.rules.cohort(state.round) is None:
         return state
-    asked, waiting, behind = state.asked, state.waiting, state.behind
+    cohort, waiting, behind = state.asked, state.waiting, state.behind
     for device in event.devices:
-        asked, behind = asked.insert(device, state.round), behind.discard(device)
+        cohort, behind = cohort.insert(device, state.round), behind.discard(device)
         if device in state.ready and _owes(state, device):
             waiting = waiting.insert(device)
     places = max(0, state.places - len(event.devices))
     if state.rules.pace is not None and event.now > state.opened_s:
         state = state.but(asked_s=state.asked_s.update(dict.fromkeys(event.devices, event.now)))
     state = _asked_now(state, event.devices, event.now)
-    return state.but(asked=asked, waiting=waiting, behind=behind, places=places)
+    return state.but(asked=cohort, waiting=waiting, behind=behind, places=places)
 
 
 def duration_measured(state: RoundsState, update: ContributionId, now: float) -> RoundsState:
@@ -243,8 +243,8 @@ def overdue(state: RoundsState) -> RoundsState:
     """Counts a missed deadline for each device that the round waits for."""
     devices, silent = state.devices, []
     for device in state.waiting:
-        known = devices[device]
-        now = Presence(known.boot, known.online, known.ready, known.silences + 1)
+        before = devices[device]
+        now = Presence(before.boot, before.online, before.ready, before.silences + 1)
         devices = devices.insert(device, now)
         if not now.awaited:
             silent.append(device)
@@ -262,10 +262,10 @@ def extended(state: RoundsState, now: float) -> RoundsState:
     if size is None:
         waiting = state.waiting.update(device for device in again if device in state.ready)
         return state.but(waiting=waiting, sat_out=HashTrieSet())
-    asked = state.asked
+    cohort = state.asked
     for device in again:
-        asked = asked.discard(device)
-    state = state.but(asked=asked, sat_out=HashTrieSet(), behind=_still_behind(state, now))
+        cohort = cohort.discard(device)
+    state = state.but(asked=cohort, sat_out=HashTrieSet(), behind=_still_behind(state, now))
     return state.but(places=size - len(state.waiting), due=True)
 
 
@@ -303,10 +303,10 @@ def _opened(state: RoundsState, now: float) -> RoundsState:
 
 def _still_asked(state: RoundsState, behind: HashTrieMap[str, float]) -> HashTrieMap[str, int]:
     """Devices asked for a round whose updates may still count, and devices that may be at work on one."""
-    asked, earliest = state.asked, state.rules.earliest(state.round)
-    for device in [device for device, number in asked.items() if number < earliest and device not in behind]:
-        asked = asked.discard(device)
-    return asked
+    cohort, earliest = state.asked, state.rules.earliest(state.round)
+    for device in [device for device, number in cohort.items() if number < earliest and device not in behind]:
+        cohort = cohort.discard(device)
+    return cohort
 
 
 def _still_behind(state: RoundsState, now: float) -> HashTrieMap[str, float]:

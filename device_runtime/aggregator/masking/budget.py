@@ -34,7 +34,7 @@ class NoiseBudget:
         """Why round `number` must not be opened: it would exceed the budget; empty if it may be."""
         if self._noise is None:
             return ""
-        return self._noise.refusal([noise for one, noise in self._opened().items() if one != number])
+        return self._noise.refusal([noise for n, noise in self._opened().items() if n != number])
 
     def misfit(self, number: int, weights: Callable[[str], Tensors]) -> str:
         """Why devices must not be asked in the open round `number`; empty if they may be.
@@ -58,7 +58,7 @@ class NoiseBudget:
         """Epsilon that all rounds up to `number` have spent; nan without noise."""
         if self._noise is None:
             return nan
-        return self._noise.spent(noise for one, noise in self._opened().items() if one <= number)
+        return self._noise.spent(noise for n, noise in self._opened().items() if n <= number)
 
     def _opened(self) -> dict[int, int]:
         """The noise multiplier, in thousandths, of each round that was opened with noise."""

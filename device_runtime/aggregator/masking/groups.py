@@ -130,17 +130,17 @@ class SumGroups:
         `suspects`). Raises RunFolderError, BlobError.
         """
         suspicions = self._store.sums.faults.suspicions(number)
-        forms, found = (
+        forms, updates_by_key = (
             _Forms(self._store, self._task, self._manifests),
             dict[object, list[MaskedContribution]](),
         )
         for update in self._store.contributions.masked(number):
             form = forms.of(update.round, update.kind, update.form)
             key = (update.kind, update.round, form.strategy.member, form.layout.signature)
-            found.setdefault(key, []).append(update)
+            updates_by_key.setdefault(key, []).append(update)
         return tuple(
             self._group(part, forms.of(part[0].round, part[0].kind, part[0].form))
-            for updates in found.values()
+            for updates in updates_by_key.values()
             for part in _divided(updates, forms.masks(updates[0].round), suspicions)
         )
 

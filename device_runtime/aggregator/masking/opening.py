@@ -58,6 +58,6 @@ def note_of(record: SumRecord, number: int) -> str:
 
 def kinds_alone(records: Sequence[SumRecord], number: int) -> tuple[str, ...]:
     """Kinds of which round `number` opened no sum, because too few devices chose them."""
-    made = [one for one in records if one.round == number]
-    opened = {one.kind for one in made if not one.why}
-    return tuple(sorted({one.kind for one in made if one.why.startswith(TOO_FEW)} - opened))
+    own_records = [record for record in records if record.round == number]
+    opened = {record.kind for record in own_records if not record.why}
+    return tuple(sorted({record.kind for record in own_records if record.why.startswith(TOO_FEW)} - opened))

@@ -38,7 +38,7 @@ BLOCKS_ASKED = 16
 
 
 @dataclass
-class _Asked:
+class _Query:
     """A request that is not answered yet, or only the question whether it would be (`check`).
 
     `size`: bytes of the answer. `pull`: the answer on its way.
@@ -57,7 +57,7 @@ class SumRequests:
 
     def __init__(self, groups: SumGroups, store: Store, out: Outbound, clock: Callable[[], float]) -> None:
         self._groups, self._store, self._out, self._clock = groups, store, out, clock
-        self._open: dict[tuple[bytes, str], _Asked] = {}  # by sum and helper
+        self._open: dict[tuple[bytes, str], _Query] = {}  # by sum and helper
         self._round = 0
         self._checking = set[str]()  # helpers that answer checks, by name
         self._checked = set[tuple[bytes, str]]()  # sums that helpers would tell
@@ -66,12 +66,12 @@ class SumRequests:
     @property
     def waiting(self) -> tuple[str, ...]:
         """The helpers that have not answered yet, by name."""
-        return tuple(sorted({asked.helper for asked in self._open.values()}))
+        return tuple(sorted({query.helper for query in self._open.values()}))
 
     @property
     def missing(self) -> int:
         """The number of sums that are not answered yet."""
-        return len({asked.request.id for asked in self._open.values()})
+        return len({query.request.id for query in self._open.values()})
 
     def begin(self, number: int) -> None:
         """Asks for all sums of round `number` that have enough devices and are not answered yet.
@@ -115,7 +115,7 @@ class SumRequests:
                 if checking is not None and (helper.name not in checking or key in self._checked):
                     continue
                 check = checking is not None
-                self._open[key] = _Asked(helper.name, self._complete(group, at), size, check)
+                self._open[key] = _Query(helper.name, self._complete(group, at), size, check)
 
     def _complete(self, group: SumGroup, at: int) -> SumRequest:
         request = group.request(at)
@@ -126,54 +126,54 @@ class SumRequests:
     def tick(self) -> bool:
         """Sends what is due, and goes on fetching. Returns whether an answer was completed."""
         before, now = len(self._open), self._clock()
-        for asked in list(self._open.values()):
-            if asked.pull is not None:
-                self._fetch(asked, asked.pull, now)
-            elif now - asked.sent_s >= RESEND_S:
-                asked.sent_s = now
-                question = SumCheck(request=asked.request) if asked.check else asked.request
-                self._out.sum_request(asked.helper, question)
+        for query in list(self._open.values()):
+            if query.pull is not None:
+                self._fetch(query, query.pull, now)
+            elif now - query.sent_s >= RESEND_S:
+                query.sent_s = now
+                question = SumCheck(request=query.request) if query.check else query.request
+                self._out.sum_request(query.helper, question)
         return len(self._open) < before
 
     def came(self, helper: str, checks: bool = False) -> None:
         """A helper is online: asks it at once. `checks`: it answers checks, from the next round on."""
         (self._checking.add if checks else self._checking.discard)(helper)
-        for asked in self._open.values():
-            if asked.helper == helper:
-                asked.sent_s, asked.pull = -inf, None
+        for query in self._open.values():
+            if query.helper == helper:
+                query.sent_s, query.pull = -inf, None
 
     def restart(self) -> None:
         """Asks again for what is missing: the link was down."""
-        for asked in self._open.values():
-            asked.sent_s = -inf
-            if asked.pull is not None:
-                asked.pull.restart()
+        for query in self._open.values():
+            query.sent_s = -inf
+            if query.pull is not None:
+                query.pull.restart()
 
     def answered(self, helper: str, answer: SumAnswer) -> bool:
         """Takes a helper's answer. Returns whether it is complete; one that was not asked for is ignored."""
-        asked = self._open.get((answer.id, helper))
-        if asked is None or asked.check != answer.checked:
+        query = self._open.get((answer.id, helper))
+        if query is None or query.check != answer.checked:
             return False
-        if asked.check:
-            self._heard(asked, answer)
+        if query.check:
+            self._heard(query, answer)
             return True
         if answer.refusal:
             return self._keep(StoredAnswer(answer.id, helper, refusal=printable(answer.refusal)))
         size = answer.blob.size if answer.blob else len(answer.body)
-        if size != asked.size:
-            why = f"its answer has {size} bytes, expected {asked.size}"
+        if size != query.size:
+            why = f"its answer has {size} bytes, expected {query.size}"
             return self._keep(StoredAnswer(answer.id, helper, refusal=why))
         if answer.blob is None:
             return self._keep(StoredAnswer(answer.id, helper, answer.body))
         if self._store.sums.blobs.has(answer.blob):
             return self._keep(StoredAnswer(answer.id, helper, blob=answer.blob))
-        if asked.pull is None or asked.pull.blob != answer.blob:
-            self._pull(asked, answer.blob)
+        if query.pull is None or query.pull.blob != answer.blob:
+            self._pull(query, answer.blob)
         return False
 
-    def _heard(self, asked: _Asked, answer: SumAnswer) -> None:
+    def _heard(self, query: _Query, answer: SumAnswer) -> None:
         """Takes the answer to a check. After the last one, leaves devices out, or goes on to the sums."""
-        key = asked.request.id, asked.helper
+        key = query.request.id, query.helper
         del self._open[key]
         self._checked.add(key)
         if answer.invalid or answer.used:
@@ -220,12 +220,12 @@ class SumRequests:
     def block(self, helper: str, sha: bytes, block: tuple[int, bytes]) -> bool:
         """Takes a block (number, bytes) of an answer. Returns whether it was expected."""
         expected = False
-        for asked in self._open.values():
-            if asked.helper == helper and asked.pull is not None and asked.pull.blob.sha == sha:
+        for query in self._open.values():
+            if query.helper == helper and query.pull is not None and query.pull.blob.sha == sha:
                 try:
-                    expected |= asked.pull.received(*block, self._clock())
+                    expected |= query.pull.received(*block, self._clock())
                 except BlobError as error:
-                    self._drop(asked, str(error))
+                    self._drop(query, str(error))
         return expected
 
     def blocks(self, helper: str, get: Get) -> None:
@@ -233,37 +233,37 @@ class SumRequests:
         if self._store.sums.blobs.has(get.blob):
             self._out.blocks(helper, get, self._store.sums.blobs)
 
-    def _pull(self, asked: _Asked, blob: Blob) -> None:
+    def _pull(self, query: _Query, blob: Blob) -> None:
         try:
-            asked.pull = Pull(blob, self._store.sums.blobs.partial(blob))
+            query.pull = Pull(blob, self._store.sums.blobs.partial(blob))
         except BlobError as error:
             log.warning("%s", error)
 
-    def _fetch(self, asked: _Asked, pull: Pull, now: float) -> None:
+    def _fetch(self, query: _Query, pull: Pull, now: float) -> None:
         try:
             if pull.done:
                 pull.finish()
-                self._keep(StoredAnswer(asked.request.id, asked.helper, blob=pull.blob))
+                self._keep(StoredAnswer(query.request.id, query.helper, blob=pull.blob))
                 return
         except BlobError as error:
-            self._drop(asked, str(error))
+            self._drop(query, str(error))
             return
         if pull.refused or pull.unanswered >= MAX_SILENCES:
-            self._drop(asked, "the helper does not send it")
-        elif wanted := pull.wanted(now, BLOCKS_ASKED):
-            self._out.ask(asked.helper, Get(blob=pull.blob, blocks=wanted))
+            self._drop(query, "the helper does not send it")
+        elif blocks := pull.wanted(now, BLOCKS_ASKED):
+            self._out.ask(query.helper, Get(blob=pull.blob, blocks=blocks))
 
-    def _drop(self, asked: _Asked, why: str) -> None:
+    def _drop(self, query: _Query, why: str) -> None:
         """Stops fetching an answer, and asks for it again after a while."""
-        log.warning("answer of mask helper %s is asked for again: %s", asked.helper, why)
-        asked.pull, asked.sent_s = None, self._clock()
+        log.warning("answer of mask helper %s is asked for again: %s", query.helper, why)
+        query.pull, query.sent_s = None, self._clock()
 
     def _keep(self, answer: StoredAnswer) -> bool:
         """Stores an answer; where it is a refusal, the sum is not opened, and nobody else is asked for it."""
         self._store.sums.keep(answer, self._round)
         if answer.refusal:
             log.warning("mask helper %s refuses a sum: %s", answer.helper, answer.refusal)
-            self._open = {key: asked for key, asked in self._open.items() if key[0] != answer.id}
+            self._open = {key: query for key, query in self._open.items() if key[0] != answer.id}
         else:
             del self._open[answer.id, answer.helper]
         return True

@@ -57,9 +57,9 @@ def reason_to_serve_trained_head(served_acc: float, base_acc: float) -> str:
 
 def mean_loss(losses: Iterable[tuple[float, int]]) -> float:
     """The mean of the finite training losses, weighted by samples; nan if there is none."""
-    known = [(loss, samples) for loss, samples in losses if isfinite(loss)]
-    samples = sum(samples for _, samples in known)
-    return sum(loss * samples for loss, samples in known) / samples if samples else nan
+    pairs = [(loss, samples) for loss, samples in losses if isfinite(loss)]
+    samples = sum(samples for _, samples in pairs)
+    return sum(loss * samples for loss, samples in pairs) / samples if samples else nan
 
 
 def summarise(
@@ -75,7 +75,7 @@ def summarise(
         eval_acc=figures.eval_acc,
         eval_loss=figures.eval_loss,
         base_eval_acc=figures.base_eval_acc,
-        train_loss=mean_loss((one.train_loss, one.num_examples) for one in contributions),
+        train_loss=mean_loss((c.train_loss, c.num_examples) for c in contributions),
         participants=len({c.device for c in contributions}),
         energy_j=sum(c.energy_j for c in contributions),
         train_time_s=sum(c.train_time_s for c in contributions),

@@ -106,7 +106,7 @@ def store_carried(carried: CarriedState, store: Store, tools: MergeTools) -> Car
             name: checkpoint(weights, models, tools.manifest(name))
             for name, weights in carried.family.items()
         },
-        memory={name: models.put(tensors.encode(kept)) for name, kept in carried.memory.items()},
+        memory={name: models.put(tensors.encode(state)) for name, state in carried.memory.items()},
         aside=models.put(tensors.encode(carried.aside)) if carried.aside else None,
     )
 
@@ -127,7 +127,7 @@ def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
     That is where its content could not be read, or where an own kind of update fails at it: one device must
     not end the run.
     """
-    lost, task, number = [], earlier.task, earlier.model.round
+    notes, task, number = [], earlier.task, earlier.model.round
     first = max(1, number - task.max_staleness - 1)
     since = earlier.store.contributions.since(number, first) if task.waits_for_fast else {}
     for stored in earlier.store.contributions.of_round(earlier.model.round):
@@ -136,15 +136,15 @@ def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
         try:
             update = again()
         except (BlobError, TensorError) as error:
-            lost.append(f"{stored.device} ({stored.kind}) is left out, damaged on disk: {error}")
+            notes.append(f"{stored.device} ({stored.kind}) is left out, damaged on disk: {error}")
             continue
         kind = earlier.kinds[stored.kind]
         try:
             screen.add(update, times * kind.weight_of(update), stored.device, again)
         except OwnCodeError as error:
             log.warning("%s fails at the update of %s: %s", stored.kind, stored.device, error)
-            lost.append(f"{stored.device} ({stored.kind}) is left out: {error}")
-    return lost
+            notes.append(f"{stored.device} ({stored.kind}) is left out: {error}")
+    return notes
 
 
 def _fold_sums(
@@ -185,7 +185,7 @@ class _Earlier:
     def __init__(self, store: Store, task: Task, model: RoundModel, seed: Seeds) -> None:
         self.store, self.model, self.task, self._seed = store, model, task, seed
         self.kinds = {kind.name: kind for kind in task.kinds}
-        self._kept = lru_cache(BASES_HELD * (1 + len(task.family)))(
+        self._base_cache = lru_cache(BASES_HELD * (1 + len(task.family)))(
             lambda number, member: base_weights(store, number, model.manifest, member)
         )
 
@@ -203,7 +203,7 @@ class _Earlier:
             return update
         member = self.kinds[update.kind].strategy.variant_named(update.variant).member
         late = Late(number, self._seed(number), self.task.late_share(now - number), times)
-        return rebased_update(update, late, now, lambda one: self._base(one, member))
+        return rebased_update(update, late, now, lambda n: self._base(n, member))
 
     def read(self, stored: StoredContribution) -> Update:
         """Reads a contribution from disk and decodes it against the base of its own round.
@@ -218,14 +218,14 @@ class _Earlier:
         base = self._base(stored.round, variant.member) if codec.word else {}
         content = codec.decode(self.store.contributions.content(stored), base, expected)
         loss = stored.metrics.train_loss
-        known = loss if np.isfinite(loss) else nan
-        return Update(stored.kind, content, stored.num_examples, known, variant.variant)
+        train_loss = loss if np.isfinite(loss) else nan
+        return Update(stored.kind, content, stored.num_examples, train_loss, variant.variant)
 
     def _base(self, number: int, member: str) -> Tensors:
         """The weights that round `number` distributed for this member, or for the main model ("")."""
         if number == self.model.round and not member:
             return self.model.weights
-        return self._kept(number, member)
+        return self._base_cache(number, member)
 
 
 class MergeTools:
@@ -293,7 +293,7 @@ def _differences(member: Manifest, main: Manifest) -> str:
         for name in main.input.__struct_fields__
     ]
     pairs += [("labels", member.labels, main.labels), ("loss", member.target, main.target)]
-    return "; ".join(f"{name} is {its}, not {mine}" for name, its, mine in pairs if its != mine)
+    return "; ".join(f"{name} is {left}, not {right}" for name, left, right in pairs if left != right)
 
 
 def samples(path: str, bundle: Bundle, what: str) -> LocalData:

@@ -112,8 +112,8 @@ class Admission:
         return address.leaf != "state" or device not in self._runner.state.devices
 
     def _is_away(self, device: str) -> bool:
-        known = self._runner.state.devices.get(device)
-        return known is None or not known.online
+        presence = self._runner.state.devices.get(device)
+        return presence is None or not presence.online
 
 
 class DevicePresence:
@@ -144,8 +144,8 @@ class DevicePresence:
         """
         runner = self._runner
         before = runner.state.devices.get(device)
-        known = before is not None and before.boot == state.boot
-        ready = before.ready if before and known else retain and runner.state.round > 0
+        same_boot = before is not None and before.boot == state.boot
+        ready = before.ready if before and same_boot else retain and runner.state.round > 0
         ready = ready and not state.paused  # until it says hello
         runner.feed(DevicePresent(self._ports.clock(), device, state.boot, state.online, ready))
         now = runner.state.devices.get(device)

@@ -92,19 +92,19 @@ class OfferMaker:
         """
         if all(kind.strategy.statistics is None for kind in self.run.task.offered(number)):
             return ()
-        if given := self.run.given(number):
-            return given.rare
-        kept = self.run.store.rounds.start(number).carried.memory.get(closed_form.MEMORY)
-        return closed_form.rarest_classes(tensors.decode(self.run.store.models.get(kept))) if kept else ()
+        if given_round := self.run.given(number):
+            return given_round.rare
+        blob = self.run.store.rounds.start(number).carried.memory.get(closed_form.MEMORY)
+        return closed_form.rarest_classes(tensors.decode(self.run.store.models.get(blob))) if blob else ()
 
     def _served_base(self) -> Base:
         """The served model as a base: the base that its round made, where that has the same weights."""
         store = self.run.store
-        made = store.rounds.made(self.run.registry.served())
-        if made.served.sha == made.base.sha:
-            return made.base
-        if self._served.sha != made.served.sha:
-            served = tensors.decode(store.models.get(made.served))
+        models = store.rounds.made(self.run.registry.served())
+        if models.served.sha == models.base.sha:
+            return models.base
+        if self._served.sha != models.served.sha:
+            served = tensors.decode(store.models.get(models.served))
             self._served = bases.checkpoint(served, store.models, self.run.manifest)
         return self._served
 
@@ -155,12 +155,12 @@ class OfferPublisher:
             return False
         if before.deadline_s <= now.deadline_s <= DEADLINE_SLACK * before.deadline_s:
             now = replace(now, deadline_s=before.deadline_s)
-        steps = self._rounds.store.taken.last(now.round, max(0, now.base.at - before.base.at))
-        made = compact_round.compact_offer(before, now, steps, over=not state.rules.counts_late)
-        if made is None:
+        steps = self._rounds.store.step_history.last(now.round, max(0, now.base.at - before.base.at))
+        compact_offer = compact_round.compact_offer(before, now, steps, over=not state.rules.counts_late)
+        if compact_offer is None:
             return False
         self._last = now
-        self._out.next(now, made, state.online)
+        self._out.next(now, compact_offer, state.online)
         return True
 
     def _push(self, state: RoundsState) -> None:
@@ -171,9 +171,9 @@ class OfferPublisher:
         base = store.rounds.start(number).base
         if base.at:
             return
-        known = store.rounds.start(number - 1).base.checkpoint
+        checkpoint = store.rounds.start(number - 1).base.checkpoint
         for part in base.checkpoint:
-            if part not in known:
+            if part not in checkpoint:
                 for device in state.ready:
                     self._out.blocks(device, opening_blocks(part), store.models)
 
@@ -208,14 +208,14 @@ class OfferPublisher:
             for device in sorted(devices):
                 self._out.offer(device, offer)
 
-    def _current(self, state: RoundsState, asked: bool) -> Offer | None:
+    def _current(self, state: RoundsState, in_cohort: bool) -> Offer | None:
         """The offer for devices that the open round asks, or for the others; None while a round is merged.
 
         While a round is unmasked, which may take long, it is the lobby: devices that come prepare.
         """
         if state.phase == "done":
             return self._offers.farewell()
-        if asked:
+        if in_cohort:
             return self._offers.offer(state.round, state.remaining_s(self._clock()))
         if state.phase in ("wait", "collect", "unmask"):
             return self._offers.lobby(state.round)

@@ -61,9 +61,9 @@ class Receipts:
             del self._owed[reply]
             self._send(reply)
 
-    def pay_all(self, said: bool = False) -> None:
-        """Send all waiting receipts, or drop them if the next offer has `said` the same."""
-        if said:
+    def pay_all(self, by_offer: bool = False) -> None:
+        """Send all waiting receipts, or drop them where the next offer says the same (`by_offer`)."""
+        if by_offer:
             self._owed.clear()
         self.pay(-inf)
 

@@ -59,8 +59,8 @@ class DeviceStatements:
 
     def forget(self, device: str) -> None:
         """Forget a device that is away."""
-        for said in (self.plans, self.samples, self.whole):
-            said.pop(device, None)
+        for memory in (self.plans, self.samples, self.whole):
+            memory.pop(device, None)
 
 
 class Reception:
@@ -101,17 +101,17 @@ class Reception:
 
     def turn_away(self, update: ContributionId) -> None:
         """Remove the content of a contribution that does not count, before the round closes."""
-        held = self._in_hand.get(update)
-        if held and held.message.blob:
+        entry = self._in_hand.get(update)
+        if entry and entry.message.blob:
             try:
-                self._rounds.store.contributions.let_go(held.message.blob)
+                self._rounds.store.contributions.let_go(entry.message.blob)
             except BlobError as error:
                 log.warning("content from %s: %s", update.device, error)
 
     def fetch(self, update: ContributionId, number: int) -> Validated | Rejected | None:
         """Check an announced contribution, or fetch its content first; `number` is the open round."""
-        held = self._in_hand[update]
-        message, refusal = held.message, held.refusal
+        entry = self._in_hand[update]
+        message, refusal = entry.message, entry.refusal
         try:
             check.check_samples(message, self._statements.samples.get(update.device, 0), self._offered(0))
             if refusal is None:

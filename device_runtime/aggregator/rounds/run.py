@@ -109,29 +109,29 @@ class RunProgress:
 
     def latest(self) -> Progress:
         """The progress of the run after all closed rounds."""
-        known = self._known()
-        return known[max(known)]
+        progress = self._progress_by_round()
+        return progress[max(progress)]
 
     def restored(self, number: int) -> Progress | None:
         """The progress at the model that the run rolled back to in this round; None without a rollback."""
         to = self._set_back().get(number)
-        return None if to is None else self._known()[to]
+        return None if to is None else self._progress_by_round()[to]
 
     def score(self, number: int) -> float:
         """The score of an evaluated round's model, for `events.PhaseDone`."""
         figures = self._store.rounds.figures(number)
         return score_of(self._task.stop_metric, figures.eval_acc, figures.eval_loss)
 
-    def _known(self) -> dict[int, Progress]:
+    def _progress_by_round(self) -> dict[int, Progress]:
         """The progress after each closed round, and before the first (0), without rounds rolled back."""
         task, back = self._task, self._set_back()
-        known, latest = {0: Progress()}, 0
+        progress, latest = {0: Progress()}, 0
         for number, figures in self._store.rounds.every_figures():
             score = score_of(task.stop_metric, figures.eval_acc, figures.eval_loss)
-            before = known[back.get(number, latest)]
-            known[number] = before.after(number, score, task.stop_gain, number in back)
+            before = progress[back.get(number, latest)]
+            progress[number] = before.after(number, score, task.stop_gain, number in back)
             latest = number
-        return known
+        return progress
 
     def _set_back(self) -> dict[int, int]:
         """For each round in which the run rolled back: the round whose model it went back to."""
@@ -230,8 +230,8 @@ class RoundPhases:
         Round 1 distributes the first base, if it is not given another.
         """
         rounds = self._store.rounds
-        if given := self._run.given(number):
-            rounds.open(number, RoundStart(given.base, given.carried), given.steps, masks)
+        if given_round := self._run.given(number):
+            rounds.open(number, RoundStart(given_round.base, given_round.carried), given_round.steps, masks)
         elif back := self._store.history.rollback_into(number, instead=False):
             rounds.open(number, self._made_again(back.to), masks=masks)
         else:
@@ -290,7 +290,7 @@ class RoundPhases:
         figures = store.rounds.figures(number)
         record = summarise(figures, contributions, traffic, (number, duration_s))
         if run.task.masks:
-            loss = mean_loss((one.train_loss, one.num_examples) for one in store.sums.records(number))
+            loss = mean_loss((total.train_loss, total.num_examples) for total in store.sums.records(number))
             record = replace(record, train_loss=loss, central_epsilon=run.budget.spent(number))
         deadline_s = nan if number <= run.task.untimed_rounds else run.progress.deadline_s(number)
         store.rounds.close(replace(record, deadline_s=deadline_s))
@@ -314,14 +314,14 @@ class RoundPhases:
         for start in (run.initial.start, *starts.values()):
             blobs += (*start.base.checkpoint, *start.base.log, *start.carried.blobs)
         versions = run.registry.kept(run.progress.latest().best)
-        for _, made in versions:
-            blobs += (*made.blobs, *made.base.log)
+        for _, models in versions:
+            blobs += (*models.blobs, *models.base.log)
         self._store.models.prune(blobs)
-        bases_kept = [(numbers[0], starts[numbers[0]].base)] + [(n + 1, one.base) for n, one in versions[:1]]
+        bases_kept = [(numbers[0], starts[numbers[0]].base)] + [(n + 1, v.base) for n, v in versions[:1]]
         latest = number if run.given_rounds else number + 1
         at = rounds.start(latest).base.at
         written = (latest, min(at, max(at % SEGMENT, TAIL)))
-        self._store.taken.forget([written, *((n, base.steps) for n, base in bases_kept)])
+        self._store.step_history.forget([written, *((n, base.steps) for n, base in bases_kept)])
 
 
 def first_base(task: Task, models: Mapping[str, Bundle], tools: MergeTools) -> tuple[Tensors, CarriedState]:

@@ -63,7 +63,7 @@ class ContributionCommands:
         self.receipts = Receipts(self.reception, out, ports)
         self._stored, self._traffic, self._ports = rounds.store.contributions, out.traffic, ports
         self._waiting: list[events.ContributionId] = []
-        self._said: list[Callable[[], None]] = []
+        self._reports: list[Callable[[], None]] = []
 
     def do(self, command: events.ContributionCommand, state: RoundsState) -> events.Event | None:
         """Executes a command in this state. Returns the event that it causes at once, if any."""
@@ -73,7 +73,7 @@ class ContributionCommands:
             case events.StoreContribution():
                 self._store(command)
             case events.Reply() if self._waiting:
-                self._said.append(partial(self.receipts.give, command, state))
+                self._reports.append(partial(self.receipts.give, command, state))
             case events.Reply():
                 self.receipts.give(command, state)
         return None
@@ -97,7 +97,7 @@ class ContributionCommands:
         )
         self._stored.keep(stored, moved)
         self._waiting.append(update)
-        self._said.append(lambda: self._ports.tell(Contributed(record_of(stored, moved))))
+        self._reports.append(lambda: self._ports.tell(Contributed(record_of(stored, moved))))
 
     def settle(self) -> None:
         """Commits, then sends what waited; one report that fails does not stop the others.
@@ -108,8 +108,8 @@ class ContributionCommands:
             return
         self._stored.settle()
         self.reception.disk.took()
-        said, self._waiting, self._said = self._said, [], []
-        for say in said:
+        reports, self._waiting, self._reports = self._reports, [], []
+        for say in reports:
             try:
                 say()
             except Exception as error:  # whatever it is, the others have their receipts
@@ -122,12 +122,12 @@ class ContributionCommands:
 
         `uncounted`: one more that is dropped, which the state does not count.
         """
-        lost, self._waiting, self._said = tuple(self._waiting), [], []
+        updates, self._waiting, self._reports = tuple(self._waiting), [], []
         self._stored.drop()
         self.reception.disk.refused(error)
-        for update in dict.fromkeys((*lost, uncounted) if uncounted else lost):
+        for update in dict.fromkeys((*updates, uncounted) if uncounted else updates):
             self.release(update, error)
-        return tuple(update for update in lost if update != uncounted)
+        return tuple(update for update in updates if update != uncounted)
 
     def release(self, update: events.ContributionId, error: Exception) -> None:
         """Releases a contribution that an error stopped; its device sends it again."""
@@ -186,7 +186,7 @@ class RoundCommands:
         kinds = tuple(kind.name for kind in self._rounds.task.offered(number))
         deadline_s, count = state.deadline_s(number), state.contributions
         self._ports.tell(RoundOpened(number, kinds, deadline_s, command.again, count))
-        self._contributions.receipts.pay_all(said=self.offering.opened(state))
+        self._contributions.receipts.pay_all(by_offer=self.offering.opened(state))
 
     def _extend(self, command: events.Extend, state: RoundsState) -> None:
         """Extends a round. Fruitless deadlines are stored: else a run that keeps crashing would never end."""
@@ -228,8 +228,8 @@ class RoundCommands:
         if task.masks is None:
             return None
         before = sums.masks(number - 1)
-        said = most_weight_of(self._contributions.statements.samples.values())
-        most = min(said or (before.most_weight if before else 1), task.max_num_examples)
+        most_weight = most_weight_of(self._contributions.statements.samples.values())
+        most = min(most_weight or (before.most_weight if before else 1), task.max_num_examples)
         alone = kinds_alone(sums.records(number - 1), number - 1)
         devices = min(len(state.devices), state.rules.cohort(number) or len(state.devices))
         return self._rounds.budget.noisy(task.masks.offered(devices, most, alone))

@@ -72,17 +72,17 @@ class Service:
             self._done_s, messages.needed_until_s = now, now + LINGER_S
         return not self.state.online or now >= min(messages.needed_until_s, self._done_s + MOST_LINGER_S)
 
-    def give(self, given: GivenRound) -> None:
+    def give(self, given_round: GivenRound) -> None:
         """Gives a later round, or the open one with another deadline; it is stored before it is offered.
 
         Raises RunFolderError, and ValueError for a round that is neither.
         """
-        state, given_rounds, number = self.state, self.rounds.given_rounds, given.number
+        state, given_rounds, number = self.state, self.rounds.given_rounds, given_round.number
         later, same = state.phase == "wait" and number > state.round, number == state.round
         if given_rounds is None or not (later or (same and state.phase == "collect")):
             raise ValueError(f"round {number} cannot be given in round {state.round} ({state.phase})")
-        given_rounds.keep(given)
-        self._run.feed(Give(self._ports.clock(), given.deadline_s, number))
+        given_rounds.keep(given_round)
+        self._run.feed(Give(self._ports.clock(), given_round.deadline_s, number))
 
     def close_round(self) -> None:
         """Closes the open round; it is merged from the contributions that it has."""

@@ -129,12 +129,12 @@ def serve(
         by_name = {thread.task.name: thread for thread in threads}
         inboxes = {name: thread.inbox for name, thread in by_name.items()}
 
-        def asked(task: str, device: str) -> None:
+        def send_last_word(task: str, device: str) -> None:
             if last_word := by_name[task].ended.last_word:
                 answer = last_word(device)
                 publish(answer.topic, answer.payload, answer.retain)
 
-        over = TasksOver(lambda name: not by_name[name].running, asked)
+        over = TasksOver(lambda name: not by_name[name].running, send_last_word)
         router = Router(inboxes, over, most, _helpers(by_name))
         _route(router, by_name, inbox, publish)
     for thread in threads:
@@ -143,27 +143,27 @@ def serve(
 
 def _helpers(threads: Mapping[str, TaskThread]) -> dict[str, list[str]]:
     """The tasks of each mask helper, by its name."""
-    found: dict[str, list[str]] = {}
+    tasks: dict[str, list[str]] = {}
     for name, thread in threads.items():
         for helper in thread.task.masks.keys if thread.task.masks else ():
-            found.setdefault(helper.name, []).append(name)
-    return found
+            tasks.setdefault(helper.name, []).append(name)
+    return tasks
 
 
 def _route(
     router: Router, threads: Mapping[str, TaskThread], inbox: queue.SimpleQueue[Event], publish: Publish
 ) -> None:
-    said: set[str] = set()
+    withdrawals: set[str] = set()
     while any(thread.running for thread in threads.values()):
         with suppress(queue.Empty):
             event = inbox.get(timeout=LOOK_S)
             if isinstance(event, Connected):
-                said.clear()
+                withdrawals.clear()
             router.route(event)
         for name, thread in threads.items():
-            if (will := thread.ended.withdrawal) and name not in said:
+            if (will := thread.ended.withdrawal) and name not in withdrawals:
                 publish(will.topic, will.payload, will.retain)
-                said.add(name)
+                withdrawals.add(name)
 
 
 def silence_s(threads: Sequence[TaskThread]) -> float:

@@ -69,7 +69,7 @@ def _weights_of(store: Store, base: Base, number: int, manifest: Manifest) -> Te
     weights, count = None, base.steps
     if latest is not None and latest.base.line == base.line and 0 < base.at - latest.base.at < base.steps:
         weights, count = latest.weights, base.at - latest.base.at
-    weights = replay(weights or _joined(store, base), store.taken.last(number, count), manifest)
+    weights = replay(weights or _joined(store, base), store.step_history.last(number, count), manifest)
     if hashlib.sha256(tensors.encode(weights)).digest() != base.sha:
         raise RunFolderError(f"run folder {store.folder}: the base of round {number} is not what it was")
     return weights
@@ -111,7 +111,7 @@ def _further(store: Store, number: int, merged: Merged, line: StepLine) -> Base:
     if at // SEGMENT > old.at // SEGMENT:
         parts, since = _parts(merged.base, store.models, line.manifest), 0
     begun = old.at % SEGMENT
-    recent = (*store.taken.last(number, max(begun, min(old.at, log.TAIL))), *new)
+    recent = (*store.step_history.last(number, max(begun, min(old.at, log.TAIL))), *new)
     whole = old.log[:-1] if begun else old.log
     unwritten = recent[len(recent) - begun - len(new) :]
     segments = [store.models.put(log.encode(part, line.seed)) for part in _segments(unwritten)]

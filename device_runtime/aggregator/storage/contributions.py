@@ -91,16 +91,16 @@ class Contributions:
     def __init__(self, db: Database, updates: Blobs) -> None:
         self._db = db
         self._updates = updates
-        self._kept: list[tuple[StoredContribution, DeviceTraffic]] = []
-        self._kept_kinds: dict[tuple[int, str], str] = {}
+        self._batch: list[tuple[StoredContribution, DeviceTraffic]] = []
+        self._batch_kinds: dict[tuple[int, str], str] = {}
 
     def sent(self, number: int, device: str) -> str:
         """The kind of the device's contribution that was made for a round and counts, in whatever round.
 
         Empty if there is none. At most one contribution of a device counts for each round.
         """
-        if kept := self._kept_kinds.get((number, device)):
-            return kept
+        if kind := self._batch_kinds.get((number, device)):
+            return kind
         sql = "SELECT kind FROM contributions WHERE round = ? AND device = ?"
         return next((str(row["kind"]) for row in self._db.rows(sql, number, device)), "")
 
@@ -110,15 +110,15 @@ class Contributions:
         It is on disk after `settle`. Its blob, if it has one, must be in `updates`. If the contribution is
         already stored, only the bytes are updated.
         """
-        self._kept.append((stored, moved))
-        self._kept_kinds[stored.round, stored.device] = stored.kind
+        self._batch.append((stored, moved))
+        self._batch_kinds[stored.round, stored.device] = stored.kind
 
     def let_go(self, blob: Blob) -> None:
         """Remove the blob of a contribution that does not count, unless one that counts has the same blob.
 
         Raises BlobError.
         """
-        if not self._updates.has(blob) or any(stored.blob == blob for stored, _ in self._kept):
+        if not self._updates.has(blob) or any(stored.blob == blob for stored, _ in self._batch):
             return
         if not self._db.rows(_WITH_BLOB, msgspec.msgpack.encode(blob)):
             self._updates.remove(blob)
@@ -126,10 +126,10 @@ class Contributions:
     def settle(self) -> None:
         """Write what was kept in one commit: all is on disk when this returns, nothing if it raises."""
         with self._db.commit() as db:
-            db.executemany(_KEEP, [_row(stored) for stored, _ in self._kept])
-            masks = [(stored.round, stored.device, stored.mask) for stored, _ in self._kept if stored.mask]
+            db.executemany(_KEEP, [_row(stored) for stored, _ in self._batch])
+            masks = [(stored.round, stored.device, stored.mask) for stored, _ in self._batch if stored.mask]
             db.executemany(_KEEP_MASK, [(*key, msgspec.msgpack.encode(mask)) for *key, mask in masks])
-            moved = [(stored.into, stored.device, moved.up, moved.down) for stored, moved in self._kept]
+            moved = [(stored.into, stored.device, moved.up, moved.down) for stored, moved in self._batch]
             db.executemany(_SAVE_TRAFFIC, moved)
         self.drop()
 
@@ -143,7 +143,7 @@ class Contributions:
 
     def drop(self) -> None:
         """Forget what was kept, after it was written or could not be."""
-        self._kept, self._kept_kinds = [], {}
+        self._batch, self._batch_kinds = [], {}
 
     def of_round(self, number: int) -> Iterator[StoredContribution]:
         """The contributions that count in a round, by kind, device and round made for; read in parts."""
@@ -178,9 +178,9 @@ class Contributions:
         waiting = self._db.rows(
             "SELECT blob FROM contributions WHERE into_round > ? AND blob IS NOT NULL", number
         )
-        kept = [msgspec.msgpack.decode(row["blob"], type=Blob) for row in waiting]
-        kept += [stored.blob for stored, _ in self._kept if stored.blob]
-        self._updates.prune(kept, before)
+        blobs = [msgspec.msgpack.decode(row["blob"], type=Blob) for row in waiting]
+        blobs += [stored.blob for stored, _ in self._batch if stored.blob]
+        self._updates.prune(blobs, before)
 
     def records(self, number: int) -> tuple[ContributionRecord, ...]:
         """The records of a round's contributions, for display and files."""
@@ -191,10 +191,10 @@ class Contributions:
         moved = {(row["round"], row["device"]): row for row in self._db.rows(_TRAFFIC, *rounds)}
         records: dict[int, list[ContributionRecord]] = {}
         for row in self._db.rows(_RECORDS, *rounds):
-            told = moved.pop((row["into_round"], row["device"]), None)  # a device's bytes count once
-            bytes_moved = DeviceTraffic(told["up"], told["down"]) if told else DeviceTraffic()
+            traffic = moved.pop((row["into_round"], row["device"]), None)  # a device's bytes count once
+            bytes_moved = DeviceTraffic(traffic["up"], traffic["down"]) if traffic else DeviceTraffic()
             records.setdefault(row["into_round"], []).append(record_of(_stored(row), bytes_moved))
-        return {into: tuple(made) for into, made in records.items()}
+        return {into: tuple(entries) for into, entries in records.items()}
 
     def traffic(self, number: int) -> dict[str, DeviceTraffic]:
         """The bytes of each device in a round, as last saved."""

@@ -117,10 +117,10 @@ def has_run(folder: Path) -> bool:
 
 
 def _opened(folder: Path, url: str, reading: bool) -> Backend:
-    known = tables.database_place_of(folder)
-    if not url and known is None:
+    place = tables.database_place_of(folder)
+    if not url and place is None:
         return SqliteFile(folder, reading)
-    if known is None and (folder / FILE).exists():
+    if place is None and (folder / FILE).exists():
         raise RunFolderError(
             f"run folder {folder} keeps its run in {FILE}: leave the database out, or give another --run-dir"
         )

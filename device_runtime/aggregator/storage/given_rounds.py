@@ -49,14 +49,14 @@ class GivenRoundStore:
         self._path = folder / FILE
         self.latest = self._read()
 
-    def keep(self, given: GivenRound) -> None:
+    def keep(self, given_round: GivenRound) -> None:
         """Stores a round, durable on return; a round that is given again is replaced."""
-        given = msgspec.structs.replace(given, earlier=self._seeds(given.number))
+        given_round = msgspec.structs.replace(given_round, earlier=self._seeds(given_round.number))
         try:
-            replace_file(self._path, msgspec.msgpack.encode(given))
+            replace_file(self._path, msgspec.msgpack.encode(given_round))
         except OSError as error:
             raise RunFolderError(f"cannot write {self._path}: {error.strerror or error}") from None
-        self.latest = given
+        self.latest = given_round
 
     def round(self, number: int) -> GivenRound | None:
         """Round `number`, if it is the one that was given last."""
@@ -69,9 +69,9 @@ class GivenRoundStore:
     def _seeds(self, before: int) -> dict[int, int]:
         """The seeds of the latest SEEDS rounds before this one."""
         latest = self.latest
-        known = {**latest.earlier, latest.number: latest.seed} if latest else {}
-        numbers = sorted(number for number in known if number < before)
-        return {number: known[number] for number in numbers[-SEEDS:]}
+        seeds = {**latest.earlier, latest.number: latest.seed} if latest else {}
+        numbers = sorted(number for number in seeds if number < before)
+        return {number: seeds[number] for number in numbers[-SEEDS:]}
 
     def _read(self) -> GivenRound | None:
         try:

@@ -93,5 +93,5 @@ class ServingHistory:
 
     def rollback_into(self, number: int, instead: bool) -> Rollback | None:
         """The rollback into round `number`, if there is one with this `instead`."""
-        found = [one for one in self.rollbacks() if one.into == number and one.instead == instead]
-        return found[0] if found else None
+        matches = [back for back in self.rollbacks() if back.into == number and back.instead == instead]
+        return matches[0] if matches else None

@@ -80,32 +80,32 @@ class ModelVersions:
         return tuple(self._version(closed, served) for closed in self._store.rounds.closed())
 
     def _version(self, closed: RoundClosed, served: int) -> Version:
-        record, made = closed.record, self._store.rounds.made(closed.record.round)
+        record, models = closed.record, self._store.rounds.made(closed.record.round)
         return Version(
             round=record.round,
-            sha256=made.served.hex,
-            size=made.served.size,
+            sha256=models.served.hex,
+            size=models.served.size,
             eval_acc=record.eval_acc,
             eval_loss=record.eval_loss,
             published_s=closed.at,
-            kept=self._is_kept(record.round, made),
+            kept=self._is_kept(record.round, models),
             served=record.round == served,
             note=closed.note,
             metric=record.metric,
             metrics=record.metrics,
         )
 
-    def _is_kept(self, number: int, made: RoundModels) -> bool:
-        here = all(self._store.models.has(blob) for blob in made.blobs)
-        return here and self._store.taken.has(number + 1, made.base.steps)
+    def _is_kept(self, number: int, models: RoundModels) -> bool:
+        here = all(self._store.models.has(blob) for blob in models.blobs)
+        return here and self._store.step_history.has(number + 1, models.base.steps)
 
     def _is_sound(self, number: int) -> bool:
         """Whether a version is kept and undamaged: after a rollback to a damaged one the run is stuck."""
-        made = self._store.rounds.made(number)
-        if not self._is_kept(number, made):
+        models = self._store.rounds.made(number)
+        if not self._is_kept(number, models):
             return False
         try:
-            for blob in made.blobs:
+            for blob in models.blobs:
                 self._store.models.get(blob)
         except BlobError:
             return False
@@ -128,14 +128,14 @@ class ModelVersions:
         changes nothing. Raises RollbackError for a version that is not kept or is damaged.
         """
         saved = self._store.session.saved()
-        closed = {one.record.round for one in self._store.rounds.closed()}
+        closed = {event.record.round for event in self._store.rounds.closed()}
         if saved is None or to not in closed:
-            known = f"rounds 1 to {max(closed)}" if closed else "no round"
-            raise RollbackError(f"round {to} has served no model; {known} did")
+            rounds = f"rounds 1 to {max(closed)}" if closed else "no round"
+            raise RollbackError(f"round {to} has served no model; {rounds} did")
         if not self._is_sound(to):
-            kept = ", ".join(str(version.round) for version in self.versions() if version.kept)
+            numbers = ", ".join(str(version.round) for version in self.versions() if version.kept)
             raise RollbackError(
-                f"the model of round {to} is not kept any more, or damaged; those of rounds {kept} are"
+                f"the model of round {to} is not kept any more, or damaged; those of rounds {numbers} are"
             )
         instead = saved.phase == "collect"
         rollback = Rollback(saved.round if instead else saved.round + 1, to, instead)
@@ -171,9 +171,9 @@ class ModelVersions:
         """The versions to keep, by round: the latest ones, that of round `best`, and the served one."""
         latest = self._store.rounds.latest_closed()
         first = max(1, latest - self._keep + 1) if self._keep else 1
-        wanted = {*range(first, latest + 1), best, self.served()} - {0}
-        made = (
+        numbers = {*range(first, latest + 1), best, self.served()} - {0}
+        pairs = (
             (number, self._store.rounds.made(number))
-            for number in filter(self._store.rounds.opened, sorted(wanted))
+            for number in filter(self._store.rounds.opened, sorted(numbers))
         )
-        return tuple((number, one) for number, one in made if number >= first or self._is_kept(number, one))
+        return tuple(pair for pair in pairs if pair[0] >= first or self._is_kept(*pair))

@@ -100,13 +100,13 @@ class PostgresServer:
         Raises ConfigError, whose text does not contain the URL.
         """
         try:
-            given = conninfo_to_dict(url)
+            parameters = conninfo_to_dict(url)
         except psycopg.Error:
             raise ConfigError(
                 "database.url: not a PostgreSQL URL: use postgresql://user@host:5432/database, with '/', "
                 "'#', '?', '@', ':' in a password written as %2F, %23, %3F, %40, %3A"
             ) from None
-        return cls(tuple(sorted((key, str(value)) for key, value in given.items() if value is not None)))
+        return cls(tuple(sorted((key, str(value)) for key, value in parameters.items() if value is not None)))
 
     @property
     def public(self) -> str:
@@ -114,9 +114,9 @@ class PostgresServer:
         return make_conninfo("", **{key: value for key, value in self.parameters if key not in SECRETS})
 
     def __str__(self) -> str:
-        known = dict(self.parameters)
-        where = ":".join(known[key] for key in ("host", "port") if key in known) or "this machine"
-        return f"PostgreSQL at {where}" + (f", database {known['dbname']}" if "dbname" in known else "")
+        fields = dict(self.parameters)
+        where = ":".join(fields[key] for key in ("host", "port") if key in fields) or "this machine"
+        return f"PostgreSQL at {where}" + (f", database {fields['dbname']}" if "dbname" in fields else "")
 
 
 def with_password(url: str, password: str) -> str:
@@ -143,15 +143,15 @@ def schema_for(name: str) -> str:
     return f"{plain if plain[0].isalpha() else f'run_{plain}'}_{secrets.token_hex(4)}"
 
 
-def connect(server: PostgresServer, wanted: RunClaim) -> Connection:
+def connect(server: PostgresServer, run: RunClaim) -> Connection:
     """Opens a session in the schema. Raises psycopg.Error."""
-    owning = {"target_session_attrs": "read-write"} if wanted.life else {}
+    owning = {"target_session_attrs": "read-write"} if run.life else {}
     parameters: dict[str, Any] = {**DEFAULTS, **owning, **dict(server.parameters)}
-    parameters |= {"application_name": f"device-runtime {wanted.life}".strip(), "client_encoding": "UTF8"}
+    parameters |= {"application_name": f"device-runtime {run.life}".strip(), "client_encoding": "UTF8"}
     connection: Connection = psycopg.connect(autocommit=True, row_factory=_rows, **parameters)
-    reading = {} if wanted.life else {"default_transaction_read_only": "on"}
+    reading = {} if run.life else {"default_transaction_read_only": "on"}
     try:
-        for key, value in {**SETTINGS, **reading, "search_path": wanted.schema}.items():
+        for key, value in {**SETTINGS, **reading, "search_path": run.schema}.items():
             connection.execute("SELECT set_config(%s, %s, false)", (key, value))
     except BaseException:
         connection.close()
@@ -159,59 +159,59 @@ def connect(server: PostgresServer, wanted: RunClaim) -> Connection:
     return connection
 
 
-def create_run(connection: Connection, wanted: RunClaim) -> None:
+def create_run(connection: Connection, run: RunClaim) -> None:
     """Creates the run's schema and owns it. Raises psycopg.Error, RunFolderError."""
-    _lock(connection, wanted, clear=False)
+    _lock(connection, run, clear=False)
     with connection.transaction():
-        connection.execute(f'CREATE SCHEMA "{wanted.schema}"'.encode())
+        connection.execute(f'CREATE SCHEMA "{run.schema}"'.encode())
         connection.execute(_ABOUT)
         connection.execute(POSTGRES.encode())
-        connection.execute("INSERT INTO about VALUES (1, %s, %s)", (VERSION, wanted.life))
+        connection.execute("INSERT INTO about VALUES (1, %s, %s)", (VERSION, run.life))
     _warn(connection)
 
 
-def take_ownership(connection: Connection, wanted: RunClaim) -> None:
+def take_ownership(connection: Connection, run: RunClaim) -> None:
     """Takes ownership of an existing run. Raises psycopg.Error, RunFolderError if another process owns it."""
-    check_schema(connection, wanted)
-    _lock(connection, wanted, clear=False)
+    check_schema(connection, run)
+    _lock(connection, run, clear=False)
     with connection.transaction():
         connection.execute(POSTGRES.encode())
-        connection.execute("UPDATE about SET life = %s", (wanted.life,))
+        connection.execute("UPDATE about SET life = %s", (run.life,))
     _warn(connection)
 
 
-def take_ownership_again(connection: Connection, wanted: RunClaim) -> None:
+def take_ownership_again(connection: Connection, run: RunClaim) -> None:
     """Takes ownership again after a lost connection.
 
     Raises psycopg.Error, DatabaseError if another process owns or has owned the run.
     """
     try:
-        _lock(connection, wanted, clear=True)
+        _lock(connection, run, clear=True)
     except RunFolderError as error:
         raise DatabaseError(str(error)) from None
     row = connection.execute("SELECT life FROM about").fetchone()
-    if row is None or row[0] != wanted.life:
-        raise DatabaseError(f"another aggregator has had run {wanted.schema} since the connection was lost")
+    if row is None or row[0] != run.life:
+        raise DatabaseError(f"another aggregator has had run {run.schema} since the connection was lost")
 
 
-def check_schema(connection: Connection, wanted: RunClaim) -> None:
+def check_schema(connection: Connection, run: RunClaim) -> None:
     """Checks that the schema exists and has this version. Raises psycopg.Error, RunFolderError."""
-    there = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (wanted.schema,)).fetchone()
-    if there is None:
-        raise RunFolderError(f"there is no schema {wanted.schema}, where this run is kept")
+    schema = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (run.schema,)).fetchone()
+    if schema is None:
+        raise RunFolderError(f"there is no schema {run.schema}, where this run is kept")
     row = connection.execute("SELECT version FROM about").fetchone()
     version = row[0] if row else "none"
     if version != VERSION:
-        raise RunFolderError(f"schema {wanted.schema} has {wrong_version(version)}")
+        raise RunFolderError(f"schema {run.schema} has {wrong_version(version)}")
 
 
-def _lock(connection: Connection, wanted: RunClaim, clear: bool) -> None:
+def _lock(connection: Connection, run: RunClaim, clear: bool) -> None:
     """Takes the advisory lock of the run. Raises psycopg.Error, RunFolderError.
 
     `clear`: ends earlier connections of this process, which may be cut off and still hold the lock.
     """
     key = int.from_bytes(
-        hashlib.sha256(f"device-runtime {wanted.schema}".encode()).digest()[:8], "big", signed=True
+        hashlib.sha256(f"device-runtime {run.schema}".encode()).digest()[:8], "big", signed=True
     )
     for _ in range(int(LOCK_S / LOOK_S)):
         row = connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone()
@@ -223,7 +223,7 @@ def _lock(connection: Connection, wanted: RunClaim, clear: bool) -> None:
                 "WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid()"
             )
         connection.execute("SELECT pg_sleep(%s)", (LOOK_S,))
-    raise RunFolderError(f"another aggregator has run {wanted.schema} open: stop it first")
+    raise RunFolderError(f"another aggregator has run {run.schema} open: stop it first")
 
 
 def _warn(connection: Connection) -> None:
@@ -259,11 +259,11 @@ class Postgres:
         self._waiting = waiting or Waiting()
         self._over = ""
         self._connection: Connection | None = None
-        known = tables.database_place_of(folder)
-        if known is None and (reading or not url):
+        place = tables.database_place_of(folder)
+        if place is None and (reading or not url):
             raise RunFolderError(f"{folder} is no run folder: nothing was begun there")
-        self._server = PostgresServer.parse(url or (known.server if known else ""))
-        self._claim = self._opened(folder, known, reading)
+        self._server = PostgresServer.parse(url or (place.server if place else ""))
+        self._claim = self._opened(folder, place, reading)
 
     def close(self) -> None:
         if self._connection:
@@ -283,19 +283,19 @@ class Postgres:
 
         return self._do(work)
 
-    def _opened(self, folder: Path, known: DatabasePlace | None, reading: bool) -> RunClaim:
-        schema = known.schema if known else schema_for(folder.resolve().name)
-        wanted = RunClaim(schema, "") if reading else claim(schema)
+    def _opened(self, folder: Path, place: DatabasePlace | None, reading: bool) -> RunClaim:
+        schema = place.schema if place else schema_for(folder.resolve().name)
+        run = RunClaim(schema, "") if reading else claim(schema)
         try:
-            connection = self._connection = connect(self._server, wanted)
+            connection = self._connection = connect(self._server, run)
             if reading:
-                check_schema(connection, wanted)
-            elif known:
-                take_ownership(connection, wanted)
+                check_schema(connection, run)
+            elif place:
+                take_ownership(connection, run)
             else:
-                create_run(connection, wanted)
+                create_run(connection, run)
             now = DatabasePlace(self._server.public, schema)
-            if not reading and now != known:
+            if not reading and now != place:
                 tables.store_database_place(folder, now)
         except psycopg.Error as error:
             self.close()
@@ -303,7 +303,7 @@ class Postgres:
         except AggregatorError as error:
             self.close()
             raise type(error)(f"run folder {folder}, {self._server}: {error}") from None
-        return wanted
+        return run
 
     def _do(self, work: Callable[[Connection], T]) -> T:
         """Does `work`, again and again while the server is away. Rounds stop meanwhile; nothing is lost."""

@@ -109,21 +109,21 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
     main model's bundle and of the smaller ones', in the task's order. Raises RunFolderError for the folder of
     another task, or of a run with other models.
     """
-    mine = Identity(task.json(), secrets.token_hex(4), b"".join(shas))
-    found = store.identity()
-    if found is None:
-        store.begin_run(mine)
-        _write_task(store, mine.task)
-        return mine.run, False
-    begun = decode(found.task)  # settings that are newer than the run have their defaults
-    same = begun.json() == mine.task
+    identity = Identity(task.json(), secrets.token_hex(4), b"".join(shas))
+    stored = store.identity()
+    if stored is None:
+        store.begin_run(identity)
+        _write_task(store, identity.task)
+        return identity.run, False
+    begun = decode(stored.task)  # settings that are newer than the run have their defaults
+    same = begun.json() == identity.task
     if not same and not _is_longer(begun, task):
-        changed = ", ".join(_differences(begun, decode(mine.task)))
+        changed = ", ".join(_differences(begun, decode(identity.task)))
         raise RunFolderError(
             f"run folder {store.folder} belongs to another task ({changed}): give another --run-dir, "
             "or the settings it was begun with"
         )
-    begun_with = (found.bundles[at : at + SHA_BYTES] for at in range(0, len(mine.bundles), SHA_BYTES))
+    begun_with = (stored.bundles[at : at + SHA_BYTES] for at in range(0, len(identity.bundles), SHA_BYTES))
     for path, old, new in zip((task.bundle, *task.family), begun_with, shas, strict=True):
         if old != new:
             raise RunFolderError(
@@ -131,9 +131,9 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
                 f"({old.hex()[:8]}, now {new.hex()[:8]}): give another --run-dir"
             )
     if not same:
-        store.change_task(mine.task)
-        _write_task(store, mine.task)
-    return found.run, True
+        store.change_task(identity.task)
+        _write_task(store, identity.task)
+    return stored.run, True
 
 
 def _write_task(store: Store, task: bytes) -> None:

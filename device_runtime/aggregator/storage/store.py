@@ -131,7 +131,7 @@ class MergeResult:
     `note` says what was unusual, if anything. `faults`: of devices, in sums that cannot be.
     """
 
-    made: RoundModels
+    models: RoundModels
     steps: tuple[Step, ...] = ()
     note: str = ""
     sums: tuple[SumRecord, ...] = ()
@@ -170,7 +170,7 @@ class Store:
         self.contributions = Contributions(self._db, self.updates)
         self.sums = StoredSums(self._db, folder / "sums")
         self.rounds = StoredRounds(self._db, self.contributions, self.sums)
-        self.history, self.taken = ServingHistory(self._db), StepHistory(self._db)
+        self.history, self.step_history = ServingHistory(self._db), StepHistory(self._db)
         self.session = SavedSession(self._db)
         self.latest: Latest | None = None
         """The base that was made last, as the next round is made from it."""
@@ -239,9 +239,9 @@ class SavedSession:
         newest: dict[str, int] = {}
         for row in counted:
             newest[row["device"]] = max(row["round"], newest.get(row["device"], 0))
-        asked = {row["device"]: row["round"] for row in self._db.rows("SELECT device, round FROM asked")}
+        cohort = {row["device"]: row["round"] for row in self._db.rows("SELECT device, round FROM asked")}
         present = {row["device"]: row["boot"] for row in self._db.rows("SELECT device, boot FROM present")}
-        saved = Saved(number, phase, sent, answered, asked, present=present, newest=newest)
+        saved = Saved(number, phase, sent, answered, cohort, present=present, newest=newest)
         return replace(saved, fruitless=self._fruitless(number))
 
     def ask(self, number: int, devices: Iterable[str], earliest: int) -> None:
@@ -371,11 +371,11 @@ class StoredRounds:
         """Stores the result of a merge. The round's note says how it closed, then what the merge noted."""
         early = self._db.rows("SELECT note FROM rounds WHERE round = ? AND phase = 'merge'", number)
         note = "; ".join(note for note in (early[0]["note"] if early else "", result.note) if note)
-        made = result.made
+        models = result.models
         with self._db.commit() as db:
             db.execute("DELETE FROM steps WHERE round = ?", (number,))
             _add_steps(db, number, result.steps)
-            values = (_packed(made.base), _packed(made.carried), _packed(made.served), note, number)
+            values = (_packed(models.base), _packed(models.carried), _packed(models.served), note, number)
             db.execute(_MERGED, values)
             self._sums.add_records(db, number, result.sums)
             self._sums.faults.add(db, number, result.faults)
@@ -409,10 +409,10 @@ class StoredRounds:
 
     def start(self, number: int) -> RoundStart:
         """What a round was opened with, or what the latest merged round made for the next one."""
-        found = self._db.rows("SELECT base, carried FROM rounds WHERE round = ?", number)
-        if not found:
+        rows = self._db.rows("SELECT base, carried FROM rounds WHERE round = ?", number)
+        if not rows:
             return self.made(number - 1)
-        base, carried = found[0]
+        base, carried = rows[0]
         return RoundStart(_read(base, type=Base), _read(carried, type=CarriedBlobs))
 
     def made(self, number: int) -> RoundModels:

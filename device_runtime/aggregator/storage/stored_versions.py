@@ -30,10 +30,10 @@ def check_rollback(folder: Path, to: int, database: str = "") -> None:
     """
     if (folder / given_rounds.FILE).exists():
         raise RollbackError(given_rounds.SITE_ROLLBACK_TEXT)
-    kept = [version.round for version in versions_in(folder, database) if version.kept]
-    if to not in kept:
-        there = ", ".join(map(str, kept)) or "none"
-        raise RollbackError(f"no model of round {to} is kept in {folder}; those that are: {there}")
+    numbers = [version.round for version in versions_in(folder, database) if version.kept]
+    if to not in numbers:
+        choices = ", ".join(map(str, numbers)) or "none"
+        raise RollbackError(f"no model of round {to} is kept in {folder}; those that are: {choices}")
 
 
 def served_onnx(folder: Path, database: str = "") -> tuple[Version, bytes]:
@@ -44,7 +44,7 @@ def served_onnx(folder: Path, database: str = "") -> tuple[Version, bytes]:
     """
     with closing(Store(folder, True, database)) as store:
         identity = store.identity()
-        version = next((one for one in ModelVersions(store, 0).versions() if one.served), None)
+        version = next((entry for entry in ModelVersions(store, 0).versions() if entry.served), None)
         if identity is None or version is None:
             raise RunFolderError(f"{folder} serves no model yet: its first round is not closed")
         bundle = Bundle.open(store.models.path(identity.bundles[:SHA_BYTES]))

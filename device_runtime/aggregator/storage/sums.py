@@ -78,8 +78,8 @@ class StoredSums:
     def noise(self) -> dict[int, int]:
         """The noise multiplier, in thousandths, of every round that was opened with noise."""
         rows = self._db.rows("SELECT round, masks FROM round_masks ORDER BY round")
-        found = {row["round"]: msgspec.msgpack.decode(row["masks"], type=Masks).noise_milli for row in rows}
-        return {number: noise for number, noise in found.items() if noise}
+        noises = {row["round"]: msgspec.msgpack.decode(row["masks"], type=Masks).noise_milli for row in rows}
+        return {number: noise for number, noise in noises.items() if noise}
 
     def keep(self, answer: StoredAnswer, number: int) -> None:
         """Stores an answer for round `number`; durable on return. Its blob, if any, must be in `blobs`."""
@@ -91,7 +91,7 @@ class StoredSums:
     def answers(self, number: int) -> dict[tuple[bytes, str], StoredAnswer]:
         """All answers for round `number`, by sum and helper."""
         rows = self._db.rows("SELECT * FROM sum_answers WHERE into_round = ?", number)
-        return {(one.id, one.helper): one for one in map(_answer, rows)}
+        return {(answer.id, answer.helper): answer for answer in map(_answer, rows)}
 
     def content(self, answer: StoredAnswer) -> bytes:
         """The sum of masks of an answer that is no refusal. Raises BlobError."""
@@ -103,15 +103,15 @@ class StoredSums:
         rows = [
             (
                 number,
-                one.id,
-                one.round,
-                one.kind,
-                one.devices,
-                one.num_examples,
-                None if isnan(one.train_loss) else one.train_loss,
-                one.why,
+                record.id,
+                record.round,
+                record.kind,
+                record.devices,
+                record.num_examples,
+                None if isnan(record.train_loss) else record.train_loss,
+                record.why,
             )
-            for one in records
+            for record in records
         ]
         db.executemany("INSERT INTO sums VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 

@@ -95,7 +95,7 @@ _TYPES = {
     "REAL": "DOUBLE PRECISION",
     "TEXT": 'TEXT COLLATE "C"',  # sorts as SQLite does; merging depends on that order
 }
-POSTGRES = re.sub("|".join(_TYPES), lambda found: _TYPES[found[0]], SQLITE)
+POSTGRES = re.sub("|".join(_TYPES), lambda match: _TYPES[match[0]], SQLITE)
 
 
 def wrong_version(version: object) -> str:

@@ -112,7 +112,7 @@ def summary(closed: RoundClosed) -> str:
         f"{record.energy_j:.3g} J{energy_from(closed)}",
         f"{record.duration_s:.1f} s",
     ]
-    spent = max((one.epsilon for one in closed.contributions if not isnan(one.epsilon)), default=0.0)
+    spent = max((c.epsilon for c in closed.contributions if not isnan(c.epsilon)), default=0.0)
     if spent:
         parts.append(f"epsilon at most {spent:.2f}")
     if not isnan(record.central_epsilon):
@@ -143,13 +143,13 @@ def table(closed: list[RoundClosed]) -> str:
 
 def metric_names(closed: Sequence[RoundClosed]) -> tuple[str, tuple[str, ...]]:
     """The names of the metric by which the models of these rounds are judged, and of the further ones."""
-    records = [one.record for one in closed if not isnan(one.record.eval_acc)]
+    records = [event.record for event in closed if not isnan(event.record.eval_acc)]
     return (records[-1].metric, tuple(records[-1].metrics)) if records else (ACCURACY, ())
 
 
 def energy_from(closed: RoundClosed) -> str:
     """Whether a round's energy was measured: " measured", " modelled", or by how many devices."""
-    measured = sum(one.energy_source != MODELLED for one in closed.contributions)
+    measured = sum(c.energy_source != MODELLED for c in closed.contributions)
     devices = len(closed.contributions)
     if not devices:
         return ""

@@ -20,9 +20,9 @@ def printable(text: str) -> str:
 
 def abandoned_text(command: GiveUp, why: Mapping[str, str]) -> str:
     """Says why a run is abandoned: what the devices did, and `why`, the reasons of those that sat out."""
-    told = [(device, why.get(device, "").split("; ")[0]) for device in command.sat_out]
-    said = [f"{device} ({reason})" if reason else device for device, reason in told]
-    parts = filter(None, (_named("sit out", said), _named("missed the deadline", command.missed)))
+    reasons = [(device, why.get(device, "").split("; ")[0]) for device in command.sat_out]
+    texts = [f"{device} ({reason})" if reason else device for device, reason in reasons]
+    parts = filter(None, (_named("sit out", texts), _named("missed the deadline", command.missed)))
     return (
         f"round {command.round} is abandoned: {command.deadlines} deadlines in a row, the last of "
         f"{command.deadline_s:g} s, brought no contribution; "

@@ -63,7 +63,7 @@ class AccessTrial:
         if self.stated_limit is not None and self.stated_limit < sizes[0]:
             return self.stated_limit
         for size in sizes:
-            if self._lost:
+            if self._is_lost:
                 self.close()
                 self.open()
             around = packet_bytes(topic, bytes(size), 1, self.version == 5) - size
@@ -75,20 +75,20 @@ class AccessTrial:
         """Publish with QoS 1, not retained, and wait for the broker's answer."""
         sent = self._client.publish(topic, payload, qos=1)
         with self._changed:
-            came = self._changed.wait_for(lambda: sent.mid in self._answers or self._lost, self._answer_s)
+            came = self._changed.wait_for(lambda: sent.mid in self._answers or self._is_lost, self._answer_s)
         if not came or sent.mid not in self._answers:
-            return Answer(False, "it closed the connection" if self._lost else "it does not answer")
+            return Answer(False, "it closed the connection" if self._is_lost else "it does not answer")
         code = self._answers[sent.mid]
         return Answer(not code.is_failure, str(code).lower() if code.is_failure else "", self.version == 5)
 
     def hear(self, seconds: float) -> list[Received]:
         """The messages that came before, and that come in this time."""
         with self._changed:
-            self._changed.wait_for(lambda: self._lost, seconds)
-        heard = []
+            self._changed.wait_for(lambda: self._is_lost, seconds)
+        messages = []
         while not self.heard.empty():
-            heard.append(self.heard.get())
-        return heard
+            messages.append(self.heard.get())
+        return messages
 
     def close(self) -> None:
         self._client.disconnect()
@@ -103,7 +103,7 @@ class AccessTrial:
 
     def _open(self, url: BrokerUrl, step_s: float) -> None:
         self.version = 5 if url.mqtt5 else 3
-        self._lost = False
+        self._is_lost = False
         self._answers.clear()
         self._failure: BrokerError | None = None
         self._ready = threading.Event()
@@ -165,5 +165,5 @@ class AccessTrial:
             self._failure = self._closed()
             self._ready.set()
         with self._changed:
-            self._lost = True
+            self._is_lost = True
             self._changed.notify_all()

@@ -47,17 +47,17 @@ def examine_certificate(url: BrokerUrl, timeout_s: float = 20.0) -> PeerCertific
         plain.settimeout(timeout_s)
         try:
             with context.wrap_socket(plain, server_hostname=url.host) as secure:
-                seen, protocol = secure.getpeercert() or {}, secure.version() or "TLS"
+                certificate, protocol = secure.getpeercert() or {}, secure.version() or "TLS"
         except ssl.SSLCertVerificationError as error:
             dates = validity(error, context, url.host, url.port)
             raise CertificateRefused(error.verify_message + dates, error.verify_code) from None
         except ssl.SSLError as error:
             raise CertificateRefused(error.reason or str(error)) from None
     return PeerCertificate(
-        subject=_common_name(seen.get("subject")),
-        issuer=_common_name(seen.get("issuer")),
-        begins=ssl.cert_time_to_seconds(str(seen["notBefore"])),
-        ends=ssl.cert_time_to_seconds(str(seen["notAfter"])),
+        subject=_common_name(certificate.get("subject")),
+        issuer=_common_name(certificate.get("issuer")),
+        begins=ssl.cert_time_to_seconds(str(certificate["notBefore"])),
+        ends=ssl.cert_time_to_seconds(str(certificate["notAfter"])),
         protocol=protocol,
     )
 

@@ -73,10 +73,10 @@ class Signer:
         signature = self._key.sign(_offer_bytes(topic, issued, payload)).signature
         return encode(Signed(issued=issued, signature=signature, offer=payload, successions=successions))
 
-    def succeeded(self, new: bytes, made: int) -> Succession:
+    def succeeded(self, new: bytes, made_at: int) -> Succession:
         """The signed statement that the public key `new` follows this key."""
-        signature = self._key.sign(_succession_bytes(self.public, new, made)).signature
-        return Succession(self.public, new, made, signature)
+        signature = self._key.sign(_succession_bytes(self.public, new, made_at)).signature
+        return Succession(self.public, new, made_at, signature)
 
     def agree(self, device: bytes) -> SessionKey:
         """The secret shared with the process of a device, by its public key for MACs.
@@ -195,8 +195,8 @@ def _offer_bytes(topic: str, issued: int, payload: bytes) -> bytes:
     return b"".join((_OFFER_PURPOSE, topic.encode(), b"\0", issued.to_bytes(8, "big"), payload))
 
 
-def _succession_bytes(old: bytes, new: bytes, made: int) -> bytes:
-    return b"".join((_SUCCESSION_PURPOSE, old, new, made.to_bytes(8, "big")))
+def _succession_bytes(old: bytes, new: bytes, made_at: int) -> bytes:
+    return b"".join((_SUCCESSION_PURPOSE, old, new, made_at.to_bytes(8, "big")))
 
 
 def _device_bytes(topic: str, payload: bytes) -> bytes:

@@ -157,11 +157,11 @@ def rotate_key(opened: BrokerFolder, now: int) -> Signer:
     new = Signer(secret)
     with opened.alone():
         old = opened.signer
-        kept = [
-            one for one in opened.successions if one.old != old.public and one.made + SUCCESSION_SHOWN_S > now
+        successions = [
+            s for s in opened.successions if s.old != old.public and s.made + SUCCESSION_SHOWN_S > now
         ]
-        told = msgspec.json.encode([*kept[-MOST_SUCCESSIONS + 1 :], old.succeeded(new.public, now)])
-        opened.write(SUCCESSIONS, msgspec.json.format(told).decode() + "\n")
+        content = msgspec.json.encode([*successions[-MOST_SUCCESSIONS + 1 :], old.succeeded(new.public, now)])
+        opened.write(SUCCESSIONS, msgspec.json.format(content).decode() + "\n")
         opened.write(AGGREGATOR_KEY, secret.hex() + "\n")
     return new
 

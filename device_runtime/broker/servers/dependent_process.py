@@ -62,8 +62,8 @@ class DependentProcess:
                 stderr=out,
                 start_new_session=True,
             )
-        said = self._shell.stdout.readline() if self._shell.stdout else b""
-        self.pid = int(said or 0)
+        line = self._shell.stdout.readline() if self._shell.stdout else b""
+        self.pid = int(line or 0)
 
     @property
     def alive(self) -> bool:

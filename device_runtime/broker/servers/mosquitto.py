@@ -224,18 +224,18 @@ class Mosquitto:
         if not accepts(self._probe_host(), self.port, START_S, lambda: self.alive):
             return False
         end = time.monotonic() + SETTLE_S
-        while self.alive and time.monotonic() < end and " running" not in self._said():
+        while self.alive and time.monotonic() < end and " running" not in self._log_text():
             time.sleep(0.01)
         return self.alive
 
-    def _said(self) -> str:
+    def _log_text(self) -> str:
         try:
             return self._log.read_text(errors="replace")
         except OSError:
             return ""
 
     def _complaint(self) -> str:
-        lines = self._said().splitlines()
+        lines = self._log_text().splitlines()
         errors = [line for line in lines if "Error" in line] or lines[-1:]
         return errors[0].split(": ", 1)[-1] if errors else "it says nothing"
 
@@ -317,12 +317,12 @@ def hash_passwords(options: BrokerOptions) -> str:
 
 def matches_password(line: str, password: str) -> bool:
     """Whether a line of `hash_passwords` is for this password."""
-    kept = line.rpartition("$7$101$")[2]
+    entry = line.rpartition("$7$101$")[2]
     try:
-        salt = base64.b64decode(kept.partition("$")[0], validate=True)
+        salt = base64.b64decode(entry.partition("$")[0], validate=True)
     except ValueError:
         return False
-    return hmac.compare_digest(_hashed(password, salt), kept)
+    return hmac.compare_digest(_hashed(password, salt), entry)
 
 
 def _hashed(password: str, salt: bytes | None = None) -> str:

@@ -99,7 +99,7 @@ class LinkBook(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_link(self, link: OneTimeLink) -> LinkBook:
         """The book with `link` in place of its earlier state."""
-        links = tuple(link if one.id == link.id else one for one in self.links)
+        links = tuple(link if entry.id == link.id else entry for entry in self.links)
         return msgspec.structs.replace(self, links=links)
 
 
@@ -162,7 +162,7 @@ def use(opened: BrokerFolder, request: LinkRequest, now: float) -> Enrolment:
         raise LinkError(f"a claim has {CLAIM_LETTERS[0]} to {CLAIM_LETTERS[1]} letters, this {size}")
     with locked_folder(opened.folder):
         book = read_links(opened)
-        link = _claimed(_found(book, request.secret), _hash(request.claim), now)
+        link = _claimed(_link_of(book, request.secret), _hash(request.claim), now)
         if not link.device:
             name = request.name or f"browser-{secrets.token_hex(4)}"
             _check_free(opened, book, name, now)
@@ -186,7 +186,7 @@ def revoke(opened: BrokerFolder, name: str, now: float) -> OneTimeLink:
     """
     with locked_folder(opened.folder):
         book = read_links(opened)
-        link = next((one for one in book.links if one.id == name), None)
+        link = next((entry for entry in book.links if entry.id == name), None)
         if link is None:
             raise LinkError(f"no link is called {name!r}")
         void = link if link.revoked else msgspec.structs.replace(link, revoked=int(now))
@@ -211,12 +211,12 @@ def write_links(opened: BrokerFolder, book: LinkBook) -> None:
     opened.write(LINKS, msgspec.json.format(msgspec.json.encode(book)).decode() + "\n")
 
 
-def _found(book: LinkBook, secret: str) -> OneTimeLink:
-    wanted = _hash(secret)
-    found = [link for link in book.links if hmac.compare_digest(link.secret, wanted)]
-    if not found:
+def _link_of(book: LinkBook, secret: str) -> OneTimeLink:
+    digest = _hash(secret)
+    links = [link for link in book.links if hmac.compare_digest(link.secret, digest)]
+    if not links:
         raise LinkError("there is no such link: ask for a new one")
-    return found[0]
+    return links[0]
 
 
 def _claimed(link: OneTimeLink, claim: str, now: float) -> OneTimeLink:

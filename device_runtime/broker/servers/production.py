@@ -161,10 +161,10 @@ def _listener(port: int, site: BrokerSetup, folder: Path) -> Iterator[str]:
 def _check(folder: Path, site: BrokerSetup) -> None:
     """Raise SetupError when the folder is taken, or a setting is invalid."""
     ours = (*_FOR_MOSQUITTO, CA_KEY, SITE, DEVICES, AGGREGATOR_KEY, AGGREGATOR_PASSWORD)
-    there = [name for name in ours if (folder / name).exists()]
-    if there and not (folder / BEGUN).exists():
+    names = [name for name in ours if (folder / name).exists()]
+    if names and not (folder / BEGUN).exists():
         raise SetupError(
-            f"{folder} has {', '.join(there)} already, which is never written over: give another"
+            f"{folder} has {', '.join(names)} already, which is never written over: give another"
         )
     if any(letter in str(folder) for letter in "\n\r#"):
         raise SetupError(f"{folder}: a path with '#' or line ends cannot stand in Mosquitto's configuration")

@@ -62,10 +62,10 @@ class RegisteredDevice(msgspec.Struct, frozen=True, kw_only=True):
 def entries(opened: BrokerFolder) -> list[RegisteredDevice]:
     """All devices that were ever enrolled, by name. Raises SetupError."""
     try:
-        found = msgspec.json.decode(opened.read(DEVICES), type=list[RegisteredDevice])
+        devices = msgspec.json.decode(opened.read(DEVICES), type=list[RegisteredDevice])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SetupError(f"{opened.folder / DEVICES} cannot be read: {error}") from None
-    return sorted(found, key=lambda entry: entry.name)
+    return sorted(devices, key=lambda entry: entry.name)
 
 
 def revocations(opened: BrokerFolder) -> int:
@@ -87,13 +87,13 @@ def add(opened: BrokerFolder, name: str, now: datetime, web: bool = False, again
     )
     enrolment = _enrolment(opened, agreed, now)
     with opened.alone():
-        known = {entry.name: entry for entry in entries(opened)}
-        if name in known and not known[name].revoked and not again:
+        devices = {entry.name: entry for entry in entries(opened)}
+        if name in devices and not devices[name].revoked and not again:
             raise RegisterError(
                 f"{name!r} is enrolled already: `device revoke {name}` first, or --again for a new token, "
                 "which makes the old one void"
             )
-        _enter(opened, known, agreed, now)
+        _enter(opened, devices, agreed, now)
     return enrolment
 
 
@@ -119,11 +119,11 @@ def enrol_agreed(opened: BrokerFolder, agreed: AgreedCredentials, now: datetime)
     check_device(agreed.name)
     enrolment = _enrolment(opened, agreed, now)
     with opened.alone():
-        known = {entry.name: entry for entry in entries(opened)}
-        before = known.get(agreed.name)
+        devices = {entry.name: entry for entry in entries(opened)}
+        before = devices.get(agreed.name)
         if before and before.revocation > agreed.after:
             raise RegisterError(f"device {agreed.name!r} was revoked since: ask for a new link")
-        lines = (one for one in opened.read(PASSWORDS).splitlines() if one.partition(":")[0] == agreed.name)
+        lines = (row for row in opened.read(PASSWORDS).splitlines() if row.partition(":")[0] == agreed.name)
         same = any(matches_password(line, agreed.password) for line in lines)
         if before and not before.revoked:
             if not same:
@@ -132,24 +132,24 @@ def enrol_agreed(opened: BrokerFolder, agreed: AgreedCredentials, now: datetime)
                     "valid one: use that, or ask for a link for another name"
                 )
             if before.key != _public(agreed):  # an earlier version enrolled it, without a key
-                _enter(opened, known, agreed, now)
+                _enter(opened, devices, agreed, now)
             return enrolment
-        _enter(opened, known, agreed, now)
+        _enter(opened, devices, agreed, now)
     return enrolment
 
 
 def revoke(opened: BrokerFolder, name: str, now: datetime) -> None:
     """Void a device's password. Raises RegisterError for a device that is not enrolled."""
     with opened.alone():
-        known = {entry.name: entry for entry in entries(opened)}
-        if name not in known or known[name].revoked:
-            since = f": it was revoked at {known[name].revoked}" if name in known else ""
+        devices = {entry.name: entry for entry in entries(opened)}
+        if name not in devices or devices[name].revoked:
+            since = f": it was revoked at {devices[name].revoked}" if name in devices else ""
             raise RegisterError(f"{name!r} is not enrolled in {opened.folder}{since}")
         _set_password(opened, name, "")
         moment = now.isoformat(timespec="seconds")
-        number = _revocations(known.values()) + 1
-        known[name] = msgspec.structs.replace(known[name], revoked=moment, revocation=number)
-        _write_list(opened, known)
+        number = _revocations(devices.values()) + 1
+        devices[name] = msgspec.structs.replace(devices[name], revoked=moment, revocation=number)
+        _write_list(opened, devices)
 
 
 @dataclass(frozen=True)
@@ -205,25 +205,25 @@ def _public(agreed: AgreedCredentials) -> str:
 
 
 def _enter(
-    opened: BrokerFolder, known: dict[str, RegisteredDevice], agreed: AgreedCredentials, now: datetime
+    opened: BrokerFolder, devices: dict[str, RegisteredDevice], agreed: AgreedCredentials, now: datetime
 ) -> None:
     _set_password(opened, agreed.name, hash_passwords(BrokerOptions(users={agreed.name: agreed.password})))
-    before = known[agreed.name].revocation if agreed.name in known else 0
+    before = devices[agreed.name].revocation if agreed.name in devices else 0
     moment = now.isoformat(timespec="seconds")
-    known[agreed.name] = RegisteredDevice(
+    devices[agreed.name] = RegisteredDevice(
         name=agreed.name, enrolled=moment, revocation=before, key=_public(agreed)
     )
-    _write_list(opened, known)
+    _write_list(opened, devices)
 
 
-def _revocations(known: Iterable[RegisteredDevice]) -> int:
-    return max((entry.revocation for entry in known), default=0)
+def _revocations(devices: Iterable[RegisteredDevice]) -> int:
+    return max((entry.revocation for entry in devices), default=0)
 
 
 def _set_password(opened: BrokerFolder, name: str, line: str) -> None:
-    others = [one for one in opened.read(PASSWORDS).splitlines() if one.partition(":")[0] != name]
+    others = [row for row in opened.read(PASSWORDS).splitlines() if row.partition(":")[0] != name]
     opened.write(PASSWORDS, "\n".join([*others, *line.splitlines()]) + "\n")
 
 
-def _write_list(opened: BrokerFolder, known: dict[str, RegisteredDevice]) -> None:
-    opened.write(DEVICES, msgspec.json.format(msgspec.json.encode(list(known.values()))).decode() + "\n")
+def _write_list(opened: BrokerFolder, devices: dict[str, RegisteredDevice]) -> None:
+    opened.write(DEVICES, msgspec.json.format(msgspec.json.encode(list(devices.values()))).decode() + "\n")

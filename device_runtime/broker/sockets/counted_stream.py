@@ -146,7 +146,7 @@ class PlainStream:
         """Send at most what the system is to hold unsent, so that little is counted that is never sent."""
         while True:
             try:
-                if len(data) > SMALL_BYTES and _held(self.raw) >= UNSENT_BYTES:
+                if len(data) > SMALL_BYTES and _unsent_bytes(self.raw) >= UNSENT_BYTES:
                     raise BlockingIOError
                 sent = self.raw.send(data[:UNSENT_BYTES])
             except BlockingIOError:
@@ -174,7 +174,7 @@ def _left(raw: socket.socket, taken_bytes: int) -> int:
     return taken_bytes
 
 
-def _held(raw: socket.socket) -> int:
+def _unsent_bytes(raw: socket.socket) -> int:
     """Bytes that the system has taken and not sent yet; 0 where it does not say (it does on Linux)."""
     number = bytearray(4)
     try:

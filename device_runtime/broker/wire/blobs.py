@@ -187,12 +187,12 @@ class Blobs:
 
         Only files last written before `before` (seconds since 1970) are removed.
         """
-        kept = {_sha(blob).hex() for blob in keep}
+        names = {_sha(blob).hex() for blob in keep}
         freed = 0
         with self._lock, disk_errors("prune", self.folder):
-            kept |= {blob.hex for blob in self._live}
+            names |= {blob.hex for blob in self._live}
             for path in self._files():
-                if path.name[:64] not in kept and (before == inf or path.stat().st_mtime < before):
+                if path.name[:64] not in names and (before == inf or path.stat().st_mtime < before):
                     freed += _remove(path)
         return freed
 
@@ -204,8 +204,8 @@ class Blobs:
     def check_room(self, blob: Blob) -> None:
         """Raise NoRoom unless there is room to fetch a blob, or to unpack it in a folder beside."""
         what = f"no room for blob {blob.hex[:12]} of {blob.size} bytes"
-        if self.room.most is not None and (taken := self.taken()) + blob.size > self.room.most:
-            raise NoRoom(f"{what}: {taken} of the {self.room.most} bytes for models here are taken")
+        if self.room.most is not None and (total := self.taken()) + blob.size > self.room.most:
+            raise NoRoom(f"{what}: {total} of the {self.room.most} bytes for models here are taken")
         if self.room.spare:
             with disk_errors("look at", self.folder):
                 free = free_bytes(self.folder)

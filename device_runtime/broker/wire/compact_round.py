@@ -140,7 +140,7 @@ def compact_offer(before: Offer, now: Offer, steps: tuple[Step, ...], over: bool
 
 def _task_seed(offer: Offer) -> int | None:
     """The task's seed, as the last steps of the offer give it; None if they do not."""
-    seeds = [one.seeds for one in offer.base.tail if isinstance(one.seeds, int)]
+    seeds = [stretch.seeds for stretch in offer.base.tail if isinstance(stretch.seeds, int)]
     return seeds[-1] if seeds else None
 
 

@@ -289,7 +289,7 @@ class Link:
             stated = self._ended.by_broker and code is not None
             suspicious = self._outgoing.learn(stated and code == link_reasons.PACKET_TOO_LARGE)
             if self._ready.is_set():
-                self._lost(suspicious)
+                self._on_loss(suspicious)
                 return None
         return self._failure_now or self._closed_early()
 
@@ -343,7 +343,7 @@ class Link:
         closed = ConnectionError(link_reasons.CLOSED_SILENTLY)
         return BrokerUnreachable(link_reasons.unreachable_reason(self.url, closed))
 
-    def _lost(self, suspicious: bool) -> None:
+    def _on_loss(self, suspicious: bool) -> None:
         """A connection that was ready has ended; `suspicious`: its largest packet may be the reason."""
         stream = self._client.stream
         self._ready.clear()

@@ -94,8 +94,8 @@ def subscription_refused(url: BrokerUrl, topics: str, code: ReasonCode, mqtt5: b
 def is_wordless(ended: EndedConnection) -> bool:
     """Whether the other end, or what lies between, closed the connection without saying why."""
     silent = ended.failure is None or isinstance(ended.failure, ConnectionResetError | BrokenPipeError)
-    lost = ended.code is None or str(ended.code).lower() == "unspecified error"
-    return silent and lost and not ended.by_broker
+    no_reason = ended.code is None or str(ended.code).lower() == "unspecified error"
+    return silent and no_reason and not ended.by_broker
 
 
 def disconnect_reason(ended: EndedConnection) -> str:

@@ -159,8 +159,8 @@ class KeepAlive:
         return lower
 
 
-def _alike(one: float, other: float, share: float) -> bool:
-    return abs(one - other) <= share * max(one, other)
+def _alike(value: float, other: float, share: float) -> bool:
+    return abs(value - other) <= share * max(value, other)
 
 
 def duration(seconds: float) -> str:

@@ -219,7 +219,7 @@ class MqttClient(paho.Client):
 
     def _create_socket_connection(self) -> PlainStream:  # type: ignore[override]
         endpoints = look_up(self.broker.host, self.broker.port, self.steps.begin(LOOK_UP))
-        endpoints.sort(key=lambda one: self.avoided.index(one) if one in self.avoided else -1)
+        endpoints.sort(key=lambda endpoint: self.avoided.index(endpoint) if endpoint in self.avoided else -1)
         raw, self.endpoint = open_socket(endpoints, self.steps.begin(TCP))
         self.stream = PlainStream(raw, self.count, whole=bool(self.broker.path))
         if not self.broker.secure:

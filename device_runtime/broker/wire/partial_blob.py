@@ -72,10 +72,10 @@ class Partial:
         size, count = self.blob.size, block_count(self.blob)
         self._digest, self._hashed = hashlib.sha256(), 0
         with disk_errors("make room for", self._path):
-            there = self._path.stat().st_size if self._path.exists() else -1
-            if there == size:  # it was being finished
+            length = self._path.stat().st_size if self._path.exists() else -1
+            if length == size:  # it was being finished
                 return set()
-            if there != size + count:
+            if length != size + count:
                 try:
                     reserve(self._path, size + count)
                 except OSError:
@@ -83,8 +83,8 @@ class Partial:
                     raise
             with self._path.open("rb") as file:
                 file.seek(size)
-                seen = file.read()
-        return {index for index in range(count) if seen[index] != 1}
+                marks = file.read()
+        return {index for index in range(count) if marks[index] != 1}
 
     def missing(self) -> tuple[int, ...]:
         """Block numbers that have not arrived, in order."""

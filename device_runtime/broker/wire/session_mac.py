@@ -32,8 +32,8 @@ class SessionKey:
 
     def mac(self, topic: str, run: str, payload: bytes) -> bytes:
         """The MAC of a payload on a topic; `run` is "" for a message of no run."""
-        said = b"".join((topic.encode(), b"\0", run.encode(), b"\0", payload))
-        return hmac.digest(self._secret, said, hashlib.sha256)[:MAC_BYTES]
+        message = b"".join((topic.encode(), b"\0", run.encode(), b"\0", payload))
+        return hmac.digest(self._secret, message, hashlib.sha256)[:MAC_BYTES]
 
     def verifies(self, mac: bytes, topic: str, run: str, payload: bytes) -> bool:
         """Whether `mac` is the MAC of the payload."""

@@ -51,13 +51,13 @@ def tail_of(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 def pack(steps: Iterable[Step], seed: int | None = None) -> tuple[Stretch, ...]:
     """The stretches of steps, in order; `seed` is the task's. Raises ValueError for a number out of range."""
-    made = []
-    for _, group in groupby(enumerate(steps), lambda one: _common(*one)):
+    stretches = []
+    for _, group in groupby(enumerate(steps), lambda entry: _common(*entry)):
         try:
-            made.append(_stretch([step for _, step in group], seed))
+            stretches.append(_stretch([step for _, step in group], seed))
         except (struct.error, OverflowError) as error:
             raise ValueError(f"a step cannot be written: {error}") from None
-    return tuple(made)
+    return tuple(stretches)
 
 
 def unpack(stretches: Sequence[Stretch]) -> tuple[Step, ...]:
@@ -75,21 +75,21 @@ def last_of_both(before: Sequence[Stretch], new: Sequence[Stretch], most: int) -
 
     Raises MessageError as `unpack`.
     """
-    made = list(before)
+    stretches = list(before)
     for stretch in new:
-        if made and _continues(made[-1], stretch):
-            scalars = made[-1].scalars + stretch.scalars
-            made[-1] = msgspec.structs.replace(made[-1], scalars=scalars)
+        if stretches and _continues(stretches[-1], stretch):
+            scalars = stretches[-1].scalars + stretch.scalars
+            stretches[-1] = msgspec.structs.replace(stretches[-1], scalars=scalars)
         else:
-            made.append(stretch)
-    over = count(made) - most
+            stretches.append(stretch)
+    over = count(stretches) - most
     while over > 0:
-        steps = _count(made[0])
-        first = made.pop(0)
+        steps = _count(stretches[0])
+        first = stretches.pop(0)
         if over < steps:
-            made.insert(0, _drop_first(first, over, steps))
+            stretches.insert(0, _drop_first(first, over, steps))
         over -= steps
-    return tuple(made)
+    return tuple(stretches)
 
 
 def count(stretches: Iterable[Stretch]) -> int:
@@ -126,7 +126,7 @@ def _stretch(steps: Sequence[Step], seed: int | None) -> Stretch:
     first = steps[0]
     scalars = [scalar for step in steps for scalar in step.scalars]
     shares = [step.share for step in steps]
-    made = seed is not None and all(step.seed == round_seed(seed, step.round) for step in steps)
+    from_seed = seed is not None and all(step.seed == round_seed(seed, step.round) for step in steps)
     form = _form(scalars)
     return Stretch(
         round=first.round,
@@ -136,7 +136,7 @@ def _stretch(steps: Sequence[Step], seed: int | None) -> Stretch:
         width=len(first.scalars),
         form=form,
         scalars=_packed(_FORMS[form][0], scalars),
-        seeds=seed if made and seed is not None else _packed("Q", [step.seed for step in steps]),
+        seeds=seed if from_seed and seed is not None else _packed("Q", [step.seed for step in steps]),
         shares=b"" if set(shares) == {1.0} else _packed("d", shares),
     )
 
@@ -149,9 +149,9 @@ def _form(scalars: Sequence[float]) -> Form:
 def _holds(form: Form, scalars: Sequence[float]) -> bool:
     """Whether this format holds every bit of these scalars."""
     letter, _ = _FORMS[form]
-    wanted = _packed("d", scalars)
+    bits = _packed("d", scalars)
     try:
-        return _packed("d", _unpacked(letter, _packed(letter, scalars))) == wanted
+        return _packed("d", _unpacked(letter, _packed(letter, scalars))) == bits
     except (struct.error, OverflowError, ValueError):
         return False
 

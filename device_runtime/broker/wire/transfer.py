@@ -93,11 +93,11 @@ class Pull:
         free = window - len(self._outstanding)
         if self._outstanding and 2 * free < window:
             return ()  # a Get for each block would be mostly overhead
-        asked = [index for index in missing if index not in self._outstanding][: max(0, free)]
-        if asked:
-            self._outstanding.update(asked)
+        numbers = [index for index in missing if index not in self._outstanding][: max(0, free)]
+        if numbers:
+            self._outstanding.update(numbers)
             self._last_s = now
-        return tuple(asked)
+        return tuple(numbers)
 
     def expect(self, now: float) -> None:
         """Expect the sender's `opening_blocks`, the first WINDOW; those that do not come are asked for."""
@@ -159,8 +159,8 @@ def answer_get(blobs: Blobs, get: Get, limit: int = MAX_WINDOW) -> Iterator[tupl
     A blob that is not here is answered by (UNKNOWN, b""), so that the receiver does not wait in vain.
     """
     count = block_count(get.blob)
-    asked = [index for index in dict.fromkeys(get.blocks) if 0 <= index < count]
-    for index in asked[:limit]:
+    numbers = [index for index in dict.fromkeys(get.blocks) if 0 <= index < count]
+    for index in numbers[:limit]:
         try:
             data = blobs.read_block(get.blob, index)
         except BlobError:

@@ -82,8 +82,8 @@ class Agent:
         return self._messages.presence(online=True)
 
     def subscriptions(self) -> tuple[str, ...]:
-        wanted = self.settings.task
-        return (topics.offer(wanted) if wanted else topics.OFFERS, topics.down(self.settings.name, "#"))
+        task = self.settings.task
+        return (topics.offer(task) if task else topics.OFFERS, topics.down(self.settings.name, "#"))
 
     @property
     def done(self) -> bool:
@@ -136,7 +136,7 @@ class Agent:
         Waits up to `timeout` seconds for the event. Raises DataError, ModelError, OutOfMemory for errors that
         waiting does not solve.
         """
-        heard = self._hear_next(timeout)
+        has_event = self._hear_next(timeout)
         try:
             if self.inbox.empty():  # work on the newest offer only
                 self._look_for_offers()
@@ -146,7 +146,7 @@ class Agent:
             self.runner.warn(str(error))
         except OSError as error:
             self._warn_of_disk(error)
-        return heard
+        return has_event
 
     def _look_for_offers(self) -> None:
         """Notices that the broker has had no offer for this device since it connected."""

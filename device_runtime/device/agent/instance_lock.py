@@ -50,9 +50,9 @@ def process(folder: Path) -> int | None:
         with (folder / LOCK).open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        if (found := _number(folder / LOCK)) is None:
+        if (pid := _number(folder / LOCK)) is None:
             raise InUse(f"{folder} is in use by a process, but {folder / LOCK} does not say which") from None
-        return found
+        return pid
     except OSError:
         return None
     return None
@@ -66,7 +66,7 @@ def pause_on_signals(folder: Path, also: Callable[[], None] = lambda: None) -> N
     if threading.current_thread() is not threading.main_thread():
         return
 
-    def heard(number: int, _frame: object) -> None:
+    def on_signal(number: int, _frame: object) -> None:
         try:
             (work_gate.pause if number == signal.SIGUSR1 else work_gate.resume)(folder)
         except OSError as error:
@@ -74,7 +74,7 @@ def pause_on_signals(folder: Path, also: Callable[[], None] = lambda: None) -> N
         also()
 
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, heard)
+        signal.signal(number, on_signal)
 
 
 @contextmanager
@@ -93,8 +93,8 @@ def running_as_device(
         agent.inbox.wake()
 
     with folder_lock(folder):
-        for made in (folder, folder.parent):
-            sync_folder(made)  # files in it are durable only if the folder is
+        for directory in (folder, folder.parent):
+            sync_folder(directory)  # files in it are durable only if the folder is
         if priority is not None:
             priority.apply()
         work_gate.keep(policy, folder)

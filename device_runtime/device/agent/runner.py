@@ -79,7 +79,7 @@ class Runner:
         self._downloads = Downloads(self.blobs, messages.ask, self._arrived)
         self._sending = ContributionSender(self.outbox, messages)
         self._offers: dict[int, OpenRound] = {}
-        self._taken = 0
+        self._last_number = 0
         self._named: dict[str, Blob] = {}
         self._plan: tuple[Plan, float] | None = None
         self._result: WorkResult | None = None
@@ -120,16 +120,16 @@ class Runner:
         """The link is connected. Raises as `feed`."""
         self.feed(ev.LinkUp(self._clock(), self._in_flight()))
 
-    def take(self, heard: OpenRound, to_all: bool, retained: bool = False, over: bool = False) -> None:
+    def take(self, open_round: OpenRound, to_all: bool, retained: bool = False, over: bool = False) -> None:
         """Take an offer that is trusted; the arguments are those of `OfferReceived`."""
-        self._taken += 1
-        known = {offer.number: self._offers[offer.number] for offer in self.state.offers}
-        opened = replace(heard, member="") if heard.offer.done else heard
-        self._offers = {**known, self._taken: opened}
-        offer, flight = offered_of(self._taken, heard), self._in_flight()
+        self._last_number += 1
+        offers = {offer.number: self._offers[offer.number] for offer in self.state.offers}
+        opened = replace(open_round, member="") if open_round.offer.done else open_round
+        self._offers = {**offers, self._last_number: opened}
+        offer, flight = offered_of(self._last_number, open_round), self._in_flight()
         run = self.state.heard[0]
         self.feed(ev.OfferReceived(self._clock(), offer, to_all, retained, over, flight))
-        if self.state.heard[0] != run and not heard.offer.done:
+        if self.state.heard[0] != run and not open_round.offer.done:
             log.info("in task %r", self.state.task)
 
     def withdrawn(self, task: str, why: str) -> None:
@@ -274,7 +274,7 @@ class Runner:
         """Do some work on an offer; returns the event of its end or failure, or None if that comes later."""
         evaluating = self.state.evaluating == command.number
         try:
-            event = self._worked(command, current)
+            event = self._event_of_work(command, current)
             if not isinstance(command, ev.Preview):  # which writes nothing
                 self._disk_wait_s = DISK_WAIT_S
         except (BlobError, StaleBase, WorkDied, RoundLeftOut, WorkStopped, OSError) as raised:
@@ -298,7 +298,7 @@ class Runner:
             raise raised
         return DiskError(shortage(raised) or str(raised))
 
-    def _worked(self, command: ev.OfferCommand, current: OpenRound) -> ev.DeviceEvent | None:
+    def _event_of_work(self, command: ev.OfferCommand, current: OpenRound) -> ev.DeviceEvent | None:
         """Do some work on an offer; returns the event that answers the command, if it is known."""
         number, begun = command.number, self._clock()
         match command:
@@ -308,8 +308,8 @@ class Runner:
                 self._named = {blob.hex: blob for blob in preview.missing}
                 return ev.Previewed(self._clock(), number, tuple(self._named))
             case ev.Fetch():
-                wanted = [self._named[blob] for blob in command.blobs]
-                return None if self._downloads.advance(wanted, begun) else ev.FetchRefused(begun, number)
+                blobs = [self._named[blob] for blob in command.blobs]
+                return None if self._downloads.advance(blobs, begun) else ev.FetchRefused(begun, number)
             case ev.Prepare():
                 self._downloads.advance((), begun)  # nothing is fetched any longer
                 self.backend.prepare(current)
@@ -347,7 +347,7 @@ class Runner:
             self.pause_point,
             self._gate.lost,
             self._decided,
-            self._made,
+            self._on_result,
             lambda offer: self.state.has_answered(offer.run, offer.round),
             lambda run: {entry.round for entry in self.state.outbox if entry.run == run},
             lambda: self.feed(ev.WorkerDied(self._clock())),
@@ -369,28 +369,28 @@ class Runner:
         self._plan = (plan, room_bytes)
         self.feed(ev.PlanMade(self._clock(), plan.task, plan.round))
 
-    def _made(self, made: WorkResult) -> None:
-        self._result = made
-        if made.message is not None:
-            self.feed(ev.Made(self._clock(), made.run, made.round, "contribution"))
-        elif made.trouble:
-            log.warning("round %d left out: %s", made.round, made.trouble)
-            self.feed(ev.Made(self._clock(), made.run, made.round, "failed"))
+    def _on_result(self, result: WorkResult) -> None:
+        self._result = result
+        if result.message is not None:
+            self.feed(ev.Made(self._clock(), result.run, result.round, "contribution"))
+        elif result.trouble:
+            log.warning("round %d left out: %s", result.round, result.trouble)
+            self.feed(ev.Made(self._clock(), result.run, result.round, "failed"))
         else:
-            log.warning("round %d: sitting out: %s", made.round, "; ".join(made.reasons))
-            self.feed(ev.Made(self._clock(), made.run, made.round, "sat out"))
+            log.warning("round %d: sitting out: %s", result.round, "; ".join(result.reasons))
+            self.feed(ev.Made(self._clock(), result.run, result.round, "sat out"))
 
     def _keep(self) -> ev.DeviceEvent:
         """Write a contribution to disk, with the boot and number that its receipt will name."""
-        made, self._result = self._result, None
-        if made is None or made.message is None:
+        result, self._result = self._result, None
+        if result is None or result.message is None:
             raise TypeError("there is no contribution to keep")
         try:
-            message = self._sending.keep(made.message)
+            message = self._sending.keep(result.message)
         except (BlobError, OSError) as error:
-            log.warning("round %d left out: its contribution cannot be kept: %s", made.round, error)
-            return ev.KeepFailed(self._clock(), made.run, made.round)
-        self._transferred(up=made.bytes_up)
+            log.warning("round %d left out: its contribution cannot be kept: %s", result.round, error)
+            return ev.KeepFailed(self._clock(), result.run, result.round)
+        self._transferred(up=result.bytes_up)
         return ev.Kept(self._clock(), entry_of(message), self._in_flight())
 
     def _send(self, seq: int, first: bool) -> None:

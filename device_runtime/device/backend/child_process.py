@@ -129,12 +129,12 @@ class OnDemandWorker:
         stays_s = max(self._stays_s, STAYS_TIMES * (self._cpu_s or 0.0))
         return self.child is not None and self._clock() - self._used_s >= stays_s
 
-    def answered(self, cpu_s: float, worked: bool) -> None:
-        """It has answered a request after `cpu_s` processor seconds; `worked`: some work is done."""
+    def answered(self, cpu_s: float, is_work: bool) -> None:
+        """It has answered a request after `cpu_s` processor seconds; `is_work`: some work is done."""
         self._used_s = self._clock()
         if self._cpu_s is None:
             self._cpu_s = cpu_s
-        if worked:
+        if is_work:
             self._wait_s = AGAIN_S
 
     def died(self, why: str, killed: bool = False) -> WorkDied:

@@ -66,7 +66,7 @@ class InProcess:
         self.deaths: tuple[WorkerDeath, ...] = ()
         self._settings, self._gate, self._link, self._make, self._draw = settings, gate, link, make, draw
         self._error_feedback = ErrorFeedback(settings.folder / LEFT)
-        self._given: RoundInputs | None = None
+        self._inputs: RoundInputs | None = None
 
     def hello(self, boot: int) -> Hello:
         return self.task.hello(boot) if self.task else reports.bare_hello(boot)
@@ -93,34 +93,34 @@ class InProcess:
 
     def prepare(self, current: OpenRound) -> None:
         with round_errors_as_left_out():
-            self._given_by(current)
+            self._inputs_of(current)
 
     def work(self, current: OpenRound, listener: BackendListener) -> bool:
         offer = current.offer
         with round_errors_as_left_out():
-            given = self._given_by(current)
+            inputs = self._inputs_of(current)
             task = self._task_of(offer)
             if before := task.unsent(offer):
                 self._report(task, *before, listener)
             with guarded(task.engine_guard, _ending_paused_work(listener.pause_point)):
-                given_now = replace(given, deaths=self.deaths)
-                outcome = task.perform(given_now, current.closes, _listener(offer, listener))
+                inputs_now = replace(inputs, deaths=self.deaths)
+                outcome = task.perform(inputs_now, current.closes, _listener(offer, listener))
             if outcome is None:
                 return False
-            self._report(task, given, outcome, listener)
+            self._report(task, inputs, outcome, listener)
             return True
 
     def evaluate_personal_model(self, current: OpenRound, pause_point: Callable[[], None]) -> None:
         with round_errors_as_left_out():
-            given, task = self._given_by(current), self._task_of(current.offer)
-            self._given = None
-            task.evaluate_personal_model(given, pause_point)
+            inputs, task = self._inputs_of(current), self._task_of(current.offer)
+            self._inputs = None
+            task.evaluate_personal_model(inputs, pause_point)
 
     def keep_final_model(self, over: OpenRound, pause_point: Callable[[], None]) -> None:
         with round_errors_as_left_out():
-            given, task = self._given_by(over), self._task_of(over.offer)
-            self._given = None
-            task.keep_final_model(given, pause_point)
+            inputs, task = self._inputs_of(over), self._task_of(over.offer)
+            self._inputs = None
+            task.keep_final_model(inputs, pause_point)
 
     def receipt_received(self, message: Contribution, counts: bool) -> None:
         self._error_feedback.settle(message.run, message.kind, message.round, counts)
@@ -138,44 +138,44 @@ class InProcess:
     def close(self) -> None:
         """Does nothing."""
 
-    def _given_by(self, current: OpenRound) -> RoundInputs:
+    def _inputs_of(self, current: OpenRound) -> RoundInputs:
         """The inputs of a round; the same again while its work goes on. Raises as the methods do."""
-        offer, member, known = current.offer, current.member or "", self._given
+        offer, member, inputs = current.offer, current.member or "", self._inputs
         task = self._task_of(offer)
-        if known is None or (known.offer, known.member) != (offer, member):
+        if inputs is None or (inputs.offer, inputs.member) != (offer, member):
             weights = self.cache.base(current.base, task.bundle(member).manifest)
-            self._given = known = RoundInputs(offer, member, weights, self.cache.aside(offer.aside))
-        return known
+            self._inputs = inputs = RoundInputs(offer, member, weights, self.cache.aside(offer.aside))
+        return inputs
 
     def _task_of(self, offer: Offer) -> OneTask:
         """The task of the offer's bundles, made if it is not the current one. Raises as the methods do."""
         if self.task is None or self.bundles != bundles_of(offer):
-            self.task, self._given, self.bundles = None, None, ()  # frees its memory for the next
+            self.task, self._inputs, self.bundles = None, None, ()  # frees its memory for the next
             models = {member: self.cache.bundle(blob) for member, blob in bundles_of(offer)}
             self.task = self._make(self._settings, models, self._gate.worked, self._link)
             self.bundles = bundles_of(offer)
         return self.task
 
     def _report(
-        self, task: OneTask, given: RoundInputs, outcome: WorkOutcome, listener: BackendListener
+        self, task: OneTask, inputs: RoundInputs, outcome: WorkOutcome, listener: BackendListener
     ) -> None:
         """Save the state of the kind and the codec, then report the contribution.
 
         Of a masked update nothing is saved in the clear: a contribution that was kept is sent again as it is.
         """
-        offer, made = given.offer, outcome.contribution
+        offer, contribution = inputs.offer, outcome.contribution
         if listener.answered(offer):
             return
-        if made is None:
+        if contribution is None:
             listener.made(WorkResult(offer.run, offer.round, reasons=outcome.reasons))
             return
         for wait_s in (*DISK_WAITS_S, None):
             try:
-                body, mask = self._content(task, given, outcome, listener)
+                body, mask = self._content(task, inputs, outcome, listener)
                 blob = self.cache.blobs.put(body) if len(body) > INLINE_LIMIT else None
                 sent = bytes(body) if blob is None else blob
                 message = reports.contribution_message(offer, outcome, sent, mask)
-                task.keep(offer, made)
+                task.keep(offer, contribution)
             except (BlobError, OSError) as error:
                 if wait_s is not None and is_of_disk(error) and _waited(wait_s, error, offer, listener):
                     continue
@@ -188,21 +188,21 @@ class InProcess:
             return
 
     def _content(
-        self, task: OneTask, given: RoundInputs, outcome: WorkOutcome, listener: BackendListener
+        self, task: OneTask, inputs: RoundInputs, outcome: WorkOutcome, listener: BackendListener
     ) -> tuple[bytes | memoryview, Mask | None]:
         """The content of a contribution and, with masks, its mask. Saves what the codec has left out."""
-        offer, made = given.offer, outcome.contribution
-        if made is None:
+        offer, contribution = inputs.offer, outcome.contribution
+        if contribution is None:
             raise ValueError("nothing was contributed")
         if offer.masks is not None:
             from device_runtime.device.training import masked_update  # needed in masked rounds only
 
-            secret, manifest = self._draw(masked_update.SECRET_BYTES), task.bundle(given.member).manifest
-            masked = masked_update.masked(made, given, manifest, self._settings.name, secret)
-            _tell_shortened(masked.shortened, given, outcome, listener)
+            secret, manifest = self._draw(masked_update.SECRET_BYTES), task.bundle(inputs.member).manifest
+            masked = masked_update.masked(contribution, inputs, manifest, self._settings.name, secret)
+            _tell_shortened(masked.shortened, inputs, outcome, listener)
             return masked.body, masked.mask
-        key, waiting = FeedbackKey(offer.run, made.kind, given.member), listener.waiting(offer.run)
-        encoded = task.encoded(given, outcome, self._error_feedback.get(key, waiting))
+        key, waiting = FeedbackKey(offer.run, contribution.kind, inputs.member), listener.waiting(offer.run)
+        encoded = task.encoded(inputs, outcome, self._error_feedback.get(key, waiting))
         if encoded.left is not None:
             self._error_feedback.put(key, offer.round, waiting, encoded.left)
         return encoded.body, None
@@ -221,13 +221,13 @@ def _waited(seconds: float, error: Exception, offer: Offer, listener: BackendLis
     return True
 
 
-def _tell_shortened(why: str, given: RoundInputs, outcome: WorkOutcome, listener: BackendListener) -> None:
+def _tell_shortened(why: str, inputs: RoundInputs, outcome: WorkOutcome, listener: BackendListener) -> None:
     """Log what was shortened of a masked update, and say that it was in a plan, without the factor.
 
     The factor would tell of one device's update. With noise every update may be clipped: the plan is not
     sent again.
     """
-    offer = given.offer
+    offer = inputs.offer
     if not why or offer.masks is None:
         return
     clips = bool(offer.masks.clip_milli)

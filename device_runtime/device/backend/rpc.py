@@ -102,9 +102,9 @@ class Rpc(Generic[M]):
         return self._decoder.decode(data)
 
 
-def _path(_kind: type, given: object) -> Path:
+def _path(_kind: type, text: object) -> Path:
     """Decodes a path, which is sent as text: the only type here that msgspec does not know."""
-    return Path(str(given))
+    return Path(str(text))
 
 
 # Requests of the device (`Request`) and messages of the worker (`WorkerMessage`).
@@ -129,34 +129,34 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
     choose: str = ""
 
     @classmethod
-    def of(cls, given: Settings, meter: str, held_bytes: int) -> WorkTerms:
+    def of(cls, settings: Settings, meter: str, held_bytes: int) -> WorkTerms:
         """`held_bytes` are held by this process, so the worker may not use them.
 
         Paths are made absolute, as the worker runs in another folder.
         """
-        emulation, most = given.emulation, given.memory_bytes
+        emulation, most = settings.emulation, settings.memory_bytes
         return cls(
-            given.name,
-            SampleSource.of(given.data).absolute(),
-            given.folder.absolute(),
-            given.engine,
+            settings.name,
+            SampleSource.of(settings.data).absolute(),
+            settings.folder.absolute(),
+            settings.engine,
             meter,
-            given.personal,
+            settings.personal,
             None if most is None else max(1, most - held_bytes),
-            given.owner,
+            settings.owner,
             emulation.profile if emulation else None,
             emulation.slow if emulation else 1.0,
-            given.disk_bytes,
-            given.allowed,
+            settings.disk_bytes,
+            settings.allowed,
             held_bytes,
-            given.choose,
+            settings.choose,
         )
 
     def settings(self, meter: Meter | None) -> Settings:
         emulation = None if self.emulated is None else Emulation(self.emulated, self.slow)
-        known = Settings(self.name, self.place, self.folder, emulation, self.memory_bytes, self.engine)
+        settings = Settings(self.name, self.place, self.folder, emulation, self.memory_bytes, self.engine)
         return replace(
-            known,
+            settings,
             owner=self.owner,
             meter=meter,
             personal=self.personal,

@@ -58,8 +58,8 @@ ends.
 """
 
 ERRORS: dict[str, Callable[[str], Exception]] = {
-    one.__name__: one
-    for one in (
+    error.__name__: error
+    for error in (
         *vars(errors).values(),
         *vars(model_errors).values(),
         meters.MeterError,
@@ -67,7 +67,7 @@ ERRORS: dict[str, Callable[[str], Exception]] = {
         DiskError,
         NoRoom,
     )
-    if isinstance(one, type) and issubclass(one, (DeviceError, ModelError, BlobError))
+    if isinstance(error, type) and issubclass(error, (DeviceError, ModelError, BlobError))
 }
 """Errors that the process reports, by class name."""
 
@@ -87,18 +87,18 @@ class Subprocess:
         self._settings, self._gate, self._link = settings, gate, link
         terms = lambda: WorkTerms.of(settings, meter, _held_bytes(settings))  # noqa: E731
         self._worker = OnDemandWorker(terms, gate.clock, stays_s)
-        self._known: KnownTask | None = None
+        self._task: KnownTask | None = None
         self._busy = self._is_paused = False
         self._pending_receipts: list[ReceiptRequest] = []
         self._deaths: tuple[OpenRound | None, tuple[WorkerDeath, ...]] = (None, ())
 
     @property
     def bundles(self) -> Bundles:
-        return self._known.bundles if self._known else ()
+        return self._task.bundles if self._task else ()
 
     def hello(self, boot: int) -> Hello:
         """The hello as it was last."""
-        return msgspec.structs.replace(self._known.hello, boot=boot) if self._known else bare_hello(boot)
+        return msgspec.structs.replace(self._task.hello, boot=boot) if self._task else bare_hello(boot)
 
     def warm_up(self) -> None:
         try:
@@ -219,12 +219,12 @@ class Subprocess:
             raise
         finally:
             self._busy = False
-        worked = isinstance(request, (WorkRequest, EvaluateModelRequest, KeepModelRequest))
-        self._worker.answered(message.cpu_s, worked)
+        is_work = isinstance(request, (WorkRequest, EvaluateModelRequest, KeepModelRequest))
+        self._worker.answered(message.cpu_s, is_work)
         if message.error is not None:
             name, text = message.error
             raise ERRORS.get(name, DeviceError)(text)
-        self._known = message.known or self._known
+        self._task = message.known or self._task
         return message
 
     def _endless(self, request: Request, child: Child) -> str:

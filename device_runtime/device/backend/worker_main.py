@@ -138,8 +138,8 @@ class DeviceWorker:
         if self._unanswered:
             self._take_reply(self._inbox.get())
         bundles = self._backend.bundles
-        known = KnownTask(bundles, self._backend.hello(0)) if bundles else None
-        return Ended(known, preview, finished, error, time.process_time())
+        task = KnownTask(bundles, self._backend.hello(0)) if bundles else None
+        return Ended(task, preview, finished, error, time.process_time())
 
     def _do(self, request: Request) -> RoundPreview | None:
         if isinstance(request, PreviewRequest):
@@ -165,7 +165,7 @@ class DeviceWorker:
             self.pause_point,
             self._gate.lost,
             self._decided,
-            self._made,
+            self._send_result,
             lambda _offer: False,
             lambda _run: request.waiting,
         )
@@ -215,5 +215,5 @@ class DeviceWorker:
     def _decided(self, _offer: Offer, plan: Plan, room_bytes: float) -> None:
         self._rpc.send(PlanReport(plan, room_bytes))
 
-    def _made(self, made: WorkResult) -> None:
-        self._rpc.send(ResultReport(made))
+    def _send_result(self, result: WorkResult) -> None:
+        self._rpc.send(ResultReport(result))

@@ -72,13 +72,13 @@ class ModelCache:
             return ""
         return f"needs {size / 1e6:.1f} MB of memory to be read, and {free / 1e6:.1f} MB may be held"
 
-    def _drop_bundles(self, kept: AbstractSet[str], size: int) -> None:
+    def _drop_bundles(self, names: AbstractSet[str], size: int) -> None:
         """Remove bundles of earlier offers if `size` bytes, fetched and unpacked, have no room."""
         most = self.blobs.room.most
         if most is None or self.blobs.taken() + COPIES * size <= most or not self._bundles.exists():
             return
         for folder in self._bundles.iterdir():
-            if folder.name not in kept:
+            if folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def missing(self, base: Base, aside: Blob | None = None) -> tuple[Blob, ...]:
@@ -188,12 +188,12 @@ class ModelCache:
     def _route(self, base: Base) -> BaseRoute:
         """The route to this base. Raises as `missing` does."""
         self._state = self._state or self._states.get(base)
-        found = find_route(base, self._state, self.blobs.has)
-        if found is None:
+        route = find_route(base, self._state, self.blobs.has)
+        if route is None:
             raise StaleBase(
                 f"base model after {base.at} steps: no replay state and no blob of the offer leads there"
             )
-        return found
+        return route
 
     def _checkpoint(self, base: Base) -> dict[str, NDArray[Any]]:
         """All parts of the checkpoint. Raises BlobError, TensorError."""

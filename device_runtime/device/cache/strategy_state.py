@@ -31,7 +31,7 @@ class StrategyStateStore:
     def get(self, run: str, kind: str, number: int) -> Tensors:
         """The state kept last before round `number`; nothing if there is none, or it is damaged."""
         folder = self._of(run, kind)
-        earlier = [one for one in _rounds(folder) if one < number]
+        earlier = [round_number for round_number in _rounds(folder) if round_number < number]
         if not earlier:
             return NO_TENSORS
         try:
@@ -40,16 +40,16 @@ class StrategyStateStore:
             log.warning("what %s kept is not readable, and is left out: %s", kind, error)
             return NO_TENSORS
 
-    def put(self, run: str, kind: str, number: int, kept: Tensors) -> None:
+    def put(self, run: str, kind: str, number: int, state: Tensors) -> None:
         """Save the state durably for the rounds after `number`. Raises OSError."""
         folder = self._of(run, kind)
         if not folder.parent.exists():
             shutil.rmtree(self._folder, ignore_errors=True)
         if not folder.exists():
             folder.mkdir(parents=True)
-            for made in (folder.parent, self._folder, self._folder.parent):
-                sync_folder(made)
-        replace_file(_path(folder, number), tensors.encode(kept))
+            for parent in (folder.parent, self._folder, self._folder.parent):
+                sync_folder(parent)
+        replace_file(_path(folder, number), tensors.encode(state))
         for old in _rounds(folder)[:-2]:
             _path(folder, old).unlink(missing_ok=True)
 

@@ -125,8 +125,8 @@ def connect(options: ConnectionOptions) -> Connection:
 
     Raises EnrolmentError, UrlError, TopicError.
     """
-    given, tls = options.broker, TLS(options.ca, options.cert, options.key)
-    url = BrokerUrl.parse(given, tls, options.insecure) if given else None
+    address, tls = options.broker, TLS(options.ca, options.cert, options.key)
+    url = BrokerUrl.parse(address, tls, options.insecure) if address else None
     password_file = getattr(options, "password_file", None)  # older callers have none
     if url:
         url = url.with_password(password_file, options.name)
@@ -136,15 +136,15 @@ def connect(options: ConnectionOptions) -> Connection:
         raise UrlError("--ca, --cert and --key are for a broker with TLS: give its URL, mqtts:// or wss://")
     if tls.key and not tls.cert:
         raise UrlError("--key is the key of a certificate: give that, too, by --cert")
-    folder, enrolment = _kept(options, url)
+    folder, enrolment = _home(options, url)
     if enrolment is None:
         if url is None:
             raise UrlError(
                 "where is the broker? Give its URL, or enrol first: join (or mask-helper) --enrol -"
             )
         name = check_device(options.name or url.user or _host())
-        if options.name is None and (found := _enrolled()):
-            others = ", ".join(found)
+        if options.name is None and (names := _enrolled()):
+            others = ", ".join(names)
             log.warning("joining %s as %s, which is not enrolled: offers of any aggregator count", url, name)
             log.warning("enrolled here: %s; --name says which to join as", others)
         return Connection(url, name, folder or _root() / name, name)
@@ -177,14 +177,14 @@ def first_connection(
     each wait. Raises BrokerRefused: a device that is refused now would be refused later, too.
     """
     delay = delay or ReconnectDelay(LinkOptions.reconnect_s)
-    said = ""
+    reason = ""
     while not stop.is_set():
         try:
             link.connect(stop=stop)
         except BrokerUnreachable as error:
-            if str(error) != said:
-                said = str(error)
-                log.warning("%s; trying again", said)
+            if str(error) != reason:
+                reason = str(error)
+                log.warning("%s; trying again", reason)
             waits()
             delay.failed()
             sleep_until(stop, delay.wait_s())
@@ -199,11 +199,11 @@ def folder_of(options: DeviceChoice) -> Path:
     Raises NoDevice.
     """
     if options.state is None and options.name is None:
-        found = sorted(path.parent.name for path in _root().glob("*/outbox")) or _enrolled()
-        if len(found) != 1:
-            here = f"devices here: {', '.join(found)}" if found else f"no device is in {_root()}"
+        names = sorted(path.parent.name for path in _root().glob("*/outbox")) or _enrolled()
+        if len(names) != 1:
+            here = f"devices here: {', '.join(names)}" if names else f"no device is in {_root()}"
             raise NoDevice(f"{here}: say which with --name or --state")
-        return _root() / found[0]
+        return _root() / names[0]
     folder = options.state or _root() / check_device(options.name or "")
     if not folder.is_dir():
         raise NoDevice(f"no device is in {folder}")
@@ -256,21 +256,21 @@ def claim(folder: Path) -> None:
 def is_enrolled(options: DeviceChoice) -> bool:
     """Whether there is an enrolment that `connect` would use, readable or not."""
     try:
-        return _kept(options, None)[1] is not None
+        return _home(options, None)[1] is not None
     except EnrolmentError:
         return True
 
 
-def _kept(options: DeviceChoice, url: BrokerUrl | None) -> tuple[Path | None, Enrolment | None]:
+def _home(options: DeviceChoice, url: BrokerUrl | None) -> tuple[Path | None, Enrolment | None]:
     """The device's folder, if known, with its enrolment; otherwise those of the only device enrolled here."""
     name = options.name or (url and (url.user or _host()))
     folder = options.state or (_root() / check_device(name) if name else None)
     if folder is not None:
         return folder, Enrolment.load(folder)
-    found = _enrolled()
-    if len(found) > 1:
-        raise EnrolmentError(f"several devices are enrolled here ({', '.join(found)}): say which with --name")
-    return (_root() / found[0], Enrolment.load(_root() / found[0])) if found else (None, None)
+    names = _enrolled()
+    if len(names) > 1:
+        raise EnrolmentError(f"several devices are enrolled here ({', '.join(names)}): say which with --name")
+    return (_root() / names[0], Enrolment.load(_root() / names[0])) if names else (None, None)
 
 
 def _enrolled() -> list[str]:

@@ -30,7 +30,7 @@ class OpenRound:
     @property
     def base(self) -> Base:
         """The base of the chosen member."""
-        return next((one.base for one in self.offer.family if one.name == self.member), self.offer.base)
+        return next((m.base for m in self.offer.family if m.name == self.member), self.offer.base)
 
     def follows(self, earlier: OpenRound) -> bool:
         """Whether this is the same round with the same deadline, offered again."""
@@ -102,13 +102,13 @@ class OfferStream:
         before = self._latest.get(task)
         if before is None:
             raise UnknownRoundBefore(f"a round of {task!r} is open that follows one which is not known here")
-        made = self._trust.next(topic, before.run, payload)
-        if made.round <= before.round:
-            raise MessageError(f"round {made.round} of {task!r} was heard of before")
+        next_round = self._trust.next(topic, before.run, payload)
+        if next_round.round <= before.round:
+            raise MessageError(f"round {next_round.round} of {task!r} was heard of before")
         del self._latest[task]  # if this fails, the whole offer is asked for
-        offer = compact_round.full_offer(before, made)
+        offer = compact_round.full_offer(before, next_round)
         self._keep(offer)
-        self.over = made.over
+        self.over = next_round.over
         return offer
 
     def _keep(self, offer: Offer) -> None:

@@ -33,39 +33,39 @@ SHOWN = 20
 def warn_if_absent(
     connection: Connection,
     task: str,
-    heard: Callable[[], bool],
+    is_member: Callable[[], bool],
     stop: threading.Event,
 ) -> threading.Thread:
-    """Warn while `task` is not offered, until `heard` says that the device is in it or `stop` is set.
+    """Warn while `task` is not offered, until `is_member` says that the device is in it or `stop` is set.
 
     The device goes on waiting meanwhile, for the task may begin later. Returns the thread that looks.
     """
 
     def looking() -> None:
         wait_s = LOOK_S
-        while not stop.wait(wait_s) and not heard():
+        while not stop.wait(wait_s) and not is_member():
             wait_s = AGAIN_S
             try:
-                there = offered_tasks(connection)
+                tasks = offered_tasks(connection)
             except BrokerError as error:
                 log.debug("the tasks at %s were not read: %s", connection.url, error)
                 continue
-            if task in there:
+            if task in tasks:
                 return
-            log.warning("%s", absent_warning(task, there))
+            log.warning("%s", absent_warning(task, tasks))
 
     thread = threading.Thread(target=looking, name="other tasks", daemon=True)
     thread.start()
     return thread
 
 
-def absent_warning(task: str, there: Mapping[str, bool]) -> str:
+def absent_warning(task: str, tasks: Mapping[str, bool]) -> str:
     """The warning that there is no such task, with the tasks that there are."""
-    if not there:
+    if not tasks:
         return f"there is no task {task!r}, nor any other: is `serve` running? Waiting for {task!r}"
-    shown = [f"{name} (done)" if done else name for name, done in sorted(there.items())[:SHOWN]]
-    more = f" and {len(there) - SHOWN} more" if len(there) > SHOWN else ""
-    return f"there is no task {task!r}; offered are: {', '.join(shown)}{more}. Waiting for {task!r}"
+    names = [f"{name} (done)" if done else name for name, done in sorted(tasks.items())[:SHOWN]]
+    more = f" and {len(tasks) - SHOWN} more" if len(tasks) > SHOWN else ""
+    return f"there is no task {task!r}; offered are: {', '.join(names)}{more}. Waiting for {task!r}"
 
 
 def offered_tasks(connection: Connection) -> dict[str, bool]:
@@ -74,9 +74,9 @@ def offered_tasks(connection: Connection) -> dict[str, bool]:
     Offers of an aggregator other than that of the enrolment are left out. Raises BrokerError.
     """
     with closing(AccessTrial(connection.url, f"{connection.client_id}-tasks", (topics.OFFERS,))) as trial:
-        heard = trial.hear(LISTEN_S)
+        messages = trial.hear(LISTEN_S)
     trust = Trust(connection.key)
-    return {offer.task: offer.done for message in heard if (offer := _offer(trust, message))}
+    return {offer.task: offer.done for message in messages if (offer := _offer(trust, message))}
 
 
 def _offer(trust: Trust, message: Received) -> Offer | None:

@@ -41,17 +41,17 @@ class IssueTimes:
     def __init__(self, key: bytes, folder: Path | None) -> None:
         """Reads what an earlier process kept, unless it is of another key or damaged."""
         self._key, self._path = key.hex(), folder / ISSUED if folder else None
-        self._known: dict[str, int] = {}
+        self._issued_at: dict[str, int] = {}
         if self._path and self._path.exists():
             try:
-                kept = msgspec.json.decode(self._path.read_bytes(), type=_Kept)
-                self._known = dict(kept.issued) if kept.key == self._key else {}
+                content = msgspec.json.decode(self._path.read_bytes(), type=_Kept)
+                self._issued_at = dict(content.issued) if content.key == self._key else {}
             except (OSError, msgspec.DecodeError, ValueError) as error:
                 log.warning("%s cannot be read, old offers cannot be told from new: %s", self._path, error)
 
     def latest(self, task: str) -> int:
         """Seconds since 1970; 0 where no offer of the task is known."""
-        return self._known.get(task, 0)
+        return self._issued_at.get(task, 0)
 
     def succeed(self, key: bytes) -> None:
         """The times are of this key's offers from now on."""
@@ -62,16 +62,16 @@ class IssueTimes:
         """Note the time of an accepted offer. It is on disk when this returns, unless the disk fails."""
         if issued <= self.latest(task):
             return
-        self._known.pop(task, None)
-        self._known[task] = issued
-        while len(self._known) > TASKS:
-            del self._known[next(iter(self._known))]
+        self._issued_at.pop(task, None)
+        self._issued_at[task] = issued
+        while len(self._issued_at) > TASKS:
+            del self._issued_at[next(iter(self._issued_at))]
         self._write()
 
     def _write(self) -> None:
         if self._path:
             try:
-                replace_file(self._path, msgspec.json.encode(_Kept(self._key, self._known)))
+                replace_file(self._path, msgspec.json.encode(_Kept(self._key, self._issued_at)))
             except OSError as error:
                 log.warning("cannot write %s: %s", self._path, error.strerror or error)
 
@@ -120,9 +120,9 @@ class Trust:
                 f"next round on {topic} refused: it is not said to this device, for run {run!r}, by the "
                 "aggregator that it is enrolled with"
             )
-        made = compact_round.decode_offer(content)
-        self._rounds[run] = max(self._rounds.get(run, 0), made.round)
-        return made
+        next_round = compact_round.decode_offer(content)
+        self._rounds[run] = max(self._rounds.get(run, 0), next_round.round)
+        return next_round
 
     def mac(self, topic: str, run: str, payload: bytes) -> bytes:
         """The MAC of a payload of this device on this topic, in this run; empty without a session key."""

@@ -37,16 +37,16 @@ class Downloads:
         self._began: dict[bytes, float] = {}
         self._wrong: Counter[bytes] = Counter()
 
-    def advance(self, wanted: Iterable[Blob], now: float) -> bool:
+    def advance(self, blobs: Iterable[Blob], now: float) -> bool:
         """Fetch these blobs and no others.
 
         Returns False when the sender does not have one of them, or its content never has the right hash: a
         later offer may ask again. Raises BlobError for a wrong hash, after which it is fetched again, once.
         Raises NoRoom.
         """
-        wanted = tuple(wanted)
-        self._pulls = {blob.sha: self._pulls[blob.sha] for blob in wanted if blob.sha in self._pulls}
-        for blob in wanted:
+        blobs = tuple(blobs)
+        self._pulls = {blob.sha: self._pulls[blob.sha] for blob in blobs if blob.sha in self._pulls}
+        for blob in blobs:
             if blob.sha not in self._pulls:
                 self._pulls[blob.sha] = Pull(blob, self._blobs.partial(blob))
         self._began = {sha: self._began.get(sha, now) for sha in self._pulls}
@@ -105,8 +105,8 @@ def half_of_room(folder: Path) -> int | None:
     free = free_bytes(folder)
     if free is None:
         return None
-    kept = [path for name in (BLOBS, BUNDLES) for path in (folder / name).rglob("*") if path.is_file()]
-    return (sum(path.stat().st_size for path in kept) + free) // 2
+    paths = [path for name in (BLOBS, BUNDLES) for path in (folder / name).rglob("*") if path.is_file()]
+    return (sum(path.stat().st_size for path in paths) + free) // 2
 
 
 def store(folder: Path, disk_bytes: int | None) -> Blobs:
@@ -118,8 +118,8 @@ def prune(blobs: Blobs, offer: Offer, waiting: Iterable[Blob | None]) -> None:
     """Drop all blobs except those of this offer and those that wait to be sent."""
     bases = (offer.base, *(member.base for member in offer.family))
     parts = (part for base in bases for part in (*base.checkpoint, *base.log))
-    kept = (offer.bundle, *(member.bundle for member in offer.family), *parts, offer.aside, *waiting)
+    references = (offer.bundle, *(member.bundle for member in offer.family), *parts, offer.aside, *waiting)
     try:
-        blobs.prune([blob for blob in kept if blob is not None])
+        blobs.prune([blob for blob in references if blob is not None])
     except BlobError as error:
         log.warning("%s", error)

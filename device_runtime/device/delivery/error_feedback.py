@@ -73,8 +73,8 @@ class ErrorFeedback:
             if not path.parent.exists():
                 shutil.rmtree(self._folder, ignore_errors=True)
                 path.parent.mkdir(parents=True)
-                for made in (self._folder, self._folder.parent):
-                    sync_folder(made)
+                for folder in (self._folder, self._folder.parent):
+                    sync_folder(folder)
         _write(path, {**rests, number: left})
 
     def settle(self, run: str, kind: str, number: int, counts: bool) -> None:
@@ -99,51 +99,51 @@ class ErrorFeedback:
 
 def _count(rests: Residuals, number: int) -> None:
     """Move a round to what counts: what it left out stays left, even if rounds before it do not count."""
-    before, mine = _before(rests, number), rests.pop(number)
+    before, residual = _before(rests, number), rests.pop(number)
     if before is None:
-        rests[COUNTED] = mine
+        rests[COUNTED] = residual
         return
     if before != COUNTED:
         rests.setdefault(COUNTED, NO_TENSORS)
-    for earlier in [known for known in rests if known < before]:
-        rests[earlier] = _moved(rests[earlier], rests[before], mine)
-    rests[before] = mine
+    for earlier in [key for key in rests if key < before]:
+        rests[earlier] = _moved(rests[earlier], rests[before], residual)
+    rests[before] = residual
 
 
 def _drop(rests: Residuals, number: int) -> None:
     """Remove a round as if it had never been made."""
-    before, mine = _before(rests, number), rests.pop(number)
+    before, residual = _before(rests, number), rests.pop(number)
     start = NO_TENSORS if before is None else rests[before]
-    for later in [known for known in rests if known > number]:
-        rests[later] = _moved(rests[later], mine, start)
+    for later in [key for key in rests if key > number]:
+        rests[later] = _moved(rests[later], residual, start)
 
 
 def _before(rests: Residuals, number: int) -> int | None:
-    return max((known for known in rests if known < number), default=None)
+    return max((key for key in rests if key < number), default=None)
 
 
 def _moved(rest: Tensors, old: Tensors, new: Tensors) -> Tensors:
     """`rest` - `old` + `new`; a tensor that only one of them has is zero in the others."""
     after = dict(rest)
     for name in {*old, *new}:
-        for sign, one in ((-1, old), (1, new)):
-            if name in one:
-                known = after.get(name, np.float32(0))
-                after[name] = np.asarray(known + np.float32(sign) * one[name], np.float32)
+        for sign, term in ((-1, old), (1, new)):
+            if name in term:
+                total = after.get(name, np.float32(0))
+                after[name] = np.asarray(total + np.float32(sign) * term[name], np.float32)
     return after
 
 
 def _read(path: Path) -> Residuals:
     """The file's content; empty if there is none, or it is damaged."""
     try:
-        found = tensors.decode(path.read_bytes())
+        content = tensors.decode(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, TensorError) as error:
         log.warning("what was left out of updates is not readable, and is lost: %s", error)
         return {}
     rests: dict[int, dict[str, NDArray[Any]]] = {}
-    for place, value in found.items():
+    for place, value in content.items():
         number, _, name = place.partition("/")
         rests.setdefault(int(number), {})[name] = value
     return dict(rests)

@@ -20,7 +20,7 @@ def offered(turn: Turn, event: ev.OfferReceived) -> None:
     """Handle an offer to all devices, or one in answer to a hello."""
     if event.offer.task == turn.state.task or not turn.state.task:
         turn.set(withdrawn=False)
-    if not event.to_all or _heard(turn, event):
+    if not event.to_all or _is_to_be_taken(turn, event):
         take(turn, event.offer)
 
 
@@ -37,7 +37,7 @@ def withdrawn(turn: Turn, task: str) -> None:
         _go_to_other_task(turn)
 
 
-def _heard(turn: Turn, event: ev.OfferReceived) -> bool:
+def _is_to_be_taken(turn: Turn, event: ev.OfferReceived) -> bool:
     """Handle an offer to all devices; returns whether to take it.
 
     A retained offer only says that there is a task: a device learns the rest in answer to its hello. If
@@ -111,23 +111,23 @@ def _open(turn: Turn, offer: ev.Offered) -> None:
     well before the deadline of this one: otherwise a slow link would fetch base after base in vain. The
     newest is next.
     """
-    mine, newest = turn.state.open, turn.state.newest
-    if mine is not None and _goes_on(turn, mine, offer):
+    open_offer, newest = turn.state.open, turn.state.newest
+    if open_offer is not None and _goes_on(turn, open_offer, offer):
         if newest is not None and not newest.same_round(offer):
             turn.end(newest, "superseded")
         turn.set(newest=offer)
         return
-    for replaced in (mine, newest):
+    for replaced in (open_offer, newest):
         if replaced is not None and (offer.done or not replaced.same_round(offer)):
             turn.end(replaced, "task done" if offer.done else "superseded")
     turn.set(open=None if offer.done else offer, newest=None, missing=None)
 
 
-def _goes_on(turn: Turn, mine: ev.Offered, newest: ev.Offered) -> bool:
+def _goes_on(turn: Turn, offer: ev.Offered, newest: ev.Offered) -> bool:
     """Whether the open round's base is being fetched, with time left before its deadline."""
-    if newest.done or mine.number != turn.state.fetching:
+    if newest.done or offer.number != turn.state.fetching:
         return False
-    return mine.run == newest.run and mine.round < newest.round and turn.now + EXTENDED_S < mine.closes
+    return offer.run == newest.run and offer.round < newest.round and turn.now + EXTENDED_S < offer.closes
 
 
 def _concerns(turn: Turn, offer: ev.Offered) -> bool:
@@ -153,11 +153,11 @@ def _go_to_other_task(turn: Turn) -> None:
     if state.rules.task or not state.others or (state.done and state.rules.leaves):
         return
     task = min(state.others)
-    others = tuple(one for one in state.others if one != task)
+    others = tuple(name for name in state.others if name != task)
     turn.set(others=others, task=task, done=False, withdrawn=False)
     turn.do(ev.JoinTask(task))
     turn.hello()
 
 
 def _with_task(others: tuple[str, ...], task: str) -> tuple[str, ...]:
-    return (*(one for one in others if one != task), task)[-TASKS:]
+    return (*(name for name in others if name != task), task)[-TASKS:]

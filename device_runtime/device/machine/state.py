@@ -97,8 +97,8 @@ class DeviceState(msgspec.Struct, frozen=True):
     @property
     def offers(self) -> tuple[Offered, ...]:
         """The offers that commands may name."""
-        known = (self.open, self.newest, self.training, self.worked_on, self.final, self.past)
-        return tuple(offer for offer in known if offer is not None)
+        offers = (self.open, self.newest, self.training, self.worked_on, self.final, self.past)
+        return tuple(offer for offer in offers if offer is not None)
 
     def has_answered(self, run: str, number: int) -> bool:
         """Whether this round was worked on already, by this process or an earlier one."""

@@ -43,9 +43,9 @@ def step(state: DeviceState, event: ev.DeviceEvent) -> Result:
         case ev.WorkerDied():
             turn.set(plan=("", 0))
         case ev.Made():
-            _made(turn, event)
+            _on_result(turn, event)
         case _:
-            _worked(turn, event)
+            _on_work(turn, event)
     return turn.state, tuple(turn.commands)
 
 
@@ -80,8 +80,8 @@ def _check_training(turn: Turn) -> None:
         reason = "closed"
     if reason is not None:
         turn.set(cancelled=reason)
-        held = [turn.commands.pop()] if turn.commands and isinstance(turn.commands[-1], ev.Hold) else []
-        turn.do(ev.Cancel(training.number, reason), *held)
+        holds = [turn.commands.pop()] if turn.commands and isinstance(turn.commands[-1], ev.Hold) else []
+        turn.do(ev.Cancel(training.number, reason), *holds)
 
 
 def _ticked(turn: Turn, event: ev.Tick) -> None:
@@ -193,7 +193,7 @@ def _delivered(
             turn.do(ev.RoundEnded(entry.run, entry.round, "accepted" if event.counts else "not accepted"))
 
 
-def _made(turn: Turn, event: ev.Made) -> None:
+def _on_result(turn: Turn, event: ev.Made) -> None:
     """Keep the result of a round's work. After that the round is not worked on again, unless it sat out."""
     if event.result == "sat out":
         turn.do(ev.RoundEnded(event.run, event.round, "sat out"))
@@ -203,7 +203,7 @@ def _made(turn: Turn, event: ev.Made) -> None:
     turn.do(ev.RoundEnded(event.run, event.round, "not kept") if failed else ev.Keep(event.run, event.round))
 
 
-def _worked(turn: Turn, event: ev.DeviceEvent) -> None:
+def _on_work(turn: Turn, event: ev.DeviceEvent) -> None:
     """Answers of the backend, and of downloads."""
     state = turn.state
     match event:

@@ -58,7 +58,7 @@ class Turn:
         A slow link is not filled with copies: the wait for a receipt begins when the link has carried
         everything, and a copy is not sent while it carries anything.
         """
-        idle = not (flight.messages or any(isinstance(one, ev.SayHello) for one in self.commands))
+        idle = not (flight.messages or any(isinstance(command, ev.SayHello) for command in self.commands))
         for entry in self.state.outbox:
             if entry.first_s is None:
                 self.do(ev.Send(entry.seq, first=True))
@@ -113,11 +113,11 @@ class Turn:
 
     def replace(self, entry: WaitingContribution) -> None:
         """Change the contribution of this number."""
-        self.set(outbox=tuple(entry if one.seq == entry.seq else one for one in self.state.outbox))
+        self.set(outbox=tuple(entry if other.seq == entry.seq else other for other in self.state.outbox))
 
     def remove(self, entry: WaitingContribution) -> None:
         """Remove a contribution that nobody waits for."""
-        self.set(outbox=tuple(one for one in self.state.outbox if one.seq != entry.seq))
+        self.set(outbox=tuple(other for other in self.state.outbox if other.seq != entry.seq))
 
     def settle(self, entry: WaitingContribution) -> None:
         """Remove a contribution whose round is answered."""
@@ -134,7 +134,7 @@ class Turn:
 
     def drop(self, run: str) -> None:
         """The run is over: drop its contributions without a receipt."""
-        for entry in [one for one in self.state.outbox if one.run == run]:
+        for entry in [contribution for contribution in self.state.outbox if contribution.run == run]:
             self.remove(entry)
             self.do(ev.CloseContribution(entry.seq, "task done"))
             self.do(ev.RoundEnded(entry.run, entry.round, "task done"))

@@ -46,23 +46,23 @@ class Ticks:
 
 def metered_by_busctl(text: str) -> bool | None:
     """From `busctl get-property ... org.freedesktop.NetworkManager Metered`: "u 4"."""
-    found = re.fullmatch(r"u (\d+)", text.strip())
-    return _NM_METERED.get(int(found[1])) if found else None
+    match = re.fullmatch(r"u (\d+)", text.strip())
+    return _NM_METERED.get(int(match[1])) if match else None
 
 
 def metered_by_nmcli(text: str) -> bool | None:
     """From `nmcli -t -f GENERAL.METERED device show IF`: "GENERAL.METERED:no (guessed)"."""
-    found = re.search(r"^GENERAL\.METERED:\s*(yes|no)\b", text, re.MULTILINE)
-    return found[1] == "yes" if found else None
+    match = re.search(r"^GENERAL\.METERED:\s*(yes|no)\b", text, re.MULTILINE)
+    return match[1] == "yes" if match else None
 
 
 def wifi_by_termux(text: str) -> bool | None:
     """Whether Wi-Fi is connected, from `termux-wifi-connectioninfo`."""
-    known = _json(text)
-    state = known.get("supplicant_state")
+    connection = _json(text)
+    state = connection.get("supplicant_state")
     if not isinstance(state, str):
         return None
-    return state == "COMPLETED" and known.get("ip") not in (None, "", "0.0.0.0")  # noqa: S104  # no address
+    return state == "COMPLETED" and connection.get("ip") not in (None, "", "0.0.0.0")  # noqa: S104  # no address
 
 
 def charge_by_supplies(texts: Sequence[str]) -> Charge | None:
@@ -72,11 +72,11 @@ def charge_by_supplies(texts: Sequence[str]) -> Charge | None:
     neither charges nor discharges, as one that is kept from being full, is on mains.
     """
     supplies = [supply(text) for text in texts]
-    batteries = [one for one in supplies if is_battery(one)]
+    batteries = [uevent for uevent in supplies if is_battery(uevent)]
     if not batteries:
         return Charge(None, True)
-    statuses = {one.get("STATUS", "Unknown") for one in batteries}
-    charged = any(one.get("ONLINE") == "1" for one in supplies if not is_battery(one))
+    statuses = {uevent.get("STATUS", "Unknown") for uevent in batteries}
+    charged = any(uevent.get("ONLINE") == "1" for uevent in supplies if not is_battery(uevent))
     if statuses == {"Unknown"} and not charged:
         return None
     percent = _together(batteries)
@@ -86,18 +86,18 @@ def charge_by_supplies(texts: Sequence[str]) -> Charge | None:
 def _together(batteries: Sequence[Mapping[str, str]]) -> float | None:
     """Percent of what all the batteries hold when full."""
     for quantity in ("ENERGY", "CHARGE"):
-        now = [_number(one.get(f"{quantity}_NOW")) for one in batteries]
-        full = [_number(one.get(f"{quantity}_FULL")) for one in batteries]
+        now = [_number(uevent.get(f"{quantity}_NOW")) for uevent in batteries]
+        full = [_number(uevent.get(f"{quantity}_FULL")) for uevent in batteries]
         if None not in (*now, *full) and (most := sum(filter(None, full))) > 0:
             return min(100.0, 100 * sum(filter(None, now)) / most)
-    told = [_number(one.get("CAPACITY")) for one in batteries]
-    return min((value for value in told if value is not None), default=None)
+    capacities = [_number(uevent.get("CAPACITY")) for uevent in batteries]
+    return min((value for value in capacities if value is not None), default=None)
 
 
 def charge_by_termux(text: str) -> Charge | None:
     """The charge from `termux-battery-status`."""
-    known = _json(text)
-    percent, plugged = _number(known.get("percentage")), known.get("plugged")
+    status = _json(text)
+    percent, plugged = _number(status.get("percentage")), status.get("plugged")
     if percent is None or not 0 <= percent <= 100 or not isinstance(plugged, str):
         return None
     return Charge(percent, plugged != "UNPLUGGED")
@@ -113,10 +113,10 @@ def read_ticks(text: str) -> Ticks | None:
 
     Time that was idle, waited for the disk or was given to other guests is not used.
     """
-    found = re.match(r"cpu\s+((?:\d+ ?){4,})", text)
-    if not found:
+    match = re.match(r"cpu\s+((?:\d+ ?){4,})", text)
+    if not match:
         return None
-    user, nice, system, idle, *more = map(int, found[1].split())
+    user, nice, system, idle, *more = map(int, match[1].split())
     wait, irq, soft, steal = (*more, 0, 0, 0, 0)[:4]  # guests' time is in the users' already
     used = user + nice + system + irq + soft
     return Ticks(used + idle + wait + steal, used)
@@ -127,8 +127,8 @@ def stalled(text: str) -> float:
 
     From /proc/pressure/memory.
     """
-    found = re.search(r"^full avg10=(\d+\.\d+)", text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    match = re.search(r"^full avg10=(\d+\.\d+)", text, re.MULTILINE)
+    return float(match[1]) if match else 0.0
 
 
 def default_interface(text: str) -> str | None:
@@ -146,16 +146,16 @@ def default_interface(text: str) -> str | None:
 
 def _json(text: str) -> dict[str, object]:
     try:
-        known = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return known if isinstance(known, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
-def _number(given: object) -> float | None:
+def _number(quantity: object) -> float | None:
     """Some versions of Termux write numbers as strings."""
     try:
-        value = float(given) if isinstance(given, (int, float, str)) else float("nan")
+        value = float(quantity) if isinstance(quantity, (int, float, str)) else float("nan")
     except ValueError:
         return None
     return value if isfinite(value) else None
@@ -196,26 +196,26 @@ class Load:
     own_s: Callable[[], float] = own_cpu_s
     clock: Callable[[], float] = time.monotonic
     _before: tuple[float, Ticks, float] | None = None
-    _seen: Reading[float] = NOT_LOOKED_AT
+    _reading: Reading[float] = NOT_LOOKED_AT
 
     def seen(self) -> Reading[float]:
         now = self.clock()
         if self._before is not None and now - self._before[0] < LOAD_OVER_S:
-            return self._seen
-        known = read_ticks(_read(self.stat))
-        if known is None:
+            return self._reading
+        ticks_now = read_ticks(_read(self.stat))
+        if ticks_now is None:
             return Reading(None, f"{self.stat} cannot be read")
         own_s = self.own_s()
         if self._before is None:
-            self._seen = self._average()
+            self._reading = self._average()
         else:
             _, ticks, own_before_s = self._before
             own = (own_s - own_before_s) * os.sysconf("SC_CLK_TCK")
-            whole, used = known.whole - ticks.whole, known.used - ticks.used
+            whole, used = ticks_now.whole - ticks.whole, ticks_now.used - ticks.used
             percent = 100 * (used - own) / whole if whole > 0 else 0.0
-            self._seen = Reading(min(100.0, max(0.0, percent)), "/proc/stat, without this process")
-        self._before = (now, known, own_s)
-        return self._seen
+            self._reading = Reading(min(100.0, max(0.0, percent)), "/proc/stat, without this process")
+        self._before = (now, ticks_now, own_s)
+        return self._reading
 
     @staticmethod
     def _average() -> Reading[float]:
@@ -261,19 +261,19 @@ class ConditionReader:
                 return self._charge_of_linux()
             if sys.platform == "linux" and not self.supplies.parent.is_dir():
                 return Reading(None, f"the battery cannot be read: there is no {self.supplies.parent}")
-            found = battery()
+            power = battery()
         except (OSError, SensorDenied) as error:  # Android denies access to its sensors
             why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
             return Reading(None, f"the battery cannot be read: {why.lower()}; install Termux:API")
-        if found is None:
+        if power is None:
             return Reading(Charge(None, True), "it has no battery")
-        if found.plugged is None:
+        if power.plugged is None:
             return Reading(None, "the battery does not say whether it is charged")
-        return Reading(Charge(found.percent, found.plugged), "the system")
+        return Reading(Charge(power.percent, power.plugged), "the system")
 
     def _charge_of_linux(self) -> Reading[Charge]:
         """Raises OSError if any supply cannot be read, as that may be a battery."""
-        texts = [(one / "uevent").read_text(errors="replace") for one in sorted(self.supplies.iterdir())]
+        texts = [(path / "uevent").read_text(errors="replace") for path in sorted(self.supplies.iterdir())]
         charge = charge_by_supplies(texts)
         if charge is None:
             return Reading(None, "the battery does not say how full it is, or whether it is charged")
@@ -289,11 +289,11 @@ class ConditionReader:
         return Reading(celsius, "no sensor says" if celsius is None else "the hottest sensor")
 
     def _metered(self) -> Reading[bool]:
-        known = metered_by_busctl(self._run_program(NETWORK_MANAGER))
-        if known is None and (interface := default_interface(_read(Path("/proc/net/route")))):
-            known = metered_by_nmcli(self._run_program((*NMCLI, interface)))
-        if known is not None:
-            return Reading(known, "NetworkManager")
+        metered = metered_by_busctl(self._run_program(NETWORK_MANAGER))
+        if metered is None and (interface := default_interface(_read(Path("/proc/net/route")))):
+            metered = metered_by_nmcli(self._run_program((*NMCLI, interface)))
+        if metered is not None:
+            return Reading(metered, "NetworkManager")
         wifi = wifi_by_termux(self._run_program(("termux-wifi-connectioninfo",)))
         if wifi is not None:
             return Reading(not wifi, "taken so: by Wi-Fi" if wifi else "taken so: no Wi-Fi")

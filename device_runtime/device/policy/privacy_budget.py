@@ -35,12 +35,12 @@ def sample_digests(path: local_data.SampleSource | Path) -> frozenset[Sample]:
     after loading the samples: one that came in between is then counted, not missed (for one that was removed
     see `PrivacyGuard.of`).
     """
-    found: set[Sample] = set()
+    digests: set[Sample] = set()
     for x in local_data.raw(path):
-        for one in np.ascontiguousarray(x):
-            form = f"{one.dtype} {one.shape} ".encode()
-            found.add(hashlib.sha256(form + one.tobytes()).digest()[:DIGEST_BYTES])
-    return frozenset(found)
+        for sample in np.ascontiguousarray(x):
+            form = f"{sample.dtype} {sample.shape} ".encode()
+            digests.add(hashlib.sha256(form + sample.tobytes()).digest()[:DIGEST_BYTES])
+    return frozenset(digests)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SpentPrivacy:
         """
         self._path = path
         self._groups = _read(path) if path.exists() else ()
-        self._here = _known(self._groups) if here is None else here
+        self._here = _all_samples(self._groups) if here is None else here
 
     @property
     def rounds(self) -> int:
@@ -101,7 +101,7 @@ class SpentPrivacy:
         for group in self._groups:
             if group.samples & self._here:
                 yield group.ledger
-        if self._here - _known(self._groups):
+        if self._here - _all_samples(self._groups):
             yield PrivacyLedger()
 
 
@@ -186,11 +186,11 @@ class PrivacyGuard:
         dp = dp_settings(strategy)
         return nan if dp is None else self.budget.spent(dp.delta)
 
-    def _limits(self, asked: DpSgd) -> tuple[PrivacyBudget, ...]:
-        return (asked.limit,) if self.owner is None else (asked.limit, self.owner)
+    def _limits(self, request: DpSgd) -> tuple[PrivacyBudget, ...]:
+        return (request.limit,) if self.owner is None else (request.limit, self.owner)
 
 
-def _known(groups: tuple[SampleGroup, ...]) -> frozenset[Sample]:
+def _all_samples(groups: tuple[SampleGroup, ...]) -> frozenset[Sample]:
     return frozenset(sample for group in groups for sample in group.samples)
 
 
@@ -199,7 +199,7 @@ def _charged(
 ) -> tuple[SampleGroup, ...]:
     """All samples, grouped by their ledgers after those that are `here` took part in this event."""
     pasts: dict[PrivacyLedger, frozenset[Sample]] = {}
-    for group in (*groups, SampleGroup(here - _known(groups), PrivacyLedger())):
+    for group in (*groups, SampleGroup(here - _all_samples(groups), PrivacyLedger())):
         inside = group.samples & here
         for part, ledger in ((inside, group.ledger.after(event)), (group.samples - inside, group.ledger)):
             if part:

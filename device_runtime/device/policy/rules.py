@@ -81,7 +81,7 @@ class AllowList:
             return f"its masked sums may be of {masks.min_group} device, the owner allows masked updates only"
         helpers = {str(helper) for helper in masks.helpers}
         if self.mask_helpers and helpers != set(self.mask_helpers):
-            named, allowed = (_helpers(one) for one in (sorted(helpers), self.mask_helpers))
+            named, allowed = (_helpers(names) for names in (sorted(helpers), self.mask_helpers))
             return f"its updates are masked for {named}, the owner allows {allowed}"
         return ""
 
@@ -136,9 +136,9 @@ class DayWindow:
     @classmethod
     def of(cls, text: str) -> DayWindow:
         """From "22:00-06:30"; 24:00 is midnight. Raises PolicyError."""
-        found = re.fullmatch(r"(\d{1,2}):(\d\d)-(\d{1,2}):(\d\d)", text.strip())
-        if found:
-            hour, minute, to_hour, to_minute = map(int, found.groups())
+        match = re.fullmatch(r"(\d{1,2}):(\d\d)-(\d{1,2}):(\d\d)", text.strip())
+        if match:
+            hour, minute, to_hour, to_minute = map(int, match.groups())
             start, end = 60 * hour + minute, 60 * to_hour + to_minute
             if max(minute, to_minute) < 60 and max(start, end) <= 24 * 60:
                 return cls(start, end)
@@ -150,7 +150,7 @@ class DayWindow:
         return start <= minute < end if start < end else minute >= start or minute < end
 
     def __str__(self) -> str:
-        return "-".join(f"{one // 60:02d}:{one % 60:02d}" for one in (self.start, self.end))
+        return "-".join(f"{minute // 60:02d}:{minute % 60:02d}" for minute in (self.start, self.end))
 
 
 @dataclass(frozen=True)
@@ -241,12 +241,12 @@ class RuleVerdict:
         return tuple(rule.why for rule in self.rules if not rule.allows)
 
 
-def judge(policy: Policy, now: Conditions, held: frozenset[str] = frozenset()) -> RuleVerdict:
-    """The verdicts of all rules; those that said no the last time (`held`) need a margin to say yes."""
-    return RuleVerdict(tuple(_rules(policy, now, held)))
+def judge(policy: Policy, now: Conditions, refusals: frozenset[str] = frozenset()) -> RuleVerdict:
+    """The verdicts of all rules; those that said no the last time (`refusals`) need a margin to say yes."""
+    return RuleVerdict(tuple(_rules(policy, now, refusals)))
 
 
-def _rules(policy: Policy, now: Conditions, held: frozenset[str]) -> Iterator[Rule]:
+def _rules(policy: Policy, now: Conditions, refusals: frozenset[str]) -> Iterator[Rule]:
     if now.paused:
         yield Rule("paused", False, now.paused)
     if policy.windows:
@@ -255,13 +255,13 @@ def _rules(policy: Policy, now: Conditions, held: frozenset[str]) -> Iterator[Ru
         yield _mains(now.charge, policy.unknown_allows)
     if policy.battery_above is not None:
         drains = now.charge.value is None or not now.charge.value.plugged
-        level = policy.battery_above + (BATTERY_MARGIN if "battery" in held and drains else 0.0)
+        level = policy.battery_above + (BATTERY_MARGIN if "battery" in refusals and drains else 0.0)
         yield _battery(min(level, 100.0), now.charge, policy.unknown_allows)
     if policy.below_c is not None:
-        most = policy.below_c - (COOLING if "temperature" in held else 0.0)
+        most = policy.below_c - (COOLING if "temperature" in refusals else 0.0)
         yield _below("temperature", now.celsius, most, "°C", policy.unknown_allows)
     if policy.others_below is not None:
-        most = policy.others_below * (QUIET if "idle" in held else 1.0)
+        most = policy.others_below * (QUIET if "idle" in refusals else 1.0)
         yield _below("idle", now.others, most, "% of the processor used by others", policy.unknown_allows)
     if policy.unmetered:
         yield _unmetered(now.metered, policy.unknown_allows)
@@ -274,8 +274,8 @@ def _rules(policy: Policy, now: Conditions, held: frozenset[str]) -> Iterator[Ru
 
 def _window(windows: tuple[DayWindow, ...], when: datetime) -> Rule:
     inside = any(window.holds(60 * when.hour + when.minute) for window in windows)
-    given = ", ".join(map(str, windows))
-    return Rule("window", inside, f"it is {when:%H:%M}, {'in' if inside else 'outside'} {given}")
+    hours = ", ".join(map(str, windows))
+    return Rule("window", inside, f"it is {when:%H:%M}, {'in' if inside else 'outside'} {hours}")
 
 
 def _mains(charge: Reading[Charge], unknown_allows: bool) -> Rule:
@@ -295,12 +295,12 @@ def _battery(level: float, charge: Reading[Charge], unknown_allows: bool) -> Rul
     return Rule("battery", percent >= level, f"battery at {percent:.0f}% {compared} {level:g}%")
 
 
-def _below(name: str, seen: Reading[float], most: float, unit: str, unknown_allows: bool) -> Rule:
-    if seen.value is None:
-        return _unknown(name, seen.source, unknown_allows)
-    below = seen.value < most
+def _below(name: str, reading: Reading[float], most: float, unit: str, unknown_allows: bool) -> Rule:
+    if reading.value is None:
+        return _unknown(name, reading.source, unknown_allows)
+    below = reading.value < most
     relation = "below" if below else "not below"
-    return Rule(name, below, f"{seen.value:.0f} {unit} is {relation} {most:g} ({seen.source})")
+    return Rule(name, below, f"{reading.value:.0f} {unit} is {relation} {most:g} ({reading.source})")
 
 
 def _unmetered(metered: Reading[bool], unknown_allows: bool) -> Rule:

@@ -99,10 +99,10 @@ class OwnerRules:
         self._policy, self._folder, self._counted = policy, folder, counted
         self._look = ConditionReader(policy, lambda: self.traffic.bytes_today)
 
-    def judged(self, held: frozenset[str] = frozenset()) -> RuleVerdict:
+    def judged(self, refusals: frozenset[str] = frozenset()) -> RuleVerdict:
         """See `rules.judge`. Traffic is counted at each call."""
         self.count()
-        return judge(self._policy, self._look.conditions(paused(self._folder)), held)
+        return judge(self._policy, self._look.conditions(paused(self._folder)), refusals)
 
     def count(self) -> None:
         """Add what the link has counted since the last time."""

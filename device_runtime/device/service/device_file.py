@@ -31,10 +31,10 @@ def fill(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: fr
         option = key.replace("-", "_")
         action = actions.get(option)
         if action is None or (option in rules) != (table == POLICY):
-            known = sorted(one for one in actions if (one in rules) == (table == POLICY))
-            raise PolicyError(f"{path}: {no_such_key(name, known)}")
+            keys = sorted(entry for entry in actions if (entry in rules) == (table == POLICY))
+            raise PolicyError(f"{path}: {no_such_key(name, keys)}")
         if action.dest not in options.flag_names:
-            setattr(options, action.dest, _meant(path, name, action, value))
+            setattr(options, action.dest, _option_value(path, name, action, value))
 
 
 def text(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: frozenset[str]) -> str:
@@ -42,26 +42,26 @@ def text(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: fr
 
     Options that are used only once, as an enrolment, are left out.
     """
-    given = {
+    settings = {
         key: getattr(options, action.dest)
         for key, action in _actions(parser).items()
         if getattr(options, action.dest) != action.default
     }
-    lines = [f"{key} = {_written(value)}" for key, value in given.items() if key not in rules]
+    lines = [f"{key} = {_written(value)}" for key, value in settings.items() if key not in rules]
     lines += ["", f"[{POLICY}]"]
-    lines += [f"{key} = {_written(value)}" for key, value in given.items() if key in rules]
+    lines += [f"{key} = {_written(value)}" for key, value in settings.items() if key in rules]
     return "\n".join([*lines, ""])
 
 
 def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """The parser's actions by key; `--keep-model` and `--no-keep-model` have one key, `keep_model`."""
-    known = {}
+    actions = {}
     for action in parser._actions:
         if action.dest not in (*ONCE, "help"):
             names = [name for name in action.option_strings if not name.startswith("--no-")]
             name = max(names, key=len, default=action.dest)
-            known[name.lstrip("-").replace("-", "_")] = action
-    return known
+            actions[name.lstrip("-").replace("-", "_")] = action
+    return actions
 
 
 def _written(value: object) -> str:
@@ -86,7 +86,7 @@ def read(path: Path) -> Iterator[tuple[str, object]]:
         yield f"{POLICY}.{key}", value
 
 
-def _meant(file: Path, name: str, action: argparse.Action, value: object) -> object:
+def _option_value(file: Path, name: str, action: argparse.Action, value: object) -> object:
     """A value as the command line's option would give it."""
     if action.nargs == 0:
         if not isinstance(value, bool):
@@ -95,28 +95,28 @@ def _meant(file: Path, name: str, action: argparse.Action, value: object) -> obj
     if isinstance(action, argparse._AppendAction):
         if not isinstance(value, list):
             raise PolicyError(f"{file}: {name}: expected a list, not {value!r}")
-        return [_one(file, name, action, each) for each in value]
-    return _one(file, name, action, value)
+        return [_single_value(file, name, action, each) for each in value]
+    return _single_value(file, name, action, value)
 
 
-def _one(file: Path, name: str, action: argparse.Action, value: object) -> object:
+def _single_value(file: Path, name: str, action: argparse.Action, value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise PolicyError(f"{file}: {name}: expected {_wanted(action)}, not {value!r}")
+        raise PolicyError(f"{file}: {name}: expected {_value_name(action)}, not {value!r}")
     text = str(value)
     if action.type is Path:
         return file.parent / expanded(text)
     if action.dest == "plugins" and ".py:" in text:
         return str(file.parent / expanded(text))
     try:
-        meant = action.type(text) if callable(action.type) else text
+        setting = action.type(text) if callable(action.type) else text
     except (argparse.ArgumentTypeError, ValueError) as error:
         raise PolicyError(f"{file}: {name}: {error}") from None
-    if action.choices is not None and meant not in action.choices:
+    if action.choices is not None and setting not in action.choices:
         raise PolicyError(
             f"{file}: {name}: expected one of {', '.join(map(str, action.choices))}, not {text!r}"
         )
-    return meant
+    return setting
 
 
-def _wanted(action: argparse.Action) -> str:
+def _value_name(action: argparse.Action) -> str:
     return str(action.metavar or "a text or a number").lower()

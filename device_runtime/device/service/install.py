@@ -267,10 +267,10 @@ def lingers(manager: Manager) -> str:
         return ""
     user = user_name()
     try:
-        told = run_program(("loginctl", "show-user", user, "-p", "Linger"), COMMAND_S).stdout
+        output = run_program(("loginctl", "show-user", user, "-p", "Linger"), COMMAND_S).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    if "Linger=yes" in told:
+    if "Linger=yes" in output:
         return ""
     return (
         f"It ends when you log out; `loginctl enable-linger {user}` keeps it, and starts it with the machine."

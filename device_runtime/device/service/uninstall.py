@@ -93,14 +93,14 @@ def unreceipted(folder: Path) -> int:
 def parts(folder: Path, keep_outbox: bool = False) -> dict[Path, str]:
     """Paths to be removed, and what each is."""
     names = [name for name in KEPT if not (keep_outbox and name in UNSENT)]
-    found = {folder / name: KEPT[name] for name in names if os.path.lexists(folder / name)}
+    paths = {folder / name: KEPT[name] for name in names if os.path.lexists(folder / name)}
     cut_off = [path for name in names for path in folder.glob(f".{name}*") if path.is_file()]
-    return found | dict.fromkeys(cut_off, "a file that was being written")
+    return paths | dict.fromkeys(cut_off, "a file that was being written")
 
 
 def size(path: Path) -> int:
     """Bytes on the disk."""
-    return sum(_bytes(one) for one in (path, *path.rglob("*")))
+    return sum(_bytes(entry) for entry in (path, *path.rglob("*")))
 
 
 def stop(name: str, folder: Path) -> Iterator[str]:
@@ -166,7 +166,7 @@ def remove(folder: Path, keep_outbox: bool) -> Path | None:
 def _bytes(path: Path) -> int:
     """Size of a file; a running device may just have removed it."""
     try:
-        known = path.lstat()
+        status = path.lstat()
     except OSError:
         return 0
-    return known.st_size if stat.S_ISREG(known.st_mode) else 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0

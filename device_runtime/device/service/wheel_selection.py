@@ -75,14 +75,14 @@ def machine(platform: str, python: str) -> Machine:
     """The machine of a platform. Raises InstallError if it is unknown, or Python is not valid or too old."""
     if platform not in PLATFORMS:
         raise InstallError(f"no wheels are known for {platform!r}; there are {', '.join(PLATFORMS)}")
-    if not (found := re.fullmatch(r"(\d+)\.(\d+)", python)):
+    if not (match := re.fullmatch(r"(\d+)\.(\d+)", python)):
         raise InstallError(f"{python!r} is no version of Python, as 3.11 is")
-    version = int(found[1]), int(found[2])
+    version = int(match[1]), int(match[2])
     if version < OLDEST:
         raise InstallError(f"Python {python} is too old: device-runtime needs {OLDEST[0]}.{OLDEST[1]}")
-    tags, asked = PLATFORMS[platform]
+    tags, environment = PLATFORMS[platform]
     markers = {
-        **asked,
+        **environment,
         "os_name": "posix",
         "python_version": python,
         "python_full_version": f"{python}.0",
@@ -111,12 +111,12 @@ def read(path: Path) -> Wheel:
             [inside] = [
                 name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
             ]
-            said = HeaderParser().parsestr(archive.read(inside).decode())
-        requires = tuple(Requirement(text) for text in said.get_all("Requires-Dist", []))
+            headers = HeaderParser().parsestr(archive.read(inside).decode())
+        requires = tuple(Requirement(text) for text in headers.get_all("Requires-Dist", []))
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise InstallError(f"{path} is not a wheel that can be read: {error}") from None
-    extras = frozenset(canonicalize_name(extra) for extra in said.get_all("Provides-Extra", []))
-    return Wheel(canonicalize_name(said["Name"]), requires, extras)
+    extras = frozenset(canonicalize_name(extra) for extra in headers.get_all("Provides-Extra", []))
+    return Wheel(canonicalize_name(headers["Name"]), requires, extras)
 
 
 def needed(wheel: Wheel, extras: Iterable[str], where: Machine) -> Iterator[Requirement]:
@@ -124,16 +124,16 @@ def needed(wheel: Wheel, extras: Iterable[str], where: Machine) -> Iterator[Requ
 
     Extras that only name others of the same wheel are followed.
     """
-    todo, seen = {"", *map(canonicalize_name, extras)}, {""}
+    todo, done = {"", *map(canonicalize_name, extras)}, {""}
     while todo:
         extra = todo.pop()
-        seen.add(extra)
+        done.add(extra)
         for requirement in wheel.requires:
             marker = requirement.marker
             if marker is not None and not marker.evaluate({**where.markers, "extra": extra}):
                 continue
             if canonicalize_name(requirement.name) == wheel.name:
-                todo |= {canonicalize_name(one) for one in requirement.extras} - seen
+                todo |= {canonicalize_name(name) for name in requirement.extras} - done
             else:
                 bare = Requirement(str(requirement))
                 bare.marker = None
@@ -142,16 +142,16 @@ def needed(wheel: Wheel, extras: Iterable[str], where: Machine) -> Iterator[Requ
 
 def missing_requirements(wheels: Iterable[Wheel], root: Requirement, where: Machine) -> list[Requirement]:
     """The requirements of `root`, at any depth, that none of the wheels meets."""
-    there = {wheel.name: wheel for wheel in wheels}
-    todo, seen, missing = [root], set[tuple[str, frozenset[str]]](), dict[str, Requirement]()
+    wheels_by_name = {wheel.name: wheel for wheel in wheels}
+    todo, done, missing = [root], set[tuple[str, frozenset[str]]](), dict[str, Requirement]()
     while todo:
-        one = todo.pop()
-        key = canonicalize_name(one.name), frozenset(one.extras)
-        if key in seen:
+        requirement = todo.pop()
+        key = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if key in done:
             continue
-        seen.add(key)
-        if wheel := there.get(key[0]):
-            todo += needed(wheel, one.extras, where)
+        done.add(key)
+        if wheel := wheels_by_name.get(key[0]):
+            todo += needed(wheel, requirement.extras, where)
         else:
-            missing[str(one)] = one
+            missing[str(requirement)] = requirement
     return list(missing.values())

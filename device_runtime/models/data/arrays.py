@@ -35,15 +35,15 @@ class StoredArray:
     def form(self) -> str:
         return f"{self.values.dtype} {self.values.shape}"
 
-    def raw(self, given: InputSpec) -> NDArray[Any]:
+    def raw(self, spec: InputSpec) -> NDArray[Any]:
         """The samples (n, *shape). Raises Refused for another shape, or values that are not numbers."""
-        shapes = [given.shape, given.shape[1:]] if given.shape[:1] == (1,) else [given.shape]
+        shapes = [spec.shape, spec.shape[1:]] if spec.shape[:1] == (1,) else [spec.shape]
         values = self.values
         if values.dtype.kind not in "buif":
             raise Refused("x is no array of numbers", f"{values.dtype}")
         if values.shape not in shapes and (values.ndim == 0 or values.shape[1:] not in shapes):
-            raise Refused("another shape than the task's input", f"{values.shape}, expected {given.shape}")
-        return values.reshape(-1, *given.shape)
+            raise Refused("another shape than the task's input", f"{values.shape}, expected {spec.shape}")
+        return values.reshape(-1, *spec.shape)
 
 
 def decode(data: bytes) -> StoredArray:
@@ -84,36 +84,36 @@ class ArrayNames:
         return f"samples: {self.x}, labels: {self.y or 'none'}"
 
 
-def array_names(there: Collection[str], part: str = "", *, labelled: bool = True) -> ArrayNames:
+def array_names(members: Collection[str], part: str = "", *, labelled: bool = True) -> ArrayNames:
     """Finds the arrays of samples and labels by their usual names, in upper or lower case.
 
     part: prefers those whose names end with it. labelled: whether labels are needed. Raises Refused if they
     are missing, or if several are possible.
     """
     called: dict[str, list[str]] = {}
-    for name in there:
+    for name in members:
         called.setdefault(folded(name).replace("-", "_"), []).append(name)
 
-    def find(usual: Sequence[str], wanted: str) -> str:
+    def find(usual: Sequence[str], ending: str) -> str:
         """The only array with such a name; the first name precedes the others."""
         for names in ([usual[0]], usual[1:]):
-            found = [name for one in names for name in _spelt(called, one, wanted)]
-            if len(found) > 1 and usual[0] in found:
+            matches = [name for word in names for name in _spelt(called, word, ending)]
+            if len(matches) > 1 and usual[0] in matches:
                 return usual[0]
-            if len(found) > 1:
-                raise Refused(f"which array holds {usual[0]}?", f"it has {first_of(sorted(found), 5)}")
-            if found:
-                return found[0]
+            if len(matches) > 1:
+                raise Refused(f"which array holds {usual[0]}?", f"it has {first_of(sorted(matches), 5)}")
+            if matches:
+                return matches[0]
         return ""
 
     x = find(OF_X, part)
     if not x:
-        there_are = first_of(sorted(there), 5) or "none"
+        there_are = first_of(sorted(members), 5) or "none"
         raise Refused(f"has no array '{OF_X[0]}{part}'", f"it has {there_are}")
     y = find(OF_Y, part)
     if labelled and not y:
-        raise Refused(f"has no array '{OF_Y[0]}{part}'", f"it has {first_of(sorted(there), 5)}")
-    names = next((name for one in OF_NAMES for name in called.get(one, ()) if name != y), "")
+        raise Refused(f"has no array '{OF_Y[0]}{part}'", f"it has {first_of(sorted(members), 5)}")
+    names = next((name for word in OF_NAMES for name in called.get(word, ()) if name != y), "")
     clients = find(OF_CLIENTS, part) or find(OF_CLIENTS, "")
     return ArrayNames(x, y, names, clients, part)
 
@@ -123,20 +123,20 @@ def _spelt(called: Mapping[str, list[str]], name: str, part: str) -> list[str]:
         return called.get(name, [])
     word = part.strip("_")
     spelt = (f"{name}_{word}", f"{word}_{name}", f"{name}{word}")
-    return [found for one in spelt for found in called.get(one, ())]
+    return [match for spelling in spelt for match in called.get(spelling, ())]
 
 
-def parts_of(there: Collection[str], *, labelled: bool = True) -> tuple[ArrayNames, ArrayNames | None]:
+def parts_of(members: Collection[str], *, labelled: bool = True) -> tuple[ArrayNames, ArrayNames | None]:
     """The arrays to train on, and those to evaluate on if the file has both. Raises Refused."""
     try:
-        return array_names(there, labelled=labelled), None
+        return array_names(members, labelled=labelled), None
     except Refused as error:
         try:
-            train = array_names(there, TRAINING, labelled=labelled)
+            train = array_names(members, TRAINING, labelled=labelled)
         except Refused as other:
             raise (other if "which" in other.reason else error) from None
     try:
-        return train, array_names(there, TESTING, labelled=labelled)
+        return train, array_names(members, TESTING, labelled=labelled)
     except Refused as error:
         if "which" in error.reason:
             raise
@@ -150,13 +150,13 @@ def labels_of(y: NDArray[Any], count: int, classes: int = 0, names: NDArray[Any]
     """
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    known = len(names) if names is not None and names.ndim == 1 else classes
+    class_count = len(names) if names is not None and names.ndim == 1 else classes
     if y.ndim == 2 and y.dtype.kind in "buif" and len(y) and _is_one_hot(y):
-        if known and y.shape[1] != known:
-            raise Refused(f"y is one-hot of {y.shape[1]} classes, and there are {known}")
+        if class_count and y.shape[1] != class_count:
+            raise Refused(f"y is one-hot of {y.shape[1]} classes, and there are {class_count}")
         y = y.argmax(axis=1)
     if y.dtype.kind == "S" and y.ndim == 1:
-        y = np.array([as_text(one) for one in y.tolist()], np.str_)
+        y = np.array([as_text(name) for name in y.tolist()], np.str_)
     if y.dtype.kind == "f" and y.ndim == 1 and np.isfinite(y).all() and (y == np.floor(y)).all():
         y = y.astype(np.int64)
     if y.dtype.kind == "b":
@@ -185,17 +185,17 @@ def _is_one_hot(y: NDArray[Any]) -> bool:
     return bool(((y == 0) | (y == 1)).all() and ((y != 0).sum(axis=1) == 1).all())
 
 
-def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples]:
-    room = LARGEST_BYTES if wanted.room_bytes is None else min(LARGEST_BYTES, wanted.room_bytes)
-    source = wanted.source
+def _read(unit: Unit, request: WantedSamples) -> Iterator[RawSamples]:
+    room = LARGEST_BYTES if request.room_bytes is None else min(LARGEST_BYTES, request.room_bytes)
+    source = request.source
     with open_archive(unit.path) as archive:
-        found, test = parts_of(archive.names, labelled=not source.unlabelled)
-        arrays = archive.read(found.x, found.y, found.names, room_bytes=room)
-    x, y, names = arrays[found.x], arrays.get(found.y), arrays.get(found.names)
-    notes = _notes(found, test)
+        train, test = parts_of(archive.names, labelled=not source.unlabelled)
+        arrays = archive.read(train.x, train.y, train.names, room_bytes=room)
+    x, y, names = arrays[train.x], arrays.get(train.y), arrays.get(train.names)
+    notes = _notes(train, test)
     for note in notes:
         log.info("%s: %s", unit.name, note)
-    shaped = StoredArray(x).raw(wanted.input)
+    shaped = StoredArray(x).raw(request.input)
     form = f"{x.dtype} {x.shape[1:]}"
     if source.target_columns or y is None:
         if y is not None and y.shape[:1] != (len(shaped),):
@@ -205,28 +205,28 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples]:
     if x.ndim == 0 or len(shaped) != len(x):
         raise Refused(
             "another shape than the task's input",
-            f"{x.shape}, expected {('n', *wanted.input.shape)}".replace("'", ""),
+            f"{x.shape}, expected {('n', *request.input.shape)}".replace("'", ""),
         )
     yield RawSamples(shaped, labels_of(y, len(x), source.classes, names), form, notes=notes)
 
 
-def _notes(found: ArrayNames, test: ArrayNames | None) -> tuple[str, ...]:
+def _notes(train: ArrayNames, test: ArrayNames | None) -> tuple[str, ...]:
     """What is said of arrays that are not called x and y."""
-    said = [] if (found.x, found.y) in (("x", "y"), ("x", "")) else [found.said]
-    return (*said, f"{test.x} is left out: it is to evaluate on") if test else tuple(said)
+    notes = [] if (train.x, train.y) in (("x", "y"), ("x", "")) else [train.said]
+    return (*notes, f"{test.x} is left out: it is to evaluate on") if test else tuple(notes)
 
 
 def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:
     with open_archive(unit.path) as archive:
-        found, _ = parts_of(archive.names, labelled=False)
-        yield archive.read(found.x)[found.x]
+        train, _ = parts_of(archive.names, labelled=False)
+        yield archive.read(train.x)[train.x]
 
 
-def inputs(path: Path, given: InputSpec) -> NDArray[Any]:
+def inputs(path: Path, spec: InputSpec) -> NDArray[Any]:
     """The samples of a .npz file without their labels, (n, *shape), raw. Raises Refused."""
     with open_archive(path) as archive:
-        found, _ = parts_of(archive.names, labelled=False)
-        return StoredArray(archive.read(found.x)[found.x]).raw(given)
+        train, _ = parts_of(archive.names, labelled=False)
+        return StoredArray(archive.read(train.x)[train.x]).raw(spec)
 
 
 def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
@@ -234,7 +234,7 @@ def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
         raise Refused(f"{NAMES} is no list of names", f"{names.dtype} {names.shape}")
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(names):
         raise Refused("a class number without a name", f"{int(y.min())} to {int(y.max())} of {len(names)}")
-    listed = [as_text(one) for one in names.tolist()]
+    listed = [as_text(name) for name in names.tolist()]
     return [listed[number] for number in y.tolist()]
 
 

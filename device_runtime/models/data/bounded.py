@@ -44,12 +44,12 @@ def unlimit_memory(before: tuple[int, int]) -> None:
 def limit_memory(more: int) -> None:
     """Limits this process to `more` bytes beyond what it has allocated. Does nothing without /proc."""
     try:
-        found = re.search(r"^VmData:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+        line = re.search(r"^VmData:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
     except OSError:  # not Linux
         return
-    if found is None:
+    if line is None:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = 1024 * int(found[1]) + more
+    most = 1024 * int(line[1]) + more
     with suppress(OSError, ValueError):  # a sandbox that does not let limits be set
         resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))

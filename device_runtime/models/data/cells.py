@@ -54,11 +54,11 @@ def label_column(
     column, or if several columns are possible.
     """
     width = len(names) if names is not None else len(rows[0])
-    wanted, labels = source.label_column, source.task_labels
-    if wanted == NO_LABEL_COLUMN:
+    column, labels = source.label_column, source.task_labels
+    if column == NO_LABEL_COLUMN:
         return LabelColumn(-1, "it has none")
-    if wanted:
-        return LabelColumn(column_number(names, width, wanted, "the labels or targets"), "asked for")
+    if column:
+        return LabelColumn(column_number(names, width, column, "the labels or targets"), "asked for")
     columns = list(zip(*(map(folded, row) for row in rows if len(row) == width), strict=True))
     free = [number for number in range(width) if number not in aside]
     if (usual := _by_name(names or (), columns, free, source)) is not None:
@@ -129,13 +129,13 @@ def target_columns(names: Sequence[str] | None, width: int, source: SampleSource
     if names is None and not source.label_column:
         count = len(source.target_columns)
         return tuple(range(width - count, width)) if count < width else ()
-    asked = source.label_column.split(",") if source.label_column else source.target_columns
-    if len(asked) != len(source.target_columns):
+    columns = source.label_column.split(",") if source.label_column else source.target_columns
+    if len(columns) != len(source.target_columns):
         raise Refused(
             "another number of columns of targets",
-            f"{', '.join(asked)}; the task has {', '.join(source.target_columns)}",
+            f"{', '.join(columns)}; the task has {', '.join(source.target_columns)}",
         )
-    return tuple(column_number(names, width, name.strip(), "the labels or targets") for name in asked)
+    return tuple(column_number(names, width, name.strip(), "the labels or targets") for name in columns)
 
 
 def column_values(text: str, columns: Sequence[str]) -> list[float]:
@@ -149,17 +149,17 @@ def column_values(text: str, columns: Sequence[str]) -> list[float]:
         raise Refused("a target that is no number", str(error)[:80]) from None
 
 
-def column_number(names: Sequence[str] | None, width: int, wanted: str, purpose: str) -> int:
+def column_number(names: Sequence[str] | None, width: int, key: str, purpose: str) -> int:
     """The number of a column that is wanted by name or number, for labels or so. Raises Refused."""
     called = [folded(name) for name in names or ()]
-    if (count := called.count(folded(wanted))) > 1:
-        raise Refused(f"{count} columns are called {wanted!r}", f"name {purpose} by number, 0 to {width - 1}")
+    if (count := called.count(folded(key))) > 1:
+        raise Refused(f"{count} columns are called {key!r}", f"name {purpose} by number, 0 to {width - 1}")
     if count:
-        return called.index(folded(wanted))
-    if wanted.isdecimal() and int(wanted) < width:
-        return int(wanted)
-    there = first_of(names) if names else f"0 to {width - 1}"
-    raise Refused(f"no column {wanted!r} for {purpose}", f"there are {there}")
+        return called.index(folded(key))
+    if key.isdecimal() and int(key) < width:
+        return int(key)
+    choices = first_of(names) if names else f"0 to {width - 1}"
+    raise Refused(f"no column {key!r} for {purpose}", f"there are {choices}")
 
 
 def _has_word_label(labels: frozenset[str], cells: Sequence[str]) -> bool:
@@ -193,9 +193,9 @@ class TextCell:
     def form(self) -> str:
         return "text"
 
-    def raw(self, given: InputSpec) -> NDArray[Any]:
+    def raw(self, spec: InputSpec) -> NDArray[Any]:
         """Raises Refused, because a text becomes an input only by a tokenizer; see `ids`."""
-        kind = "token ids, and its bundle has no tokenizer" if given.vocabulary else f"{given.shape}"
+        kind = "token ids, and its bundle has no tokenizer" if spec.vocabulary else f"{spec.shape}"
         raise Refused("the task's input is no text", f"it is {kind}")
 
     @property
@@ -224,20 +224,20 @@ def text_cell(cell: object) -> TextCell:
 
 
 def text_column(
-    names: Sequence[str] | None, rows: Sequence[Sequence[Any]], others: Sequence[int], wanted: str
+    names: Sequence[str] | None, rows: Sequence[Sequence[Any]], others: Sequence[int], key: str
 ) -> int:
     """Finds the column of texts: the wanted one, else by a common name, else the only one of words.
 
-    rows: the first ones. others: the columns that are neither labels nor clients. wanted: a name or number,
+    rows: the first ones. others: the columns that are neither labels nor clients. key: a name or number,
     or empty. Raises Refused if several columns are possible, or none.
     """
-    if wanted:
+    if key:
         width = len(names) if names is not None else max(map(len, rows), default=0)
-        return column_number(names, width, wanted, "the texts")
+        return column_number(names, width, key, "the texts")
     usual = [column for column in others if names and folded(names[column]) in TEXT_COLUMNS]
     words = [i for i in others if rows and not any(is_number(row[i]) for row in rows if len(row) > i)]
     for possible in (usual, others, words):
         if len(possible) == 1:
             return possible[0]
-    there = first_of([names[i] for i in others]) if names else ", ".join(map(str, others))
-    raise Refused("which column has the texts? say it by --text-column", there)
+    choices = first_of([names[i] for i in others]) if names else ", ".join(map(str, others))
+    raise Refused("which column has the texts? say it by --text-column", choices)

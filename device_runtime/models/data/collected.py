@@ -42,7 +42,7 @@ class CollectedSamples:
     notes: tuple[str, ...]
 
 
-def collect(path: Path, wanted: WantedSamples, targets: SampleTargets) -> CollectedSamples:
+def collect(path: Path, request: WantedSamples, targets: SampleTargets) -> CollectedSamples:
     """Reads a table of samples with their labels. Raises Refused, also if no sample is left."""
     try:
         unit = Unit(path.name, path, file_stamp(path), TABLE)
@@ -52,7 +52,7 @@ def collect(path: Path, wanted: WantedSamples, targets: SampleTargets) -> Collec
     skipped, names = SkippedTally(), NewLabels()
     form = ""
     notes: tuple[str, ...] = ()
-    for part in unit.read(wanted):
+    for part in unit.read(request):
         if isinstance(part, Skip):
             skipped.add(part)
             continue

@@ -176,7 +176,7 @@ def _is_header(
 ) -> tuple[str, ...] | None:
     """None if the first row is a sample; else what is to be said of the header, mostly nothing."""
     called = {*map(folded, first)}
-    usual = {*LABEL_COLUMNS, *FILE_COLUMNS, *TEXT_COLUMNS, *CLIENT_COLUMNS, *_asked(source)}
+    usual = {*LABEL_COLUMNS, *FILE_COLUMNS, *TEXT_COLUMNS, *CLIENT_COLUMNS, *_column_names(source)}
     if called & usual:
         return ()
     if not more:  # a header alone has words alone, and none is a label of the task or a file
@@ -208,7 +208,7 @@ def _recurs_without(name: str, cells: Sequence[str]) -> bool:
     return min(counts.values()) > 1 and name not in counts
 
 
-def _asked(source: SampleSource) -> frozenset[str]:
+def _column_names(source: SampleSource) -> frozenset[str]:
     """The names of columns that are asked for, folded."""
     wished = (source.label_column, source.text_column, source.client_column, source.feature_columns)
     names = [name.strip() for wish in wished for name in wish.split(",")]
@@ -226,38 +226,38 @@ def _client(names: Sequence[str] | None, width: int, source: SampleSource) -> in
 
 def _row_numbers(head: _Head, source: SampleSource) -> int | None:
     """The first column, if it only numbers the rows, or an index of pandas."""
-    asked = {folded(name) for name in (source.label_column, source.text_column, *source.target_columns)} - {
-        ""
-    }
+    settings = {
+        folded(name) for name in (source.label_column, source.text_column, *source.target_columns)
+    } - {""}
     indices = (i for i, name in enumerate(head.names or ()) if PANDAS_INDEX.fullmatch(name))
-    if (index := next(indices, None)) is not None and not {head.names[index], str(index)} & asked:  # type: ignore[index]
+    if (index := next(indices, None)) is not None and not {head.names[index], str(index)} & settings:  # type: ignore[index]
         return index
     if head.names is None or len(head.names) < 3 or folded(head.names[0]) not in ROW_NUMBERS:
         return None
     cells = [row[0].strip() for row in head.samples if row]
-    if folded(head.names[0]) in asked or "0" in asked or not all(map(str.isdecimal, cells)):
+    if folded(head.names[0]) in settings or "0" in settings or not all(map(str.isdecimal, cells)):
         return None
     return 0 if len(set(cells)) == len(cells) and cells else None
 
 
 def _chosen(
-    wanted: str, names: Sequence[str] | None, width: int, targets: Sequence[int], aside: set[int]
+    keys: str, names: Sequence[str] | None, width: int, targets: Sequence[int], aside: set[int]
 ) -> tuple[int, ...]:
     """The wanted columns of features, in the order of the table or, where each is named, as named.
 
-    wanted: names or numbers, separated by commas; `2-5` are several; `-name` leaves one out. Raises Refused.
+    keys: names or numbers, separated by commas; `2-5` are several; `-name` leaves one out. Raises Refused.
     """
     inside: list[int] = []
     without: set[int] = set()
-    for word in filter(None, map(str.strip, wanted.split(","))):
-        known = names is not None and folded(word) in map(folded, names)
-        span = None if known else re.fullmatch(r"(\d+)-(\d+)", word)
+    for word in filter(None, map(str.strip, keys.split(","))):
+        is_name = names is not None and folded(word) in map(folded, names)
+        span = None if is_name else re.fullmatch(r"(\d+)-(\d+)", word)
         if span:
             first, last = int(span[1]), int(span[2])
             if not first <= last < width:
                 raise Refused(f"no columns {word} for the features", f"there are 0 to {width - 1}")
             inside += range(first, last + 1)
-        elif word.startswith("-") and not known:
+        elif word.startswith("-") and not is_name:
             without.add(column_number(names, width, word[1:], "the features"))
         else:
             inside.append(column_number(names, width, word, "the features"))
@@ -265,7 +265,7 @@ def _chosen(
     if both := [c for c in inside if c in targets]:
         named = names[both[0]] if names else both[0]
         raise Refused("one column cannot be both a feature and the label", f"{named!r}")
-    found = tuple(column for column in dict.fromkeys(every) if column not in without)
-    if not found:
-        raise Refused("no columns of features are left", f"--feature-columns {wanted}")
-    return found
+    features = tuple(column for column in dict.fromkeys(every) if column not in without)
+    if not features:
+        raise Refused("no columns of features are left", f"--feature-columns {keys}")
+    return features

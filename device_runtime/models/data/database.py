@@ -66,21 +66,21 @@ def stamp(path: Path) -> tuple[int, int]:
     return size, changed
 
 
-def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
-    with _rows(unit.path, wanted.source.query) as (names, rows):
-        if cutter := WindowCutter.of(wanted.input):
-            source = wanted.source
+def _read(unit: Unit, request: WantedSamples) -> Iterator[RawSamples | Skip]:
+    with _rows(unit.path, request.source.query) as (names, rows):
+        if cutter := WindowCutter.of(request.input):
+            source = request.source
             others = names if source.label_column else cutter.other_names(names)
             columns = _targets(others if not source.target_columns else names, source)
             steps = _steps(names, rows, cutter, columns, bool(source.target_columns))
             yield from cutter.cut(steps, "rows as steps", unit.name, labelled=bool(columns))
             return
-        targets = _targets(names, wanted.source)
-        text = _text_column(names, targets, wanted)
+        targets = _targets(names, request.source)
+        text = _text_column(names, targets, request)
         for number, row in enumerate(rows, 1):
             cells = [cell for column, cell in enumerate(row) if column not in targets]
             try:
-                x, form = _sample(cells, wanted) if text is None else _text_sample(row[text], wanted)
+                x, form = _sample(cells, request) if text is None else _text_sample(row[text], request)
             except Refused as error:
                 yield Skip.of(error, f"row {number}")
                 continue
@@ -111,36 +111,36 @@ def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:
             yield one_stored(b"\x1f".join(c if isinstance(c, bytes) else repr(c).encode() for c in cells))
 
 
-def _sample(cells: Sequence[Any], wanted: WantedSamples) -> tuple[NDArray[Any], str]:
+def _sample(cells: Sequence[Any], request: WantedSamples) -> tuple[NDArray[Any], str]:
     if len(cells) == 1 and isinstance(cells[0], bytes):
-        return _blob(cells[0], wanted.input)
-    return values_of(cells, wanted.input)[None], f"row of {len(cells)} columns"
+        return _blob(cells[0], request.input)
+    return values_of(cells, request.input)[None], f"row of {len(cells)} columns"
 
 
-def _text_column(names: Sequence[str], targets: Sequence[int], wanted: WantedSamples) -> int | None:
+def _text_column(names: Sequence[str], targets: Sequence[int], request: WantedSamples) -> int | None:
     """The number of the column of texts; None if the task's input is not text. Raises Refused."""
-    if wanted.texts is None:
+    if request.texts is None:
         return None
     others = [column for column in range(len(names)) if column not in targets]
-    return text_column(names, (), others, wanted.source.text_column)
+    return text_column(names, (), others, request.source.text_column)
 
 
-def _text_sample(cell: object, wanted: WantedSamples) -> tuple[NDArray[Any], str]:
-    held = text_cell("" if cell is None else cell)
-    return raw(held, wanted.input, wanted.texts), "text in a database"
+def _text_sample(cell: object, request: WantedSamples) -> tuple[NDArray[Any], str]:
+    text = text_cell("" if cell is None else cell)
+    return raw(text, request.input, request.texts), "text in a database"
 
 
-def _blob(data: bytes, given: InputSpec) -> tuple[NDArray[Any], str]:
+def _blob(data: bytes, spec: InputSpec) -> tuple[NDArray[Any], str]:
     if len(data) > ONE_SAMPLE_BYTES:
         raise Refused(TOO_LARGE, f"more than {ONE_SAMPLE_BYTES >> 20} MB")
-    count = prod(given.shape)
+    count = prod(spec.shape)
     for kind in (np.uint8, "<f4"):
-        if given.vocabulary is None and len(data) == count * np.dtype(kind).itemsize:
-            return np.frombuffer(data, kind).reshape(1, *given.shape), f"blob of {np.dtype(kind)}"
-    held = decode_unnamed(data)
-    if held is None:
+        if spec.vocabulary is None and len(data) == count * np.dtype(kind).itemsize:
+            return np.frombuffer(data, kind).reshape(1, *spec.shape), f"blob of {np.dtype(kind)}"
+    sample = decode_unnamed(data)
+    if sample is None:
         raise Refused("unsupported kind of blob", f"{len(data)} bytes, the input has {count} values")
-    return held.raw(given), f"blob: {held.form}"
+    return sample.raw(spec), f"blob: {sample.form}"
 
 
 def _targets(names: Sequence[str], source: SampleSource) -> tuple[int, ...]:

@@ -64,8 +64,8 @@ def dialect(path: Path) -> Dialect:
     lines = io.StringIO(text, newline="").readlines()
     lines = lines if whole or len(lines) < 2 else lines[:-1]
     first = next((line for line in lines if line.strip()), "")
-    if told := re.fullmatch(r"sep=([,;\t|])\s*", first):
-        return Dialect(encoding, told[1])
+    if declaration := re.fullmatch(r"sep=([,;\t|])\s*", first):
+        return Dialect(encoding, declaration[1])
     if path.suffix.lower() in TABS and "\t" in first:
         return Dialect(encoding, "\t", quoted=False)
     return Dialect(encoding, _separator(lines[:SNIFFED_LINES]))
@@ -191,7 +191,7 @@ def _without_comments(rows: Iterator[CellRow]) -> Iterator[CellRow]:
             above.append(row)
             continue
         header = above[-1:] if above and len(above[-1].cells) == len(row.cells) > 1 else []
-        named = [CellRow(one.number, _uncommented(one.cells)) for one in header]
+        named = [CellRow(comment.number, _uncommented(comment.cells)) for comment in header]
         yield from chain(named, [row], rows)
         return
     yield from islice(above, len(above) if above and len(above[0].cells) > 1 else 0)

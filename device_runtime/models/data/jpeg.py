@@ -57,11 +57,11 @@ class Photo:
             width, height = height, width
         return f"picture {width}x{height} {COLOURS[self.channels]} 8 bits"
 
-    def raw(self, given: InputSpec) -> NDArray[Any]:
+    def raw(self, spec: InputSpec) -> NDArray[Any]:
         """(1, channels, height, width), as `Picture.raw`. Raises Refused for a damaged photo as well."""
-        need_picture(given)
-        _, height, width = given.shape
-        return self.picture(height, width).raw(given)
+        need_picture(spec)
+        _, height, width = spec.shape
+        return self.picture(height, width).raw(spec)
 
     def picture(self, height: int | None = None, width: int | None = None) -> Picture:
         """The photo, turned as its camera noted: whole, or reduced for an input of this size.

@@ -56,8 +56,8 @@ class LabelMap:
         self._exact: dict[str, int | None] = {**exact}
         for name, label in (named or {}).items():
             if label and label not in exact:
-                known = first_of(self._labels, 12)
-                raise DataError(f"label map: {name!r} is mapped to {label!r}, the task has {known}")
+                task_labels = first_of(self._labels, 12)
+                raise DataError(f"label map: {name!r} is mapped to {label!r}, the task has {task_labels}")
             self._exact[name] = exact[label] if label else None
         self._others = self._exact.pop(OTHERS, -1)
         self._folded = _folded(self._exact)
@@ -112,25 +112,25 @@ class LabelMap:
         beyond the task's classes.
         """
         whole = whole_number(name)
-        found: int | None = -1
+        class_number: int | None = -1
         for text in (name, whole, FLAGS.get(folded(name), whole)):
             for names, key in ((self._exact, text), (self._folded, folded(text))):
-                found = names.get(key, -1) if found == -1 else found
-        if found == -1 and self._numbered:
+                class_number = names.get(key, -1) if class_number == -1 else class_number
+        if class_number == -1 and self._numbered:
             number = FLAGS.get(folded(name), whole)
             place = int(number[:9]) if number.isdecimal() else -1
             if place >= len(self._labels) and self._others == -1:
                 raise MisnumberedClasses(number, self._labels)
             if place >= 0 and self._misnumbered is not None:
                 raise self._misnumbered
-            found = place if place < len(self._labels) else -1
-        if found == -1:
-            found = self._others
-        if found is None:
+            class_number = place if place < len(self._labels) else -1
+        if class_number == -1:
+            class_number = self._others
+        if class_number is None:
             raise Refused(f"label {name[:40]!r} is left out by the label map")
-        if found == -1:
+        if class_number == -1:
             raise Refused(f"label {name[:40]!r} is not of the task")
-        return found
+        return class_number
 
 
 class MisnumberedClasses(Refused):
@@ -195,18 +195,18 @@ def whole_number(name: str) -> str:
 
 def _folded(exact: Mapping[str, int | None]) -> dict[str, int | None]:
     """Class numbers by folded name; -1 for a name that is ambiguous when folded."""
-    found: dict[str, int | None] = {}
+    numbers: dict[str, int | None] = {}
     for name, number in exact.items():
         key = folded(name)
-        found[key] = number if found.get(key, number) == number else -1
-    return found
+        numbers[key] = number if numbers.get(key, number) == number else -1
+    return numbers
 
 
 def _read(file: Path) -> dict[str, str]:
     try:
-        given = msgspec.convert(read_toml(file, DataError), _Map)
+        fields = msgspec.convert(read_toml(file, DataError), _Map)
     except msgspec.ValidationError as error:
         raise DataError(
             f'{file} is no label map ({error}): expected [labels] NAME = "LABEL", [aliases] LABEL = [NAMES]'
         ) from None
-    return {**given.labels, **{name: label for label, names in given.aliases.items() for name in names}}
+    return {**fields.labels, **{name: label for label, names in fields.aliases.items() for name in names}}

@@ -41,32 +41,32 @@ class Listing:
 
 def listing(source: SampleSource) -> Listing:
     """All units of a source; files that vanish meanwhile are ignored."""
-    found = Listing()
+    contents = Listing()
     if source.query:
-        _database(source, found)
+        _database(source, contents)
     elif source.path.is_file():
-        _file(source.path, source, found)
+        _file(source.path, source, contents)
     else:
-        _folder(source, found)
-    return found
+        _folder(source, contents)
+    return contents
 
 
-def _folder(source: SampleSource, found: Listing) -> None:
+def _folder(source: SampleSource, contents: Listing) -> None:
     """Lists tables first, and files before folders, as a table may list others. Skips pipes and the like."""
     try:
         entries = sorted(path for path in source.path.iterdir() if not is_hidden(path.name))
     except OSError as error:
-        found.add(Skip("cannot be read", f"{source}: {error.strerror}"))
+        contents.add(Skip("cannot be read", f"{source}: {error.strerror}"))
         return
     files = [path for path in entries if os.path.isfile(path)]  # noqa: PTH113 (Path's raises for odd links)
     for path in sorted(files, key=lambda path: path.suffix.lower() not in table.ENDINGS):
-        if path.name != labels.FILE and _name(path, source) not in found.units:
-            _file(path, source, found)
+        if path.name != labels.FILE and _name(path, source) not in contents.units:
+            _file(path, source, contents)
     for path in entries:
         if os.path.isdir(path):  # noqa: PTH112
-            _class_folder(path, source, found)
+            _class_folder(path, source, contents)
         elif path.is_symlink() and not os.path.exists(path):  # noqa: PTH110
-            found.add(Skip(LOST_LINK, _name(path, source)))
+            contents.add(Skip(LOST_LINK, _name(path, source)))
 
 
 def is_hidden(name: str) -> bool:
@@ -74,61 +74,61 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in SYSTEM_FILES
 
 
-def _database(source: SampleSource, found: Listing) -> None:
+def _database(source: SampleSource, contents: Listing) -> None:
     try:
-        found.add(Unit(source.path.name, source.path, database.stamp(source.path), DATABASE))
+        contents.add(Unit(source.path.name, source.path, database.stamp(source.path), DATABASE))
     except OSError as error:
-        found.add(Skip("cannot be read", f"{source.path.name}: {error.strerror}"))
+        contents.add(Skip("cannot be read", f"{source.path.name}: {error.strerror}"))
 
 
-def _file(path: Path, source: SampleSource, found: Listing) -> None:
+def _file(path: Path, source: SampleSource, contents: Listing) -> None:
     ending = path.suffix.lower()
     if ending in table.ENDINGS:
-        _table(path, source, found)
+        _table(path, source, contents)
     elif ending in WHOLE:
-        found.add(_unit(path, source, WHOLE[ending]))
+        contents.add(_unit(path, source, WHOLE[ending]))
     elif ending in DECODERS and source.unlabelled:
-        found.add(_unit(path, source, SINGLE))
+        contents.add(_unit(path, source, SINGLE))
     elif ending in DECODERS:
-        found.add(Skip("a file without a label: it is in no class folder", _name(path, source)))
+        contents.add(Skip("a file without a label: it is in no class folder", _name(path, source)))
     elif ending in DATABASES:
-        found.add(Skip("a database is read by a query: sqlite:FILE?QUERY", _name(path, source)))
+        contents.add(Skip("a database is read by a query: sqlite:FILE?QUERY", _name(path, source)))
     else:
-        found.add(_unread(path, source))
+        contents.add(_unread(path, source))
 
 
-def _table(path: Path, source: SampleSource, found: Listing) -> None:
+def _table(path: Path, source: SampleSource, contents: Listing) -> None:
     try:
         with refusing():
             form = table.layout(path, source)
             if form.file is None:
-                found.add(_unit(path, source, TABLE))
+                contents.add(_unit(path, source, TABLE))
                 return
             for row in table.listed(path, form):
                 unit = row if isinstance(row, Skip) else _unit(row.path, source, SINGLE, row.label)
                 if isinstance(unit, Unit) and not isinstance(row, Skip):
                     unit = replace(unit, client=row.client)
-                found.add(unit)
+                contents.add(unit)
     except Refused as error:
-        found.add(Skip.of(error, _name(path, source)))
+        contents.add(Skip.of(error, _name(path, source)))
 
 
-def _class_folder(folder: Path, source: SampleSource, found: Listing) -> None:
+def _class_folder(folder: Path, source: SampleSource, contents: Listing) -> None:
     """Lists the files below a class folder, at any depth; those that a table lists have been added before."""
-    for path in sorted(_files(folder, source, found)):
+    for path in sorted(_files(folder, source, contents)):
         if path.suffix.lower() in DECODERS:
-            found.add(_unit(path, source, SINGLE, folder.name))
+            contents.add(_unit(path, source, SINGLE, folder.name))
         elif path.suffix.lower() in table.ENDINGS:
-            found.add(_unit(path, source, TABLE, folder.name))
+            contents.add(_unit(path, source, TABLE, folder.name))
         else:
-            found.add(_unread(path, source))
+            contents.add(_unread(path, source))
 
 
-def _files(folder: Path, source: SampleSource, found: Listing) -> Iterator[Path]:
+def _files(folder: Path, source: SampleSource, contents: Listing) -> Iterator[Path]:
     """Files that are not hidden, at any depth, behind links too; adds what cannot be read as strays."""
 
     def unreadable(error: OSError) -> None:
-        found.add(Skip("cannot be read", f"{_name(Path(error.filename), source)}/: {error.strerror}"))
+        contents.add(Skip("cannot be read", f"{_name(Path(error.filename), source)}/: {error.strerror}"))
 
     place = Path(os.path.realpath(folder))
     listed = {os.path.realpath(source.path), str(place), *map(str, place.parents)}
@@ -143,7 +143,7 @@ def _files(folder: Path, source: SampleSource, found: Listing) -> Iterator[Path]
             if os.path.isfile(path):  # noqa: PTH113
                 yield path
             elif path.is_symlink() and not os.path.exists(path):  # noqa: PTH110
-                found.add(Skip(LOST_LINK, _name(path, source)))
+                contents.add(Skip(LOST_LINK, _name(path, source)))
 
 
 def _is_new(folder: Path, listed: set[str]) -> bool:

@@ -68,7 +68,7 @@ class Rows:
     @property
     def row_bytes(self) -> int:
         """Bytes of one sample with its label."""
-        return sum(int(np.prod(one.shape[1:])) * one.itemsize for one in (self._x, self._y))
+        return sum(int(np.prod(array.shape[1:])) * array.itemsize for array in (self._x, self._y))
 
     def append(self, x: NDArray[Any], y: NDArray[Any]) -> None:
         """Copies samples to the end."""
@@ -102,7 +102,7 @@ class Rows:
         self._count = end
 
     def _grow(self, room: int) -> None:
-        x, y = (np.empty((room, *one.shape[1:]), one.dtype) for one in (self._x, self._y))
+        x, y = (np.empty((room, *array.shape[1:]), array.dtype) for array in (self._x, self._y))
         x[: self._count], y[: self._count] = self._x[: self._count], self._y[: self._count]
         self._x, self._y = x, y
 
@@ -125,8 +125,8 @@ def is_held_out(x: NDArray[Any], share: float, seed: int) -> NDArray[np.bool_]:
         return np.zeros(len(x), bool)
     key = seed.to_bytes(8, "little")
     below = int(share * WORDS)
-    found = np.empty(len(x), bool)
-    for number, one in enumerate(np.ascontiguousarray(x)):
-        digest = hashlib.blake2b(one.tobytes(), digest_size=8, key=key).digest()
-        found[number] = int.from_bytes(digest, "little") < below
-    return found
+    flags = np.empty(len(x), bool)
+    for number, sample in enumerate(np.ascontiguousarray(x)):
+        digest = hashlib.blake2b(sample.tobytes(), digest_size=8, key=key).digest()
+        flags[number] = int.from_bytes(digest, "little") < below
+    return flags

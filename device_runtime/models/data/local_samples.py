@@ -63,7 +63,7 @@ class Selection:
 
 
 @dataclass
-class _Known:
+class _Record:
     """A unit that was read.
 
     counts: its rows for training and held out.
@@ -104,10 +104,10 @@ class LocalSamples:
         self.source = source = for_task(source, self._labels, target, texts is not None)
         self.manifest, self._keep = manifest, keep or Selection()
         self._targets = SampleTargets(self._labels, target, source.unlabelled)
-        self._wanted = WantedSamples(manifest.input, source, self._keep.room_bytes, texts)
-        given = manifest.input
-        self._rows = tuple(Rows(given.shape, given.stored_dtype, target) for _ in range(2))
-        self._known: dict[str, _Known] = {}  # in the order of their rows
+        self._request = WantedSamples(manifest.input, source, self._keep.room_bytes, texts)
+        spec = manifest.input
+        self._rows = tuple(Rows(spec.shape, spec.stored_dtype, target) for _ in range(2))
+        self._units: dict[str, _Record] = {}  # in the order of their rows
         self._strays = SkippedTally()
         self._sides = self._split_sides()
 
@@ -127,35 +127,35 @@ class LocalSamples:
         if not len(self.held):
             return self.training
         sides = self._sides
-        return LocalData(*(np.concatenate([getattr(one, name) for one in sides]) for name in ("x", "y")))
+        return LocalData(*(np.concatenate([getattr(side, name) for side in sides]) for name in ("x", "y")))
 
     @property
     def skipped(self) -> tuple[SkippedSamples, ...]:
         """The files and samples that are skipped, by reason."""
         every = SkippedTally()
-        for tally in (self._strays, *(known.skipped for known in self._known.values())):
-            for one in tally:
-                every.add(one)
+        for tally in (self._strays, *(record.skipped for record in self._units.values())):
+            for entry in tally:
+                every.add(entry)
         return tuple(every)
 
     @property
     def forms(self) -> Counter[str]:
         """The number of samples by format."""
         every: Counter[str] = Counter()
-        for known in self._known.values():
-            every.update(known.forms)
+        for record in self._units.values():
+            every.update(record.forms)
         return every
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the readers decided by default, each once."""
-        return tuple(dict.fromkeys(note for known in self._known.values() for note in known.notes))
+        return tuple(dict.fromkeys(note for record in self._units.values() for note in record.notes))
 
     @property
     def values(self) -> tuple[float, float] | None:
         """The least and the largest raw value of all samples; None without samples."""
-        found = [known.values for known in self._known.values() if known.values != NO_VALUES]
-        return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+        ranges = [record.values for record in self._units.values() if record.values != NO_VALUES]
+        return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
     @property
     def scale_warning(self) -> str:
@@ -173,7 +173,7 @@ class LocalSamples:
     @property
     def stamp(self) -> frozenset[tuple[str, int, int]]:
         """The files that were read: name, size in bytes, last change in ns, as they were then."""
-        return frozenset((name, *known.stamp) for name, known in self._known.items())
+        return frozenset((name, *record.stamp) for name, record in self._units.items())
 
     @property
     def memory_bytes(self) -> int:
@@ -185,18 +185,18 @@ class LocalSamples:
 
         Returns whether `training` and `held` must be read again.
         """
-        found = listing(self.source)
-        self._strays = found.strays
+        contents = listing(self.source)
+        self._strays = contents.strays
         before_files = self._of_files.are_misnumbered
         self._of_files = self._labels.among(
-            {unit.label for unit in found.units.values() if unit.label is not None}
+            {unit.label for unit in contents.units.values() if unit.label is not None}
         )
-        gone = {name for name, known in self._known.items() if not known.is_still(found.units.get(name))}
+        gone = {name for name, record in self._units.items() if not record.is_still(contents.units.get(name))}
         if self._of_files.are_misnumbered != before_files:
-            gone |= {name for name, known in self._known.items() if known.label is not None}
+            gone |= {name for name, record in self._units.items() if record.label is not None}
         if gone:  # units that had no room may fit now
-            self._forget(gone | {name for name, known in self._known.items() if known.full})
-        new = [unit for name, unit in found.units.items() if name not in self._known]
+            self._forget(gone | {name for name, record in self._units.items() if record.full})
+        new = [unit for name, unit in contents.units.items() if name not in self._units]
         before = self._row_counts
         with memory_limit(self._keep.room_bytes):
             self._reserve(len(new))
@@ -207,26 +207,26 @@ class LocalSamples:
 
     def _split_sides(self) -> tuple[LocalData, LocalData]:
         """Samples for training, and held out; by default, less than LEAST_HELD_OUT are trained on as well."""
-        training, held = (rows.data for rows in self._rows)
-        if self._keep.held_out is not None or self.source.unlabelled or not 0 < len(held) < LEAST_HELD_OUT:
-            return training, held
-        x, y = np.concatenate([training.x, held.x]), np.concatenate([training.y, held.y])
-        return LocalData(x, y), LocalData(held.x[:0], held.y[:0])
+        training, holdout = (rows.data for rows in self._rows)
+        if self._keep.held_out is not None or self.source.unlabelled or not 0 < len(holdout) < LEAST_HELD_OUT:
+            return training, holdout
+        x, y = np.concatenate([training.x, holdout.x]), np.concatenate([training.y, holdout.y])
+        return LocalData(x, y), LocalData(holdout.x[:0], holdout.y[:0])
 
     def _take(self, unit: Unit) -> None:
         """Reads all samples of a unit, or none; a unit that changes meanwhile is left for the next time."""
         starts = tuple(len(rows) for rows in self._rows)
-        known = _Known(unit.stamp, unit.label)
+        record = _Record(unit.stamp, unit.label)
         try:
             if unit.label is not None and not self.manifest.target.has_columns:
                 self._of_files.number(unit.label)  # refuses an unknown label before anything is read
-            for part in unit.read(self._wanted):
+            for part in unit.read(self._request):
                 if isinstance(part, Skip):
-                    known.skipped.add(part)
+                    record.skipped.add(part)
                 else:
-                    self._keep_batch(part, unit, known)
-            if not (known.forms or tuple(known.skipped)):
-                known.skipped.add(Skip(EMPTY, unit.name))
+                    self._keep_batch(part, unit, record)
+            if not (record.forms or tuple(record.skipped)):
+                record.skipped.add(Skip(EMPTY, unit.name))
             if not unit.sample_format.grows and _stamp(unit) != unit.stamp:
                 raise TemporarilyRefused("changed while it was read: it is read the next time")
         except (Refused, MemoryError) as error:
@@ -236,45 +236,45 @@ class LocalSamples:
             if isinstance(why, TemporarilyRefused):
                 self._strays.add(Skip.of(why, unit.name))
                 return
-            known = _Known(unit.stamp, unit.label, full=why.reason == FULL)
-            known.skipped.add(Skip.of(why, unit.name))
-        known.counts = (len(self._rows[0]) - starts[0], len(self._rows[1]) - starts[1])
-        self._known[unit.name] = known
+            record = _Record(unit.stamp, unit.label, full=why.reason == FULL)
+            record.skipped.add(Skip.of(why, unit.name))
+        record.counts = (len(self._rows[0]) - starts[0], len(self._rows[1]) - starts[1])
+        self._units[unit.name] = record
 
-    def _keep_batch(self, batch: RawSamples, unit: Unit, known: _Known) -> None:
+    def _keep_batch(self, batch: RawSamples, unit: Unit, record: _Record) -> None:
         """Prepares and keeps the valid samples of the task's classes, block by block. Raises Refused."""
-        y, read = self._targets.of(batch, unit.label, unit.name, known.skipped)
+        y, read = self._targets.of(batch, unit.label, unit.name, record.skipped)
         y = self.manifest.target.prepare(y) if self.manifest.target.has_columns and read.any() else y
-        self._reserve(len(y), batch.expected - known.forms.total())
+        self._reserve(len(y), batch.expected - record.forms.total())
         together = False
         for start in range(0, len(y), BLOCK):
             part = slice(start, start + BLOCK)
-            there = read[part]
-            x, targets = batch.x[part], y[part][there]
-            x = x if there.all() else x[there]
+            mask = read[part]
+            x, targets = batch.x[part], y[part][mask]
+            x = x if mask.all() else x[mask]
             self._check_room(len(x))
-            prepared, valid = self._prepared(x, unit, known)
+            prepared, valid = self._prepared(x, unit, record)
             if not valid.all():
                 x, targets = x[valid], targets[valid]
             if x.size:
-                low, high = known.values
-                known.values = min(low, float(x.min())), max(high, float(x.max()))
+                low, high = record.values
+                record.values = min(low, float(x.min())), max(high, float(x.max()))
             share = SHARE if self._keep.held_out is None else self._keep.held_out
-            held = is_held_out(prepared, share, self._keep.seed)
+            holdout = is_held_out(prepared, share, self._keep.seed)
             if self.source.unlabelled:  # anomalies are evaluated, not trained on
-                held |= targets > 0
-            if batch.together and len(held):  # the first sample decides, also when a recording grows
-                held[:] = together = bool(held[0]) if start == 0 else together
-            for rows, chosen in zip(self._rows, (~held, held), strict=True):
+                holdout |= targets > 0
+            if batch.together and len(holdout):  # the first sample decides, also when a recording grows
+                holdout[:] = together = bool(holdout[0]) if start == 0 else together
+            for rows, chosen in zip(self._rows, (~holdout, holdout), strict=True):
                 if chosen.all():
                     rows.append(prepared, targets)
                 elif chosen.any():
                     rows.append(prepared[chosen], targets[chosen])
-            known.forms[batch.form] += len(targets)
-        known.notes = batch.notes
+            record.forms[batch.form] += len(targets)
+        record.notes = batch.notes
 
     def _prepared(
-        self, raw: NDArray[Any], unit: Unit, known: _Known
+        self, raw: NDArray[Any], unit: Unit, record: _Record
     ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """The valid samples as the graphs take them, and whether each is valid; the others are skipped."""
         try:
@@ -282,13 +282,13 @@ class LocalSamples:
                 x = self.manifest.input.prepare(raw)
         except TensorError as error:
             if len(raw) > 1:
-                each = [self._prepared(one[None], unit, known) for one in raw]
+                each = [self._prepared(sample[None], unit, record) for sample in raw]
                 return np.concatenate([x for x, _ in each]), np.concatenate([valid for _, valid in each])
-            known.skipped.add(Skip("not what the task's input takes", f"{unit.name}: {error}"))
+            record.skipped.add(Skip("not what the task's input takes", f"{unit.name}: {error}"))
             return self._rows[0].data.x[:0], np.zeros(len(raw), bool)
         valid = np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
         if count := int((~valid).sum()):
-            known.skipped.add(SkippedSamples("values are not finite", count, (unit.name,)))
+            record.skipped.add(SkippedSamples("values are not finite", count, (unit.name,)))
         return (x, valid) if not count else (x[valid], valid)
 
     @property
@@ -317,10 +317,10 @@ class LocalSamples:
 
     def _forget(self, names: set[str]) -> None:
         """Drops the rows of all these units at once; the rows behind them move up."""
-        stays = np.array([name not in names for name in self._known])
+        stays = np.array([name not in names for name in self._units])
         for side, rows in enumerate(self._rows):
-            rows.keep(stays.repeat([known.counts[side] for known in self._known.values()]))
-        self._known = {name: known for name, known in self._known.items() if name not in names}
+            rows.keep(stays.repeat([record.counts[side] for record in self._units.values()]))
+        self._units = {name: record for name, record in self._units.items() if name not in names}
 
 
 def for_task(

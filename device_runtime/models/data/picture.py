@@ -35,36 +35,36 @@ class Picture:
             f"picture {width}x{height} {'RGB' if channels == 3 else 'grey'} {8 * self.pixels.itemsize} bits"
         )
 
-    def raw(self, given: InputSpec) -> NDArray[Any]:
+    def raw(self, spec: InputSpec) -> NDArray[Any]:
         """(1, channels, height, width) of uint8, or float32 where white is not 255 (see `white`).
 
         Raises Refused if the task's input is no picture.
         """
-        need_picture(given)
-        channels, height, width = given.shape
-        made: NDArray[Any] = resized(self.pixels, height, width)
-        if channels == 1 and made.shape[2] == 3:
-            made = (made @ GREY)[:, :, None]
-        made = np.broadcast_to(made, (height, width, channels)).transpose(2, 0, 1)[None]
-        scale = white(given) / np.iinfo(self.pixels.dtype).max
-        made = made * np.float32(scale)
-        return np.rint(made).astype(np.uint8) if white(given) == BYTE else made
+        need_picture(spec)
+        channels, height, width = spec.shape
+        pixels: NDArray[Any] = resized(self.pixels, height, width)
+        if channels == 1 and pixels.shape[2] == 3:
+            pixels = (pixels @ GREY)[:, :, None]
+        pixels = np.broadcast_to(pixels, (height, width, channels)).transpose(2, 0, 1)[None]
+        scale = white(spec) / np.iinfo(self.pixels.dtype).max
+        pixels = pixels * np.float32(scale)
+        return np.rint(pixels).astype(np.uint8) if white(spec) == BYTE else pixels
 
 
-def is_picture(given: InputSpec) -> bool:
+def is_picture(spec: InputSpec) -> bool:
     """Whether the input has the shape of a picture: one or three channels, and two more axes."""
-    return given.vocabulary is None and len(given.shape) == 3 and given.shape[0] in (1, 3)
+    return spec.vocabulary is None and len(spec.shape) == 3 and spec.shape[0] in (1, 3)
 
 
-def need_picture(given: InputSpec) -> None:
+def need_picture(spec: InputSpec) -> None:
     """Raises Refused if the task's input is no picture."""
-    if not is_picture(given):
-        raise Refused("the task's input is no picture", f"it is {given.shape}")
+    if not is_picture(spec):
+        raise Refused("the task's input is no picture", f"it is {spec.shape}")
 
 
-def white(given: InputSpec) -> float:
+def white(spec: InputSpec) -> float:
     """The raw value of white; 255 if the input's scale does not determine it."""
-    return given.white or BYTE
+    return spec.white or BYTE
 
 
 def check_size(width: int, height: int) -> None:
@@ -121,18 +121,18 @@ def resized(pixels: NDArray[Any], height: int, width: int) -> Floats:
     tall, wide = min(rows, columns * height / width), min(columns, rows * width / height)
     upright = _along(pixels.reshape(rows, -1), tall, height).reshape(height, columns, channels)
     across = upright.transpose(1, 0, 2).reshape(columns, -1)
-    made: Floats = _along(across, wide, width).reshape(width, height, channels).transpose(1, 0, 2)
-    return made
+    picture: Floats = _along(across, wide, width).reshape(width, height, channels).transpose(1, 0, 2)
+    return picture
 
 
 def _along(lines: NDArray[Any], length: float, size: int) -> Floats:
     """Resizes the central `length` of lines (n, values) to `size` lines."""
     count, step = len(lines), length / size
     begin, reach = (count - length) / 2, max(length / size, 1.0)
-    made = np.empty((size, lines.shape[1]), np.float32)
+    means = np.empty((size, lines.shape[1]), np.float32)
     for number in range(size):
         centre = begin + (number + 0.5) * step
         low, high = max(0, floor(centre - reach + 0.5)), min(count, floor(centre + reach + 0.5))
         weights = np.maximum(0.0, 1 - np.abs(np.arange(low, high) + 0.5 - centre) / reach)
-        made[number] = (weights / weights.sum()).astype(np.float32) @ lines[low:high].astype(np.float32)
-    return made
+        means[number] = (weights / weights.sum()).astype(np.float32) @ lines[low:high].astype(np.float32)
+    return means

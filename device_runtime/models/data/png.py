@@ -163,8 +163,8 @@ def _predicted(
         np.where(from_above <= from_corner, above, corner),
     )
     guesses = (np.int16(0), left, above, (left + above) >> 1, nearest)
-    made: NDArray[np.int16] = np.choose(kinds, guesses)
-    return made
+    predictions: NDArray[np.int16] = np.choose(kinds, guesses)
+    return predictions
 
 
 def _pixels(lines: Bytes, header: _Header, palette: bytes) -> NDArray[Any]:
@@ -190,5 +190,5 @@ def _pixels(lines: Bytes, header: _Header, palette: bytes) -> NDArray[Any]:
 def _small(lines: Bytes, depth: int) -> Bytes:
     """Unpacks values of 1, 2 or 4 bits, which are stored with the highest bit first."""
     bits = np.unpackbits(lines, axis=1).reshape(len(lines), -1, depth)
-    made: Bytes = bits @ (1 << np.arange(depth)[::-1]).astype(np.uint8)  # stays uint8
-    return made
+    values: Bytes = bits @ (1 << np.arange(depth)[::-1]).astype(np.uint8)  # stays uint8
+    return values

@@ -70,7 +70,7 @@ def open_samples(
 
 def inputs(
     source: SampleSource | Path | str,
-    given: InputSpec,
+    spec: InputSpec,
     labels: Sequence[str],
     texts: Texts | None = None,
     target: TargetSpec = CROSS_ENTROPY,
@@ -85,15 +85,15 @@ def inputs(
     try:
         with refusing():
             if ending == ".npz":
-                return arrays.inputs(source.path, given)
+                return arrays.inputs(source.path, spec)
             if ending in single.DECODERS:
-                return single.raw(single.decode_file(read_file(source.path), source.path.name), given, texts)
+                return single.raw(single.decode_file(read_file(source.path), source.path.name), spec, texts)
             source = for_task(source, LabelMap(labels), target, texts is not None)
-            if ending in table.ENDINGS and WindowCutter.of(given) is None:
-                source = table.labelled(source, source.path, given, texts is not None)
-        if target.has_columns and WindowCutter.of(given) is not None:  # none is needed
+            if ending in table.ENDINGS and WindowCutter.of(spec) is None:
+                source = table.labelled(source, source.path, spec, texts is not None)
+        if target.has_columns and WindowCutter.of(spec) is not None:  # none is needed
             source = replace(source, label_column=NO_LABEL_COLUMN)
-        parts = [part.x for part in _parts(source, WantedSamples(given, source, texts=texts))]
+        parts = [part.x for part in _parts(source, WantedSamples(spec, source, texts=texts))]
         if not parts:
             raise Refused("no samples")
         return np.concatenate(parts)
@@ -104,11 +104,11 @@ def inputs(
 def unlabelled(source: SampleSource, manifest: Manifest, texts: Texts | None = None) -> NDArray[Any]:
     """The readable samples of a source, with labels or not, prepared (n, *input); at most MOST."""
     source = replace(for_task(source, None, manifest.target, texts is not None), unlabelled=True)
-    wanted = WantedSamples(manifest.input, source, texts=texts)
+    request = WantedSamples(manifest.input, source, texts=texts)
     samples: list[NDArray[Any]] = []
     for unit in listing(source).units.values():
         try:
-            parts = unit.read(wanted)
+            parts = unit.read(request)
             samples += [manifest.input.prepare(part.x) for part in parts if not isinstance(part, Skip)]
         except (Refused, ModelError) as error:
             log.debug("not read: %s: %s", unit.name, error)
@@ -119,7 +119,7 @@ def unlabelled(source: SampleSource, manifest: Manifest, texts: Texts | None = N
 
 
 def target_values(
-    source: SampleSource | Path | str, given: InputSpec, target: TargetSpec
+    source: SampleSource | Path | str, spec: InputSpec, target: TargetSpec
 ) -> NDArray[np.float64]:
     """The targets of a source's samples in original units, (n, columns).
 
@@ -127,8 +127,8 @@ def target_values(
     """
     source = for_task(SampleSource.of(source), None, target)
     try:
-        parts = [part.labels for part in _parts(source, WantedSamples(given, source))]
-        rows = [one if isinstance(one, np.ndarray) else _numbers(one or (), target) for one in parts]
+        parts = [part.labels for part in _parts(source, WantedSamples(spec, source))]
+        rows = [y if isinstance(y, np.ndarray) else _numbers(y or (), target) for y in parts]
         if not rows:
             raise Refused("no samples")
         return np.concatenate([row.reshape(len(row), -1) for row in rows]).astype(np.float64)
@@ -140,17 +140,17 @@ def _numbers(texts: Sequence[str], target: TargetSpec) -> NDArray[np.float64]:
     return np.array([column_values(text, target.columns) for text in texts])
 
 
-def _parts(source: SampleSource, wanted: WantedSamples) -> Iterator[RawSamples]:
+def _parts(source: SampleSource, request: WantedSamples) -> Iterator[RawSamples]:
     """All samples, part by part. Raises Refused for the first file or sample that is not read.
 
     Only a recording may have rows that are not read, and stretches without a window, if it has other windows.
     """
-    found, recorded = listing(source), WindowCutter.of(wanted.input) is not None
-    for stray in found.strays:
+    contents, recorded = listing(source), WindowCutter.of(request.input) is not None
+    for stray in contents.strays:
         raise Refused(stray.reason, stray.named)
-    for unit in found.units.values():
+    for unit in contents.units.values():
         skipped, windows = SkippedTally(), 0
-        for part in unit.read(wanted):
+        for part in unit.read(request):
             if not isinstance(part, Skip):
                 windows += len(part.x)
                 yield part
@@ -158,10 +158,10 @@ def _parts(source: SampleSource, wanted: WantedSamples) -> Iterator[RawSamples]:
                 skipped.add(part)
             else:
                 raise Refused(part.reason, part.where)
-        for one in skipped:
+        for entry in skipped:
             if not windows:
-                raise Refused(one.reason, one.named)
-            log.warning("skipped %s", one)
+                raise Refused(entry.reason, entry.named)
+            log.warning("skipped %s", entry)
 
 
 def raw(source: SampleSource | Path | str) -> Iterator[NDArray[Any]]:

@@ -44,12 +44,12 @@ class WindowCutter:
     window: WindowInput
 
     @classmethod
-    def of(cls, given: InputSpec) -> WindowCutter | None:
+    def of(cls, spec: InputSpec) -> WindowCutter | None:
         """The cutter for this input; None if its samples are not windows of recordings."""
-        if not isinstance(given.window, WindowInput):
+        if not isinstance(spec.window, WindowInput):
             return None
-        channels, length = given.shape
-        return cls(channels, length, given.window)
+        channels, length = spec.shape
+        return cls(channels, length, spec.window)
 
     @property
     def one_step(self) -> InputSpec:
@@ -68,12 +68,12 @@ class WindowCutter:
         or targets; a forecast may have its targets among its channels. Raises Refused if a named column is
         missing, or if there are more or fewer columns than channels.
         """
-        wanted = self.window.columns
-        if wanted and names is not None:
+        channel_columns = self.window.columns
+        if channel_columns and names is not None:
             called = {folded(name): number for number, name in enumerate(names)}
-            if missing := [name for name in wanted if folded(name) not in called]:
+            if missing := [name for name in channel_columns if folded(name) not in called]:
                 raise Refused(f"no column {missing[0]!r}", f"there are {first_of(names)}")
-            return tuple(called[folded(name)] for name in wanted)
+            return tuple(called[folded(name)] for name in channel_columns)
         others = tuple(column for column in range(width) if column not in labels)
         if self.window.ahead and width == self.channels:
             return tuple(range(width))
@@ -92,9 +92,9 @@ class WindowCutter:
         form: how the steps are stored. name: of the recording. labelled: whether the labels of steps are
         labels of the task. A stretch that is shorter than a window is skipped.
         """
-        for label, stretch in groupby(steps, lambda one: None if isinstance(one, Skip) else one.label):
+        for label, stretch in groupby(steps, lambda step: None if isinstance(step, Skip) else step.label):
             if label is None:
-                yield from (one for one in stretch if isinstance(one, Skip))
+                yield from (skip for skip in stretch if isinstance(skip, Skip))
                 continue
             steps_of = [step for step in stretch if isinstance(step, TimeStep)]
             values = np.stack([step.values for step in steps_of])

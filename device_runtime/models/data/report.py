@@ -100,8 +100,8 @@ def _columns(samples: LocalSamples) -> tuple[TargetColumn, ...]:
         return ()
     values = y if target.compared == "flags" else target.restore(y)
     return tuple(
-        TargetColumn(name, float(one.min()), float(one.mean()), float(one.max()))
-        for name, one in zip(target.columns, values.T, strict=True)
+        TargetColumn(name, float(column.min()), float(column.mean()), float(column.max()))
+        for name, column in zip(target.columns, values.T, strict=True)
     )
 
 
@@ -114,56 +114,56 @@ def _filled(samples: LocalSamples) -> int | None:
 
 def _most(forms: Counter[str]) -> dict[str, int]:
     """The FORMS most frequent formats, and the number of samples in others."""
-    found = dict(forms.most_common(FORMS))
-    others = forms.total() - sum(found.values())
-    return {**found, "otherwise": others} if others else found
+    counts = dict(forms.most_common(FORMS))
+    others = forms.total() - sum(counts.values())
+    return {**counts, "otherwise": others} if others else counts
 
 
-def describe_input(given: InputSpec) -> str:
+def describe_input(spec: InputSpec) -> str:
     """How a picture, a sound, a text or a recording becomes the input of a task."""
-    if isinstance(given.text, TextInput):
-        return given.text.said(given.shape[0])
-    if isinstance(given.window, WindowInput):
-        return given.window.said(given.shape[1])
-    if is_sound(given):
-        return f"sound as log-mel of {given.shape[-2]} frames and {given.shape[-1]} bands"
-    if is_picture(given):
-        channels, height, width = given.shape
+    if isinstance(spec.text, TextInput):
+        return spec.text.said(spec.shape[0])
+    if isinstance(spec.window, WindowInput):
+        return spec.window.said(spec.shape[1])
+    if is_sound(spec):
+        return f"sound as log-mel of {spec.shape[-2]} frames and {spec.shape[-1]} bands"
+    if is_picture(spec):
+        channels, height, width = spec.shape
         colours = "grey" if channels == 1 else "RGB"
-        return f"pictures as {width}x{height} {colours}, black 0 and white {white(given):g}"
+        return f"pictures as {width}x{height} {colours}, black 0 and white {white(spec):g}"
     return "neither pictures, sound, texts nor recordings"
 
 
-def lines(told: SamplesReport) -> list[str]:
+def lines(summary: SamplesReport) -> list[str]:
     """The report as text."""
-    held = f", {told.held_out} of them held out" if told.held_out else ""
+    holdout = f", {summary.held_out} of them held out" if summary.held_out else ""
     text = [
-        f"{told.place} for {told.bundle}: {told.samples} samples{held}, "
-        f"{told.memory_bytes / 1e6:.1f} MB in memory",
-        f"the task takes {told.takes}",
+        f"{summary.place} for {summary.bundle}: {summary.samples} samples{holdout}, "
+        f"{summary.memory_bytes / 1e6:.1f} MB in memory",
+        f"the task takes {summary.takes}",
         "",
     ]
-    if told.filled:
-        text[1] += f"; {told.filled} fill them, and lose what is beyond"
-    if told.doubt:
-        text.insert(2, f"WARNING: {told.doubt}")
-    elif told.values and told.filled is None:
-        low, high = told.values
+    if summary.filled:
+        text[1] += f"; {summary.filled} fill them, and lose what is beyond"
+    if summary.doubt:
+        text.insert(2, f"WARNING: {summary.doubt}")
+    elif summary.values and summary.filled is None:
+        low, high = summary.values
         text[1] += f"; values are {low:.3g} to {high:.3g}"
-    if told.model is not None:
-        text.insert(2, f"WARNING: {told.model.said}" if told.model.hint else told.model.said)
-    text += [f"{c.name}: {c.least:.4g} to {c.largest:.4g}, mean {c.mean:.4g}" for c in told.targets]
-    wide = max((len(one.label) for one in told.classes), default=0)
-    most = max((one.samples for one in told.classes), default=0) or 1
-    for one in told.classes:
-        bar = "#" * -(-BAR * one.samples // most)
-        text.append(f"{one.label:{wide}} {one.samples:6} {bar}".rstrip())
-    if not (told.samples or told.skipped):
+    if summary.model is not None:
+        text.insert(2, f"WARNING: {summary.model.said}" if summary.model.hint else summary.model.said)
+    text += [f"{c.name}: {c.least:.4g} to {c.largest:.4g}, mean {c.mean:.4g}" for c in summary.targets]
+    wide = max((len(entry.label) for entry in summary.classes), default=0)
+    most = max((entry.samples for entry in summary.classes), default=0) or 1
+    for entry in summary.classes:
+        bar = "#" * -(-BAR * entry.samples // most)
+        text.append(f"{entry.label:{wide}} {entry.samples:6} {bar}".rstrip())
+    if not (summary.samples or summary.skipped):
         text += ["", "no samples: nothing is there"]
     for title, rows in (
-        ("stored as", [f"{count:6}  {form}" for form, count in told.stored.items()]),
-        ("decided by default", [f"        {note}" for note in told.notes]),
-        ("left out", [f"{one.count:6}  {one.reason}: {one.named}" for one in told.skipped]),
+        ("stored as", [f"{count:6}  {form}" for form, count in summary.stored.items()]),
+        ("decided by default", [f"        {note}" for note in summary.notes]),
+        ("left out", [f"{entry.count:6}  {entry.reason}: {entry.named}" for entry in summary.skipped]),
     ):
         if rows:
             text += ["", title, *rows]

@@ -39,21 +39,21 @@ class RowReader:
     text: int = -1
 
     @classmethod
-    def of(cls, columns: TableColumns, first: Sequence[Sequence[Any]], wanted: WantedSamples) -> RowReader:
+    def of(cls, columns: TableColumns, first: Sequence[Sequence[Any]], request: WantedSamples) -> RowReader:
         """The reader for a task; first: the first rows. Raises Refused if no row could fit the task."""
         rows = [row for row in first if len(row) >= columns.width]
-        has_targets = bool(wanted.source.target_columns)
+        has_targets = bool(request.source.target_columns)
         text, numbered = -1, columns.targets if has_targets else ()
-        if wanted.texts is not None:
-            text = text_column(columns.names, rows, columns.features, wanted.source.text_column)
+        if request.texts is not None:
+            text = text_column(columns.names, rows, columns.features, request.source.text_column)
         else:
-            _check_features(columns, wanted.input, rows)
+            _check_features(columns, request.input, rows)
             numbered = (*columns.features, *numbered)
         style, example = number_style(str(row[i]) for row in rows for i in numbered)
         notes = (SAID[style].format(repr(example)),) if example else ()
-        if text >= 0 and len(columns.features) > 1 and not wanted.source.text_column:
+        if text >= 0 and len(columns.features) > 1 and not request.source.text_column:
             notes = (*notes, f"text: {columns.name(text)}")
-        return cls(columns, wanted.input, style, notes, has_targets, wanted.texts, text)
+        return cls(columns, request.input, style, notes, has_targets, request.texts, text)
 
     def values(self, cells: Sequence[Any]) -> NDArray[Any]:
         """The sample, (*shape), or token ids. Raises Refused."""
@@ -109,14 +109,14 @@ class RowReader:
         return ""
 
 
-def _check_features(columns: TableColumns, given: InputSpec, rows: Sequence[Sequence[Any]]) -> None:
+def _check_features(columns: TableColumns, spec: InputSpec, rows: Sequence[Sequence[Any]]) -> None:
     """Raises Refused for another number of features than the task's, or if one holds words."""
     words = [c for c in columns.features if rows and not any(is_number(row[c]) for row in rows)]
     of_words = (
         f"{columns.name(words[0])} holds words, such as {str(rows[0][words[0]])[:40]!r}" if words else ""
     )
-    if (count := len(columns.features)) != prod(given.shape):
-        columns_there = f"{count} ({columns.listed}), expected {given.shape}"
+    if (count := len(columns.features)) != prod(spec.shape):
+        columns_there = f"{count} ({columns.listed}), expected {spec.shape}"
         why = f"; {of_words}" if of_words else ""
         raise Refused(
             "another number of features than the task's input",
@@ -130,20 +130,20 @@ def _check_features(columns: TableColumns, given: InputSpec, rows: Sequence[Sequ
         )
 
 
-def _value(cell: Any, given: InputSpec, style: NumberStyle) -> float:
-    return int(cell) if given.vocabulary is not None else as_number(cell, style)
+def _value(cell: Any, spec: InputSpec, style: NumberStyle) -> float:
+    return int(cell) if spec.vocabulary is not None else as_number(cell, style)
 
 
-def values_of(cells: Sequence[Any], given: InputSpec, style: NumberStyle = "point") -> NDArray[Any]:
+def values_of(cells: Sequence[Any], spec: InputSpec, style: NumberStyle = "point") -> NDArray[Any]:
     """One row's features (*shape), float32 or token ids. Raises Refused."""
-    if len(cells) != prod(given.shape):
+    if len(cells) != prod(spec.shape):
         raise Refused(
-            "another number of features than the task's input", f"{len(cells)}, expected {given.shape}"
+            "another number of features than the task's input", f"{len(cells)}, expected {spec.shape}"
         )
     try:
-        if given.vocabulary is not None:
-            ids = np.array([int(cell) for cell in cells], np.int64).reshape(given.shape)
-            given.check_ids(ids)
+        if spec.vocabulary is not None:
+            ids = np.array([int(cell) for cell in cells], np.int64).reshape(spec.shape)
+            spec.check_ids(ids)
             return ids
         with np.errstate(over="ignore"):
             values = numbers(cells, style).astype(np.float32)
@@ -153,4 +153,4 @@ def values_of(cells: Sequence[Any], given: InputSpec, style: NumberStyle = "poin
         raise Refused(NO_NUMBER, str(error)[:80]) from None
     if not np.isfinite(values).all():
         raise Refused("values are not finite")
-    return values.reshape(given.shape)
+    return values.reshape(spec.shape)

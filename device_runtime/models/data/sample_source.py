@@ -44,18 +44,18 @@ class SampleSource:
     texts: bool = False
 
     @classmethod
-    def of(cls, given: SampleSource | Path | str) -> SampleSource:
+    def of(cls, source: SampleSource | Path | str) -> SampleSource:
         """`sqlite:FILE?SELECT ..`, or a path. Raises DataError for a database without a query."""
-        if isinstance(given, SampleSource):
-            return given
-        text = str(given)
+        if isinstance(source, SampleSource):
+            return source
+        text = str(source)
         folder, scheme, rest = text.partition(SQLITE)
         if scheme and folder[-1:] in ("", "/"):  # a path that was made absolute has its folder before it
             file, _, query = rest.partition("?")
             if not file or not query.strip():
                 raise DataError(f"{text}: expected sqlite:FILE?QUERY, a query that gives columns and a label")
             return cls(Path(folder) / file, query.strip())
-        path = Path(given)
+        path = Path(source)
         if path.suffix.lower() in DATABASES:
             raise DataError(
                 f"{path} is a database: give sqlite:{path}?QUERY, a query that gives columns and a label"
@@ -65,12 +65,12 @@ class SampleSource:
     def check(self) -> SampleSource:
         """This source if it exists and a folder can be listed, without the task. Raises DataError."""
         try:
-            there = self.path.exists()
+            exists = self.path.exists()
             if self.path.is_dir():
                 next(self.path.iterdir(), None)
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error.strerror}") from None
-        if not there:
+        if not exists:
             raise DataError(f"no data at {self.path}: give {SHAPES}")
         return self
 

@@ -22,7 +22,7 @@ class Item(Protocol):
     @property
     def form(self) -> str: ...
 
-    def raw(self, given: InputSpec) -> NDArray[Any]:
+    def raw(self, spec: InputSpec) -> NDArray[Any]:
         """Samples (n, *shape), before `InputSpec.prepare`. Raises Refused if it does not fit the input."""
 
 
@@ -133,9 +133,9 @@ def ending_of(name: str) -> str:
     return name[dot:].lower() if dot > max(name.rfind("/"), 0) else ""
 
 
-def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples]:
-    held = decode_file(read_file(unit.path), unit.path.name)
-    yield RawSamples(raw(held, wanted.input, wanted.texts), None, held.form)
+def _read(unit: Unit, request: WantedSamples) -> Iterator[RawSamples]:
+    sample = decode_file(read_file(unit.path), unit.path.name)
+    yield RawSamples(raw(sample, request.input, request.texts), None, sample.form)
 
 
 def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:

@@ -54,23 +54,23 @@ class Sound:
             raise Refused("values are not finite", "sound")
         return mixed.astype(np.float32)
 
-    def raw(self, given: InputSpec) -> NDArray[np.uint8]:
+    def raw(self, spec: InputSpec) -> NDArray[np.uint8]:
         """Log-mel features (1, *shape) of the beginning, resampled to 16 kHz and padded with silence.
 
         Raises Refused if the input is not (frames, 40) or (1, frames, 40).
         """
-        if not is_sound(given):
-            raise Refused(f"the task's input is no log-mel of {BANDS} bands", f"it is {given.shape}")
-        count = samples_of(given.shape[-2])
+        if not is_sound(spec):
+            raise Refused(f"the task's input is no log-mel of {BANDS} bands", f"it is {spec.shape}")
+        count = samples_of(spec.shape[-2])
         samples = self.samples(samples_needed(count, self.rate, RATE))
         clip = fit_length(resampled(samples, self.rate, RATE, count), count)
-        return log_mel(clip[None]).reshape(1, *given.shape)
+        return log_mel(clip[None]).reshape(1, *spec.shape)
 
 
-def is_sound(given: InputSpec) -> bool:
+def is_sound(spec: InputSpec) -> bool:
     """Whether the input has the shape of log-mel features: frames of 40 bands, perhaps with one channel."""
-    shape = given.shape if len(given.shape) == 3 else (1, *given.shape)
-    return given.vocabulary is None and len(shape) == 3 and (shape[0], shape[2]) == (1, BANDS)
+    shape = spec.shape if len(spec.shape) == 3 else (1, *spec.shape)
+    return spec.vocabulary is None and len(shape) == 3 and (shape[0], shape[2]) == (1, BANDS)
 
 
 def decode(data: bytes) -> Sound:
@@ -133,37 +133,37 @@ SHARE = 0.95
 BLOCK = 2048
 
 
-def resampled(samples: NDArray[np.float32], rate: int, wanted: int, count: int) -> NDArray[np.float32]:
-    """Resamples (n,) from `rate` to `wanted`: the first `count` samples, or fewer if the sound is shorter.
+def resampled(samples: NDArray[np.float32], rate: int, new_rate: int, count: int) -> NDArray[np.float32]:
+    """Resamples (n,) from `rate` to `new_rate`: the first `count` samples, or fewer if the sound is shorter.
 
     The sound is taken to be zero before and after.
     """
-    count = min(count, -(-len(samples) * wanted // rate))
-    if rate == wanted:
+    count = min(count, -(-len(samples) * new_rate // rate))
+    if rate == new_rate:
         return samples[:count]
-    width = SHARE * min(1.0, wanted / rate)  # the cut-off as a fraction of the samples' Nyquist frequency
+    width = SHARE * min(1.0, new_rate / rate)  # the cut-off as a fraction of the samples' Nyquist frequency
     reach = int(np.ceil(ZEROS / width))
     padded = np.pad(samples.astype(np.float64), reach + 1)
     steps = np.arange(-reach, reach + 1)
-    made = np.empty(count, np.float32)
+    clip = np.empty(count, np.float32)
     for begin in range(0, count, BLOCK):
-        times = np.arange(begin, min(begin + BLOCK, count)) * rate  # in units of 1 / wanted
-        nearest = (times + wanted // 2) // wanted
-        phases, which = np.unique(times - nearest * wanted, return_inverse=True)  # few for a simple ratio
-        away = (phases / wanted)[:, None] - steps
+        times = np.arange(begin, min(begin + BLOCK, count)) * rate  # in units of 1 / new_rate
+        nearest = (times + new_rate // 2) // new_rate
+        phases, which = np.unique(times - nearest * new_rate, return_inverse=True)  # few for a simple ratio
+        away = (phases / new_rate)[:, None] - steps
         window = np.cos(np.pi / 2 * np.clip(away / (reach + 1), -1, 1)) ** 2
         weights = width * np.sinc(width * away) * window
-        taken = padded[np.minimum(nearest[:, None] + steps + reach + 1, len(padded) - 1)]
-        made[begin : begin + BLOCK] = np.einsum("ij,ij->i", weights[which], taken)
-    return made
+        neighbours = padded[np.minimum(nearest[:, None] + steps + reach + 1, len(padded) - 1)]
+        clip[begin : begin + BLOCK] = np.einsum("ij,ij->i", weights[which], neighbours)
+    return clip
 
 
-def samples_needed(count: int, rate: int, wanted: int) -> int:
-    """The number of samples at `rate` on which the first `count` samples at `wanted` depend."""
-    if rate == wanted:
+def samples_needed(count: int, rate: int, new_rate: int) -> int:
+    """The number of samples at `rate` on which the first `count` samples at `new_rate` depend."""
+    if rate == new_rate:
         return count
-    reach = int(np.ceil(ZEROS / (SHARE * min(1.0, wanted / rate))))
-    return -(-count * rate // wanted) + reach + 2
+    reach = int(np.ceil(ZEROS / (SHARE * min(1.0, new_rate / rate))))
+    return -(-count * rate // new_rate) + reach + 2
 
 
 # Log-mel features of speech.
@@ -227,5 +227,5 @@ def _mel(hertz: float) -> float:
 
 
 def _hertz(mel: Floats) -> Floats:
-    found: Floats = 700 * (10 ** (mel / 2595) - 1)
-    return found
+    hertz: Floats = 700 * (10 ** (mel / 2595) - 1)
+    return hertz

@@ -82,9 +82,9 @@ def _first(rows: Iterator[CellRow]) -> Iterator[CellRow]:
         yield row
 
 
-def labelled(source: SampleSource, path: Path, given: InputSpec, texts: bool = False) -> SampleSource:
+def labelled(source: SampleSource, path: Path, spec: InputSpec, texts: bool = False) -> SampleSource:
     """The source, marked as without labels if the table's rows hold only features. Raises Refused."""
-    without, features = _unlabelled(source), 1 if texts else prod(given.shape)
+    without, features = _unlabelled(source), 1 if texts else prod(spec.shape)
     if source.label_column:
         return source
     return without if len(layout(path, without).columns.features) == features else source
@@ -123,34 +123,34 @@ def listed(path: Path, form: TableLayout) -> Iterator[ListedFile | Skip]:
         yield ListedFile(path.parent / name, label, client)
 
 
-def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
-    if cutter := WindowCutter.of(wanted.input):
-        yield from _windows(unit, wanted, cutter)
+def _read(unit: Unit, request: WantedSamples) -> Iterator[RawSamples | Skip]:
+    if cutter := WindowCutter.of(request.input):
+        yield from _windows(unit, request, cutter)
         return
     if unit.label is not None:
         raise Refused("a table in a class folder is a recording, and the task takes no windows")
-    yield from read_rows(unit.path, unit.name, wanted)
+    yield from read_rows(unit.path, unit.name, request)
 
 
-def read_rows(path: Path, name: str, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
+def read_rows(path: Path, name: str, request: WantedSamples) -> Iterator[RawSamples | Skip]:
     """The samples of a table, a row each, in batches of ROWS; rows that cannot be read as Skip.
 
     name: of the file, for people. Raises Refused for the whole table.
     """
-    source = wanted.source
-    form = layout(path, labelled(source, path, wanted.input) if source.unlabelled else source)
+    source = request.source
+    form = layout(path, labelled(source, path, request.input) if source.unlabelled else source)
     columns = form.columns
-    reader = RowReader.of(columns, form.first, wanted)
+    reader = RowReader.of(columns, form.first, request)
     notes = (*columns.notes, *reader.notes)
     what = "targets" if source.target_columns else "labels"
-    said = "text in a table" if wanted.texts else f"table of {len(columns.features)} columns"
-    said += f", {what} in {columns.labelled}" if columns.targets else ", no labels"
+    description = "text in a table" if request.texts else f"table of {len(columns.features)} columns"
+    description += f", {what} in {columns.labelled}" if columns.targets else ", no labels"
     if not source.label_column and columns.targets:
         log.info("%s: %s are taken from %s", name, what, columns.labelled)
     for note in notes:
         log.info("%s: %s", name, note)
     expected = 0 if form.form is None else count_lines(path)
-    batch = _Batch(reader, RawSamples(np.empty(0), None, said, notes=notes, expected=expected), name)
+    batch = _Batch(reader, RawSamples(np.empty(0), None, description, notes=notes, expected=expected), name)
     for number, row in _samples(path, form):
         try:
             batch.rows.append((number, columns.cells(row)))
@@ -200,13 +200,13 @@ class _Batch:
         yield self._form._replace(x=x, labels=labels if columns.targets else None, clients=clients)
 
 
-def _windows(unit: Unit, wanted: WantedSamples, cutter: WindowCutter) -> Iterator[RawSamples | Skip]:
+def _windows(unit: Unit, request: WantedSamples, cutter: WindowCutter) -> Iterator[RawSamples | Skip]:
     """The windows of a recording.
 
     Its label is that of its folder; else of its rows; without a column of labels, the file's name. Where
     targets are numbers, they are those of its rows; without such columns, its folder's name. Raises Refused.
     """
-    form, columns = _recording_layout(unit, wanted.source, cutter)
+    form, columns = _recording_layout(unit, request.source, cutter)
     label, of_step = form.columns.label.number, cutter.one_step
     whole = unit.path.stem if unit.label is None else unit.label
 
@@ -220,17 +220,17 @@ def _windows(unit: Unit, wanted: WantedSamples, cutter: WindowCutter) -> Iterato
                 continue
             yield TimeStep(str(cells[label]) if label >= 0 else whole, values, target(cells))
 
-    numbers = form.columns.targets if wanted.source.target_columns else ()
+    numbers = form.columns.targets if request.source.target_columns else ()
 
     def target(cells: Sequence[Any]) -> str | None:
         return ",".join(str(cells[column]) for column in numbers) if numbers else None
 
     if numbers:
-        said = f"recording, targets in {form.columns.labelled}"
-        return cutter.cut(steps(), said, unit.name)
-    said = f", labels in {form.columns.labelled}" if label >= 0 else "" if unit.label else f", all {whole!r}"
-    named = label >= 0 or unit.label is not None or not wanted.source.unlabelled
-    return cutter.cut(steps(), f"recording{said}" if named else "recording", unit.name, labelled=named)
+        description = f"recording, targets in {form.columns.labelled}"
+        return cutter.cut(steps(), description, unit.name)
+    note = f", labels in {form.columns.labelled}" if label >= 0 else "" if unit.label else f", all {whole!r}"
+    named = label >= 0 or unit.label is not None or not request.source.unlabelled
+    return cutter.cut(steps(), f"recording{note}" if named else "recording", unit.name, labelled=named)
 
 
 def _recording_layout(

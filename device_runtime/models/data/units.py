@@ -78,19 +78,19 @@ class SkippedTally:
     """Counts skipped samples and files by reason; beyond REASONS reasons, the rest count as OTHER."""
 
     def __init__(self) -> None:
-        self._found: dict[str, SkippedSamples] = {}
+        self._by_reason: dict[str, SkippedSamples] = {}
 
-    def add(self, one: Skip | SkippedSamples) -> None:
-        if isinstance(one, Skip):
-            one = SkippedSamples(one.reason, 1, (one.where,))
-        reason = one.reason if one.reason in self._found or len(self._found) < REASONS else OTHER
-        before = self._found.get(reason, SkippedSamples(reason, 0, ()))
-        examples = (*before.examples, *one.examples)[:EXAMPLES]
-        self._found[reason] = SkippedSamples(reason, before.count + one.count, examples)
+    def add(self, entry: Skip | SkippedSamples) -> None:
+        if isinstance(entry, Skip):
+            entry = SkippedSamples(entry.reason, 1, (entry.where,))
+        reason = entry.reason if entry.reason in self._by_reason or len(self._by_reason) < REASONS else OTHER
+        before = self._by_reason.get(reason, SkippedSamples(reason, 0, ()))
+        examples = (*before.examples, *entry.examples)[:EXAMPLES]
+        self._by_reason[reason] = SkippedSamples(reason, before.count + entry.count, examples)
 
     def __iter__(self) -> Iterator[SkippedSamples]:
         """The most frequent first."""
-        return iter(sorted(self._found.values(), key=lambda one: (-one.count, one.reason)))
+        return iter(sorted(self._by_reason.values(), key=lambda entry: (-entry.count, entry.reason)))
 
 
 # Units and the formats that read them.
@@ -175,10 +175,10 @@ class Unit:
     label: str | None = None
     client: str = ""
 
-    def read(self, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
+    def read(self, request: WantedSamples) -> Iterator[RawSamples | Skip]:
         """The samples, and what is skipped. Raises Refused, whatever the reader raises, and MemoryError."""
         with refusing():
-            yield from self.sample_format.read(self, wanted)
+            yield from self.sample_format.read(self, request)
 
     def stored(self, source: SampleSource) -> Iterator[NDArray[Any]]:
         """The samples as they are stored. Raises Refused and MemoryError, as `read`."""

@@ -65,52 +65,52 @@ class WantedGraphs:
     ort_training: bool = False  # also graphs for the engine onnxruntime-training
 
 
-def candidates(subject: FunctionalModule, wanted: WantedGraphs) -> Iterator[GraphCandidate]:
+def candidates(subject: FunctionalModule, request: WantedGraphs) -> Iterator[GraphCandidate]:
     """Yields forward, the feature maps, then the loss and training graphs of each tunable set."""
     with export_errors("forward"):
         forward = to_onnx(trace_forward(subject))
     yield GraphCandidate("forward", forward)
-    for level in wanted.features:
+    for level in request.features:
         if level not in subject.outputs:
             raise ExportError(f"graph features.{level} needs the submodule at the end of that level: name it")
         with export_errors(f"features.{level}"):
             onnx = to_onnx(trace_features(subject, level))
         yield GraphCandidate(f"features.{level}", onnx)
-    yield from _losses(subject, wanted)
-    for objective in wanted.objectives:
-        for norms, sets in _traced_together(subject, _with_reached_sets(subject, wanted, objective)):
+    yield from _losses(subject, request)
+    for objective in request.objectives:
+        for norms, sets in _traced_together(subject, _with_reached_sets(subject, request, objective)):
             yield from _training(with_batch_statistics(subject, norms), objective, norms, sets)
-    if wanted.ort_training:
-        for norms, sets in _traced_together(subject, wanted):
+    if request.ort_training:
+        for norms, sets in _traced_together(subject, request):
             for tunable, names in sets.items():
                 onnx = training_graph(with_batch_statistics(subject, norms), names)
                 yield GraphCandidate(f"{ORT_TRAINING}.{tunable}", onnx, names, norms=norms)
 
 
-def _with_reached_sets(subject: FunctionalModule, wanted: WantedGraphs, objective: str) -> WantedGraphs:
+def _with_reached_sets(subject: FunctionalModule, request: WantedGraphs, objective: str) -> WantedGraphs:
     """Removes tunable sets with tensors that the objective does not reach.
 
     Objectives of ABOVE train on the feature maps of a level, so tensors below it have no gradient. Raises
     ExportError if no set is left.
     """
     if objective not in ABOVE:
-        return wanted
+        return request
     with export_errors(objective):
-        sets = trainable_sets(subject, objective, wanted.sets)
+        sets = trainable_sets(subject, objective, request.sets)
     if not sets:
-        known = ", ".join(wanted.sets)
+        tunable_sets = ", ".join(request.sets)
         raise ExportError(
             f"objective {objective} trains what is above a level, such as tunable set {ABOVE[objective]}; "
-            f"none of {known} is all above it"
+            f"none of {tunable_sets} is all above it"
         )
-    return replace(wanted, sets=sets)
+    return replace(request, sets=sets)
 
 
-def _losses(subject: FunctionalModule, wanted: WantedGraphs) -> Iterator[GraphCandidate]:
+def _losses(subject: FunctionalModule, request: WantedGraphs) -> Iterator[GraphCandidate]:
     with export_errors("loss"):
         traced = trace_losses(subject)
         converted = convert(traced)
-    for tunable, names in wanted.sets.items():
+    for tunable, names in request.sets.items():
         yield GraphCandidate(f"loss.{tunable}", subgraph(converted, traced, names, ("losses",)), names)
 
 
@@ -130,7 +130,7 @@ def _training(
 
 
 def _traced_together(
-    subject: FunctionalModule, wanted: WantedGraphs
+    subject: FunctionalModule, request: WantedGraphs
 ) -> list[tuple[tuple[str, ...], dict[str, tuple[str, ...]]]]:
     """Groups the tunable sets that are traced together, by the layers that use batch statistics.
 
@@ -138,8 +138,8 @@ def _traced_together(
     """
     alike: dict[tuple[Any, ...], dict[str, tuple[str, ...]]] = {}
     divide = getattr(subject.module, "traced_with", lambda names: ())
-    for tunable, names in wanted.sets.items():
-        norms = _trained_norms(subject.module, names) if wanted.batch_statistics else ()
+    for tunable, names in request.sets.items():
+        norms = _trained_norms(subject.module, names) if request.batch_statistics else ()
         alike.setdefault((norms, divide(names)), {})[tunable] = names
     return [(norms, sets) for (norms, _), sets in alike.items()]
 
@@ -226,16 +226,16 @@ def _differentiated(loss_graph: bytes, trainable: Sequence[str]) -> bytes:
         raise ExportError(f"{_FAILS}: {text}") from error
 
 
-def _finish(model: Any, kept: Sequence[str], trainable: Sequence[str]) -> None:
+def _finish(model: Any, output_names: Sequence[str], trainable: Sequence[str]) -> None:
     """Renames and orders the outputs, and removes whatever has no effect on the computation."""
     graph = model.graph
     names = {f"{name}_grad": f"grad.{name}" for name in trainable}
     outputs = {value.name: value for value in graph.output}
     if idle := [name for grad, name in names.items() if grad not in outputs]:
         raise ExportError(f"{_FAILS}: {idle[0]} does not influence the loss")
-    wanted = [onnx.ValueInfoProto.FromString(outputs[n].SerializeToString()) for n in (*kept, *names)]
+    values = [onnx.ValueInfoProto.FromString(outputs[n].SerializeToString()) for n in (*output_names, *names)]
     del graph.output[:]
-    graph.output.extend(wanted)
+    graph.output.extend(values)
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
@@ -255,14 +255,14 @@ MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 
 
 @dataclass(frozen=True)
-class _Known:
+class _GraphValues:
     """Shapes and constants of a graph's values by name; a size that is not fixed is 0."""
 
     shapes: Mapping[str, tuple[int, ...]]
     constants: Mapping[str, NDArray[Any]]
 
     @classmethod
-    def of(cls, model: Any) -> "_Known":
+    def of(cls, model: Any) -> "_GraphValues":
         graph = onnx.shape_inference.infer_shapes(model).graph
         shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
         for value in (*graph.input, *graph.value_info, *graph.output):
@@ -271,7 +271,7 @@ class _Known:
         return cls(shapes, {tensor.name: numpy_helper.to_array(tensor) for tensor in inside})
 
 
-_Rewrite = Callable[[Any, _Known], Sequence[Any]]
+_Rewrite = Callable[[Any, _GraphValues], Sequence[Any]]
 
 
 def make_differentiable(model: Any) -> None:
@@ -279,23 +279,23 @@ def make_differentiable(model: Any) -> None:
 
     The model, which has no gradients yet, computes the same as before.
     """
-    known = _Known.of(model)
+    values = _GraphValues.of(model)
     nodes: list[Any] = []
     for node in model.graph.node:
         rewrite = _REWRITES.get(node.op_type)
-        nodes.extend(rewrite(node, known) if rewrite else [node])
+        nodes.extend(rewrite(node, values) if rewrite else [node])
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del model.graph.node[:]
     model.graph.node.extend(copies)
     model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
 
 
-def _frozen_batch_norm(node: Any, known: _Known) -> Sequence[Any]:
+def _frozen_batch_norm(node: Any, values: _GraphValues) -> Sequence[Any]:
     """x * scale + shift by channel, since the operator's own gradient is that of batch statistics."""
     x, weight, bias, mean, variance = node.input
     y = node.output[0]
     own = {name: f"{y}.{name}" for name in ("eps", "moved", "std", "scale", "sum", "shift", "axes", "ax")}
-    axes = list(range(1, len(known.shapes[x]) - 1))
+    axes = list(range(1, len(values.shapes[x]) - 1))
     return [
         _constant(own["eps"], [_attribute(node, "epsilon", 1e-5)], ()),
         helper.make_node("Add", [variance, own["eps"]], [own["moved"]]),
@@ -319,19 +319,19 @@ def _per_channel(name: str, axes: Sequence[int]) -> Sequence[Any]:
     ]
 
 
-def _layer_norm(node: Any, known: _Known) -> Sequence[Any]:
+def _layer_norm(node: Any, values: _GraphValues) -> Sequence[Any]:
     """Adds the bias that the gradient needs, and outputs for mean and reciprocal deviation."""
     y = node.output[0]
     added = []
     if len(node.input) < 3:
-        shape = known.shapes[node.input[1]]
+        shape = values.shapes[node.input[1]]
         added.append(_constant(f"{y}.bias", [0.0] * prod(shape), shape))
         node.input.append(f"{y}.bias")
     node.output[:] = [y, f"{y}.mean", f"{y}.deviation"]
     return [*added, node]
 
 
-def _max_pool(node: Any, known: _Known) -> Sequence[Any]:
+def _max_pool(node: Any, values: _GraphValues) -> Sequence[Any]:
     """Looks x up at the places of the maxima, since MaxPoolGrad needs a fixed batch.
 
     ONNX counts these places in the whole of x.
@@ -347,20 +347,20 @@ def _max_pool(node: Any, known: _Known) -> Sequence[Any]:
     ]
 
 
-def _clip(node: Any, known: _Known) -> Sequence[Any]:
+def _clip(node: Any, values: _GraphValues) -> Sequence[Any]:
     """Puts a Relu before a clip at 0: the gradient at the lower bound is 1 otherwise, and 0 in torch.
 
     The difference shows in ReLU6, where 0 is frequent.
     """
     x, y = node.input[0], node.output[0]
-    lower = known.constants.get(node.input[1]) if len(node.input) > 1 else None
+    lower = values.constants.get(node.input[1]) if len(node.input) > 1 else None
     if lower is None or lower != 0:
         return [node]
     node.input[:2] = [f"{y}.relu", ""]
     return [helper.make_node("Relu", [x], [f"{y}.relu"]), node]
 
 
-def _gelu(node: Any, known: _Known) -> Sequence[Any]:
+def _gelu(node: Any, values: _GraphValues) -> Sequence[Any]:
     """Uses ONNX Runtime's own operator, which has a gradient; that of the standard has none."""
     kind = "FastGelu" if _attribute(node, "approximate", b"none") == b"tanh" else "Gelu"
     return [helper.make_node(kind, list(node.input), list(node.output), domain=MICROSOFT)]
@@ -372,8 +372,8 @@ def _constant(name: str, values: Sequence[float], shape: Sequence[int]) -> Any:
 
 
 def _attribute(node: Any, name: str, default: Any) -> Any:
-    found = [helper.get_attribute_value(a) for a in node.attribute if a.name == name]
-    return found[0] if found else default
+    values = [helper.get_attribute_value(a) for a in node.attribute if a.name == name]
+    return values[0] if values else default
 
 
 _REWRITES: dict[str, _Rewrite] = {

@@ -222,7 +222,7 @@ def _check_own_tensors(subject: FunctionalModule, samples: ProbeSamples, others:
     module = copy.deepcopy(subject.module).eval()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     with torch.no_grad(), seeded(1):
-        first, _, again = (module(given.x.clone()) for given in (samples, others, samples))
+        first, _, again = (module(probe.x.clone()) for probe in (samples, others, samples))
     if all(isinstance(result, Tensor) for result in (first, again)):
         name, off = _worst({"logits": first}, {"logits": again})
         now = module.state_dict()

@@ -51,7 +51,7 @@ def left_out(subject: FunctionalModule) -> str:
             alike = {name: part for name, part in others.items() if type(part) is kind}
             if _differs(subject, alike, usual):
                 different |= alike
-    return _said({name: part for name, part in layers.items() if name in different})
+    return _listing({name: part for name, part in layers.items() if name in different})
 
 
 def frozen_norms(module: nn.Module) -> str:
@@ -132,7 +132,7 @@ def _training(layers: Layers) -> Iterator[None]:
             part.training = False
 
 
-def _said(layers: Layers) -> str:
+def _listing(layers: Layers) -> str:
     kinds: dict[str, list[str]] = {}
     for name, part in layers.items():
         kinds.setdefault(type(part).__name__, []).append(name or "the module itself")

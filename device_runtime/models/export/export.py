@@ -158,11 +158,11 @@ def _export(
     _say_left_out(uncalled, spec)
     parameters = parameter_table(module, assign_levels(module, subject.head, spec.levels), injected)
     sets = {str(s): tuple(p.name for p in parameters if s in p.sets) for s in injected.settings}
-    wanted = WantedGraphs(
+    request = WantedGraphs(
         sets, spec.objectives, spec.features, spec.batchnorm == "training", spec.ort_training
     )
     passed = PassedGraphs(report)
-    for candidate in _named_candidates(subject, wanted):
+    for candidate in _named_candidates(subject, request):
         _check_allowed(candidate)
         worst = check_parity(subject, candidate)
         if worst > RELATIVE:
@@ -197,10 +197,10 @@ def _export(
     return bundles.write(folder, manifest, weights, passed.files, spec.tokenizer)
 
 
-def _named_candidates(subject: FunctionalModule, wanted: WantedGraphs) -> Iterator[GraphCandidate]:
+def _named_candidates(subject: FunctionalModule, request: WantedGraphs) -> Iterator[GraphCandidate]:
     """As `candidates`; an error names the layer that cannot be exported."""
     try:
-        yield from candidates(subject, wanted)
+        yield from candidates(subject, request)
     except ExportError as error:
         if not (layer := faulty_layer(subject)):
             raise
@@ -313,9 +313,9 @@ def _check_own_loss(subject: FunctionalModule, outputs: torch.Tensor) -> None:
             f"{tuple(y.shape)}: {one_line(error)}"
         ) from error
     if not isinstance(losses, torch.Tensor) or losses.shape != outputs.shape[:1]:
-        found = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
+        shape = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
         raise ExportError(
-            f"loss {name} gives {found} for {len(outputs)} samples, "
+            f"loss {name} gives {shape} for {len(outputs)} samples, "
             f"expected the loss of each: ({len(outputs)},)"
         )
 
@@ -390,10 +390,10 @@ def _checked_sizes(subject: FunctionalModule, spec: ExportSpec) -> OutputSizes:
     if other := other_than_logits(subject, passed):
         raise ExportError(other)
     values = spec.loss.compared == "input"
-    wanted = prod(spec.input.shape) if values else len(spec.labels)
-    if logits.shape[1] != wanted:
+    count = prod(spec.input.shape) if values else len(spec.labels)
+    if logits.shape[1] != count:
         raise ExportError(
-            f"head {head} gives {logits.shape[1]} logits for {wanted} "
+            f"head {head} gives {logits.shape[1]} logits for {count} "
             f"{'values of the input' if values else 'labels'}{_settings_hint(spec)}"
         )
     if spec.loss.own:

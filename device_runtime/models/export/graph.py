@@ -88,8 +88,8 @@ def subgraph(converted: Any, traced: Traced, inputs: Sequence[str], outputs: Seq
     model = onnx.ModelProto()
     model.CopyFrom(converted)
     _separate_outputs(model.graph)
-    wanted = [traced.outputs.names.index(name) for name in outputs]
-    _prune(model.graph, [model.graph.output[index] for index in wanted])
+    indices = [traced.outputs.names.index(name) for name in outputs]
+    _prune(model.graph, [model.graph.output[index] for index in indices])
     _merge_constants(model.graph)
     _rename(model.graph, traced.inputs, outputs)
     extras = [extra.name for extra in traced.outputs.extras]
@@ -113,16 +113,16 @@ def _quiet() -> Iterator[None]:
 
 def _merge_constants(graph: Any) -> None:
     """Keeps one of each set of equal initialisers. All are constants, since weights are still inputs here."""
-    kept: dict[bytes, str] = {}
+    names: dict[bytes, str] = {}
     renamed: dict[str, str] = {}
     unique = []
     for constant in graph.initializer:
         array = onnx.numpy_helper.to_array(constant)
         key = repr((array.dtype.str, array.shape)).encode() + array.tobytes()
-        if key in kept:
-            renamed[constant.name] = kept[key]
+        if key in names:
+            renamed[constant.name] = names[key]
         else:
-            kept[key] = constant.name
+            names[key] = constant.name
             unique.append(onnx.numpy_helper.from_array(array, constant.name))
     del graph.initializer[:]
     graph.initializer.extend(unique)
@@ -132,13 +132,13 @@ def _merge_constants(graph: Any) -> None:
 
 def _separate_outputs(graph: Any) -> None:
     """Gives an output that is also an input, or another output, its own name."""
-    taken = {value.name for value in graph.input}
+    names = {value.name for value in graph.input}
     for value in graph.output:
-        if value.name in taken:
-            own = f"{value.name}.as_output{len(taken)}"
+        if value.name in names:
+            own = f"{value.name}.as_output{len(names)}"
             graph.node.add(op_type="Identity", input=[value.name], output=[own])
             value.name = own
-        taken.add(value.name)
+        names.add(value.name)
 
 
 def _prune(graph: Any, outputs: Sequence[Any]) -> None:
@@ -149,9 +149,9 @@ def _prune(graph: Any, outputs: Sequence[Any]) -> None:
         if needed.intersection(node.output):
             needed.update(node.input)
             nodes.append(node)
-    kept = {"output": list(outputs), "node": nodes[::-1]}
-    kept["initializer"] = [tensor for tensor in graph.initializer if tensor.name in needed]
-    for field, items in kept.items():
+    fields = {"output": list(outputs), "node": nodes[::-1]}
+    fields["initializer"] = [tensor for tensor in graph.initializer if tensor.name in needed]
+    for field, items in fields.items():
         copies = [type(item).FromString(item.SerializeToString()) for item in items]
         graph.ClearField(field)
         getattr(graph, field).extend(copies)
@@ -243,13 +243,13 @@ def write(traced: Traced, opset: int) -> Any:
     """
     graph, outputs = traced.graph, traced.outputs.names
     writer = Writer(traced.inputs)
-    taken = iter(traced.inputs)
-    given: list[Any] = []
+    input_names = iter(traced.inputs)
+    inputs: list[Any] = []
     results: list[Any] = []
     for node in graph.graph.nodes:
         if node.op == "placeholder":
-            writer.values[node] = name = next(taken)
-            given.append(_value_info(name, node.meta["val"]))
+            writer.values[node] = name = next(input_names)
+            inputs.append(_value_info(name, node.meta["val"]))
         elif node.op == "get_attr":
             writer.values[node] = writer.constant(getattr(graph, node.target).detach().numpy())
         elif node.op == "output":
@@ -270,8 +270,8 @@ def write(traced: Traced, opset: int) -> Any:
     for node, name in zip(writer.nodes[-len(named) :], described, strict=True):
         node.output[0] = name.name = final[name.name]
     constants = list(writer.constants.values())
-    made = helper.make_graph(writer.nodes, "graph", given, described, constants)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)])
+    onnx_graph = helper.make_graph(writer.nodes, "graph", inputs, described, constants)
+    return helper.make_model(onnx_graph, opset_imports=[helper.make_opsetid("", opset)])
 
 
 def _describe(writer: Writer) -> None:

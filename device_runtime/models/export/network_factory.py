@@ -24,10 +24,10 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 """Names of weight files in a folder; the first that exists is read."""
 
 
-def build(args: argparse.Namespace, given: Mapping[str, Any] | None = None) -> Any:
+def build(args: argparse.Namespace, options: Mapping[str, Any] | None = None) -> Any:
     """The module that the arguments name, with its weights. Raises ExportError.
 
-    `given`, if not None, replaces the settings of the arguments (`--set`).
+    `options`, if not None, replaces the settings of the arguments (`--set`).
     """
     check_torch()
     import torch
@@ -40,7 +40,7 @@ def build(args: argparse.Namespace, given: Mapping[str, Any] | None = None) -> A
     if not 0 <= args.seed < 1 << 63:
         raise ExportError(f"--seed is {args.seed}, expected 0 to {(1 << 63) - 1}")
     torch.manual_seed(args.seed)
-    module = _module(args.factory, settings(args.set) if given is None else given)
+    module = _module(args.factory, settings(args.set) if options is None else options)
     if not isinstance(module, torch.nn.Module):
         raise ExportError(f"{args.factory} gives a {type(module).__name__}, expected a torch.nn.Module")
     if args.weights is not None:
@@ -63,24 +63,24 @@ def check_torch() -> None:
 def _weights_file(weights: Path) -> Path:
     if not weights.is_dir():
         return weights
-    found = next((weights / name for name in FILES if (weights / name).is_file()), None)
-    if found is None:
+    file = next((weights / name for name in FILES if (weights / name).is_file()), None)
+    if file is None:
         raise ExportError(f"{weights} has none of {', '.join(FILES)}")
-    return found
+    return file
 
 
-def _module(where: str, given: Mapping[str, Any]) -> Any:
+def _module(where: str, options: Mapping[str, Any]) -> Any:
     if ":" not in where:
-        return networks.build(where, given)
+        return networks.build(where, options)
     factory = _factory(where)
     if hasattr(factory, "state_dict") and not isinstance(factory, type):  # a module that was made already
-        if given:
-            raise ExportError(f"{where} is a module and takes no settings ({', '.join(given)})")
+        if options:
+            raise ExportError(f"{where} is a module and takes no settings ({', '.join(options)})")
         return factory
     try:
-        return factory(**given)
+        return factory(**options)
     except (Exception, SystemExit) as error:
-        settings = f" with {given}" if given else ""
+        settings = f" with {options}" if options else ""
         hint = "; give arguments by --set NAME=VALUE" if "required positional argument" in str(error) else ""
         raise ExportError(
             f"{where}{settings} fails: {type(error).__name__}: {one_line(error)}{raised_at(error)}{hint}"
@@ -102,15 +102,15 @@ def _factory(where: str) -> Any:
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # last, so that a folder here cannot hide one of our packages
     try:
-        found = getattr(importlib.import_module(package), name)
+        factory = getattr(importlib.import_module(package), name)
     except (Exception, SystemExit) as error:  # importing runs the user's module
         hint = f"{type(error).__name__}: {one_line(error)}{raised_at(error)}"
         raise ExportError(
             f"{where} cannot be imported from here or from what is installed: {hint}"
         ) from error
-    if not callable(found):
-        raise ExportError(f"{where} is a {type(found).__name__}, expected a function or class to call")
-    return found
+    if not callable(factory):
+        raise ExportError(f"{where} is a {type(factory).__name__}, expected a function or class to call")
+    return factory
 
 
 def settings(pairs: Sequence[str]) -> dict[str, Any]:
@@ -120,12 +120,12 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 def unique_pairs(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
     """The pairs as a dict. Raises ExportError for a name that is given twice."""
-    given: dict[str, T] = {}
+    values: dict[str, T] = {}
     for name, value in pairs:
-        if name in given:
-            raise ExportError(f"{name} is given twice, as {given[name]} and as {value}")
-        given[name] = value
-    return given
+        if name in values:
+            raise ExportError(f"{name} is given twice, as {values[name]} and as {value}")
+        values[name] = value
+    return values
 
 
 def _pair(text: str) -> tuple[str, Any]:

@@ -98,10 +98,10 @@ def check_parity(subject: FunctionalModule, candidate: GraphCandidate) -> float:
             where = f"graph {candidate.name}, batch {batch}, seed {seed}"
             try:
                 expected = _torch_outputs(subject, candidate, inputs)
-                found = _onnx_outputs(loaded, candidate, inputs)
+                outputs = _onnx_outputs(loaded, candidate, inputs)
             except Exception as error:  # the module's own code runs here
                 raise ParityError(f"{where}: {one_line(error)}; {_BRANCH}") from error
-            worst = max(worst, _compare(where, found, expected, _shaken(subject, candidate, inputs)))
+            worst = max(worst, _compare(where, outputs, expected, _shaken(subject, candidate, inputs)))
     return worst
 
 
@@ -124,11 +124,11 @@ def check_blocked(subject: FunctionalModule, candidate: GraphCandidate) -> None:
             y = random_targets(subject.loss.target, classes, batch, generator)
             extras = _random_extras(candidate.extras, batch, generator)
             inputs = GraphInputs(random_inputs(subject.example, batch, generator), y, extras, tensors)
-            found = _onnx_outputs(loaded, candidate, inputs)
+            outputs = _onnx_outputs(loaded, candidate, inputs)
         except (BundleError, EngineError) as error:
             raise ParityError(f"{where}: {error}") from error
         expected = _torch_outputs(subject, candidate, inputs)
-        _compare(where, found, expected, _shaken(subject, candidate, inputs))
+        _compare(where, outputs, expected, _shaken(subject, candidate, inputs))
 
 
 def random_inputs(example: Tensor, batch: int, generator: torch.Generator) -> Tensor:
@@ -184,8 +184,8 @@ def _loaded_blocked(
 ) -> LoadedGraph | None:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     shapes["x"] = tuple(subject.example.shape[1:])
-    given = _frozen(candidate, tensors), shapes
-    return load_blocked(candidate.name, _graph(candidate), candidate.onnx, given, batch, SessionSettings())
+    state = _frozen(candidate, tensors), shapes
+    return load_blocked(candidate.name, _graph(candidate), candidate.onnx, state, batch, SessionSettings())
 
 
 def _graph(candidate: GraphCandidate) -> Graph:
@@ -198,12 +198,12 @@ def _frozen(candidate: GraphCandidate, tensors: Mapping[str, Tensor]) -> dict[st
 
 def _onnx_outputs(loaded: LoadedGraph, candidate: GraphCandidate, inputs: GraphInputs) -> Outputs:
     """The graph's outputs by name. ONNX Runtime refuses a graph with other inputs than these."""
-    given = {name: inputs.tensors[name] for name in (*candidate.trainable, *candidate.statistics)}
+    tensors = {name: inputs.tensors[name] for name in (*candidate.trainable, *candidate.statistics)}
     labels = {} if candidate.name.startswith(("forward", "features")) else {"y": inputs.y}
-    given |= {"x": inputs.x, **labels, **inputs.extras}
-    taken = {name: value.numpy() for name, value in given.items()}
+    tensors |= {"x": inputs.x, **labels, **inputs.extras}
+    feed = {name: value.numpy() for name, value in tensors.items()}
     names = [output.name for output in loaded.session.get_outputs()]
-    return dict(zip(names, loaded.run(names, taken), strict=True))
+    return dict(zip(names, loaded.run(names, feed), strict=True))
 
 
 def _torch_outputs(subject: FunctionalModule, candidate: GraphCandidate, inputs: GraphInputs) -> Outputs:
@@ -224,22 +224,22 @@ def _torch_outputs(subject: FunctionalModule, candidate: GraphCandidate, inputs:
     return {"loss": loss.numpy(), **named, **{f"next.{name}": t.numpy() for name, t in moving.items()}}
 
 
-def _compare(where: str, found: Outputs, expected: Outputs, nudged: Iterator[Outputs]) -> float:
+def _compare(where: str, graph: Outputs, expected: Outputs, nudged: Iterator[Outputs]) -> float:
     """The worst relative difference.
 
     `nudged` are torch's results once more, then with weights changed by about a rounding. Raises ParityError
     if a difference is not accepted.
     """
-    if found.keys() != expected.keys():
-        raise ParityError(f"{where}: outputs are {sorted(found)}, expected {sorted(expected)}")
+    if graph.keys() != expected.keys():
+        raise ParityError(f"{where}: outputs are {sorted(graph)}, expected {sorted(expected)}")
     for name, value in expected.items():
-        if found[name].shape != value.shape:
-            raise ParityError(f"{where}: {name} is {found[name].shape}, torch gives {value.shape}; {_BRANCH}")
+        if graph[name].shape != value.shape:
+            raise ParityError(f"{where}: {name} is {graph[name].shape}, torch gives {value.shape}; {_BRANCH}")
     rounding = {
         name: max(TINY, ABSOLUTE * scale + RELATIVE * _largest(expected[name]))
         for name, scale in _scales(expected)
     }
-    off = {name: _largest_difference(found[name], value) for name, value in expected.items()}
+    off = {name: _largest_difference(graph[name], value) for name, value in expected.items()}
     for accepted in chain([rounding], _wider_tolerances(where, rounding, expected, nudged)):
         excess = {name: value / accepted[name] for name, value in off.items()}
         if all(value <= 1 for value in excess.values()):
@@ -301,5 +301,5 @@ def _largest(value: NDArray[Any]) -> float:
     return float(np.abs(value).max()) if value.size else 0.0
 
 
-def _largest_difference(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    return float(np.abs(found.astype(np.float64) - expected).max()) if expected.size else 0.0
+def _largest_difference(output: NDArray[Any], expected: NDArray[Any]) -> float:
+    return float(np.abs(output.astype(np.float64) - expected).max()) if expected.size else 0.0

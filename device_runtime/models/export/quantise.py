@@ -66,8 +66,8 @@ def lower_forward(forward: bytes, weights: Tensors, spec: InputSpec, precision: 
     sessions = [_loaded(exact, forward, weights), _loaded(graph, lowered.onnx, weights)]
     worst = 0.0
     for seed in SEEDS:
-        expected, found = (_run(loaded, _random_inputs(spec, seed)) for loaded in sessions)
-        worst = max(worst, _difference(expected, found, precision))
+        expected, outputs = (_run(loaded, _random_inputs(spec, seed)) for loaded in sessions)
+        worst = max(worst, _difference(expected, outputs, precision))
     return CheckedLoweredGraph(graph, lowered.onnx, worst)
 
 
@@ -89,11 +89,11 @@ def _run(loaded: LoadedGraph, x: NDArray[Any]) -> dict[str, NDArray[Any]]:
 
 
 def _difference(
-    expected: Mapping[str, NDArray[Any]], found: Mapping[str, NDArray[Any]], precision: str
+    expected: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]], precision: str
 ) -> float:
     worst = 0.0
     for name, value in expected.items():
-        off = float(np.sqrt(np.square(found[name] - value).mean(dtype=np.float64)))
+        off = float(np.sqrt(np.square(outputs[name] - value).mean(dtype=np.float64)))
         size = float(np.sqrt(np.square(value).mean(dtype=np.float64)))
         relative = off / size if size else float(off > 0)
         if not relative <= BOUNDS[precision]:
@@ -284,9 +284,9 @@ def without_weights(model: Any, layouts: Layouts) -> LoweredGraph:
     """The ONNX file, with parameters and the values made of them as external initialisers."""
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    found = {name: _derived(name, tensors, layouts) for name in tensors}
-    frozen = tuple(name for name in tensors if name in layouts and found[name] is None)
-    derived = tuple(entry for entry in found.values() if entry is not None)
+    entries = {name: _derived(name, tensors, layouts) for name in tensors}
+    frozen = tuple(name for name in tensors if name in layouts and entries[name] is None)
+    derived = tuple(entry for entry in entries.values() if entry is not None)
     for name in (*frozen, *(entry.name for entry in derived)):
         tensor = tensors[name]
         tensor.CopyFrom(external_initialiser(name, tensor.data_type, tensor.dims))

@@ -134,13 +134,13 @@ def trainable_sets(
     """The tunable sets of which every tensor influences the objective. `sets`: name -> tensor names."""
     extras = OBJECTIVES[objective].extras(output_sizes(subject))
     outputs, tensors = Outputs((), labels=True, extras=extras), stored_tensors(subject.module)
-    x, y, given, _ = _arguments(subject, subject.example, outputs, tensors)
+    x, y, values, _ = _arguments(subject, subject.example, outputs, tensors)
     inputs = GraphInputs(
-        x, y, {extra.name: value for extra, value in zip(extras, given, strict=True)}, tensors
+        x, y, {extra.name: value for extra, value in zip(extras, values, strict=True)}, tensors
     )
     together = tuple(dict.fromkeys(name for names in sets.values() for name in names))
-    found = influencing_tensors(subject, objective, inputs, together)
-    return {tunable: names for tunable, names in sets.items() if found.issuperset(names)}
+    influences = influencing_tensors(subject, objective, inputs, together)
+    return {tunable: names for tunable, names in sets.items() if influences.issuperset(names)}
 
 
 def _trace(subject: FunctionalModule, compute: Callable[[GraphInputs], Any], outputs: Outputs) -> Traced:
@@ -153,8 +153,8 @@ def _trace(subject: FunctionalModule, compute: Callable[[GraphInputs], Any], out
 
     def flat(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         y = rest[0] if outputs.labels else x
-        given = dict(zip(extras, rest[1], strict=True)) if extras else {}
-        return tuple(compute(GraphInputs(x, y, given, dict(zip(tensors, rest[-1], strict=True)))))
+        values = dict(zip(extras, rest[1], strict=True)) if extras else {}
+        return tuple(compute(GraphInputs(x, y, values, dict(zip(tensors, rest[-1], strict=True)))))
 
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     x = _fake_input(mode, subject.example)

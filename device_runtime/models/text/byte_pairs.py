@@ -64,8 +64,8 @@ class BytePairs:
 def words(text: str) -> Iterator[str]:
     """Cuts text into runs of letters, of digits, of others, each with one space before it, and of spaces."""
     plain = text if text.isascii() else "".join(_kind(c) for c in text)
-    for found in WORD.finditer(plain):
-        yield text[found.start() : found.end()]
+    for match in WORD.finditer(plain):
+        yield text[match.start() : match.end()]
 
 
 @lru_cache(maxsize=4096)
@@ -79,10 +79,10 @@ def _kind(c: str) -> str:
 
 def _joined(parts: list[str], pair: tuple[str, str]) -> list[str]:
     """Merges every occurrence of the pair, from the left."""
-    made: list[str] = []
+    tokens: list[str] = []
     for part in parts:
-        if made and (made[-1], part) == pair:
-            made[-1] += part
+        if tokens and (tokens[-1], part) == pair:
+            tokens[-1] += part
         else:
-            made.append(part)
-    return made
+            tokens.append(part)
+    return tokens

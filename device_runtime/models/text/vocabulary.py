@@ -44,17 +44,17 @@ def read(path: Path) -> TokenizerFile:
 
     Raises ExportError if it is missing or not supported.
     """
-    found = next((path / name for name in FILES if (path / name).is_file()), None) if path.is_dir() else path
-    if found is None:
+    file = next((path / name for name in FILES if (path / name).is_file()), None) if path.is_dir() else path
+    if file is None:
         raise ExportError(f"{path} has none of {', '.join(FILES)}")
     try:
-        made = _read(found)
-        made.tokenizer()
+        definition = _read(file)
+        definition.tokenizer()
     except OSError as error:
-        raise ExportError(f"{found} cannot be read: {error.strerror}") from None
+        raise ExportError(f"{file} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, msgspec.MsgspecError, ValueError, BundleError) as error:
-        raise ExportError(f"{found}: {one_line(error)}") from error
-    return made
+        raise ExportError(f"{file}: {one_line(error)}") from error
+    return definition
 
 
 def _read(file: Path) -> TokenizerFile:
@@ -83,9 +83,9 @@ def learn_tokenizer(texts: Iterable[str], form: Form, size: int) -> TokenizerFil
     texts = sorted(texts)
     if not any(texts):
         raise ExportError("there are no texts to learn a tokenizer from")
-    made = _word_pieces(texts, size) if form == "word-pieces/1" else _byte_pairs(texts, size)
+    tokenizer = _word_pieces(texts, size) if form == "word-pieces/1" else _byte_pairs(texts, size)
     special = tuple(Added(number, name) for number, name in enumerate(SPECIAL[form]))
-    return msgspec.structs.replace(decode(made.to_str().encode()), added_tokens=special)
+    return msgspec.structs.replace(decode(tokenizer.to_str().encode()), added_tokens=special)
 
 
 def _word_pieces(texts: Sequence[str], size: int) -> Any:
@@ -95,28 +95,28 @@ def _word_pieces(texts: Sequence[str], size: int) -> Any:
     their ids beforehand.
     """
     library = _library()
-    made = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))  # noqa: S106
-    made.normalizer = library.normalizers.BertNormalizer()
-    made.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-    seen = sorted({c for text in texts for c in made.normalizer.normalize_str(text) if not c.isspace()})
-    first = [*SPECIAL["word-pieces/1"], *(f"##{c}" for c in seen)]
+    model = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))  # noqa: S106
+    model.normalizer = library.normalizers.BertNormalizer()
+    model.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    alphabet = sorted({c for text in texts for c in model.normalizer.normalize_str(text) if not c.isspace()})
+    first = [*SPECIAL["word-pieces/1"], *(f"##{c}" for c in alphabet)]
     trainer = library.trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=first, show_progress=False, limit_alphabet=len(seen)
+        vocab_size=size, special_tokens=first, show_progress=False, limit_alphabet=len(alphabet)
     )
-    made.train_from_iterator(texts, trainer)
-    return made
+    model.train_from_iterator(texts, trainer)
+    return model
 
 
 def _byte_pairs(texts: Sequence[str], size: int) -> Any:
     library = _library()
-    made = library.Tokenizer(library.models.BPE())
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model = library.Tokenizer(library.models.BPE())
+    model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = library.trainers.BpeTrainer(
         vocab_size=size, special_tokens=list(SPECIAL["byte-pairs/1"]), show_progress=False,
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
-    made.train_from_iterator(texts, trainer)
-    return made
+    model.train_from_iterator(texts, trainer)
+    return model
 
 
 def texts_of(file: Path) -> list[str]:
@@ -137,10 +137,10 @@ def texts_of(file: Path) -> list[str]:
 def _rows(stream: Iterable[str], separator: str) -> Iterator[list[str]]:
     """The rows that are not empty; in a .tsv, quotes are ordinary characters."""
     if separator == "\t":
-        found = csv.reader(stream, delimiter=separator, quoting=csv.QUOTE_NONE)
+        rows = csv.reader(stream, delimiter=separator, quoting=csv.QUOTE_NONE)
     else:
-        found = csv.reader(stream, delimiter=separator)
-    return (row for row in found if row)
+        rows = csv.reader(stream, delimiter=separator)
+    return (row for row in rows if row)
 
 
 def _library() -> Any:

@@ -53,29 +53,29 @@ class WordPieces:
     def _pieces(self, word: str) -> list[int]:
         if len(word) > self.longest:
             return [self.unknown]
-        found: list[int] = []
+        numbers: list[int] = []
         begin = 0
         while begin < len(word):
             lead = self.joint if begin else ""
             for end in range(len(word), begin, -1):
                 if (number := self.vocabulary.get(lead + word[begin:end])) is not None:
-                    found.append(number)
+                    numbers.append(number)
                     begin = end
                     break
             else:
                 return [self.unknown]
-        return found
+        return numbers
 
 
 def _cleaned(text: str, how: Cleaning) -> str:
-    kept = "".join(_kept(c, how.ideographs_apart) for c in text)
+    symbols = "".join(_character(c, how.ideographs_apart) for c in text)
     if how.strip_accents:
-        apart = unicodedata.normalize("NFD", kept)
-        kept = "".join(c for c in apart if unicodedata.category(c) != "Mn")
-    return "".join(c.lower() for c in kept) if how.lowercase else kept  # each alone: no final sigma
+        apart = unicodedata.normalize("NFD", symbols)
+        symbols = "".join(c for c in apart if unicodedata.category(c) != "Mn")
+    return "".join(c.lower() for c in symbols) if how.lowercase else symbols  # each alone: no final sigma
 
 
-def _kept(c: str, ideographs_apart: bool) -> str:
+def _character(c: str, ideographs_apart: bool) -> str:
     """The character, with spaces around an ideograph; " " for any space, "" for a control character."""
     kind = _kind(c)
     if kind == SPACE:

@@ -41,10 +41,10 @@ def describing(
     """
 
     def described(*arguments: Any) -> Any:
-        found = function(*arguments)
+        outputs = function(*arguments)
         inputs = [arguments[index] for index in tensors]
         if any(value is None for value in inputs) or inputs[0].dim() not in MAPS:
-            return found
+            return outputs
         settings = [
             float(number)
             for index in numbers
@@ -52,11 +52,11 @@ def describing(
                 arguments[index] if isinstance(arguments[index], (list, tuple)) else [arguments[index]]
             )
         ]
-        if isinstance(found, Tensor):
-            return layer(found, name, 0, inputs, settings)
+        if isinstance(outputs, Tensor):
+            return layer(outputs, name, 0, inputs, settings)
         return tuple(
             None if value is None else layer(value, name, index, inputs, settings)
-            for index, value in enumerate(found)
+            for index, value in enumerate(outputs)
         )
 
     return described
@@ -67,8 +67,8 @@ def undescribed(model: bytes) -> bytes:
     parsed = onnx.load_from_string(model)
     for node in parsed.graph.node:
         node.doc_string = ""
-    found: bytes = parsed.SerializeToString(deterministic=True)
-    return found
+    contents: bytes = parsed.SerializeToString(deterministic=True)
+    return contents
 
 
 def without_descriptions(graph: fx.GraphModule) -> fx.GraphModule:
@@ -88,17 +88,17 @@ def is_description(node: fx.Node) -> bool:
 
 def description(shape: Sequence[int] | None, layer: Mapping[str, Any] | None) -> str:
     """The text for a node: shape of its output, 0 for the batch, and the layer that it completes."""
-    said = {**({"shape": list(shape)} if shape else {}), **(layer or {})}
-    return json.dumps(said, separators=(",", ":")) if said else ""
+    fields = {**({"shape": list(shape)} if shape else {}), **(layer or {})}
+    return json.dumps(fields, separators=(",", ":")) if fields else ""
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
     """The description with new names of values; without its layer if an input no longer exists."""
     if not text:
         return ""
-    said = json.loads(text)
-    if "inputs" in said:
-        if any(name not in names for name in said["inputs"]):
-            return description(said.get("shape"), None)
-        said["inputs"] = [names[name] for name in said["inputs"]]
-    return description(None, said)
+    fields = json.loads(text)
+    if "inputs" in fields:
+        if any(name not in names for name in fields["inputs"]):
+            return description(fields.get("shape"), None)
+        fields["inputs"] = [names[name] for name in fields["inputs"]]
+    return description(None, fields)

@@ -79,9 +79,9 @@ def stored_tensors(module: nn.Module) -> dict[str, Tensor]:
 
     Batch norm's counters of batches are ignored; other integers are taken for indices.
     """
-    kept = {name for name in module.state_dict() if not name.endswith("num_batches_tracked")}
+    state_names = {name for name in module.state_dict() if not name.endswith("num_batches_tracked")}
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: tensor.detach() for name, tensor in tensors.items() if name in kept}
+    return {name: tensor.detach() for name, tensor in tensors.items() if name in state_names}
 
 
 def run(
@@ -91,24 +91,24 @@ def run(
 
     Raises HeadUnused.
     """
-    seen: dict[str, Tensor] = {}
+    maps: dict[str, Tensor] = {}
 
     def keep(level: str) -> Callable[..., Tensor]:
         def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-            seen[level] = replaced[1] if replaced is not None and replaced[0] == level else output
-            return seen[level]
+            maps[level] = replaced[1] if replaced is not None and replaced[0] == level else output
+            return maps[level]
 
         return hook
 
     with ExitStack() as hooks:
         head = subject.module.get_submodule(subject.head)
-        hooks.callback(head.register_forward_pre_hook(lambda _, given: seen.update(head=given[0])).remove)
+        hooks.callback(head.register_forward_pre_hook(lambda _, inputs: maps.update(head=inputs[0])).remove)
         for level, name in subject.outputs.items():
             hooks.callback(subject.module.get_submodule(name).register_forward_hook(keep(level)).remove)
         logits = functional_call(subject.module, _tied(subject.module, tensors), (x,), tie_weights=False)
-    if "head" not in seen:
+    if "head" not in maps:
         raise HeadUnused(subject.head)
-    return ForwardPass(logits, seen.pop("head"), seen)
+    return ForwardPass(logits, maps.pop("head"), maps)
 
 
 def _tied(module: nn.Module, tensors: Tensors) -> dict[str, Tensor]:

@@ -61,17 +61,17 @@ def assign_levels(module: nn.Module, head: str, prefixes: Mapping[str, str] | No
     return ModuleLevels(head, levels)
 
 
-def level_outputs(module: nn.Module, given: Mapping[str, str] | None) -> dict[str, str]:
-    """The submodule at the end of low, mid and up: `given`, else the module's attribute `level_outputs`.
+def level_outputs(module: nn.Module, names: Mapping[str, str] | None) -> dict[str, str]:
+    """The submodule at the end of low, mid and up: `names`, else the module's attribute `level_outputs`.
 
     Raises ExportError for another level or a submodule that is not there.
     """
-    outputs = dict(given or getattr(module, "level_outputs", {}))
-    known = {name for name, _ in module.named_modules()}
+    outputs = dict(names or getattr(module, "level_outputs", {}))
+    submodules = {name for name, _ in module.named_modules()}
     for level, name in outputs.items():
         if level not in LEVELS[:-1]:
             raise ExportError(f"level {level!r} has no feature map; {', '.join(LEVELS[:-1])} have")
-        if name not in known:
+        if name not in submodules:
             raise ExportError(f"the feature map of level {level} is that of {name!r}, which is no submodule")
     return {level: outputs[level] for level in LEVELS if level in outputs}
 

@@ -72,9 +72,9 @@ def adaptive_max_pool(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
 def _equal_windows(x: Tensor, sizes: Sequence[int]) -> list[int]:
     """The windows of adaptive pooling to `sizes`. Raises NotImplementedError if their sizes differ."""
     if any(whole % size for whole, size in zip(x.shape[2:], sizes, strict=True)):
-        maps, wanted = ("x".join(str(n) for n in shape) for shape in (x.shape[2:], sizes))
+        maps, output = ("x".join(str(n) for n in shape) for shape in (x.shape[2:], sizes))
         raise NotImplementedError(
-            f"adaptive pooling of {maps} to {wanted} cannot be trained, only to sizes that divide these"
+            f"adaptive pooling of {maps} to {output} cannot be trained, only to sizes that divide these"
         )
     return [whole // size for whole, size in zip(x.shape[2:], sizes, strict=True)]
 

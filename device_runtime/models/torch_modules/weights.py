@@ -54,18 +54,18 @@ def load_weights(module: nn.Module, path: Path, *, skip_head: str | None = None)
     read = _unwrapped(read_weights(path), (*WRAPPED_IN, files.prefix))
     if files.adapt is not None:
         read = files.adapt(read)
-    given = {name: value for name, value in read.items() if not _inside(name, *files.spare)}
-    wanted = {name.removeprefix(files.prefix): value for name, value in module.state_dict().items()}
+    tensors = {name: value for name, value in read.items() if not _inside(name, *files.spare)}
+    state = {name.removeprefix(files.prefix): value for name, value in module.state_dict().items()}
     if skip_head is not None:
         head = skip_head.removeprefix(files.prefix)
-        aside = [name for name in given if _of_a_head(name, head, wanted)]
-        given = {name: value for name, value in given.items() if name not in aside}
-        new = [head, *(part for part in files.absent if not any(_inside(name, part) for name in given))]
+        aside = [name for name in tensors if _of_a_head(name, head, state)]
+        tensors = {name: value for name, value in tensors.items() if name not in aside}
+        new = [head, *(part for part in files.absent if not any(_inside(name, part) for name in tensors))]
         logger.info("%s: ignored %s; new: %s", path, _listed(aside) or "nothing", ", ".join(new))
-        wanted = {name: value for name, value in wanted.items() if not _inside(name, *new)}
-    if faults := list(_faults(given, wanted)):
+        state = {name: value for name, value in state.items() if not _inside(name, *new)}
+    if faults := list(_faults(tensors, state)):
         raise ExportError(f"{path} does not fit {type(module).__name__}: {'; '.join(faults)}")
-    chosen = {name: value.to(wanted[name].dtype) for name, value in given.items() if name in wanted}
+    chosen = {name: value.to(state[name].dtype) for name, value in tensors.items() if name in state}
     if broken := [name for name, value in chosen.items() if not torch.isfinite(value).all()]:
         raise ExportError(f"{path} holds values that are not finite: {_listed(broken)}")
     module.load_state_dict({files.prefix + name: value for name, value in chosen.items()}, strict=False)
@@ -76,20 +76,20 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if path.suffix not in READERS:
         raise ExportError(f"cannot read weights from {path}: expected a file {', '.join(READERS)}")
     try:
-        found = READERS[path.suffix](path)
+        state = READERS[path.suffix](path)
     except OSError as error:
         raise ExportError(f"{path} cannot be read: {one_line(error)}") from error
     except Exception as error:  # a damaged file surfaces as any of half a dozen types
         hint = _CODE if "Weights only load failed" in str(error) or "allow_pickle" in str(error) else ""
         raise ExportError(f"{path} is refused: {hint or one_line(error)}") from error
     for name in NESTED_UNDER:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-    if not isinstance(found, Mapping):
-        raise ExportError(f"{path} holds a {type(found).__name__}, expected tensors by name")
-    if other := [f"{name} is a {type(v).__name__}" for name, v in found.items() if not isinstance(v, Tensor)]:
+        if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
+            state = state[name]
+    if not isinstance(state, Mapping):
+        raise ExportError(f"{path} holds a {type(state).__name__}, expected tensors by name")
+    if other := [f"{name} is a {type(v).__name__}" for name, v in state.items() if not isinstance(v, Tensor)]:
         raise ExportError(f"{path}: {other[0]}, expected a tensor")
-    return {str(name): value for name, value in found.items()}
+    return {str(name): value for name, value in state.items()}
 
 
 _CODE = (
@@ -125,9 +125,9 @@ def _unwrapped(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[s
     return names
 
 
-def _of_a_head(name: str, head: str, wanted: Mapping[str, Tensor]) -> bool:
+def _of_a_head(name: str, head: str, state: Mapping[str, Tensor]) -> bool:
     """Whether a tensor is inside the head, or in a part of the file's network that the module lacks."""
-    return _inside(name, head) or name.partition(".")[0] not in {w.partition(".")[0] for w in wanted}
+    return _inside(name, head) or name.partition(".")[0] not in {w.partition(".")[0] for w in state}
 
 
 def _inside(name: str, *parts: str) -> bool:
@@ -135,11 +135,11 @@ def _inside(name: str, *parts: str) -> bool:
     return any(f"{name}.".startswith(f"{part}.") for part in parts)
 
 
-def _faults(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Iterator[str]:
+def _faults(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Iterator[str]:
     """Describes missing and unexpected tensors, other shapes and other kinds; ignores counters."""
-    missing = [n for n in wanted if n not in given and not n.endswith(COUNTER)]
-    extra = [n for n in given if n not in wanted and not n.endswith(COUNTER)]
-    both = [(n, given[n], wanted[n]) for n in wanted if n in given]
+    missing = [n for n in state if n not in tensors and not n.endswith(COUNTER)]
+    extra = [n for n in tensors if n not in state and not n.endswith(COUNTER)]
+    both = [(n, tensors[n], state[n]) for n in state if n in tensors]
     shapes = [f"{n} is {tuple(g.shape)}, expected {tuple(w.shape)}" for n, g, w in both if g.shape != w.shape]
     kinds = [
         f"{n} is {g.dtype}, expected {w.dtype}"

@@ -48,17 +48,17 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     """
     path = existing(spec)
     reconstructed = bundle is not None and bundle.manifest.target.compared == "input"
-    arrays, found, test = _open(path, labelled=not reconstructed)
+    arrays, part, test = _open(path, labelled=not reconstructed)
     reader = _LabelReader(path, spec, bundle)
-    train = reader.part(arrays, found)
-    notes = (*([] if (found.x, found.y) in USUAL else [found.said]), *train.notes)
+    train = reader.part(arrays, part)
+    notes = (*([] if (part.x, part.y) in USUAL else [part.said]), *train.notes)
     if test is None:
         samples = Samples(train.x, train.y, train.labels, train.groups)
         data = split(samples, spec.test_share, seed, in_place=True)
         return replace(data, notes=notes)
-    other = reader.part(arrays, replace(test, clients="", names=found.names))
+    other = reader.part(arrays, replace(test, clients="", names=part.names))
     if train.y.ndim != other.y.ndim:
-        raise DataSetError(f"{path}: {found.y} is {train.y.shape} and {test.y} {other.y.shape}")
+        raise DataSetError(f"{path}: {part.y} is {train.y.shape} and {test.y} {other.y.shape}")
     labels = max(train.labels, other.labels, key=len)
     return DataSet(train.x, train.y, other.x, other.y, labels, train.groups, notes=(*notes, *other.notes))
 
@@ -75,11 +75,11 @@ def _open(path: Path, *, labelled: bool) -> tuple[dict[str, NDArray[Any]], Array
     try:
         if path.is_dir():
             files = {file.stem: file for file in sorted(path.glob("*.npy"))}
-            found, test = parts_of(files, labelled=labelled)
-            return {name: mapped(files[name]) for name in _needed(found, test)}, found, test
+            part, test = parts_of(files, labelled=labelled)
+            return {name: mapped(files[name]) for name in _needed(part, test)}, part, test
         with open_archive(path) as archive:
-            found, test = parts_of(archive.names, labelled=labelled)
-            return archive.read(*_needed(found, test)), found, test
+            part, test = parts_of(archive.names, labelled=labelled)
+            return archive.read(*_needed(part, test)), part, test
     except Refused as error:
         expected = "" if "one" in error.reason or "which" in error.reason else EXPECTED
         raise DataSetError(f"{path}: {error}{expected}") from None
@@ -90,8 +90,8 @@ EXPECTED = (
 )
 
 
-def _needed(found: ArrayNames, test: ArrayNames | None) -> Collection[str]:
-    names = (found.x, found.y, found.names, found.clients, *((test.x, test.y) if test else ()))
+def _needed(part: ArrayNames, test: ArrayNames | None) -> Collection[str]:
+    names = (part.x, part.y, part.names, part.clients, *((test.x, test.y) if test else ()))
     return {name: None for name in names if name}
 
 
@@ -124,27 +124,27 @@ class _LabelReader:
     spec: DataSpec
     bundle: Bundle | None
 
-    def part(self, arrays: Arrays, found: ArrayNames) -> _Part:
+    def part(self, arrays: Arrays, part: ArrayNames) -> _Part:
         """The samples whose values are finite and whose labels are known. Raises DataSetError."""
-        x, y = arrays[found.x], arrays.get(found.y)
+        x, y = arrays[part.x], arrays.get(part.y)
         if not x.ndim or x.dtype.kind not in "buif":
-            raise DataSetError(f"{self.path}: {found.x} is {x.dtype} {x.shape}, expected numbers (n, ..)")
+            raise DataSetError(f"{self.path}: {part.x} is {x.dtype} {x.shape}, expected numbers (n, ..)")
         skipped = SkippedTally()
         try:
-            numbers, labels, there = self._labels(y, len(x), arrays.get(found.names), skipped)
+            numbers, labels, mask = self._labels(y, len(x), arrays.get(part.names), skipped)
         except (Refused, DataError) as error:
-            raise DataSetError(f"{self.path}: {found.y}: {error}") from None
-        groups = _groups(arrays.get(found.clients), len(x), self.path)
-        there &= (finite := finite_samples(x))
-        notes = [f"left out: {one}" for one in skipped]
+            raise DataSetError(f"{self.path}: {part.y}: {error}") from None
+        groups = _groups(arrays.get(part.clients), len(x), self.path)
+        mask &= (finite := finite_samples(x))
+        notes = [f"left out: {skip}" for skip in skipped]
         if count := int((~finite).sum()):
             notes.append(f"left out: values are not finite: {count} of {len(x)} samples")
-        if len(x) and not there.any():
+        if len(x) and not mask.any():
             raise DataSetError(f"{self.path}: no readable samples; {'; '.join(notes)}")
-        if there.all():
+        if mask.all():
             return _Part(x, numbers, labels, groups, ())
-        groups = None if groups is None else groups[there]
-        return _Part(x[there], numbers[there], labels, groups, tuple(notes))
+        groups = None if groups is None else groups[mask]
+        return _Part(x[mask], numbers[mask], labels, groups, tuple(notes))
 
     def _labels(
         self, y: NDArray[Any] | None, count: int, names: NDArray[Any] | None, skipped: SkippedTally
@@ -154,15 +154,15 @@ class _LabelReader:
         whole = np.ones(count, bool)
         if y is not None and y.shape[:1] != (count,):
             numbers_asked = manifest is not None and manifest.target.has_columns
-            wanted = f"targets of each of the {count} samples" if numbers_asked else one_label_each(count)
-            raise Refused(f"y is {y.dtype} {y.shape}, expected {wanted}")
+            phrase = f"targets of each of the {count} samples" if numbers_asked else one_label_each(count)
+            raise Refused(f"y is {y.dtype} {y.shape}, expected {phrase}")
         if manifest is not None and (manifest.target.has_columns or self.spec.classes is None):
             labels = LabelMap.of(SampleSource(self.path), manifest.labels)
             targets = SampleTargets(labels, manifest.target, manifest.target.compared == "input")
-            given: Any = y
+            values: Any = y
             if y is not None and not manifest.target.has_columns:
-                given = labels_of(y, count, len(labels), names)
-            batch = RawSamples(np.empty((count, 0)), given, "")
+                values = labels_of(y, count, len(labels), names)
+            batch = RawSamples(np.empty((count, 0)), values, "")
             numbers, read = targets.of(batch, None, self.path.name, skipped)
             return numbers, manifest.target.columns or manifest.labels, read
         if y is None:
@@ -170,14 +170,14 @@ class _LabelReader:
         if _is_columns(y, names):
             columns = y.astype(np.float64).reshape(count, -1)
             return columns, _column_names(names, columns.shape[1]), whole
-        given = labels_of(y, count, 0, names)
-        if not isinstance(given, list):
-            return given, tuple(str(n) for n in range(1 + int(given.max(initial=-1)))), whole
+        values = labels_of(y, count, 0, names)
+        if not isinstance(values, list):
+            return values, tuple(str(n) for n in range(1 + int(values.max(initial=-1)))), whole
         if names is not None:
             listed = tuple(str(name) for name in names.tolist())
             return labels_of(y, count), listed, whole
         new = NewLabels()
-        numbers = np.array([new.number(name) for name in given], np.int64)
+        numbers = np.array([new.number(name) for name in values], np.int64)
         order = sorted(new.names)
         return np.array([order.index(name) for name in new.names], np.int64)[numbers], tuple(order), whole
 
@@ -188,8 +188,8 @@ def _is_columns(y: NDArray[Any], names: NDArray[Any] | None) -> bool:
         return not (((y == 0) | (y == 1)).all() and ((y != 0).sum(axis=1) == 1).all())
     if y.dtype.kind != "f" or y.ndim not in (1, 2):
         return False
-    found = np.unique(y)
-    return not (np.isfinite(found).all() and look_like_classes(found, len(y)))
+    values = np.unique(y)
+    return not (np.isfinite(values).all() and look_like_classes(values, len(y)))
 
 
 def _column_names(names: NDArray[Any] | None, count: int) -> tuple[str, ...]:

@@ -162,7 +162,7 @@ def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
     place = np.full(len(data.labels), -1, np.int64)
     place[list(spec.classes)] = np.arange(len(spec.classes))
     train, test = (np.flatnonzero(place[y] >= 0) for y in (data.train_y, data.test_y))
-    kept = replace(
+    subset = replace(
         data,
         train_x=_rows(data.train_x, train),
         train_y=place[data.train_y[train]],
@@ -171,7 +171,7 @@ def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
         labels=tuple(data.labels[index] for index in spec.classes),
         groups=None if data.groups is None else data.groups[train],
     )
-    return check(kept, where)
+    return check(subset, where)
 
 
 def numbered_as(data: DataSet, manifest: Manifest, spec: DataSpec) -> DataSet:
@@ -214,12 +214,12 @@ def limited(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
     """Keeps at most max_train and max_test samples, drawn at random, in their old order."""
     rng = np.random.default_rng([seed, SUBSET])
     if spec.max_train is not None and spec.max_train < len(data.train_y):
-        kept = np.sort(rng.choice(len(data.train_y), spec.max_train, replace=False))
-        groups = None if data.groups is None else data.groups[kept]
-        data = replace(data, train_x=_rows(data.train_x, kept), train_y=data.train_y[kept], groups=groups)
+        rows = np.sort(rng.choice(len(data.train_y), spec.max_train, replace=False))
+        groups = None if data.groups is None else data.groups[rows]
+        data = replace(data, train_x=_rows(data.train_x, rows), train_y=data.train_y[rows], groups=groups)
     if spec.max_test is not None and spec.max_test < len(data.test_y):
-        kept = np.sort(rng.choice(len(data.test_y), spec.max_test, replace=False))
-        data = replace(data, test_x=_rows(data.test_x, kept), test_y=data.test_y[kept])
+        rows = np.sort(rng.choice(len(data.test_y), spec.max_test, replace=False))
+        data = replace(data, test_x=_rows(data.test_x, rows), test_y=data.test_y[rows])
     return data
 
 
@@ -232,12 +232,12 @@ def validated(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
         return data
     order = np.random.default_rng([seed, VALIDATION]).permutation(len(data.train_y))
     count = min(max(1, round(spec.validation_share * len(order))), len(order) - 1)
-    held, left = np.sort(order[:count]), np.sort(order[count:])
+    validation, left = np.sort(order[:count]), np.sort(order[count:])
     x, y = data.train_x, data.train_y
     groups = None if data.groups is None else data.groups[left]
-    test_x = x[held]  # before the others are moved
+    test_x = x[validation]  # before the others are moved
     return replace(
-        data, train_x=_rows(x, left), train_y=y[left], test_x=test_x, test_y=y[held], groups=groups
+        data, train_x=_rows(x, left), train_y=y[left], test_x=test_x, test_y=y[validation], groups=groups
     )
 
 
@@ -255,16 +255,16 @@ def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
     if spec.generic_classes > count:
         raise DataSetError(f"generic_classes is {spec.generic_classes}, the data has {count}")
     classes = np.sort(rng.permutation(count)[: spec.generic_classes or count])
-    there = np.flatnonzero(np.isin(y, classes))
-    if len(there) < spec.generic_samples or len(y) == spec.generic_samples:
+    pool = np.flatnonzero(np.isin(y, classes))
+    if len(pool) < spec.generic_samples or len(y) == spec.generic_samples:
         raise DataSetError(
-            f"generic_samples is {spec.generic_samples}: {len(classes)} classes have {len(there)} training "
+            f"generic_samples is {spec.generic_samples}: {len(classes)} classes have {len(pool)} training "
             f"samples, of {len(y)} in all"
         )
-    taken = np.sort(rng.choice(there, spec.generic_samples, replace=False))
-    left = np.delete(np.arange(len(y)), taken)
+    rows = np.sort(rng.choice(pool, spec.generic_samples, replace=False))
+    left = np.delete(np.arange(len(y)), rows)
     groups = None if data.groups is None else data.groups[left]
-    generic = Samples(data.train_x[taken], y[taken], data.labels)
+    generic = Samples(data.train_x[rows], y[rows], data.labels)
     return replace(data, train_x=_rows(data.train_x, left), train_y=y[left], groups=groups, generic=generic)
 
 

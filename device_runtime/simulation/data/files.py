@@ -70,13 +70,13 @@ def cached(key: str, make: Callable[[], Arrays]) -> Arrays:
             return _opened(home)
         except (OSError, ValueError, EOFError):
             shutil.rmtree(home, ignore_errors=True)
-    made = make()
+    arrays = make()
     try:
-        _save(made, home)
+        _save(arrays, home)
         return _opened(home)
     except OSError as error:
         log.warning("cannot keep decoded data in %s: %s", home, error.strerror)
-        return made
+        return arrays
 
 
 def _opened(home: Path) -> Arrays:
@@ -108,13 +108,13 @@ def existing(spec: DataSpec) -> Path:
     return path
 
 
-def first(folder: Path, wanted: Iterable[str]) -> Path:
-    """The first of the files `wanted` that the folder has. Raises DataSetError where it has none."""
-    wanted = tuple(wanted)
-    for name in wanted:
+def first(folder: Path, names: Iterable[str]) -> Path:
+    """The first of the files `names` that the folder has. Raises DataSetError where it has none."""
+    names = tuple(names)
+    for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise DataSetError(f"{folder} has no {' or '.join(wanted)}")
+    raise DataSetError(f"{folder} has no {' or '.join(names)}")
 
 
 def read(path: Path) -> bytes:

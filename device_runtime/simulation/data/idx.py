@@ -66,8 +66,8 @@ def values(file: Path, axes: int) -> NDArray[np.uint8]:
     shape = np.frombuffer(data[4:head], ">u4").tolist()
     if len(data) - head != prod(shape):
         raise DataSetError(f"{file} has {len(data) - head} values, expected {prod(shape)} for {tuple(shape)}")
-    found: NDArray[np.uint8] = np.frombuffer(data, np.uint8, offset=head).reshape(shape)
-    return found
+    array: NDArray[np.uint8] = np.frombuffer(data, np.uint8, offset=head).reshape(shape)
+    return array
 
 
 def _spellings(part: str, kind: str, axes: int) -> list[str]:

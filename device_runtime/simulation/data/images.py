@@ -252,10 +252,10 @@ class FolderTask:
         rows.reserve(len(files))
         label: list[int] = []
         client: list[int] = []
-        wanted = WantedSamples(self.input, self._source(folder))
+        request = WantedSamples(self.input, self._source(folder))
         for unit, owner in with_progress(files, f"files of {folder}"):
             try:
-                for part in unit.read(wanted):
+                for part in unit.read(request):
                     if isinstance(part, Skip):
                         skipped.add(part)
                         continue

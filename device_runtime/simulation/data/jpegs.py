@@ -38,7 +38,7 @@ def load(spec: DataSpec, seed: int) -> DataSet:
 
 def _decoded(path: Path) -> dict[str, NDArray[Any]]:
     stored = read(path)
-    made: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for part in ("train", "test"):
         needed = [f"{kind}_{part}" for kind in ("jpeg", "off", "y")]
         if missing := [name for name in needed if name not in stored]:
@@ -53,8 +53,8 @@ def _decoded(path: Path) -> dict[str, NDArray[Any]]:
         whole = data.tobytes()
         files = [whole[begin:end] for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
         x, good = decoded(files, f"{part} images of {path.name}")
-        made[f"x_{part}"], made[f"y_{part}"] = x, y[good]
-    return {**made, **{name: stored[name] for name in ("class_names", "labels") if name in stored}}
+        arrays[f"x_{part}"], arrays[f"y_{part}"] = x, y[good]
+    return {**arrays, **{name: stored[name] for name in ("class_names", "labels") if name in stored}}
 
 
 def decoded(files: list[bytes], what: str) -> tuple[Images, NDArray[np.int64]]:

@@ -35,18 +35,18 @@ def divide_fleet(data: DataSet, spec: DataSpec, fleet: Fleet) -> Parts:
     holders = _holders(data, spec, fleet)
     parts: Parts = [np.empty(0, np.int64)] * len(fleet)
     for group, name in enumerate(fleet.spec.groups):
-        devices, mine = (np.flatnonzero(of == group) for of in (fleet.draws.group, holders))
-        if len(devices) and not len(mine):
+        devices, samples = (np.flatnonzero(of == group) for of in (fleet.draws.group, holders))
+        if len(devices) and not len(samples):
             raise DataSetError(f"group {name} of the fleet would hold nothing: no samples are left for it")
-        whose = None if data.groups is None else data.groups[mine]
-        held = replace(data, train_x=mine, train_y=data.train_y[mine], groups=whose)
+        whose = None if data.groups is None else data.groups[samples]
+        subset = replace(data, train_x=samples, train_y=data.train_y[samples], groups=whose)
         rng = np.random.default_rng([fleet.seed, DIVISION, group + 1])
         try:
-            dealt = _divided(held, spec, len(devices), rng) if len(devices) else []
+            dealt = _divided(subset, spec, len(devices), rng) if len(devices) else []
         except DataSetError as error:
             raise DataSetError(f"group {name} of the fleet: {error}") from None
         for device, part in zip(devices.tolist(), dealt, strict=True):
-            parts[device] = mine[part]
+            parts[device] = samples[part]
     return parts
 
 
@@ -113,8 +113,8 @@ def _holders(data: DataSet, spec: DataSpec, fleet: Fleet) -> Ints:
     for pool, weights in _claims(data, spec, fleet):
         for samples in (pool[unit[pool] < 0], pool[unit[pool] >= 0]):
             units, which = np.unique(unit[samples], return_inverse=True)
-            given = np.repeat(np.arange(len(weights)), partition.apportioned(weights, len(units)))
-            holders[samples] = rng.permutation(given)[which]
+            numbers = np.repeat(np.arange(len(weights)), partition.apportioned(weights, len(units)))
+            holders[samples] = rng.permutation(numbers)[which]
     return holders
 
 
@@ -133,11 +133,11 @@ def _claims(data: DataSet, spec: DataSpec, fleet: Fleet) -> Iterator[tuple[Ints,
     for key in np.unique(keys).tolist():
         shared_by_all = spec.by_speaker and key == NOBODY
         claims[tuple(shared_by_all or key in numbers for numbers in named)].append(key)
-    for claimed, held in claims.items():
+    for claimed, ids in claims.items():
         weights = np.where(claimed, devices, 0.0)
         if not any(claimed):
-            weights = _rest(spec, dict(zip(names, devices.tolist(), strict=True)), f"{_unit(spec)} {held[0]}")
-        yield np.flatnonzero(np.isin(keys, held)), weights
+            weights = _rest(spec, dict(zip(names, devices.tolist(), strict=True)), f"{_unit(spec)} {ids[0]}")
+        yield np.flatnonzero(np.isin(keys, ids)), weights
 
 
 def _keys(data: DataSet, spec: DataSpec) -> Ints:
@@ -145,7 +145,7 @@ def _keys(data: DataSet, spec: DataSpec) -> Ints:
 
     Raises DataSetError for groups that name one that the data does not have.
     """
-    keys, there = data.keys, np.arange(len(data.key_names))
+    keys, choices = data.keys, np.arange(len(data.key_names))
     if data.in_tenths and (named := [name for name, group in spec.groups.items() if group.classes]):
         raise DataSetError(
             f"data.groups.{named[0]} names classes, and the targets are numbers ({data.labels[0]}), of which "
@@ -156,19 +156,19 @@ def _keys(data: DataSet, spec: DataSpec) -> Ints:
             raise DataSetError(
                 f"samples of source {spec.source} have no speakers: data.groups cannot name speakers"
             )
-        keys, there = data.groups, np.unique(data.groups[data.groups != NOBODY])
+        keys, choices = data.groups, np.unique(data.groups[data.groups != NOBODY])
     for name, group in spec.groups.items():
-        for wrong in {*group.named} - {*there.tolist()}:
-            numbers = f"{len(there)}, from {there[0]} to {there[-1]}"
+        for wrong in {*group.named} - {*choices.tolist()}:
+            numbers = f"{len(choices)}, from {choices[0]} to {choices[-1]}"
             raise DataSetError(f"data.groups.{name} has {_unit(spec)} {wrong}, the data has {numbers}")
     return keys
 
 
 def _rest(spec: DataSpec, devices: dict[str, int], first: str) -> Floats:
     """The groups' weights (groups,) for samples that no group names, such as `first`. Raises DataSetError."""
-    given = {name: group.share or 0.0 for name, group in spec.groups.items()}
-    shares: Floats = np.array([given.get(name, 0.0) for name in devices])
-    others = np.array([0 if name in given else count for name, count in devices.items()])
+    named_shares = {name: group.share or 0.0 for name, group in spec.groups.items()}
+    shares: Floats = np.array([named_shares.get(name, 0.0) for name in devices])
+    others = np.array([0 if name in named_shares else count for name, count in devices.items()])
     left = max(0.0, 1 - float(shares.sum()))
     if left > SHARES_OFF and not others.any():
         expected = f"shares of {1 - left:g} in all, expected 1" if shares.any() else "no group names it"

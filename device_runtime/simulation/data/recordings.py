@@ -61,10 +61,10 @@ def _persons(root: Path, test_share: float, seed: int) -> tuple[list[Path], list
 
 
 def _folders(root: Path) -> list[Path]:
-    found = sorted(path for path in root.iterdir() if path.is_dir() and not is_hidden(path.name))
-    if not found:
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not is_hidden(path.name))
+    if not folders:
         raise DataSetError(f"{root} has no folders, expected one for each person")
-    return found
+    return folders
 
 
 def _windows(

@@ -175,8 +175,8 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError("groups name classes and speakers, expected one of the two")
         shares = {name: group.share for name, group in self.groups.items() if group.share is not None}
         if (total := sum(shares.values())) > 1 + SHARES_OFF:
-            given = ", ".join(f"{name} {share:g}" for name, share in shares.items())
-            raise ValueError(f"shares of groups are {given}: {total:g} in all, expected 1 at most")
+            listing = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+            raise ValueError(f"shares of groups are {listing}: {total:g} in all, expected 1 at most")
 
     def held_alone(self, fleet: Sequence[str], classes: int) -> dict[str, tuple[int, ...]]:
         """The classes that only one group of the `fleet` has, by group; empty if no group names classes."""

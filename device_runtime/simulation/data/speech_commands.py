@@ -77,25 +77,25 @@ def _divided(root: Path) -> tuple[list[Path], list[Path]]:
     clips = [path for path in sorted(root.glob("*/*.wav")) if path.parent.name != NOISE]
     if not clips:
         raise DataSetError(f"{root} has no WORD/*.wav")
-    known = [(path, f"{path.parent.name}/{path.name}") for path in clips]
-    train = [path for path, name in known if name not in tests and name not in validation]
-    return train, [path for path, name in known if name in tests]
+    entries = [(path, f"{path.parent.name}/{path.name}") for path in clips]
+    train = [path for path, name in entries if name not in tests and name not in validation]
+    return train, [path for path, name in entries if name in tests]
 
 
 def _chosen(clips: Iterable[Path], labels: tuple[str, ...], rng: np.random.Generator) -> list[Recording]:
     """The clips of the words, then a tenth as many unknown ones."""
     numbers = {name: number for number, name in enumerate(labels)}
     clips = tuple(clips)
-    known = [path for path in clips if path.parent.name in numbers]
-    if missing := set(labels) - {UNKNOWN, SILENCE} - {path.parent.name for path in known}:
+    word_clips = [path for path in clips if path.parent.name in numbers]
+    if missing := set(labels) - {UNKNOWN, SILENCE} - {path.parent.name for path in word_clips}:
         raise DataSetError(f"no clips of {', '.join(sorted(missing))} in one of the parts")
-    chosen = [_recording(path, numbers[path.parent.name]) for path in known]
+    chosen = [_recording(path, numbers[path.parent.name]) for path in word_clips]
     if UNKNOWN in numbers:
         others = [path for path in clips if path.parent.name not in numbers]
         if not others:
             raise DataSetError(f"no clips of words other than {', '.join(labels)}, for {UNKNOWN}")
-        wanted = min(len(others), max(1, round(EXTRA_SHARE * len(known))))
-        drawn = np.sort(rng.choice(len(others), wanted, replace=False)).tolist()
+        count = min(len(others), max(1, round(EXTRA_SHARE * len(word_clips))))
+        drawn = np.sort(rng.choice(len(others), count, replace=False)).tolist()
         chosen += [_recording(others[i], numbers[UNKNOWN]) for i in drawn]
     return chosen
 
@@ -159,12 +159,12 @@ def _cuts(noise: list[Path], silence: _Silence) -> Clip:
     usable = [part for path in noise if len(part := _part(path, silence.test)) >= RATE]
     if not usable:
         raise DataSetError(f"{noise[0].parent} has no file that is long enough for a second of {SILENCE}")
-    made = np.empty((silence.count, RATE), np.int16)
+    cuts = np.empty((silence.count, RATE), np.int16)
     for number in range(silence.count):
         samples = usable[rng.integers(len(usable))]
         begin = rng.integers(len(samples) - RATE + 1)
-        made[number] = samples[begin : begin + RATE] * rng.random()
-    return made
+        cuts[number] = samples[begin : begin + RATE] * rng.random()
+    return cuts
 
 
 def _part(path: Path, test: bool) -> Clip:

@@ -54,10 +54,10 @@ class TableTask:
         if manifest is not None:
             by_name = manifest.target.has_columns or spec.classes is None  # classes number those of the data
             try:
-                known = LabelMap.of(SampleSource(expanded(spec.path)), manifest.labels)
+                labels = LabelMap.of(SampleSource(expanded(spec.path)), manifest.labels)
             except DataError as error:
                 raise DataSetError(str(error)) from None
-            return cls(spec, known if by_name else NewLabels(), manifest.target, manifest)
+            return cls(spec, labels if by_name else NewLabels(), manifest.target, manifest)
         names = [name.strip() for name in spec.label_column.split(",")]
         target = TargetSpec("mse", "values", tuple(names)) if len(names) > 1 else CROSS_ENTROPY
         return cls(spec, NewNumbers() if spec.source == "table" else NewLabels(), target, None)
@@ -65,17 +65,17 @@ class TableTask:
     def source(self, path: Path) -> SampleSource:
         """The file with the columns that are asked for, as the task reads it."""
         spec, labels = self.spec, self.labels
-        given = SampleSource(
+        source = SampleSource(
             path,
             label_column=spec.label_column,
             text_column=spec.text_column,
             feature_columns=spec.feature_columns,
             client_column=spec.client_column,
         )
-        known = labels if isinstance(labels, LabelMap) else None
-        if self.manifest is not None and known is None:
-            known = LabelMap(self.manifest.labels)
-        return for_task(given, known, self.target, spec.source != "table")
+        label_map = labels if isinstance(labels, LabelMap) else None
+        if self.manifest is not None and label_map is None:
+            label_map = LabelMap(self.manifest.labels)
+        return for_task(source, label_map, self.target, spec.source != "table")
 
     def read(self, path: Path, texts: TokenIds | None = None) -> tuple[CollectedSamples, TableColumns]:
         """All samples of a file, and its columns. Raises DataSetError."""
@@ -87,8 +87,8 @@ class TableTask:
         try:
             columns = layout(path, source).columns
             targets = SampleTargets(self.labels, self.target, source.unlabelled)
-            wanted = WantedSamples(self._input(columns, texts), source, texts=texts)
-            return collect(path, wanted, targets), columns
+            request = WantedSamples(self._input(columns, texts), source, texts=texts)
+            return collect(path, request, targets), columns
         except Refused as error:
             raise DataSetError(f"{path}: {error}") from None
 
@@ -208,14 +208,14 @@ def _alike(
     if columns.names and not spec.label_column and not task.target.has_columns and columns.targets:
         task = replace(task, spec=msgspec.structs.replace(spec, label_column=_label(columns)))
     test, others = task.read(path)
-    there, known = (
-        [folded(one.names[i]) if one.names else "" for i in one.features] for one in (others, columns)
+    other_names, names = (
+        [folded(table.names[i]) if table.names else "" for i in table.features] for table in (others, columns)
     )
-    if sorted(there) != sorted(known):
+    if sorted(other_names) != sorted(names):
         raise DataSetError(f"{path} has the features {others.listed}; {trained} has {columns.listed}")
-    if there == known or len(set(known)) < len(known):
+    if other_names == names or len(set(names)) < len(names):
         return test.x, test.y
-    order = [there.index(name) for name in known]
+    order = [other_names.index(name) for name in names]
     x = test.x.reshape(len(test.x), -1)[:, order].reshape(test.x.shape)
     return x, test.y
 
@@ -225,16 +225,16 @@ def notes(samples: CollectedSamples, columns: TableColumns, *, named: bool) -> t
 
     named: whether the labels are names of classes or of targets, and not numbers that are taken for targets.
     """
-    said = []
+    lines = []
     if columns.targets:
         kind = "" if named else ": numbers, as targets"
         word = "label" if columns.targets == (columns.label.number,) else "targets"
-        said.append(f"{word}: {columns.labelled}{kind}")
+        lines.append(f"{word}: {columns.labelled}{kind}")
     else:
-        said.append("label: none")
+        lines.append("label: none")
     if samples.clients is not None:
-        said.append(
+        lines.append(
             f"clients: {len(samples.client_names)}, as {columns.name(columns.client or 0)} names them"
         )
-    said += [note for note in samples.notes if not note.startswith("client:")]
-    return (*said, *(f"left out: {skipped}" for skipped in samples.skipped))
+    lines += [note for note in samples.notes if not note.startswith("client:")]
+    return (*lines, *(f"left out: {skipped}" for skipped in samples.skipped))

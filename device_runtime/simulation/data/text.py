@@ -62,28 +62,28 @@ def read_texts(spec: DataSpec, seed: int, texts: Texts | None, manifest: Manifes
     """As `load`, of these parts of a bundle."""
     train, test = _files(spec)
     task = TableTask.of(spec, manifest)
-    known = sentences(train, task)
+    train_part = sentences(train, task)
     if test is None:
-        classes = _classes(task, train, known.y)
-        places = np.arange(len(known.y), dtype=np.int32)
-        samples = Samples(places, known.y, classes.names, known.clients)
+        classes = _classes(task, train, train_part.y)
+        places = np.arange(len(train_part.y), dtype=np.int32)
+        samples = Samples(places, train_part.y, classes.names, train_part.clients)
         both = split(samples, spec.test_share, seed, in_place=True)
-        trained, others = (known.texts.at(some) for some in (both.train_x, both.test_x))
+        trained, others = (train_part.texts.at(some) for some in (both.train_x, both.test_x))
         y, test_y = (classes.targets(some) for some in (both.train_y, both.test_y))
-        data = replace(both, train_y=y, test_y=test_y, notes=known.notes)
+        data = replace(both, train_y=y, test_y=test_y, notes=train_part.notes)
     else:
         before = task.labels.names
-        asked = sentences(test, task)
+        test_part = sentences(test, task)
         if task.labels.names != before:
             strange = [name for name in task.labels.names if name not in before]
-            there = first_of(in_order(before), 10)
-            raise DataSetError(f"{test} has the label {strange[0]!r}, training has {there}")
-        classes = _classes(task, train, known.y, asked.y)
-        trained, others = known.texts, asked.texts
-        y, test_y = (classes.targets(some.y) for some in (known, asked))
-        whose = None if known.clients is None else known.clients.astype(np.int64)
+            names = first_of(in_order(before), 10)
+            raise DataSetError(f"{test} has the label {strange[0]!r}, training has {names}")
+        classes = _classes(task, train, train_part.y, test_part.y)
+        trained, others = train_part.texts, test_part.texts
+        y, test_y = (classes.targets(some.y) for some in (train_part, test_part))
+        whose = None if train_part.clients is None else train_part.clients.astype(np.int64)
         nothing = np.empty(0)
-        data = DataSet(nothing, y, nothing, test_y, classes.names, whose, notes=known.notes)
+        data = DataSet(nothing, y, nothing, test_y, classes.names, whose, notes=train_part.notes)
     vocabulary = () if texts else _vocabulary(trained, spec)
     x, test_x = (_inputs(some, vocabulary, spec, texts) for some in (trained, others))
     return replace(data, train_x=x, test_x=test_x, vocabulary=vocabulary)
@@ -133,8 +133,8 @@ def sentences(file: Path, task: TableTask) -> Sentences:
 def _vocabulary(texts: Iterable[str], spec: DataSpec) -> tuple[str, ...]:
     """The vocabulary: padding, unknown, then the most frequent words (equally frequent ones by alphabet)."""
     counts = Counter(token for text in texts for token in tokens(text))
-    known = words(expanded(spec.vectors)) if spec.vectors else counts
-    ranked = sorted((word for word in counts if word in known), key=lambda word: (-counts[word], word))
+    lexicon = words(expanded(spec.vectors)) if spec.vectors else counts
+    ranked = sorted((word for word in counts if word in lexicon), key=lambda word: (-counts[word], word))
     return (*SPECIAL, *ranked[: spec.vocabulary - len(SPECIAL)])
 
 
@@ -148,8 +148,8 @@ def _inputs(
     def ids(some: Sequence[str]) -> NDArray[np.int32]:
         rows = np.zeros((len(some), spec.length), np.int32)
         for row, text in zip(rows, some, strict=True):
-            found = [numbers.get(token, 1) for token in tokens(text)[: spec.length]]
-            row[: len(found)] = found
+            row_ids = [numbers.get(token, 1) for token in tokens(text)[: spec.length]]
+            row[: len(row_ids)] = row_ids
         return rows
 
     return ids_of(written, ids)
@@ -167,17 +167,17 @@ def matrix(vocabulary: tuple[str, ...], file: Path) -> NDArray[np.float32]:
     found. Raises DataSetError.
     """
     numbers = {word: number for number, word in enumerate(vocabulary)}
-    found: dict[int, NDArray[np.float32]] = {}
+    vectors: dict[int, NDArray[np.float32]] = {}
     for word, values in _lines(file):
         if word in numbers:
-            found[numbers[word]] = _vector(values, word, file)
-    if not found:
+            vectors[numbers[word]] = _vector(values, word, file)
+    if not vectors:
         raise DataSetError(f"{file} has none of the {len(vocabulary)} words")
-    widths = {len(vector) for vector in found.values()}
+    widths = {len(vector) for vector in vectors.values()}
     if len(widths) > 1:
         raise DataSetError(f"{file} has vectors of {' and '.join(map(str, sorted(widths)))} values")
-    table = np.tile(np.mean(list(found.values()), axis=0, dtype=np.float32), (len(vocabulary), 1))
-    for number, vector in found.items():
+    table = np.tile(np.mean(list(vectors.values()), axis=0, dtype=np.float32), (len(vocabulary), 1))
+    for number, vector in vectors.items():
         table[number] = vector
     table[0] = 0
     return table

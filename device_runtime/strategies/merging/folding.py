@@ -48,10 +48,10 @@ class Folding:
             for name in kinds
         }
         self._states = {name: _started(strategy, self._models[name]) for name, strategy in kinds.items()}
-        asked = next((kind.statistics for kind in kinds.values() if kind.statistics is not None), None)
-        self._hold_out = asked.hold_out if asked else 0.0
+        spec = next((kind.statistics for kind in kinds.values() if kind.statistics is not None), None)
+        self._hold_out = spec.hold_out if spec else 0.0
         self._statistics = (
-            closed_form.RoundStatistics(model.manifest, model.weights, asked, model.round) if asked else None
+            closed_form.RoundStatistics(model.manifest, model.weights, spec, model.round) if spec else None
         )
         self._mixed = len(kinds) > 1 and self._statistics is not None
 
@@ -62,15 +62,15 @@ class Folding:
         """
         if self._statistics is None:
             return contribution, None
-        rest, found = self._statistics.parted(contribution)
+        rest, statistics = self._statistics.parted(contribution)
         strategy = self._kinds[contribution.kind].variant_named(contribution.variant)
-        if found is None:
+        if statistics is None:
             return rest, None
         times = 1.0
         if not is_from_site(contribution.tensors):
-            times = samples_per_measured(strategy, contribution.num_examples, found.sums.counts.sum())
+            times = samples_per_measured(strategy, contribution.num_examples, statistics.sums.counts.sum())
         times *= contribution.late.times if contribution.late else 1.0
-        return rest, found if times == 1 else found.standing_for(times)
+        return rest, statistics if times == 1 else statistics.standing_for(times)
 
     def largest_size(self, sizes: Sequence[float]) -> float:
         """The most samples that a device counts for in a round of devices of these sizes; inf for any."""

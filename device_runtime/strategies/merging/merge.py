@@ -119,7 +119,7 @@ def _carried(
     """The state for the next round: as `before`, updated by the kinds; `own` is memory of merging itself."""
     family, memory, aside = dict(before.family), dict(before.memory), dict(before.aside)
     sound = any(result.teach is not None for result in kinds.values()) and all_finite(base)
-    memory |= {name: kept for name, kept in own.items() if kept}
+    memory |= {name: state for name, state in own.items() if state}
     for name, result in kinds.items():
         family |= {**result.family, **(result.teach(base) if result.teach is not None and sound else {})}
         if result.memory is not None:
@@ -184,12 +184,12 @@ def damped_step(
 
     Memory for the next round: nbar and the rounds behind it, float64 (2,), by the name of the tensor.
     """
-    means, kept = joined.mean(), dict(memory)
+    means, next_memory = joined.mean(), dict(memory)
     for name, mean in means.items():
         weight, (mean_weight, rounds) = joined.behind(name), memory.get(name, np.zeros(2)).tolist()
         rounds = min(rounds + 1, WINDOW)
         mean_weight += (weight - mean_weight) / rounds
-        kept[name] = np.array([mean_weight, rounds])
+        next_memory[name] = np.array([mean_weight, rounds])
         if name in base and weight < mean_weight:
             means[name] = base[name] + np.float32(weight / mean_weight) * (mean - base[name])
-    return means, kept
+    return means, next_memory

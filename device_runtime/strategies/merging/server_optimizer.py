@@ -71,8 +71,8 @@ class ServerOptimizer:
 
     def __post_init__(self) -> None:
         if self.name not in DEFAULT_LR and self.name not in MergeRule.registry:
-            known = ", ".join((*get_args(Name), *MergeRule.registry))
-            raise ValueError(f"no server optimiser is called {self.name!r}; there are {known}")
+            names = ", ".join((*get_args(Name), *MergeRule.registry))
+            raise ValueError(f"no server optimiser is called {self.name!r}; there are {names}")
         if self.settings and self.name in DEFAULT_LR:
             raise ValueError(f"settings are for an own merge rule, and {self.name} is none")
         ranges.check(self)
@@ -84,15 +84,15 @@ class ServerOptimizer:
         if self.name in DEFAULT_LR:
             return None
         rule = MergeRule.registry[self.name]
-        known = signature(rule).parameters
+        names = signature(rule).parameters
         for name in self.settings:
-            if name not in known:
-                raise ValueError(f"{self.name} has no setting {name!r}; it has {', '.join(known) or 'none'}")
+            if name not in names:
+                raise ValueError(f"{self.name} has no setting {name!r}; it has {', '.join(names) or 'none'}")
         try:
-            made: MergeRule = rule(**self.settings)
+            instance: MergeRule = rule(**self.settings)
         except TypeError as error:
             raise ValueError(f"settings of {self.name}: {error}") from None
-        return made
+        return instance
 
     @property
     def rate(self) -> float:
@@ -117,16 +117,16 @@ class ServerOptimizer:
             with own_code(type(own)):
                 stepped, remembered = own.step(base, mean, memory)
                 return dict(stepped), dict(remembered)
-        after, kept = dict(mean), dict(memory)
+        after, next_memory = dict(mean), dict(memory)
         if self.name == "fedavg" and self.rate == 1:
-            return after, kept
+            return after, next_memory
         for name, value in mean.items():
             if name in base and value.dtype.kind == "f" and not name.endswith(RUNNING_STATISTICS):
                 after[name] = _copy(name, base[name], value.shape)
                 moments = {which: self._moment(which, name, value, memory) for which in self.moments}
                 self._move(after[name], np.asarray(value, np.float32), moments)
-                kept.update({f"{which}/{name}": moment for which, moment in moments.items()})
-        return after, kept
+                next_memory.update({f"{which}/{name}": moment for which, moment in moments.items()})
+        return after, next_memory
 
     def _moment(self, which: str, name: str, value: NDArray[Any], memory: Tensors) -> Vector:
         """A copy of a kept moment, or its initial value."""
@@ -140,10 +140,10 @@ class ServerOptimizer:
         """Step one tensor, a block at a time; `weights` and `moments` are changed in place."""
         scratch = np.empty((2, min(weights.size, BLOCK)), np.float32)
         flat = [vector.reshape(-1) for vector in (weights, mean, *moments.values())]
-        for w, target, *held in blocks(*flat):
+        for w, target, *parts in blocks(*flat):
             delta, room = scratch[:, : w.size]
             np.subtract(target, w, out=delta)
-            change = self._change(delta, dict(zip(moments, held, strict=True)), room)
+            change = self._change(delta, dict(zip(moments, parts, strict=True)), room)
             np.add(w, change, out=w)
 
     def _change(self, delta: Vector, moments: Mapping[str, Vector], room: Vector) -> Vector:

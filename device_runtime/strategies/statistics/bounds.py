@@ -103,8 +103,8 @@ class Usual:
         """The numbers that apply: the round's own, or else the medians over earlier rounds (n, FIGURES)."""
         numbers = []
         for value, before in zip(own.numbers(), rounds.T, strict=True):
-            known = before[before >= 0]
-            numbers.append(value if isfinite(value) or not known.size else float(np.median(known)))
+            history = before[before >= 0]
+            numbers.append(value if isfinite(value) or not history.size else float(np.median(history)))
         return cls(*numbers)
 
     def numbers(self) -> tuple[float, float, float, float]:
@@ -187,23 +187,23 @@ class StatisticsBounds:
             else:
                 yield Statistics.none(*device.sums.sums.shape)
 
-    def _within(self, number: int, one: Statistics) -> Statistics:
+    def _within(self, number: int, device: Statistics) -> Statistics:
         source = self._sent.sources[number]
-        bounded = _with_means(one, self._near(number, one))
-        if bounded is not one:
+        bounded = _with_means(device, self._near(number, device))
+        if bounded is not device:
             self._moved += 1
         if self._odd[number]:
-            nothing = Statistics.none(*one.sums.sums.shape)
+            nothing = Statistics.none(*device.sums.sums.shape)
             bounded = replace(bounded, moment_sums=nothing.moment_sums, moments=nothing.moments)
             self._narrowed += 1
-        elif (scatter := self._possible(bounded, *self._limited(one, source))) is not None:
+        elif (scatter := self._possible(bounded, *self._limited(device, source))) is not None:
             bounded = _with_scatter(bounded, scatter)
-        if (right := self._right(one.right)) is not one.right:
+        if (right := self._right(device.right)) is not device.right:
             bounded = replace(bounded, right=right)
         share = self._share(source)
         if share < 1:
             bounded = bounded.decayed(share)
-        most = self._most(one, source)
+        most = self._most(device, source)
         if (bounded.sums.counts > most).any():
             bounded = _with_shares(bounded, np.minimum(1, most / np.maximum(1e-9, bounded.sums.counts)))
             share = 0.0
@@ -222,26 +222,26 @@ class StatisticsBounds:
             holders = holders + (device.sums.counts > 0)
         return totals, holders
 
-    def _most(self, one: Statistics, source: StatisticsSource) -> NDArray[np.float64]:
+    def _most(self, device: Statistics, source: StatisticsSource) -> NDArray[np.float64]:
         """The most samples of each class that a device counts for, (classes,)."""
-        counts = one.sums.counts
+        counts = device.sums.counts
         times = max(1.0, float(counts.sum()) / source.size)
         usual = self._usual.size / len(counts)
         others = np.maximum(usual, self._totals - self._share(source) * counts)
         return np.where(self._holders < LEAST, inf, CLASS * times * others)
 
-    def _metrics(self, known: bool) -> Iterator[Metric]:
+    def _metrics(self, has_scatter: bool) -> Iterator[Metric]:
         """The metric for each device: the scatter of the others, or none; notes the ratio of its own."""
         unknown = Metric(np.eye(self._sent.width), self._usual.scatter)
         for source, device in zip(self._sent.sources, self._sent, strict=True):
             part, count = self._limited(device, source)
-            metric = Metric.of(self._scatter - part, self._scattered - count) if known else None
+            metric = Metric.of(self._scatter - part, self._scattered - count) if has_scatter else None
             self._ratios.append(_scatter_ratio(device, metric) if metric else -1.0)
             yield metric or unknown
 
-    def _is_likely(self, one: Statistics, ratio: float) -> bool:
+    def _is_likely(self, device: Statistics, ratio: float) -> bool:
         """Whether the size of a device's scatter is likely; `ratio`: to the usual size, below 0 for none."""
-        most = TRACE * (1 + sqrt(1 / max(1.0, _free(one)))) ** 2
+        most = TRACE * (1 + sqrt(1 / max(1.0, _free(device)))) ** 2
         return ratio < 0 or 1 / most <= ratio <= most
 
     def _squared_reach(self, number: int) -> NDArray[np.float64]:
@@ -259,11 +259,11 @@ class StatisticsBounds:
         share = self._distances[number].squares / np.maximum(1e-300, self._squared_reach(number))
         return not judged.any() or float(np.minimum(1, share[judged]).mean()) < MOSTLY
 
-    def _near(self, number: int, one: Statistics) -> NDArray[np.float64]:
+    def _near(self, number: int, device: Statistics) -> NDArray[np.float64]:
         """The class means within the bounds (classes, width)."""
-        centres, means = self._centres, class_means(one.sums)
+        centres, means = self._centres, class_means(device.sums)
         distances, reach = self._distances[number], self._squared_reach(number)
-        wide = (one.sums.counts > 0) & (_lengths(means - centres.middle) > WIDE * centres.radius)
+        wide = (device.sums.counts > 0) & (_lengths(means - centres.middle) > WIDE * centres.radius)
         wide[distances.labels[np.isfinite(reach)]] = False
         means = _pulled(means, wide, centres.middle, np.full(len(means), WIDE * centres.radius))
         if (far := distances.squares > reach).any():
@@ -274,18 +274,18 @@ class StatisticsBounds:
 
     def _all_leads(self) -> tuple[float, float]:
         """The second lowest and the second highest lead of the trained head by held-out samples."""
-        rights = [one.right for one in self._sent if one.right[0]]
-        leads = sorted((trained - closed) / held for held, closed, trained in rights)
+        rights = [device.right for device in self._sent if device.right[0]]
+        leads = sorted((trained - closed) / count for count, closed, trained in rights)
         return (leads[1], leads[-2]) if len(leads) >= LEAST else (-1.0, 1.0)
 
     def _right(self, right: NDArray[np.float64]) -> NDArray[np.float64]:
         """The counts of held-out samples with the lead of the trained head within the others'."""
-        held, closed, trained = right.tolist()
-        own, (lowest, highest) = (trained - closed) / max(1.0, held), self._leads
+        count, closed, trained = right.tolist()
+        own, (lowest, highest) = (trained - closed) / max(1.0, count), self._leads
         lead = min(max(own, lowest), highest)
-        if not held or lead == own:
+        if not count or lead == own:
             return right
-        return np.array([held, closed, closed + lead * held])
+        return np.array([count, closed, closed + lead * count])
 
     def _all_scatter(self) -> tuple[NDArray[np.float64], float]:
         """The sum of scatter over the pool and all devices, with their samples."""
@@ -295,11 +295,11 @@ class StatisticsBounds:
             total, samples = total + part, samples + count
         return total, samples
 
-    def _limited(self, one: Statistics, source: StatisticsSource) -> tuple[NDArray[np.float64], float]:
+    def _limited(self, device: Statistics, source: StatisticsSource) -> tuple[NDArray[np.float64], float]:
         """The scatter of a device as it counts in bounds of others, and the number of its samples."""
-        if not one.moment_sums.counts.any():
-            return np.zeros_like(one.moments), 0.0
-        part, count = _scatter(one), float(one.moment_sums.counts.sum())
+        if not device.moment_sums.counts.any():
+            return np.zeros_like(device.moments), 0.0
+        part, count = _scatter(device), float(device.moment_sums.counts.sum())
         most = WIDE * self._usual.scatter * count
         if np.linalg.norm(part) > most:  # also of long means, whose rounding makes scatter below 0
             part = without_negative(part)
@@ -307,23 +307,25 @@ class StatisticsBounds:
         share = self._share(source)
         return part * share, share * count
 
-    def _possible(self, one: Statistics, part: NDArray[np.float64], own: float) -> NDArray[np.float64] | None:
+    def _possible(
+        self, device: Statistics, part: NDArray[np.float64], own: float
+    ) -> NDArray[np.float64] | None:
         """The scatter within the bounds, (width, width); None if it is, or nothing is known of others'.
 
         part, own: the device's share of the sum over all, and its number of samples in it.
         """
-        count, width = float(one.moment_sums.counts.sum()), len(one.moments)
+        count, width = float(device.moment_sums.counts.sum()), len(device.moments)
         others = self._scattered - own
-        known = self._scatter - part
-        if not count or others < 1 or not np.trace(known) > 0:
+        reference = self._scatter - part
+        if not count or others < 1 or not np.trace(reference) > 0:
             return None
-        known = shrunk(without_negative(known / others), others)
+        reference = shrunk(without_negative(reference / others), others)
         most = SCATTER * (1 + sqrt(width / count)) ** 2 * max(1.0, ENOUGH * width / others)
-        sent = _scatter(one) / count
-        fits = is_positive(most * known - sent)
-        if fits and is_positive(known + sent):  # rounded means of few samples give less than 0
+        sent = _scatter(device) / count
+        fits = is_positive(most * reference - sent)
+        if fits and is_positive(reference + sent):  # rounded means of few samples give less than 0
             return None
-        squares, axes = np.linalg.eigh(known)
+        squares, axes = np.linalg.eigh(reference)
         lengths = np.sqrt(squares.clip(1e-9 * squares[-1]))
         values, vectors = np.linalg.eigh(axes.T @ sent @ axes / np.outer(lengths, lengths))
         half: NDArray[np.float64] = axes * lengths @ vectors
@@ -353,63 +355,63 @@ def _pulled(
     return moved
 
 
-def _scatter(one: Statistics) -> NDArray[np.float64]:
+def _scatter(device: Statistics) -> NDArray[np.float64]:
     """The sum of scatter within classes, (width, width), of the samples that have second moments."""
-    means = class_means(one.moment_sums)
-    scatter: NDArray[np.float64] = one.moments - (means * one.moment_sums.counts[:, None]).T @ means
+    means = class_means(device.moment_sums)
+    scatter: NDArray[np.float64] = device.moments - (means * device.moment_sums.counts[:, None]).T @ means
     return scatter
 
 
-def _trace(one: Statistics) -> float | None:
+def _trace(device: Statistics) -> float | None:
     """The trace of the mean scatter within classes; None without second moments."""
-    counts = one.moment_sums.counts
+    counts = device.moment_sums.counts
     if not counts.any():
         return None
-    squares = np.square(class_means(one.moment_sums)).sum(axis=1)
-    return max(0.0, float(np.trace(one.moments) - squares @ counts) / float(counts.sum()))
+    squares = np.square(class_means(device.moment_sums)).sum(axis=1)
+    return max(0.0, float(np.trace(device.moments) - squares @ counts) / float(counts.sum()))
 
 
-def _with_means(one: Statistics, means: NDArray[np.float64]) -> Statistics:
+def _with_means(device: Statistics, means: NDArray[np.float64]) -> Statistics:
     """The statistics with these class means, and the same scatter."""
-    before, counts = class_means(one.sums), one.sums.counts
+    before, counts = class_means(device.sums), device.sums.counts
     if np.array_equal(means, before):
-        return one
-    n = one.moment_sums.counts
-    shifted = class_means(one.moment_sums) + means - before
-    moments = _scatter(one) + (shifted * n[:, None]).T @ shifted
+        return device
+    n = device.moment_sums.counts
+    shifted = class_means(device.moment_sums) + means - before
+    moments = _scatter(device) + (shifted * n[:, None]).T @ shifted
     sums, moment_sums = (ClassSums(m * c[:, None], c) for m, c in ((means, counts), (shifted, n)))
-    return replace(one, sums=sums, moment_sums=moment_sums, moments=moments)
+    return replace(device, sums=sums, moment_sums=moment_sums, moments=moments)
 
 
-def _with_shares(one: Statistics, shares: NDArray[np.float64]) -> Statistics:
+def _with_shares(device: Statistics, shares: NDArray[np.float64]) -> Statistics:
     """The statistics with these shares of each class's samples (classes,), and the same means and scatter."""
-    counts, means = one.moment_sums.counts, class_means(one.moment_sums)
-    scatter = _scatter(one) * float(shares @ counts) / max(1e-9, float(counts.sum()))
+    counts, means = device.moment_sums.counts, class_means(device.moment_sums)
+    scatter = _scatter(device) * float(shares @ counts) / max(1e-9, float(counts.sum()))
     sums, moment_sums = (
-        ClassSums(s.sums * shares[:, None], s.counts * shares) for s in (one.sums, one.moment_sums)
+        ClassSums(s.sums * shares[:, None], s.counts * shares) for s in (device.sums, device.moment_sums)
     )
     moments = scatter + (means * moment_sums.counts[:, None]).T @ means
-    return replace(one, sums=sums, moment_sums=moment_sums, moments=moments)
+    return replace(device, sums=sums, moment_sums=moment_sums, moments=moments)
 
 
-def _free(one: Statistics) -> float:
+def _free(device: Statistics) -> float:
     """The samples that have second moments beyond one for each class."""
-    counts = one.moment_sums.counts
+    counts = device.moment_sums.counts
     return float(counts.sum()) - float((counts > 0).sum())
 
 
-def _scatter_ratio(one: Statistics, metric: Metric) -> float:
+def _scatter_ratio(device: Statistics, metric: Metric) -> float:
     """The scatter of a device's samples, in multiples of the others'; -1 if it sent none."""
-    if _free(one) < 1:
+    if _free(device) < 1:
         return -1.0
-    whitened = metric.whitening @ _scatter(one)
-    return max(0.0, float((whitened * metric.whitening).sum())) / _free(one) / metric.noise
+    whitened = metric.whitening @ _scatter(device)
+    return max(0.0, float((whitened * metric.whitening).sum())) / _free(device) / metric.noise
 
 
-def _with_scatter(one: Statistics, scatter: NDArray[np.float64]) -> Statistics:
+def _with_scatter(device: Statistics, scatter: NDArray[np.float64]) -> Statistics:
     """The statistics with this sum of scatter (width, width) of all samples that had second moments."""
-    counts, means = one.moment_sums.counts, class_means(one.moment_sums)
-    return replace(one, moments=scatter + (means * counts[:, None]).T @ means)
+    counts, means = device.moment_sums.counts, class_means(device.moment_sums)
+    return replace(device, moments=scatter + (means * counts[:, None]).T @ means)
 
 
 def _quartile(values: Sequence[float]) -> float:

@@ -76,9 +76,9 @@ class Metric:
         """By a sum of scatter (width, width) of so many samples; None if it gives none."""
         if samples < 1 or not np.trace(scatter) > 0:
             return None
-        known = without_negative(scatter / samples)
-        whitening = np.linalg.inv(np.linalg.cholesky(shrunk(known, samples)))
-        return cls(whitening, float(((whitening @ known) * whitening).sum()))
+        mean = without_negative(scatter / samples)
+        whitening = np.linalg.inv(np.linalg.cholesky(shrunk(mean, samples)))
+        return cls(whitening, float(((whitening @ mean) * whitening).sum()))
 
     def squares(self, apart: NDArray[np.float64]) -> NDArray[np.float64]:
         """The squared lengths of rows (n, width)."""
@@ -126,37 +126,37 @@ class _Voices:
 
 def centres_of(sent: StatisticsFile, pool: Statistics) -> Centres:
     """The centres, from at most VOICES devices a class."""
-    pooled, known = class_means(pool.sums), pool.sums.counts > 0
+    pooled, in_pool = class_means(pool.sums), pool.sums.counts > 0
     holders = np.zeros(sent.labels, np.int64)
     for device in sent:
         holders += device.sums.counts > 0
     classes, middles = [_Voices() for _ in range(sent.labels)], []
-    seen = np.zeros(sent.labels, np.int64)
+    visits = np.zeros(sent.labels, np.int64)
     for source, device in zip(sent.sources, sent, strict=True):
         means, present = class_means(device.sums), device.sums.present
         middles.append(means[present].mean(axis=0))
         shared = int((holders[present] >= LEAST).sum())
         for label in present:
-            if seen[label] * VOICES >= len(classes[label].rows) * holders[label]:
+            if visits[label] * VOICES >= len(classes[label].rows) * holders[label]:
                 classes[label].add(means[label], device.sums.counts[label] / source.stands_for, shared)
-            seen[label] += 1
-    if known.any():
-        middles.append(pooled[known].mean(axis=0))
+            visits[label] += 1
+    if in_pool.any():
+        middles.append(pooled[in_pool].mean(axis=0))
     middle = np.median(np.stack(middles), axis=0)
     sets = [class_means(device.sums)[device.sums.present] for device in sent]
-    sets += [pooled[known]] if known.any() else []
+    sets += [pooled[in_pool]] if in_pool.any() else []
     radii = [float(np.median(np.linalg.norm(means - middle, axis=1))) for means in sets]
     centres = Centres(
         np.zeros_like(pooled),
         np.zeros(sent.labels, np.int64),
         np.zeros(sent.labels),
         np.zeros(sent.labels),
-        np.array([own and len(voices.rows) == 1 for own, voices in zip(known, classes, strict=True)]),
+        np.array([own and len(voices.rows) == 1 for own, voices in zip(in_pool, classes, strict=True)]),
         middle,
         median_of_devices(radii),
     )
     for label, voices in enumerate(classes):
-        if known[label] and 0 < len(voices.rows) < LEAST:
+        if in_pool[label] and 0 < len(voices.rows) < LEAST:
             voices.add(pooled[label], float(pool.sums.counts[label]), 0)
         if voices.rows:
             _set_centre(centres, label, voices)
@@ -185,11 +185,11 @@ def distances_to(
     centres: Centres, sent: StatisticsFile, pool: Statistics, metrics: Iterator[Metric]
 ) -> list[Distances]:
     """The distances of each device's means by its own metric."""
-    distances, pooled, known = [], class_means(pool.sums), pool.sums.counts > 0
+    distances, pooled, in_pool = [], class_means(pool.sums), pool.sums.counts > 0
     for source, device, metric in zip(sent.sources, sent, metrics, strict=True):
         means, has = class_means(device.sums), device.sums.counts > 0
         labels, drift = np.flatnonzero(has & (centres.voices > 1)), inf
-        if (compared := has & known).any() and not source.late:
+        if (compared := has & in_pool).any() and not source.late:
             drift = sqrt(float(np.median(metric.squares((means - pooled)[compared]))))
         noise = centres.noise(device.sums.counts / source.stands_for)[labels]
         squares = metric.squares(means[labels] - centres.means[labels])
@@ -206,11 +206,11 @@ def sample_noise(distances: Sequence[Distances]) -> float:
     )
 
 
-def shrunk(known: NDArray[np.float64], samples: float) -> NDArray[np.float64]:
+def shrunk(scatter: NDArray[np.float64], samples: float) -> NDArray[np.float64]:
     """R: the mean scatter (width, width) of so many samples, shrunk to a multiple of the identity."""
-    width = len(known)
+    width = len(scatter)
     weight = max(SHRINKAGE, width / (width + samples))
-    r: NDArray[np.float64] = (1 - weight) * known + weight * np.trace(known) / width * np.eye(width)
+    r: NDArray[np.float64] = (1 - weight) * scatter + weight * np.trace(scatter) / width * np.eye(width)
     return r
 
 

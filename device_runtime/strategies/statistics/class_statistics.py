@@ -99,7 +99,7 @@ class Statistics:
         return replace(self, sums=self.sums.weighted(times), stands_for=times * self.stands_for)
 
     def decayed(self, gamma: float) -> Statistics:
-        sums, moment_sums = (one.weighted(gamma) for one in (self.sums, self.moment_sums))
+        sums, moment_sums = (part.weighted(gamma) for part in (self.sums, self.moment_sums))
         return Statistics(sums, moment_sums, gamma * self.moments, gamma * self.right)
 
 
@@ -134,26 +134,26 @@ def measure_statistics(
     return Statistics(sums, sums, counted.T @ counted)
 
 
-def encode(statistics: Statistics, asked: ClassStatistics) -> dict[str, NDArray[Any]]:
+def encode(statistics: Statistics, settings: ClassStatistics) -> dict[str, NDArray[Any]]:
     """The tensors for the wire.
 
     ROWS: a row for each class with samples. If moments are asked for, MOMENTS: the upper triangle of the mean
     of f f^T relative to its largest number, float16 (1, width (width + 1) / 2), and SPREAD: that number;
     without a row if there are none, or too few samples (`LEAST_FREE`). RIGHT, if samples are held out.
     """
-    known, numbers = statistics.moment_sums, asked.numbers
+    moment_sums, numbers = statistics.moment_sums, settings.numbers
     sent: dict[str, NDArray[Any]] = {ROWS: class_sums.write_rows(statistics.sums, numbers)}
-    if asked.hold_out:
+    if settings.hold_out:
         sent[RIGHT] = statistics.right[None, :].astype(np.int32)[: int(statistics.right[0] >= 1)]
-    if asked.moments:
+    if settings.moments:
         upper = statistics.moments[np.triu_indices(len(statistics.moments))][None]
-        count = int(known.counts.sum())
-        count = count if count - len(known.present) >= LEAST_FREE else 0
+        count = int(moment_sums.counts.sum())
+        count = count if count - len(moment_sums.present) >= LEAST_FREE else 0
         sent[MOMENTS], sent[SPREAD] = class_sums.quantise_rows(
             upper / count if count else upper[:0], "float16"
         )
-        if count and not np.array_equal(known.counts, statistics.sums.counts):
-            sent[MOMENT_ROWS] = class_sums.write_rows(known, numbers)
+        if count and not np.array_equal(moment_sums.counts, statistics.sums.counts):
+            sent[MOMENT_ROWS] = class_sums.write_rows(moment_sums, numbers)
     return sent
 
 
@@ -164,16 +164,16 @@ def shape_of(statistics: ClassStatistics, manifest: Manifest) -> Shape:
 
 def decode(sent: Tensors, shape: Shape) -> Statistics:
     """The statistics that tensors of the wire stand for; the tensors must have passed `rejection_reason`."""
-    known, nothing = class_sums.read_rows(sent[ROWS], *shape), Statistics.none(*shape)
+    sums, nothing = class_sums.read_rows(sent[ROWS], *shape), Statistics.none(*shape)
     right = sent[RIGHT].sum(axis=0, dtype=np.float64) if RIGHT in sent else nothing.right
     if MOMENTS not in sent or not len(sent[MOMENTS]):
-        return Statistics(known, nothing.moment_sums, nothing.moments, right)
-    of_moments = class_sums.read_rows(sent[MOMENT_ROWS], *shape) if MOMENT_ROWS in sent else known
+        return Statistics(sums, nothing.moment_sums, nothing.moments, right)
+    of_moments = class_sums.read_rows(sent[MOMENT_ROWS], *shape) if MOMENT_ROWS in sent else sums
     moments = nothing.moments
     moments[np.triu_indices(shape[1])] = (
         class_sums.restore_rows(sent[MOMENTS], sent[SPREAD])[0] * of_moments.counts.sum()
     )
-    return Statistics(known, of_moments, np.triu(moments) + np.triu(moments, 1).T, right)
+    return Statistics(sums, of_moments, np.triu(moments) + np.triu(moments, 1).T, right)
 
 
 def expected_of(sent: Tensors, accepted: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
@@ -193,8 +193,8 @@ def split_statistics(sent: Tensors) -> tuple[Tensors, Tensors]:
     """The update without its class statistics, and the class statistics; empty if it has none."""
     if ROWS not in sent:
         return sent, {}
-    found = {name: value for name, value in sent.items() if name.startswith(PREFIX)}
-    return {name: value for name, value in sent.items() if name not in found}, found
+    statistics = {name: value for name, value in sent.items() if name.startswith(PREFIX)}
+    return {name: value for name, value in sent.items() if name not in statistics}, statistics
 
 
 def rejection_reason(sent: Tensors, samples: float, smallest: int, shape: Shape) -> str:
@@ -234,8 +234,8 @@ def _moments_rejection_reason(sent: Tensors, rows: NDArray[np.uint8], shape: Sha
     if (np.abs(sent[MOMENTS]) > 1).any() or not 0 <= sent[SPREAD][0] <= MOST_MOMENT:
         largest = float(np.abs(sent[MOMENTS]).max()) * float(sent[SPREAD][0])
         return f"the largest second moment is {largest:.4g}, at most {MOST_MOMENT:g} is accepted"
-    known = decode(sent, shape)
-    sums, moments = known.moment_sums, known.moments / known.moment_sums.counts.sum()
+    statistics = decode(sent, shape)
+    sums, moments = statistics.moment_sums, statistics.moments / statistics.moment_sums.counts.sum()
     means = sums.sums[sums.present] / sums.counts[sums.present, None]
     weights, largest = sums.counts[sums.present] / sums.counts.sum(), np.abs(means).max(axis=1, keepdims=True)
     square = moments.diagonal()

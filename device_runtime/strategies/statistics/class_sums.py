@@ -55,9 +55,9 @@ class ClassSums:
     def __add__(self, other: ClassSums) -> ClassSums:
         return ClassSums(self.sums + other.sums, self.counts + other.counts)
 
-    def beside(self, kept: Tensors) -> ClassSums:
-        """Added to sums that `kept` wrote; `kept` may be empty."""
-        return self + ClassSums(kept["sums"], kept["counts"]) if kept else self
+    def beside(self, memory: Tensors) -> ClassSums:
+        """Added to sums that `kept` wrote; `memory` may be empty."""
+        return self + ClassSums(memory["sums"], memory["counts"]) if memory else self
 
     def kept(self) -> Tensors:
         """As tensors, to keep until the next round; read by `beside`."""
@@ -126,10 +126,10 @@ def write_rows(sums: ClassSums, numbers: str) -> NDArray[np.uint8]:
 def read_rows(rows: NDArray[np.uint8], labels: int, width: int) -> ClassSums:
     """The sums that rows stand for; the rows must have passed `rows_rejection_reason`."""
     begin, means, scales = _parts(rows, width)
-    known = ClassSums(np.zeros((labels, width)), np.zeros(labels, np.int64))
-    known.counts[begin["label"]] = begin["count"]
-    known.sums[begin["label"]] = restore_rows(means, scales) * begin["count"][:, None].astype(np.float64)
-    return known
+    sums = ClassSums(np.zeros((labels, width)), np.zeros(labels, np.int64))
+    sums.counts[begin["label"]] = begin["count"]
+    sums.sums[begin["label"]] = restore_rows(means, scales) * begin["count"][:, None].astype(np.float64)
+    return sums
 
 
 def rows_rejection_reason(rows: NDArray[np.uint8], labels: int, width: int, smallest: int) -> str:
@@ -144,8 +144,8 @@ def rows_rejection_reason(rows: NDArray[np.uint8], labels: int, width: int, smal
         norms = np.linalg.norm(restore_rows(means, scales), axis=1)
     if len(wrong := np.flatnonzero(~((norms <= MOST_NORM) & (scales >= 0)))):
         worst = wrong[0]
-        known = f"is {norms[worst]:.4g} long, at most {MOST_NORM:g} is accepted"
-        return f"the mean of class {present[worst]} {known}"
+        reason = f"is {norms[worst]:.4g} long, at most {MOST_NORM:g} is accepted"
+        return f"the mean of class {present[worst]} {reason}"
     return ""
 
 
@@ -158,5 +158,5 @@ def _parts(rows: NDArray[np.uint8], width: int) -> tuple[NDArray[Any], NDArray[A
     """The headers of rows, their means as sent, and the largest number of each."""
     begin = np.ascontiguousarray(rows[:, : ROW.itemsize]).view(ROW).reshape(len(rows))
     means = np.ascontiguousarray(rows[:, ROW.itemsize :])
-    dtype = next(one for one in NUMBERS.values() if one.itemsize * width == means.shape[1])
+    dtype = next(form for form in NUMBERS.values() if form.itemsize * width == means.shape[1])
     return begin, means.view(dtype).reshape(len(rows), width), begin["scale"].astype(np.float32)

@@ -103,14 +103,14 @@ class StatisticsPool:
 
     def kept(self) -> dict[str, NDArray[Any]]:
         """The pool as tensors, without loss, to keep until the next round; read by `of`."""
-        known = self.statistics
+        statistics = self.statistics
         return {
-            "sums": known.sums.sums,
-            "counts": known.sums.counts,
-            "moment_sums": known.moment_sums.sums,
-            "moment_counts": known.moment_sums.counts,
-            "moments": known.moments,
-            "right": known.right,
+            "sums": statistics.sums.sums,
+            "counts": statistics.sums.counts,
+            "moment_sums": statistics.moment_sums.sums,
+            "moment_counts": statistics.moment_sums.counts,
+            "moments": statistics.moments,
+            "right": statistics.right,
             "usual": self.usual,
             "scalars": np.array([self.weight, self.samples, self.rounds], np.float64),
             "projection": np.array(_numbers(self.projection), np.int64),
@@ -168,20 +168,20 @@ def _mean(parts: Sequence[tuple[float, Tensors]]) -> dict[str, NDArray[np.float6
         return dict(parts[0][1])
     total = sum(weight for weight, _ in parts)
     mean = {name: np.zeros_like(value) for name, value in parts[0][1].items()}
-    for weight, one in parts:
+    for weight, extractor in parts:
         for name in mean:
-            mean[name] += weight * one[name] / total
+            mean[name] += weight * extractor[name] / total
     return mean
 
 
-def solve_head(known: Statistics) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def solve_head(statistics: Statistics) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The head: W (classes, width) and b (classes,). Raises ValueError if there is no covariance yet."""
-    covariance = _covariance(known)
-    counts, present = known.sums.counts, known.sums.present
+    covariance = _covariance(statistics)
+    counts, present = statistics.sums.counts, statistics.sums.present
     width = len(covariance)
     shrunk = (1 - SHRINKAGE) * covariance + SHRINKAGE * np.trace(covariance) / width * np.eye(width)
-    means = known.sums.sums[present] / counts[present, None]
-    weights, bias = np.zeros(known.sums.sums.shape), np.full(len(counts), UNSEEN)
+    means = statistics.sums.sums[present] / counts[present, None]
+    weights, bias = np.zeros(statistics.sums.sums.shape), np.full(len(counts), UNSEEN)
     weights[present] = np.linalg.solve(shrunk, means.T).T
     few = np.trace(np.linalg.solve(shrunk, covariance)) / (2 * np.maximum(1, counts[present]))
     quadratic = np.einsum("cd,cd->c", weights[present], means) / 2
@@ -201,15 +201,15 @@ def _temperature(logits: NDArray[np.float64], samples: float) -> float:
     return max(1.0, float(np.mean(own - rivals) / np.log(max(2.0, samples))))
 
 
-def _covariance(known: Statistics) -> NDArray[np.float64]:
+def _covariance(statistics: Statistics) -> NDArray[np.float64]:
     """Sigma0, the covariance within classes, (width, width). Raises ValueError."""
-    sums = known.moment_sums
+    sums = statistics.moment_sums
     present = sums.present
     free = float(sums.counts.sum()) - len(present)
     if free <= 0:
         raise ValueError("no device has sent second moments of enough samples yet")
     means = sums.sums[present] / sums.counts[present, None]
-    covariance: NDArray[np.float64] = known.moments - (means * sums.counts[present, None]).T @ means
+    covariance: NDArray[np.float64] = statistics.moments - (means * sums.counts[present, None]).T @ means
     if not np.trace(covariance) > 0:
         raise ValueError("the features of each class are all the same")
     return covariance / free
@@ -227,11 +227,11 @@ def rarest_classes(memory: Tensors) -> tuple[int, ...]:
 class RoundStatistics:
     """Adds up a round's class statistics; add devices in a fixed order, so that sums have the same bits."""
 
-    def __init__(self, manifest: Manifest, base: Tensors, asked: ClassStatistics, number: int = 0) -> None:
-        """`base` has the weights that round `number` distributed; `asked`: how devices send statistics."""
+    def __init__(self, manifest: Manifest, base: Tensors, settings: ClassStatistics, number: int = 0) -> None:
+        """`base` has the weights that round `number` distributed; `settings`: how devices send statistics."""
         self._manifest, self._base, self._number = manifest, base, number
-        self._projection = asked.projection(manifest.head.features)
-        self._shape = class_statistics.shape_of(asked, manifest)
+        self._projection = settings.projection(manifest.head.features)
+        self._shape = class_statistics.shape_of(settings, manifest)
         self._sent = StatisticsFile(*self._shape)
         self._made_for: list[int | None] = []  # by device, the round; None: the round that is merged
         self._bases: dict[int | None, Tensors] = {}
@@ -242,10 +242,10 @@ class RoundStatistics:
 
     def parted(self, contribution: Update) -> tuple[Update, Statistics | None]:
         """Split a contribution into its update and its class statistics; None if it has no statistics."""
-        update, found = class_statistics.split_statistics(contribution.tensors)
-        if not found:
+        update, statistics = class_statistics.split_statistics(contribution.tensors)
+        if not statistics:
             return contribution, None
-        return replace(contribution, tensors=update), class_statistics.decode(found, self._shape)
+        return replace(contribution, tensors=update), class_statistics.decode(statistics, self._shape)
 
     def add(self, sent: Statistics, late: Late | None, devices: int = 1) -> None:
         """Add the statistics of a device, or of a sum of `devices`. Raises OSError.

@@ -46,14 +46,14 @@ def mask(samples: int, share: float, device: str) -> NDArray[np.bool_]:
     class, no class is held out more often than others over many devices.
     """
     first = sum(device.encode()) * GOLDEN % 1
-    held: NDArray[np.bool_] = np.diff(np.floor(np.arange(samples + 1) * share + first)) > 0
-    return held & (samples > 1)
+    selection: NDArray[np.bool_] = np.diff(np.floor(np.arange(samples + 1) * share + first)) > 0
+    return selection & (samples > 1)
 
 
 def split_held_out(data: LocalData, share: float, device: str) -> tuple[LocalData, LocalData]:
     """The samples that the device holds out, and the rest."""
-    held = mask(len(data), share, device)
-    return LocalData(data.x[held], data.y[held]), LocalData(data.x[~held], data.y[~held])
+    selection = mask(len(data), share, device)
+    return LocalData(data.x[selection], data.y[selection]), LocalData(data.x[~selection], data.y[~selection])
 
 
 def rest(workload: Workload, share: float) -> Workload:
@@ -72,18 +72,18 @@ def head_tensors(served: Tensors, base: Tensors, manifest: Manifest) -> dict[str
     return {CLOSED_FORM + name: value for name, value in head.items()}
 
 
-def count_right(model: DeviceModel, held: LocalData, aside: Tensors) -> NDArray[np.float64]:
+def count_right(model: DeviceModel, samples: LocalData, aside: Tensors) -> NDArray[np.float64]:
     """The counts of held-out samples, float64 (COUNTS,); `model` holds the base.
 
     Zeros if no closed-form head came with that base. Raises TensorError for a head that does not fit.
     """
     named = [(n.removeprefix(CLOSED_FORM), v) for n, v in aside.items() if n.startswith(CLOSED_FORM)]
-    if not len(held) or not named:
+    if not len(samples) or not named:
         return none()
     heads = [SoftmaxHead(model.manifest, weights) for weights in (dict(named), model.weights)]
-    features = model.features(held.x)
-    right = [np.sum(head.logits(features).argmax(axis=1) == held.y) for head in heads]
-    return np.array([len(held), *right], np.float64)
+    features = model.features(samples.x)
+    right = [np.sum(head.logits(features).argmax(axis=1) == samples.y) for head in heads]
+    return np.array([len(samples), *right], np.float64)
 
 
 def most(share: float, others: float) -> int:
@@ -94,11 +94,11 @@ def most(share: float, others: float) -> int:
 def rejection_reason(counts: NDArray[np.int32], share: float, others: float) -> str:
     """Why counts int32 (n, COUNTS) are rejected, with values; empty if they are accepted, or n is 0."""
     limit = most(share, others)
-    for held, closed, trained in counts.tolist():
-        if not 1 <= held <= limit:
-            return f"{held} samples are held out, expected 1 to {limit} with {others:g} training samples"
-        if not 0 <= min(closed, trained) <= max(closed, trained) <= held:
-            return f"{closed} and {trained} of {held} held-out samples are counted as correct"
+    for count, closed, trained in counts.tolist():
+        if not 1 <= count <= limit:
+            return f"{count} samples are held out, expected 1 to {limit} with {others:g} training samples"
+        if not 0 <= min(closed, trained) <= max(closed, trained) <= count:
+            return f"{closed} and {trained} of {count} held-out samples are counted as correct"
     return ""
 
 
@@ -108,10 +108,10 @@ def trained_is_better(counts: NDArray[np.float64]) -> str:
     It must be better by more than chance: the difference of two counts of n samples has a standard deviation
     of at most sqrt(n).
     """
-    held, closed, trained = counts.tolist()
-    if not trained - closed > sqrt(held):
+    count, closed, trained = counts.tolist()
+    if not trained - closed > sqrt(count):
         return ""
     return (
-        f"of {held:.0f} held-out samples {closed:.0f} right with the closed-form head, "
+        f"of {count:.0f} held-out samples {closed:.0f} right with the closed-form head, "
         f"{trained:.0f} with the trained one, which is served"
     )

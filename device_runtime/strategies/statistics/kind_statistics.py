@@ -123,27 +123,27 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     if statistics is None or not workload.samples:
         return strategy.cost(workload, profile)
     whole, workload = workload, held_out.rest(workload, statistics.hold_out)
-    own, held = strategy.cost(workload, profile), whole.samples - workload.samples
+    own, held_samples = strategy.cost(workload, profile), whole.samples - workload.samples
     samples, wide = _measured(strategy, workload.samples), workload.feature_width
     width = statistics.projection(wide).size
     present, _ = class_coverage(strategy, workload)
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
     size = present * class_sums.row_bytes(width, statistics.numbers) + TENSOR_BYTES
-    forward = held + (0 if strategy.computes_features else samples)
+    forward = held_samples + (0 if strategy.computes_features else samples)
     run, peak = passes(workload, forward=forward) if forward else (), work.peak_bytes
     if statistics.moments:
         size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
         run, peak = (*run, GraphPass("moments", samples, 2.0 * width**2)), peak + 16 * width**2
-    kept = 4 * samples * wide
+    memory_bytes = 4 * samples * wide
     if statistics.hold_out:
         size += 12 + TENSOR_BYTES
-        kept += whole.samples * whole.sample_bytes
+        memory_bytes += whole.samples * whole.sample_bytes
     work = replace(work, passes=run, peak_bytes=peak, bytes_up=size, bytes_down=0)
     more = predict(profile, work, strategy.name)
     return Cost(
         seconds=own.seconds + more.seconds,
         compute_s=own.compute_s + more.compute_s,
-        peak_memory_bytes=max(own.peak_memory_bytes + kept, more.peak_memory_bytes),
+        peak_memory_bytes=max(own.peak_memory_bytes + memory_bytes, more.peak_memory_bytes),
         bytes_up=own.bytes_up + more.bytes_up,
         bytes_down=own.bytes_down,
         energy_j=own.energy_j + more.energy_j,
@@ -182,10 +182,10 @@ class _CachedFeatures:
     """A model whose features of the inputs x are already known."""
 
     def __init__(self, model: DeviceModel, x: NDArray[Any], features: NDArray[np.float32]) -> None:
-        self._model, self._x, self._known = model, x, features
+        self._model, self._x, self._features = model, x, features
 
     def features(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        return self._known if x is self._x else self._model.features(x)
+        return self._features if x is self._x else self._model.features(x)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -201,14 +201,14 @@ def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) 
         return strategy.train(model, data, run)
     right = held_out.none()
     if statistics.hold_out:
-        held, data = held_out.split_held_out(data, statistics.hold_out, run.device)
-        right = held_out.count_right(model, held, run.aside)
+        held_samples, data = held_out.split_held_out(data, statistics.hold_out, run.device)
+        right = held_out.count_right(model, held_samples, run.aside)
     rows = measured(strategy, len(data), run)
     x, y = (data.x, data.y) if rows is None else (data.x[rows], data.y[rows])
-    known = Measured(model.features(x), y, len(model.manifest.labels), right)
+    measurement = Measured(model.features(x), y, len(model.manifest.labels), right)
     if strategy.computes_features:
-        model = cast(DeviceModel, _CachedFeatures(model, x, known.features))
-    return add_statistics(strategy, strategy.train(model, data, run), known, run)
+        model = cast(DeviceModel, _CachedFeatures(model, x, measurement.features))
+    return add_statistics(strategy, strategy.train(model, data, run), measurement, run)
 
 
 def measured(strategy: AnyStrategy, samples: int, run: Run) -> NDArray[np.int64] | None:
@@ -234,29 +234,29 @@ def chosen_classes(present: Sequence[int], most: int, run: Run) -> Sequence[int]
     return first + (2 * others)[start : start + room]
 
 
-def _of_chosen(known: Measured, statistics: ClassStatistics, run: Run) -> Measured:
+def _of_chosen(measurement: Measured, statistics: ClassStatistics, run: Run) -> Measured:
     """The measured samples of those classes that are sent."""
-    counts = np.bincount(known.y, minlength=known.labels)
+    counts = np.bincount(measurement.y, minlength=measurement.labels)
     present = np.flatnonzero(counts >= statistics.smallest_count).tolist()
     sent = chosen_classes(present, statistics.most_classes, run)
     if len(sent) == len(present):
-        return known
-    rows = np.isin(known.y, sent)
-    return replace(known, features=known.features[rows], y=known.y[rows])
+        return measurement
+    rows = np.isin(measurement.y, sent)
+    return replace(measurement, features=measurement.features[rows], y=measurement.y[rows])
 
 
-def add_statistics(strategy: AnyStrategy, made: Update, known: Measured, run: Run) -> Update:
+def add_statistics(strategy: AnyStrategy, update: Update, measurement: Measured, run: Run) -> Update:
     """The update with the class statistics of measured samples added, if it sends any."""
     statistics = statistics_of(strategy)
     if statistics is None:
-        return made
-    part = _of_chosen(known, statistics, run)
+        return update
+    part = _of_chosen(measurement, statistics, run)
     features = statistics.projection(part.features.shape[1]).project(part.features)
-    found = measure_statistics(features, part.y, part.labels, statistics.smallest_count)
-    if part is not known:
-        found = replace(found, moment_sums=ClassSums(0 * found.sums.sums, 0 * found.sums.counts))
-    sent = encode(replace(found, right=known.right), statistics)
-    return replace(made, tensors={**made.tensors, **sent})
+    summary = measure_statistics(features, part.y, part.labels, statistics.smallest_count)
+    if part is not measurement:
+        summary = replace(summary, moment_sums=ClassSums(0 * summary.sums.sums, 0 * summary.sums.counts))
+    sent = encode(replace(summary, right=measurement.right), statistics)
+    return replace(update, tensors={**update.tensors, **sent})
 
 
 def expected(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:

@@ -180,7 +180,7 @@ def test_strangers_of_many_names_leave_the_router_no_larger_and_take_nobodys_pla
         name = f"stranger-{number}"
         bench.route(state(name), hello(name, "one"), contribution(name, "one", blob=Blob(bytes(32), 5)))
         bench.route(state(name, online=False, retain=False))
-    assert len(bench.router._known) == 4
+    assert len(bench.router._devices) == 4
     bench.heard("two")
     bench.route(get("pi"))
     assert bench.heard("two") == [get("pi")]

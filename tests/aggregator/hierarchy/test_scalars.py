@@ -107,7 +107,7 @@ def test_a_site_goes_on_when_a_segment_of_its_log_is_full_and_what_was_before_it
         h.wait(1.0)
     assert h.offer.round == 11
     assert same_model(h)
-    assert not site(h).store.taken.has(11, 6)
+    assert not site(h).store.step_history.has(11, 6)
 
 
 @pytest.mark.parametrize("tail", [32, 1])
@@ -162,7 +162,7 @@ def test_late_scalars_count_where_weights_are_forwarded_along_the_directions_of_
     h.above.up = False
     h.leave("a")
     seeds = [h.service.rounds.seed(number) for number in (1, 2)]
-    assert [step.seed for step in site(h).store.taken.last(3, 2)] == seeds
+    assert [step.seed for step in site(h).store.step_history.last(3, 2)] == seeds
     h.kill()
     h.go()
     assert h.counted[-1] == (2, "site", "full", 20)

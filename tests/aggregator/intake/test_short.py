@@ -231,7 +231,7 @@ def test_killed_at_any_instant_before_the_next_round_is_told_each_short_one_coun
         assert [receipt.status for receipt in receipts] == [status]
     assert b.service.state.round == 3
     assert [one.device for one in b.store.rounds.closed(2)[0].contributions] == ["a", "b"]
-    [_, step] = b.store.taken.last(3, 2)
+    [_, step] = b.store.step_history.last(3, 2)
     assert (step.round, step.scalars) == (2, tuple(scalars(2)[0]["g"].tolist()))
     b.store.latest = None
     assert b.service.rounds.weights(3)  # its hash is looked at

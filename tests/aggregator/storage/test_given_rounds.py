@@ -101,7 +101,7 @@ def test_a_given_round_is_offered_and_merged_with_what_it_was_given(site, update
     assert site.contribute("a", site.contribution("zeroth-order", scalars))[0].status == "accepted"
     site.wait(1.0)
     assert site.service.state.phase == "wait"
-    assert [step.seed for step in site.store.taken.last(2, 1)] == [77]
+    assert [step.seed for step in site.store.step_history.last(2, 1)] == [77]
     site.service.give(given(site, 2, 0.25, seed=78))
     weights, bundle = map(site.weights, (site.offer.base, site.service.rounds.initial.start.base))
     assert all(np.array_equal(weights[n], v + np.asarray(0.25, v.dtype)) for n, v in bundle.items())

@@ -428,8 +428,8 @@ def test_steps_to_an_old_model_are_kept_as_long_as_that_is(bench, make_task, upd
 
 def test_a_model_whose_steps_are_gone_is_not_kept_though_its_blobs_are(bench, make_task, update_of):
     b = play(bench, make_task("zeroth-order", rounds=20), update_of, 4, "zeroth-order")
-    assert b.store.taken.has(5, 4)
-    b.store.taken.forget([(5, 2)])
+    assert b.store.step_history.has(5, 4)
+    b.store.step_history.forget([(5, 2)])
     assert taken(b) == [3, 4]
     assert not any(version.kept for version in versions(b))
     with pytest.raises(RollbackError, match="round 4 is not kept any more"):

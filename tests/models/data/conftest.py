@@ -32,15 +32,15 @@ def _png(pixels, filters=None, interlace=0, data=None):
 
 def _filtered(line, before, size, kind):
     """As the standard writes it, a byte at a time."""
-    made = bytearray()
+    line_bytes = bytearray()
     for i, value in enumerate(line):
         a = line[i - size] if i >= size else 0
         b = before[i]
         c = before[i - size] if i >= size else 0
         p = a + b - c
         paeth = min((abs(p - a), 0, a), (abs(p - b), 1, b), (abs(p - c), 2, c))[2]
-        made.append((value - (0, a, b, (a + b) // 2, paeth)[kind]) % 256)
-    return bytes(made)
+        line_bytes.append((value - (0, a, b, (a + b) // 2, paeth)[kind]) % 256)
+    return bytes(line_bytes)
 
 
 def _wav(samples, rate=16000, bits=16, kind=1, channels=1):
@@ -80,5 +80,5 @@ def digit_png():
 @pytest.fixture
 def speech(bundle):
     """The manifest of a task of two words."""
-    given = msgspec.structs.replace(bundle.manifest.input, shape=(1, 61, 40), scale=1 / 255)
-    return msgspec.structs.replace(bundle.manifest, input=given, labels=("yes", "no"))
+    spec = msgspec.structs.replace(bundle.manifest.input, shape=(1, 61, 40), scale=1 / 255)
+    return msgspec.structs.replace(bundle.manifest, input=spec, labels=("yes", "no"))

@@ -22,10 +22,10 @@ def written(form, mode="RGB"):
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "1", "P"])
 def test_bmp_of_all_depths(mode):
     data = written("BMP", mode)
-    wanted = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    reference = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     pixels = bitmap.decode_bmp(data).pixels
     assert pixels.shape[2] == (1 if mode in ("L", "1") else 3)
-    assert np.array_equal(np.broadcast_to(pixels, wanted.shape), wanted)
+    assert np.array_equal(np.broadcast_to(pixels, reference.shape), reference)
 
 
 def test_bmp_from_above_and_of_four_bits():
@@ -40,10 +40,10 @@ def test_bmp_from_above_and_of_four_bits():
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_pgm_and_ppm(mode):
     data = written("PPM", mode)
-    wanted = np.asarray(Image.open(io.BytesIO(data)))
-    assert np.array_equal(bitmap.decode_pnm(data).pixels.reshape(wanted.shape), wanted)
+    reference = np.asarray(Image.open(io.BytesIO(data)))
+    assert np.array_equal(bitmap.decode_pnm(data).pixels.reshape(reference.shape), reference)
     noted = data[:2] + b"\n# from a camera" + data[2:]
-    assert np.array_equal(bitmap.decode_pnm(noted).pixels.reshape(wanted.shape), wanted)
+    assert np.array_equal(bitmap.decode_pnm(noted).pixels.reshape(reference.shape), reference)
 
 
 def test_pgm_of_16_bits():

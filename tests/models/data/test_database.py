@@ -15,9 +15,9 @@ def database(tmp_path):
 
     def filled(rows, columns="x BLOB, label"):
         path = tmp_path / "samples.db"
-        with closing(sqlite3.connect(path)) as made, made:
-            made.execute(f"CREATE TABLE IF NOT EXISTS t ({columns})")
-            made.executemany(f"INSERT INTO t VALUES ({','.join('?' * len(rows[0]))})", rows)  # noqa: S608
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"CREATE TABLE IF NOT EXISTS t ({columns})")
+            connection.executemany(f"INSERT INTO t VALUES ({','.join('?' * len(rows[0]))})", rows)  # noqa: S608
         return path
 
     return filled
@@ -88,10 +88,10 @@ def test_what_is_no_database_is_an_error(tmp_path, bundle):
         data.load(query(tmp_path / "b.db"), bundle.manifest)
 
 
-@pytest.mark.parametrize("given", ["sqlite:a.db", "sqlite:?SELECT 1", "a.db"])
-def test_a_database_without_a_query_says_what_to_give(given):
+@pytest.mark.parametrize("place", ["sqlite:a.db", "sqlite:?SELECT 1", "a.db"])
+def test_a_database_without_a_query_says_what_to_give(place):
     with pytest.raises(DataError, match="sqlite:.*QUERY"):
-        SampleSource.of(given)
+        SampleSource.of(place)
 
 
 def test_a_sample_as_it_is_stored_does_not_depend_on_its_label(database):

@@ -102,9 +102,9 @@ def test_the_recordings_of_the_page_become_what_it_shows(tmp_path, bundle, monke
         lines += [f"{row},{label}" for row in Path(f"{file}.csv").read_text().splitlines()[1:end]]
     lines[499] = "9.96,,,,running"
     (phone / "monday.csv").write_text("\n".join(lines))
-    given = InputSpec((3, 100), window=WindowInput(50, ("x", "y", "z")))
+    spec = InputSpec((3, 100), window=WindowInput(50, ("x", "y", "z")))
     labels = ("sitting", "stairs", "walking", "running")
-    manifest = msgspec.structs.replace(bundle.manifest, name="activities", input=given, labels=labels)
+    manifest = msgspec.structs.replace(bundle.manifest, name="activities", input=spec, labels=labels)
     opened = SimpleNamespace(manifest=manifest, texts=None)
     monkeypatch.setattr("device_runtime.cli.on_device.data.find_bundle", lambda name: name)
     monkeypatch.setattr("device_runtime.cli.on_device.data.Bundle.open", lambda path: opened)

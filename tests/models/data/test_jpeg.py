@@ -41,8 +41,8 @@ def with_size(data, width, height):
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 100}])
 def test_a_photo_is_what_pillow_makes_of_it(options):
     data = written(**options)
-    wanted = np.asarray(Image.open(io.BytesIO(data)))
-    assert np.abs(jpeg.decode(data).picture().pixels.astype(int) - wanted).max() <= 1
+    reference = np.asarray(Image.open(io.BytesIO(data)))
+    assert np.abs(jpeg.decode(data).picture().pixels.astype(int) - reference).max() <= 1
 
 
 def test_grey_and_cmyk_photos_are_read():
@@ -50,19 +50,19 @@ def test_grey_and_cmyk_photos_are_read():
     assert jpeg.decode(grey).picture().pixels.shape == (96, 128, 1)
     assert jpeg.decode(grey).form == "picture 128x96 grey 8 bits"
     inks = written(Image.fromarray(COLOURS).convert("CMYK"), quality=95)
-    wanted = np.asarray(Image.open(io.BytesIO(inks)).convert("RGB"))
-    assert np.abs(jpeg.decode(inks).picture().pixels.astype(int) - wanted).max() <= 1
+    reference = np.asarray(Image.open(io.BytesIO(inks)).convert("RGB"))
+    assert np.abs(jpeg.decode(inks).picture().pixels.astype(int) - reference).max() <= 1
     assert jpeg.decode(inks).raw(THREE).shape == (1, 3, 32, 32)
 
 
 @pytest.mark.parametrize("turned", range(1, 9))
 def test_a_photo_is_turned_as_its_camera_noted(turned):
     data = written(exif=exif(turned), quality=95)
-    photo, wanted = jpeg.decode(data), np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
-    assert np.abs(photo.picture().pixels.astype(int) - wanted).max() <= 1
-    assert photo.form == f"picture {wanted.shape[1]}x{wanted.shape[0]} RGB 8 bits"
+    photo, reference = jpeg.decode(data), np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    assert np.abs(photo.picture().pixels.astype(int) - reference).max() <= 1
+    assert photo.form == f"picture {reference.shape[1]}x{reference.shape[0]} RGB 8 bits"
     wide = InputSpec((3, 8, 16), 1 / 255)
-    fitted = ImageOps.fit(Image.fromarray(wanted), (16, 8), Image.Resampling.BILINEAR)
+    fitted = ImageOps.fit(Image.fromarray(reference), (16, 8), Image.Resampling.BILINEAR)
     assert np.abs(photo.raw(wide)[0].transpose(1, 2, 0).astype(int) - np.asarray(fitted)).mean() < 6
 
 
@@ -85,9 +85,9 @@ def test_a_photo_of_12_megapixels_is_decoded_no_larger_than_the_input_needs():
 
 def test_a_small_photo_is_not_reduced_before_it_is_resized():
     photo = jpeg.decode(written(quality=95))
-    wanted = ImageOps.fit(Image.fromarray(photo.picture().pixels), (60, 60), Image.Resampling.BILINEAR)
-    given_ = InputSpec((3, 60, 60), 1 / 255)
-    assert np.abs(photo.raw(given_)[0].transpose(1, 2, 0).astype(int) - np.asarray(wanted)).max() <= 1
+    reference = ImageOps.fit(Image.fromarray(photo.picture().pixels), (60, 60), Image.Resampling.BILINEAR)
+    spec = InputSpec((3, 60, 60), 1 / 255)
+    assert np.abs(photo.raw(spec)[0].transpose(1, 2, 0).astype(int) - np.asarray(reference)).max() <= 1
 
 
 @pytest.mark.parametrize("width, height", [(65_500, 65_500), (16_384, 16_384 * 2 - 1), (65_535, 8)])

@@ -11,8 +11,8 @@ ANIMALS = ("cat", "dog", "Wild boar")
 
 
 def test_names_are_the_task_s_labels_whatever_their_case():
-    known = LabelMap(ANIMALS)
-    assert [known.number(name) for name in ("cat", "CAT", " dog ", "wild BOAR")] == [0, 0, 1, 2]
+    label_map = LabelMap(ANIMALS)
+    assert [label_map.number(name) for name in ("cat", "CAT", " dog ", "wild BOAR")] == [0, 0, 1, 2]
 
 
 def test_numbers_are_class_numbers_only_where_no_label_is_a_number():
@@ -33,8 +33,8 @@ def test_a_folder_that_may_not_be_entered_is_named(tmp_path, monkeypatch):
 
 
 def test_labels_that_differ_in_case_alone_are_told_apart():
-    known = LabelMap(("a", "A", "b"))
-    assert [known.number(name) for name in ("a", "A", "B")] == [0, 1, 2]
+    label_map = LabelMap(("a", "A", "b"))
+    assert [label_map.number(name) for name in ("a", "A", "B")] == [0, 1, 2]
     with pytest.raises(Refused):
         LabelMap(("ab", "AB")).number("aB")
 
@@ -43,11 +43,11 @@ def test_a_map_names_aliases_and_what_is_left_out(tmp_path):
     (tmp_path / "labels.toml").write_text(
         '[labels]\nkitty = "cat"\nnoise = ""\n"*" = "Wild boar"\n[aliases]\ndog = ["puppy", "hound"]\n'
     )
-    known = LabelMap.of(SampleSource(tmp_path), ANIMALS)
+    label_map = LabelMap.of(SampleSource(tmp_path), ANIMALS)
     names = ("kitty", "Kitty", "puppy", "hound", "cat", "a thing")
-    assert [known.number(name) for name in names] == [0, 0, 1, 1, 0, 2]
+    assert [label_map.number(name) for name in names] == [0, 0, 1, 1, 0, 2]
     with pytest.raises(Refused, match="label 'noise' is left out by the label map"):
-        known.number("noise")
+        label_map.number("noise")
 
 
 def test_a_map_that_is_given_goes_before_the_one_beside_the_samples(tmp_path):

@@ -9,20 +9,20 @@ from device_runtime.models.data.listing import listing
 from device_runtime.models.data.units import OTHER, REASONS, Skip, SkippedTally
 
 
-def strays(found):
-    return {skipped.reason: skipped.examples for skipped in found.strays}
+def strays(index):
+    return {skipped.reason: skipped.examples for skipped in index.strays}
 
 
 def test_a_pipe_is_passed_over_and_a_broken_link_named(tmp_path):
     os.mkfifo(tmp_path / "pipe.csv")
     (tmp_path / "a").mkdir()
     os.mkfifo(tmp_path / "a" / "pipe.png")
-    found = listing(SampleSource(tmp_path))
-    assert (found.units, strays(found)) == ({}, {})
+    index = listing(SampleSource(tmp_path))
+    assert (index.units, strays(index)) == ({}, {})
     (tmp_path / "a" / "gone.png").symlink_to(tmp_path / "nowhere")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    found = listing(SampleSource(tmp_path))
-    assert (found.units, strays(found)) == ({}, {"a link that leads nowhere": ("a/gone.png", "loop")})
+    index = listing(SampleSource(tmp_path))
+    assert (index.units, strays(index)) == ({}, {"a link that leads nowhere": ("a/gone.png", "loop")})
 
 
 def test_folders_behind_links_are_read_once_and_none_above(tmp_path, digit_png):
@@ -35,18 +35,18 @@ def test_folders_behind_links_are_read_once_and_none_above(tmp_path, digit_png):
     (source / "1" / "up").symlink_to(source)
     (source / "0" / "deep" / "back").symlink_to(source / "0")
     (source / "2").symlink_to(photos / "2026")
-    found = listing(SampleSource(source))
-    assert list(found.units) == ["0/deep/a.png", "1/a.png", "1/again/2026/a.png", "2/a.png"]
-    assert [unit.label for unit in found.units.values()] == ["0", "1", "1", "2"]
+    index = listing(SampleSource(source))
+    assert list(index.units) == ["0/deep/a.png", "1/a.png", "1/again/2026/a.png", "2/a.png"]
+    assert [unit.label for unit in index.units.values()] == ["0", "1", "1", "2"]
 
 
 def test_files_that_a_table_beside_them_lists_are_not_called_unlabelled(tmp_path, digit_png):
     for name in ("1.png", "2.png"):
         (tmp_path / name).write_bytes(digit_png())
     (tmp_path / "labels.csv").write_text("file,label\n1.png,0\n2.png,1\n")
-    found = listing(SampleSource(tmp_path))
-    assert {name: unit.label for name, unit in found.units.items()} == {"1.png": "0", "2.png": "1"}
-    assert not list(found.strays)
+    index = listing(SampleSource(tmp_path))
+    assert {name: unit.label for name, unit in index.units.items()} == {"1.png": "0", "2.png": "1"}
+    assert not list(index.strays)
 
 
 def test_what_systems_leave_beside_pictures_is_not_mentioned(tmp_path, digit_png):
@@ -56,15 +56,15 @@ def test_what_systems_leave_beside_pictures_is_not_mentioned(tmp_path, digit_png
     for name in ("Thumbs.db", ".DS_Store", "._a.png", "desktop.ini"):
         (tmp_path / name).write_bytes(b"x")
         (tmp_path / "0" / name).write_bytes(b"x")
-    found = listing(SampleSource(tmp_path))
-    assert (list(found.units), strays(found)) == (["0/a.png"], {})
+    index = listing(SampleSource(tmp_path))
+    assert (list(index.units), strays(index)) == (["0/a.png"], {})
 
 
 def test_pictures_that_are_not_read_say_what_to_do(tmp_path, digit_png):
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "IMG_0001.HEIC").write_bytes(b"x")
-    found = listing(SampleSource(tmp_path))
-    assert strays(found) == {
+    index = listing(SampleSource(tmp_path))
+    assert strays(index) == {
         "HEIC and AVIF pictures are not read: save it as JPEG or PNG": ("0/IMG_0001.HEIC",)
     }
 
@@ -81,8 +81,8 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path, digit_png, monkeypatch
         return allowed(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    found = listing(SampleSource(tmp_path))
-    assert (list(found.units), strays(found)) == (["1/a.png"], {"cannot be read": ("0/: Permission denied",)})
+    index = listing(SampleSource(tmp_path))
+    assert (list(index.units), strays(index)) == (["1/a.png"], {"cannot be read": ("0/: Permission denied",)})
 
 
 def test_names_that_cannot_be_printed_are_escaped_and_stay_apart(tmp_path, digit_png):
@@ -112,10 +112,10 @@ def test_however_many_reasons_there_are_the_report_stays_short(count):
     tally = SkippedTally()
     for number in range(count):
         tally.add(Skip(f"reason {number}", f"file {number}"))
-    found = {skipped.reason: skipped.count for skipped in tally}
-    assert len(found) <= REASONS + 1
-    assert sum(found.values()) == count
-    assert found.get(OTHER, 0) == count - min(count, REASONS)
+    counts = {skipped.reason: skipped.count for skipped in tally}
+    assert len(counts) <= REASONS + 1
+    assert sum(counts.values()) == count
+    assert counts.get(OTHER, 0) == count - min(count, REASONS)
 
 
 def test_each_sample_of_an_array_is_one_as_it_is_stored(tmp_path):

@@ -63,7 +63,7 @@ def test_invalid_samples_of_an_npz_are_left_out_one_by_one_and_counted(tmp_path,
     samples.refresh()
     assert samples.training.y.tolist() == [3, 5]
     assert samples.forms.total() == 2
-    assert {one.reason: one.count for one in samples.skipped} == {
+    assert {entry.reason: entry.count for entry in samples.skipped} == {
         "label '77' is not of the task": 2,
         "label '-1' is not of the task": 1,
         "values are not finite": 1,
@@ -108,7 +108,7 @@ def test_an_archive_of_more_than_the_device_has_room_for_is_not_unpacked(tmp_pat
     samples = LocalSamples(SampleSource(tmp_path), bundle.manifest, Selection(room_bytes=20_000))
     samples.refresh()
     assert len(samples.training) == 20
-    assert [one.reason for one in samples.skipped] == ["unpacks to too much"]
+    assert [entry.reason for entry in samples.skipped] == ["unpacks to too much"]
 
 
 def test_class_numbers_may_have_names_and_labels_may_be_names(tmp_path, bundle):
@@ -188,7 +188,7 @@ def test_whatever_a_reader_raises_leaves_out_its_file_alone(tmp_path, bundle, mo
     save(tmp_path, "a.npz", images(3), np.array([0, 1, 2]))
     (tmp_path / "b.csv").write_text(",".join(map(str, range(64))) + ",7\n")
 
-    def read(unit, wanted):
+    def read(unit, request):
         raise error
         yield
 
@@ -199,4 +199,4 @@ def test_whatever_a_reader_raises_leaves_out_its_file_alone(tmp_path, bundle, mo
     (skipped,) = samples.skipped
     assert skipped.reason == "cannot be read"
     assert skipped.examples[0].startswith(f"a.npz: {type(error).__name__}")
-    assert [len(one) for one in data.raw(tmp_path)] == [1]
+    assert [len(batch) for batch in data.raw(tmp_path)] == [1]

@@ -33,19 +33,19 @@ def folder(tmp_path, digit_png):
             file.write_bytes(digit_png(value))
             return file
 
-    made = Folder()
+    samples = Folder()
     for number in range(6):
-        made.add(f"{number % 3}/{number}.png", 10 * number)
-    return made
+        samples.add(f"{number % 3}/{number}.png", 10 * number)
+    return samples
 
 
 @pytest.fixture
 def reads(monkeypatch):
     """Names of the files that were read."""
-    seen = []
+    names = []
     whole = single.read_file
-    monkeypatch.setattr(single, "read_file", lambda path: seen.append(path.name) or whole(path))
-    return seen
+    monkeypatch.setattr(single, "read_file", lambda path: names.append(path.name) or whole(path))
+    return names
 
 
 def samples_of(folder, bundle, **keep):
@@ -126,13 +126,13 @@ def test_a_file_that_changes_as_it_is_read_is_left_for_the_next_time(folder, bun
 
 def test_a_sample_is_held_out_whatever_comes_beside_it(folder, bundle):
     few = samples_of(folder, bundle, held_out=0.5)
-    kept = {x.tobytes() for x in few.held.x}
+    holdout = {x.tobytes() for x in few.held.x}
     trained = {x.tobytes() for x in few.training.x}
-    assert 0 < len(kept) < 6
+    assert 0 < len(holdout) < 6
     for number in range(6, 60):
         folder.add(f"1/{number}.png", number * 4)
     few.refresh()
-    assert kept < {x.tobytes() for x in few.held.x}
+    assert holdout < {x.tobytes() for x in few.held.x}
     assert trained < {x.tobytes() for x in few.training.x}
 
 
@@ -210,16 +210,16 @@ def test_a_label_that_is_mended_in_a_list_counts_from_the_next_round_on(folder, 
 
 
 def test_a_table_that_a_logger_goes_on_writing_is_read_as_far_as_it_is(tmp_path, bundle, monkeypatch):
-    row, made = ",".join(map(str, range(64))), row_reader.RowReader.block
+    row, block = ",".join(map(str, range(64))), row_reader.RowReader.block
     (tmp_path / "log.csv").write_text(f"{row},7\n" * 3)
 
     def logged(reader, rows):
         with (tmp_path / "log.csv").open("a") as file:
-            file.write(f"{row},3\n" if len(seen) < 5 else "")
-        seen.append(1)
-        return made(reader, rows)
+            file.write(f"{row},3\n" if len(blocks) < 5 else "")
+        blocks.append(1)
+        return block(reader, rows)
 
-    seen = []
+    blocks = []
     monkeypatch.setattr(row_reader.RowReader, "block", logged)
     monkeypatch.setattr(table, "ROWS", 1)
     samples = open_samples(tmp_path, bundle.manifest)
@@ -292,12 +292,12 @@ def test_a_few_held_out_samples_are_trained_on_unless_somebody_wishes_them_held_
     for number in range(6, 60):
         folder.add(f"1/{number}.png", number * 4)
     unasked = samples_of(folder, bundle, held_out=None)
-    asked = samples_of(folder, bundle, held_out=0.1)
-    assert 0 < len(asked.held) < 10
+    tenth = samples_of(folder, bundle, held_out=0.1)
+    assert 0 < len(tenth.held) < 10
     assert (len(unasked.training), len(unasked.held)) == (60, 0)
     assert held(unasked) == sorted(
         zip(*(np.concatenate(both).tolist() for both in (
-            (asked.training.x[:, 0, 0, 0], asked.held.x[:, 0, 0, 0]), (asked.training.y, asked.held.y)
+            (tenth.training.x[:, 0, 0, 0], tenth.held.x[:, 0, 0, 0]), (tenth.training.y, tenth.held.y)
         )), strict=True)
     )  # fmt: skip
     for number in range(60, 240):

@@ -80,12 +80,12 @@ def test_features_agree_with_those_of_the_real_data():
     with np.load(WAVES) as waves:
         clips, speaker, y = waves["x_test"], waves["speaker_test"], waves["y_test"]
     with np.load(FEATURES) as stored:
-        known = stored["x_test"]
+        reference = stored["x_test"]
         same = (stored["speaker_test"] == speaker[:, None]) & (stored["y_test"] == y[:, None])
     doubled = np.fft.irfft(np.fft.rfft(clips), 16000) * 2  # twice the rate
     ours = log_mel(np.clip(doubled, -32768, 32767).astype(np.int16))[:, :, :26].astype(int)
     off = [
-        min(np.abs(ours[i] - known[j, :, :26]).mean() for j in np.flatnonzero(same[i]))
+        min(np.abs(ours[i] - reference[j, :, :26]).mean() for j in np.flatnonzero(same[i]))
         for i in range(0, len(ours), 4)
         if same[i].any()
     ]

@@ -36,9 +36,9 @@ def dull(outputs):
     """The same model, which is the less sure the farther a sample is from all that it knows."""
 
     def duller(x):
-        made = outputs(x)
-        nearest = made.max(axis=1, keepdims=True)
-        return np.where(nearest < -60, (made - nearest) * 0.02, made)
+        logits = outputs(x)
+        nearest = logits.max(axis=1, keepdims=True)
+        return np.where(nearest < -60, (logits - nearest) * 0.02, logits)
 
     return duller
 
@@ -58,10 +58,10 @@ OTHER, MINE = RAW[1000:], Y[1000:]
 
 
 def test_samples_like_those_that_it_knows_are_said_to_be_right_and_nothing_else(digits):
-    found = asked(*digits, OTHER, MINE)
-    assert found.right > 0.8
-    assert (found.hint, found.guessing, found.trained) == ("", False, True)
-    assert found.said == f"the model is right in {found.right:.0%} of 300"
+    check = asked(*digits, OTHER, MINE)
+    assert check.right > 0.8
+    assert (check.hint, check.guessing, check.trained) == ("", False, True)
+    assert check.said == f"the model is right in {check.right:.0%} of 300"
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_samples_like_those_that_it_knows_are_said_to_be_right_and_nothing_else(
     ],
 )
 def test_a_mistake_that_would_explain_wrong_answers_is_named(digits, change, hint):
-    found = asked(*digits, change(OTHER), MINE)
-    assert re.search(hint, found.hint), found
-    assert found.trained
+    check = asked(*digits, change(OTHER), MINE)
+    assert re.search(hint, check.hint), check
+    assert check.trained
 
 
 @pytest.mark.parametrize(
@@ -91,21 +91,21 @@ def test_a_mistake_that_would_explain_wrong_answers_is_named(digits, change, hin
     ],
 )
 def test_labels_that_are_shifted_or_exchanged_are_named(digits, labels, hint):
-    found = asked(*digits, OTHER, labels)
-    assert re.search(hint, found.hint) if hint else not found.hint, found
+    check = asked(*digits, OTHER, labels)
+    assert re.search(hint, check.hint) if hint else not check.hint, check
 
 
 def test_colours_in_another_order_are_named(bundle):
-    given = InputSpec((3, 4, 4), 1 / 255)
-    manifest = msgspec.structs.replace(bundle.manifest, input=given, labels=("red", "green", "blue"))
+    spec = InputSpec((3, 4, 4), 1 / 255)
+    manifest = msgspec.structs.replace(bundle.manifest, input=spec, labels=("red", "green", "blue"))
     rng = np.random.default_rng(0)
     y = np.arange(90) % 3
     raw = rng.integers(0, 60, (90, 3, 4, 4)).astype(np.float32)
     raw[np.arange(90), y] += 150
-    outputs = knows(given.prepare(raw), y)
-    found = check_model(LocalData(given.prepare(raw[:, ::-1].copy()), y), manifest, outputs)
+    outputs = knows(spec.prepare(raw), y)
+    check = check_model(LocalData(spec.prepare(raw[:, ::-1].copy()), y), manifest, outputs)
     assert (
-        found.hint
+        check.hint
         == "with red and blue exchanged it would be right in 100%: are the channels in the order BGR?"
     )
 
@@ -122,31 +122,31 @@ def test_an_untrained_model_names_no_mistake_whatever_the_samples(bundle):
 
         classes = np.isin(MINE, range(2 if seed % 2 else 10))
         for raw in (OTHER[classes], 16 - OTHER[classes], OTHER[classes] * 16):
-            found = asked(manifest, outputs, raw, MINE[classes])
-            assert not found.hint, (seed, found)
+            check = asked(manifest, outputs, raw, MINE[classes])
+            assert not check.hint, (seed, check)
             assert not check_unlabelled(manifest.input.prepare(raw / 16), manifest, outputs).hint
 
 
 def test_a_model_that_always_says_the_same_is_said_to_guess(bundle):
-    found = asked(bundle.manifest, lambda x: np.eye(10, dtype=np.float32)[[3] * len(x)] * 99, OTHER, MINE)
-    assert found.guessing
-    assert not found.hint
-    assert found.said.endswith("of 300, no better than guessing")
+    check = asked(bundle.manifest, lambda x: np.eye(10, dtype=np.float32)[[3] * len(x)] * 99, OTHER, MINE)
+    assert check.guessing
+    assert not check.hint
+    assert check.said.endswith("of 300, no better than guessing")
 
 
 def test_of_few_samples_and_of_one_class_only_the_share_is_said(digits):
-    found = asked(*digits, 16 - OTHER[:10], MINE[:10])
-    assert not found.hint
+    check = asked(*digits, 16 - OTHER[:10], MINE[:10])
+    assert not check.hint
     of_one = MINE == 3
     assert not asked(*digits, 16 - OTHER[of_one], MINE[of_one]).hint
 
 
 def test_without_labels_it_says_what_it_sees_and_how_sure_it_is(digits):
     manifest, outputs = digits
-    found = check_unlabelled(manifest.input.prepare(OTHER), manifest, outputs)
-    assert found.right is None
-    assert found.said.startswith("of 300 without labels, the model says ")
-    assert not found.hint
+    check = check_unlabelled(manifest.input.prepare(OTHER), manifest, outputs)
+    assert check.right is None
+    assert check.said.startswith("of 300 without labels, the model says ")
+    assert not check.hint
     inverted = check_unlabelled(manifest.input.prepare(16 - OTHER), manifest, dull(outputs))
     assert "with dark and light exchanged it would be" in inverted.hint
     alike = check_unlabelled(manifest.input.prepare(OTHER[MINE == 0]), manifest, outputs)
@@ -154,19 +154,19 @@ def test_without_labels_it_says_what_it_sees_and_how_sure_it_is(digits):
 
 
 def test_numbers_in_another_scale_are_named(bundle):
-    given = InputSpec((2,), 1.0, (50.0, 0.5), (20.0, 0.2))
+    spec = InputSpec((2,), 1.0, (50.0, 0.5), (20.0, 0.2))
     target = targets_of("mse", ("price",), columns=("price",), mean=(0.0,), std=(1.0,))
-    manifest = msgspec.structs.replace(bundle.manifest, input=given, labels=("price",), loss=target)
+    manifest = msgspec.structs.replace(bundle.manifest, input=spec, labels=("price",), loss=target)
     raw = np.random.default_rng(0).normal((50, 0.5), (20, 0.2), (100, 2))
-    y = given.prepare(raw).sum(axis=1, keepdims=True).astype(np.float32)
+    y = spec.prepare(raw).sum(axis=1, keepdims=True).astype(np.float32)
 
     def outputs(x):
         return x.sum(axis=1, keepdims=True) * 0.9
 
-    found = check_model(LocalData(given.prepare(raw), y), manifest, outputs)
-    assert found.error < 0.2
-    assert not found.hint
-    assert found.said.startswith("of 100, the model is 0.1")
+    check = check_model(LocalData(spec.prepare(raw), y), manifest, outputs)
+    assert check.error < 0.2
+    assert not check.hint
+    assert check.said.startswith("of 100, the model is 0.1")
 
 
 def test_nothing_is_said_without_samples_and_of_losses_that_it_cannot_judge(bundle, digits):

@@ -47,7 +47,7 @@ def test_a_cell_without_a_value_leaves_out_its_row(tmp_path, animals):
     path = written(tmp_path / "a.parquet", 3, width=core.Array([1.0, None, 2.0], core.DataType.float64()))
     samples = open_samples(SampleSource(path, label_column="kind"), animals)
     assert len(samples.training) == 2
-    assert [str(one) for one in samples.skipped] == [
+    assert [str(entry) for entry in samples.skipped] == [
         "a feature that is no number: 1 (a.parquet row 3: column 'width': '')"
     ]
 

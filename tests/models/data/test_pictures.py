@@ -54,9 +54,9 @@ def test_a_picture_that_is_too_large_is_refused_before_it_is_decoded(monkeypatch
 def test_another_size_is_that_of_pillow(height, width):
     from PIL import Image, ImageOps
 
-    wanted = ImageOps.fit(Image.fromarray(COLOURS), (width, height), Image.Resampling.BILINEAR)
+    reference = ImageOps.fit(Image.fromarray(COLOURS), (width, height), Image.Resampling.BILINEAR)
     ours = np.rint(resized(COLOURS, height, width))
-    assert np.abs(ours - np.asarray(wanted, np.float32)).max() <= 1
+    assert np.abs(ours - np.asarray(reference, np.float32)).max() <= 1
 
 
 def test_a_reduced_picture_is_the_mean_of_what_it_covers():
@@ -87,29 +87,29 @@ def test_white_is_what_the_scale_of_the_input_brings_to_one():
         InputSpec((3, 2, 2), 1 / (255 * 0.225), (2.12, 2.03, 1.8)),
         InputSpec((1, 2, 2), 1 / (255 * 0.3081)),
     )
-    assert [white(given) for given in (*centred, *folded)] == [255] * 4
+    assert [white(spec) for spec in (*centred, *folded)] == [255] * 4
     deep = Picture(np.full((2, 2, 1), 65535, np.uint16))
     assert deep.raw(InputSpec((1, 2, 2), 0.0625)).ravel().tolist() == [16.0] * 4
     assert deep.raw(InputSpec((1, 2, 2), BYTES)).ravel().tolist() == [255] * 4
 
 
 @pytest.mark.parametrize(
-    "given", [InputSpec((5,)), InputSpec((2, 4, 4)), InputSpec((4,), dtype="int64", vocabulary=9)]
+    "spec", [InputSpec((5,)), InputSpec((2, 4, 4)), InputSpec((4,), dtype="int64", vocabulary=9)]
 )
-def test_a_task_that_is_not_of_pictures_takes_none(given):
+def test_a_task_that_is_not_of_pictures_takes_none(spec):
     with pytest.raises(Refused, match="the task's input is no picture"):
-        Picture(COLOURS).raw(given)
+        Picture(COLOURS).raw(spec)
 
 
 def test_a_photo_is_turned_as_its_camera_noted():
     from PIL import Image
 
-    taken = Image.new("L", (4, 2))
-    taken.putpixel((0, 0), 255)
+    photo = Image.new("L", (4, 2))
+    photo.putpixel((0, 0), 255)
     noted = Image.Exif()
     noted[0x0112] = 6  # to be turned to the right
     file = io.BytesIO()
-    taken.save(file, "TIFF", exif=noted)
+    photo.save(file, "TIFF", exif=noted)
     pixels = picture.decode(file.getvalue()).pixels
     assert pixels.shape == (4, 2, 1)
     assert np.argwhere(pixels).tolist() == [[0, 1, 0]]

@@ -44,8 +44,8 @@ def test_palettes_and_small_depths_are_those_that_pillow_writes(mode, bits):
     )
     file = io.BytesIO()
     picture.save(file, "PNG", bits=bits)
-    wanted = np.asarray(picture.convert("RGB"))
-    assert np.array_equal(np.broadcast_to(png.decode(file.getvalue()).pixels, wanted.shape), wanted)
+    reference = np.asarray(picture.convert("RGB"))
+    assert np.array_equal(np.broadcast_to(png.decode(file.getvalue()).pixels, reference.shape), reference)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (5, 5, 3), (8, 8), (9, 17, 4), (33, 20, 3)])

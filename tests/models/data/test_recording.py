@@ -19,13 +19,13 @@ from device_runtime.models.errors import DataError
 @pytest.fixture
 def task(bundle):
     """The manifest of a task: windows of 4 steps of 2 channels, one every 2 steps, sitting or walking."""
-    given = InputSpec((2, 4), window=WindowInput(2))
-    return msgspec.structs.replace(bundle.manifest, input=given, labels=("sit", "walk"))
+    spec = InputSpec((2, 4), window=WindowInput(2))
+    return msgspec.structs.replace(bundle.manifest, input=spec, labels=("sit", "walk"))
 
 
 def with_columns(task, *names):
-    given = msgspec.structs.replace(task.input, window=WindowInput(2, names))
-    return msgspec.structs.replace(task, input=given)
+    spec = msgspec.structs.replace(task.input, window=WindowInput(2, names))
+    return msgspec.structs.replace(task, input=spec)
 
 
 def rows(*numbers, label=None):
@@ -110,13 +110,13 @@ def test_windows_of_a_stretch_are_held_out_together_also_when_it_grows(tmp_path,
     def recordings(side):
         return (side.x[:, 0, 0] // 100).astype(int).tolist()
 
-    held = set(recordings(samples.held))
-    assert 0 < len(held) < 40 and not held & set(recordings(samples.training))
-    one = min(held)
-    write(tmp_path / "walk" / f"{one}.csv", rows(*range(100 * one, 100 * one + 30)))
+    holdout = set(recordings(samples.held))
+    assert 0 < len(holdout) < 40 and not holdout & set(recordings(samples.training))
+    least = min(holdout)
+    write(tmp_path / "walk" / f"{least}.csv", rows(*range(100 * least, 100 * least + 30)))
     samples.refresh()
-    assert set(recordings(samples.held)) == held
-    assert recordings(samples.held).count(one) == 14
+    assert set(recordings(samples.held)) == holdout
+    assert recordings(samples.held).count(least) == 14
 
 
 def test_recording_without_labels_is_taken_for_predictions(tmp_path, task):
@@ -131,8 +131,8 @@ def test_recording_without_labels_is_taken_for_predictions(tmp_path, task):
 def test_rows_of_a_query_are_time_steps(tmp_path, task):
     with closing(sqlite3.connect(tmp_path / "a.db")) as database:
         database.execute("CREATE TABLE seen (t, x, y, what)")
-        seen = [(n, n, 10 * n, "sit" if n < 5 else "walk") for n in range(9)]
-        database.executemany("INSERT INTO seen VALUES (?, ?, ?, ?)", seen)
+        steps = [(n, n, 10 * n, "sit" if n < 5 else "walk") for n in range(9)]
+        database.executemany("INSERT INTO seen VALUES (?, ?, ?, ?)", steps)
         database.commit()
     query = "SELECT x, y, what FROM seen ORDER BY t"
     loaded = data.load(SampleSource(tmp_path / "a.db", query), task)
@@ -152,10 +152,10 @@ def test_windows_that_were_cut_before_are_taken_as_any_arrays(tmp_path, task):
 
 
 def test_input_is_described():
-    given = InputSpec((3, 100), window=WindowInput(50, ("ax", "ay", "az")))
-    assert describe_input(given) == "windows of 100 time steps of the columns ax, ay, az, one every 50"
-    given = InputSpec((2, 40), window=WindowInput(40))
-    assert describe_input(given) == "windows of 40 time steps, one every 40"
+    spec = InputSpec((3, 100), window=WindowInput(50, ("ax", "ay", "az")))
+    assert describe_input(spec) == "windows of 100 time steps of the columns ax, ay, az, one every 50"
+    spec = InputSpec((2, 40), window=WindowInput(40))
+    assert describe_input(spec) == "windows of 40 time steps, one every 40"
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def numbers(task):
     def make(*columns, channels=(), horizon=msgspec.UNSET):
         target = targets_of("mse", columns, columns=columns, mean=(1.0,), std=(2.0,))
         window = WindowInput(2, channels, horizon)
-        given = InputSpec((2, 4), window=window)
-        return msgspec.structs.replace(task, input=given, labels=columns, loss=target)
+        spec = InputSpec((2, 4), window=window)
+        return msgspec.structs.replace(task, input=spec, labels=columns, loss=target)
 
     return make
 

@@ -188,9 +188,9 @@ def test_a_row_beyond_float32_is_left_out_and_not_its_table(tmp_path, bundle):
     ],
 )
 def test_a_token_that_is_none_leaves_out_its_row_alone(tmp_path, bundle, cell, reason):
-    given = InputSpec((2,), dtype="int64", vocabulary=12)
+    spec = InputSpec((2,), dtype="int64", vocabulary=12)
     (tmp_path / "a.csv").write_text(f"3,4,7\n{cell},4,3\n")
-    samples = open_samples(tmp_path, msgspec.structs.replace(bundle.manifest, input=given))
+    samples = open_samples(tmp_path, msgspec.structs.replace(bundle.manifest, input=spec))
     assert (samples.training.x.tolist(), reasons(samples)) == ([[3, 4]], {reason: 1})
 
 
@@ -198,9 +198,9 @@ def test_what_was_decided_by_default_is_in_the_report(tmp_path, bundle):
     rows = [f"{number};{ROW.replace(',', ';').replace('63', '6,5')};7" for number in range(3)]
     names = ";".join(["", *(f"p{n}" for n in range(64)), "label"])
     (tmp_path / "a.csv").write_text("\n".join([names, *rows]))
-    told = lines(report(open_samples(tmp_path / "a.csv", bundle.manifest)))
-    begin = told.index("decided by default")
-    assert [line.strip() for line in told[begin + 1 : begin + 3]] == [
+    text = lines(report(open_samples(tmp_path / "a.csv", bundle.manifest)))
+    begin = text.index("decided by default")
+    assert [line.strip() for line in text[begin + 1 : begin + 3]] == [
         "the first column is left out: it numbers the rows",
         "numbers have a decimal comma, as in '6,5'",
     ]

@@ -46,14 +46,14 @@ def read(path, manifest, **settings):
 )
 def test_a_table_has_its_targets_in_columns(tmp_path, houses, text, columns):
     (tmp_path / "a.csv").write_text(text)
-    found = read(tmp_path / "a.csv", houses, label_column=columns)
-    assert (found.x.tolist(), found.y.tolist()) == ([[1, 2, 3, 4], [5, 6, 7, 8]], Y)
-    assert found.y.dtype == np.float32
-    assert found.class_counts(2) == (2,)
+    samples = read(tmp_path / "a.csv", houses, label_column=columns)
+    assert (samples.x.tolist(), samples.y.tolist()) == ([[1, 2, 3, 4], [5, 6, 7, 8]], Y)
+    assert samples.y.dtype == np.float32
+    assert samples.class_counts(2) == (2,)
 
 
 @pytest.mark.parametrize(
-    ("text", "columns", "said"),
+    ("text", "columns", "hint"),
     [
         ("w,x,y,z,price,size\n" + ROWS, "", "no column 'area' for the labels or targets: there are w, x,"),
         (ROWS, "4", "another number of columns of targets: 4; the task has price, area"),
@@ -62,9 +62,9 @@ def test_a_table_has_its_targets_in_columns(tmp_path, houses, text, columns):
         ("1,2,3,4,130,inf\n", "", "not what the task's loss takes: 1 .*not finite"),
     ],
 )
-def test_a_table_without_its_targets_is_refused_with_what_was_expected(tmp_path, houses, text, columns, said):
+def test_a_table_without_its_targets_is_refused_with_what_was_expected(tmp_path, houses, text, columns, hint):
     (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(DataError, match=said.replace(": ", r": .*", 1)):
+    with pytest.raises(DataError, match=hint.replace(": ", r": .*", 1)):
         read(tmp_path / "a.csv", houses, label_column=columns)
 
 
@@ -72,7 +72,7 @@ def test_a_row_with_a_wrong_target_is_skipped(tmp_path, houses):
     (tmp_path / "a.csv").write_text(ROWS + "1,1,1,1,none,2\n")
     samples = open_samples(tmp_path / "a.csv", houses)
     assert len(samples.training) == 2
-    assert [(one.reason, one.count) for one in samples.skipped] == [("a target that is no number", 1)]
+    assert [(entry.reason, entry.count) for entry in samples.skipped] == [("a target that is no number", 1)]
 
 
 def test_arrays_have_targets_as_numbers(tmp_path, houses, flags):
@@ -93,16 +93,16 @@ def test_a_query_gives_targets_by_the_names_of_its_columns(tmp_path, houses):
         database.execute("create table t (price real, w real, x real, y real, z real, area real)")
         database.execute("insert into t values (130, 1, 2, 3, 4, -3)")
         database.commit()
-    found = open_samples(SampleSource(tmp_path / "d.db", "select * from t"), houses).training
-    assert (found.x.tolist(), found.y.tolist()) == ([[1, 2, 3, 4]], Y[:1])
+    samples = open_samples(SampleSource(tmp_path / "d.db", "select * from t"), houses).training
+    assert (samples.x.tolist(), samples.y.tolist()) == ([[1, 2, 3, 4]], Y[:1])
 
 
 def test_a_reconstruction_needs_no_labels(tmp_path, reconstructing):
     np.savez(tmp_path / "a.npz", x=np.ones((3, 4)))
     (tmp_path / "b.csv").write_text("1,2,3,4\n5,6,7,8\n")
     np.save(tmp_path / "c.npy", np.zeros((2, 4)))
-    found = read(tmp_path, reconstructing)
-    assert (len(found), found.y.tolist()) == (7, [0] * 7)
+    samples = read(tmp_path, reconstructing)
+    assert (len(samples), samples.y.tolist()) == (7, [0] * 7)
 
 
 def test_anomalies_are_held_out_of_training(tmp_path, reconstructing):
@@ -116,8 +116,8 @@ def test_anomalies_are_held_out_of_training(tmp_path, reconstructing):
 def test_targets_are_left_out_of_what_is_predicted_from(tmp_path, houses):
     for name, text in (("a", "w,x,y,z,price,area\n" + ROWS), ("b", "1,2,3,4\n5,6,7,8\n"), ("c", ROWS)):
         (tmp_path / f"{name}.csv").write_text(text)
-        found = inputs(tmp_path / f"{name}.csv", houses.input, houses.labels, target=houses.target)
-        assert found.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]], name
+        x = inputs(tmp_path / f"{name}.csv", houses.input, houses.labels, target=houses.target)
+        assert x.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]], name
 
 
 def test_targets_are_read_in_original_units_to_standardise_them(tmp_path, houses):
@@ -127,6 +127,6 @@ def test_targets_are_read_in_original_units_to_standardise_them(tmp_path, houses
 
 def test_the_report_has_the_range_of_each_column(tmp_path, houses):
     (tmp_path / "a.csv").write_text("w,x,y,z,price,area\n" + ROWS)
-    told = lines(report(open_samples(tmp_path / "a.csv", houses)))
-    assert "price: 70 to 130, mean 100" in told
-    assert "area: -3 to 6, mean 1.5" in told
+    text = lines(report(open_samples(tmp_path / "a.csv", houses)))
+    assert "price: 70 to 130, mean 100" in text
+    assert "area: -3 to 6, mean 1.5" in text

@@ -70,8 +70,8 @@ def test_attention_with_dropout_and_code_of_the_module_itself_are_found():
             logits = self.head(self.attention(x, x, x)[0].mean(1))
             return logits + 1 if self.training else logits
 
-    found = left_out(FunctionalModule(Attending().eval(), "head", torch.randn(4, 5, 8)))
-    assert found == "Attending (the module itself); MultiheadAttention (attention)"
+    layers = left_out(FunctionalModule(Attending().eval(), "head", torch.randn(4, 5, 8)))
+    assert layers == "Attending (the module itself); MultiheadAttention (attention)"
 
 
 def test_norms_that_keep_the_statistics_of_a_new_layer_are_said():

@@ -45,10 +45,10 @@ SPEC = ExportSpec("small", InputSpec((2, 4, 4)), LABELS)
 @pytest.fixture(scope="module")
 def module() -> Small:
     torch.manual_seed(5)
-    made = Small()
+    network = Small()
     for _ in range(3):  # running statistics of its own
-        made(torch.randn(16, 2, 4, 4) * 2 + 1)
-    return made
+        network(torch.randn(16, 2, 4, 4) * 2 + 1)
+    return network
 
 
 @pytest.fixture(scope="module")
@@ -173,13 +173,13 @@ def test_weights_stored_in_float16_take_half_and_load_as_float32(module, bundle,
 
 def test_lower_precisions_are_further_forward_graphs(module, tmp_path, data):
     spec = replace(SPEC, precisions=("int8", "float16"), sets={"head": {}})
-    made = export(module, spec, tmp_path / "lower")
-    exact = OnnxModel(made).logits(data[0])
+    model_bundle = export(module, spec, tmp_path / "lower")
+    exact = OnnxModel(model_bundle).logits(data[0])
     for precision, bound in (("int8", 0.2), ("float16", 1e-2)):
-        found = open_model(made, EngineSettings(precision=precision)).logits(data[0])
-        assert 0 < np.abs(found - exact).max() < bound * np.abs(exact).max()
+        logits = open_model(model_bundle, EngineSettings(precision=precision)).logits(data[0])
+        assert 0 < np.abs(logits - exact).max() < bound * np.abs(exact).max()
     with pytest.raises(BundleError, match="has no forward graph in int4; export it with --precision int4"):
-        open_model(made, EngineSettings(precision="int4"))
+        open_model(model_bundle, EngineSettings(precision="int4"))
     with pytest.raises(EngineError, match="engine torch computes in float32, not in int8"):
         open_model(Bundle.open(shipped_folder("digits-wrn-10-1")), EngineSettings("torch", "int8"))
 
@@ -210,21 +210,21 @@ def test_what_a_bundle_cannot_have_is_refused(module, change, message, tmp_path)
 
 def test_feature_maps_of_levels_are_what_the_submodules_give(module, tmp_path, data):
     spec = replace(SPEC, outputs={"low": "stem", "mid": "pool"}, features=("low", "mid"), sets={"head": {}})
-    made = export(module, spec, tmp_path / "levels")
-    assert made.manifest.features == {"low": (4, 4, 4), "mid": (4, 2, 2), "head": (5,)}
+    model_bundle = export(module, spec, tmp_path / "levels")
+    assert model_bundle.manifest.features == {"low": (4, 4, 4), "mid": (4, 2, 2), "head": (5,)}
     with torch.no_grad():
         expected = module.stem(torch.from_numpy(data[0])).numpy()
-    np.testing.assert_allclose(OnnxModel(made).level_features(data[0], "low"), expected, atol=1e-5)
+    np.testing.assert_allclose(OnnxModel(model_bundle).level_features(data[0], "low"), expected, atol=1e-5)
     with pytest.raises(BundleError, match=r"no graph 'features\.up'"):
-        OnnxModel(made).level_features(data[0], "up")
+        OnnxModel(model_bundle).level_features(data[0], "up")
 
 
 @pytest.mark.slow
 def test_graphs_of_what_is_above_a_level_are_for_the_sets_above_it(module, tmp_path):
     sets = {"all": {}, "mid": {}, "head": {}}
     spec = replace(SPEC, outputs={"low": "stem", "mid": "pool"}, sets=sets)
-    made = export(module, replace(spec, objectives=("above-mid", "train")), tmp_path / "above")
-    assert {name for name in made.manifest.graphs if name.startswith("above")} == {"above-mid.head"}
+    model_bundle = export(module, replace(spec, objectives=("above-mid", "train")), tmp_path / "above")
+    assert {name for name in model_bundle.manifest.graphs if name.startswith("above")} == {"above-mid.head"}
     with pytest.raises(ExportError, match="such as tunable set up; none of all is all above it"):
         export(module, replace(spec, objectives=("above-mid",), sets={"all": {}}), tmp_path / "none")
 
@@ -240,14 +240,14 @@ def test_prototypes_move_no_running_statistics(tmp_path):
     torch.manual_seed(1)
     network = build("wrn", {"in_channels": 1, "classes": 3, "norm": "batch"})
     spec = ExportSpec("it", InputSpec((1, 8, 8)), LABELS, features=("up",), batchnorm="training")
-    made = export(network, replace(spec, objectives=("distil", "prototype")), tmp_path / "out")
-    model, rng = OnnxModel(made), np.random.default_rng(0)
+    model_bundle = export(network, replace(spec, objectives=("distil", "prototype")), tmp_path / "out")
+    model, rng = OnnxModel(model_bundle), np.random.default_rng(0)
     x, y = rng.normal(size=(6, 1, 8, 8)).astype(np.float32), np.zeros(6, np.int64)
-    given = {"target": rng.normal(size=(6, 3)).astype(np.float32)}
+    target = {"target": rng.normal(size=(6, 3)).astype(np.float32)}
     maps = rng.normal(3, 1, (3, 64, 2, 2)).astype(np.float32)
     of_classes = {"prototypes": maps, "present": np.ones(3, np.float32), "beta": np.float32(1)}
     moved, losses = [], []
-    for objective, extras in (("distil", given), ("prototype", {**given, **of_classes})):
+    for objective, extras in (("distil", target), ("prototype", {**target, **of_classes})):
         trainer = model.trainer("all", objective)
         losses.append(trainer.loss_and_grads(x, y, extras))
         moved.append(trainer.statistics.vector.copy())
@@ -275,8 +275,8 @@ class Padded(nn.Module):
 @pytest.mark.parametrize("padding", [0, 1, 29_999])
 def test_the_gate_draws_the_ids_that_may_mean_padding(padding, tmp_path):
     torch.manual_seed(0)
-    given = InputSpec((16,), dtype="int64", vocabulary=30_000)
-    spec = ExportSpec("padded", given, ("a", "b", "c"), sets={"head": {}})
+    inputs = InputSpec((16,), dtype="int64", vocabulary=30_000)
+    spec = ExportSpec("padded", inputs, ("a", "b", "c"), sets={"head": {}})
     with pytest.raises(ParityError, match="graph forward"):
         export(Padded(padding), spec, tmp_path / "out")
 

@@ -15,11 +15,11 @@ def graph(nodes, x_shape, outputs, constants=()) -> bytes:
         for name, kind, shape, data in constants
     ]
     x = onnx.helper.make_tensor_value_info("x", FLOAT, x_shape)
-    made = onnx.helper.make_graph(
+    onnx_graph = onnx.helper.make_graph(
         [onnx.helper.make_node(*node[:3], **node[3]) for node in nodes], "g", [x], values, initializers
     )
     opset = [onnx.helper.make_opsetid("", 20)]
-    return onnx.helper.make_model(made, opset_imports=opset, ir_version=10).SerializeToString()
+    return onnx.helper.make_model(onnx_graph, opset_imports=opset, ir_version=10).SerializeToString()
 
 
 def test_convolution_counts_two_for_each_multiplication():

@@ -51,7 +51,7 @@ def test_graphs_compute_the_loss_and_its_gradient(of_loss):
 def test_the_torch_engine_gives_the_same(of_loss):
     x, y = samples(of_loss)
     both = [model.trainer("all") for model in (OnnxModel(of_loss), TorchModel(of_loss))]
-    losses = [one.loss_and_grads(x, y) for one in both]
+    losses = [trainer.loss_and_grads(x, y) for trainer in both]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert both[0].grads.vector == pytest.approx(both[1].grads.vector, abs=1e-5)
 
@@ -110,7 +110,7 @@ OWN = TargetSpec("own", "values", ("price",), own=True)
 
 
 @pytest.mark.parametrize(
-    ("outputs", "spec", "said"),
+    ("outputs", "spec", "message"),
     [
         (2, replace(spec_of(HOUSES, ("price", "area")), objectives=("train", "kl")),
          "objective kl is of classes, and the loss is mse of price, area: choose train or moon"),
@@ -126,8 +126,8 @@ OWN = TargetSpec("own", "values", ("price",), own=True)
          r"loss own fails on outputs \(4, 1\) and targets float32 \(4, 1\)"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_the_loss_is_refused_before_anything_is_written(tmp_path, outputs, spec, said):
-    with pytest.raises(ExportError, match=said):
+def test_what_does_not_fit_the_loss_is_refused_before_anything_is_written(tmp_path, outputs, spec, message):
+    with pytest.raises(ExportError, match=message):
         export(mlp(outputs), spec, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
@@ -143,12 +143,12 @@ def decoder():
     return nn.Sequential(*down, nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 64, 2))
 
 
-@pytest.mark.parametrize("made", ["cnn", "decoder"])
-def test_convolutions_train_with_another_loss_in_the_layout_of_their_own(made, tmp_path, caplog):
+@pytest.mark.parametrize("name", ["cnn", "decoder"])
+def test_convolutions_train_with_another_loss_in_the_layout_of_their_own(name, tmp_path, caplog):
     torch.manual_seed(0)
-    module = decoder() if made == "decoder" else build("cnn", {"in_channels": 3, "size": 16, "classes": 2})
+    module = decoder() if name == "decoder" else build("cnn", {"in_channels": 3, "size": 16, "classes": 2})
     spec = replace(spec_of(targets_of("huber", ("a", "b")), ("a", "b")), input=InputSpec((3, 16, 16)))
-    bundle = export(module, spec, tmp_path / made)
+    bundle = export(module, spec, tmp_path / name)
     assert "slower" not in caplog.text
     x = np.random.default_rng(0).normal(size=(32, 3, 16, 16)).astype(np.float32)
     y = x[:, 0, 0, :2].copy()
@@ -218,16 +218,16 @@ def test_a_loss_of_torchs_own_functions_is_what_torch_computes(compared, name, t
     network, loss = build("linear", {"inputs": 4, "classes": 2}), BY_TORCH[compared][name]
     target = targets_of("own", ("a", "b"), compared, own=True)
     spec = ExportSpec("it", InputSpec((4,)), ("a", "b"), sets={"all": {}}, loss=target, own_loss=loss)
-    made = export(network, spec, tmp_path / "out")
-    x, y = samples(made)
+    bundle = export(network, spec, tmp_path / "out")
+    x, y = samples(bundle)
     y = np.random.default_rng(1).integers(0, 2, y.shape).astype(np.int64 if compared == "classes" else "f4")
     expected = loss(network(torch.from_numpy(x)), torch.from_numpy(y)).mean()
     expected.backward()
-    trainer = OnnxModel(made).trainer("all")
+    trainer = OnnxModel(bundle).trainer("all")
     assert trainer.loss_and_grads(x, y) == pytest.approx(expected.item(), rel=1e-4)
     for parameter, grad in trainer.grads.views.items():
-        wanted = network.get_parameter(parameter).grad.numpy()
-        np.testing.assert_allclose(grad, wanted, atol=1e-5, err_msg=parameter)
+        reference = network.get_parameter(parameter).grad.numpy()
+        np.testing.assert_allclose(grad, reference, atol=1e-5, err_msg=parameter)
 
 
 @pytest.mark.parametrize(
@@ -268,14 +268,14 @@ def weighted(tmp_path_factory):
 
 
 def test_weights_of_classes_multiply_cross_entropy_in_graphs_heads_and_evaluations(weighted):
-    network, made = weighted
+    network, bundle = weighted
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(7, 4)).astype(np.float32), np.array([0, 1, 1, 0, 1, 0, 0])
     losses = nn_functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y), reduction="none")
     expected = (losses * WEIGHTS[torch.from_numpy(y)]).mean()
     expected.backward()
-    model = OnnxModel(made)
-    head = SoftmaxHead(made.manifest, model.weights)
+    model = OnnxModel(bundle)
+    head = SoftmaxHead(bundle.manifest, model.weights)
     trainer = model.trainer("head")
     for loss in (
         trainer.loss_and_grads(x, y),
@@ -284,8 +284,8 @@ def test_weights_of_classes_multiply_cross_entropy_in_graphs_heads_and_evaluatio
     ):
         assert loss == pytest.approx(expected.item(), rel=1e-5)
     for grads in (trainer.grads, head.grads):
-        wanted = network.get_submodule("head").weight.grad.numpy()
-        np.testing.assert_allclose(grads.views["head.weight"], wanted, atol=1e-6)
+        reference = network.get_submodule("head").weight.grad.numpy()
+        np.testing.assert_allclose(grads.views["head.weight"], reference, atol=1e-6)
 
 
 def test_weights_of_classes_keep_the_kinds_that_work_by_class(weighted):

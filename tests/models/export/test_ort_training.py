@@ -85,9 +85,9 @@ def trained(subject: FunctionalModule) -> tuple[str, ...]:
 def outputs(onnx: bytes, names, tensors, moved, x, y) -> dict[str, np.ndarray]:
     frozen = {name: tensors[name].numpy() for name in external_names(onnx)}
     loaded = load_session("graph", Graph("", "", 0, names, 0, 0, 0), onnx, frozen, SessionSettings())
-    given = {name: tensors[name].numpy() for name in (*names, *moved)}
-    found = [output.name for output in loaded.session.get_outputs()]
-    return dict(zip(found, loaded.run(found, {"x": x.numpy(), "y": y.numpy(), **given}), strict=True))
+    weights = {name: tensors[name].numpy() for name in (*names, *moved)}
+    keys = [output.name for output in loaded.session.get_outputs()]
+    return dict(zip(keys, loaded.run(keys, {"x": x.numpy(), "y": y.numpy(), **weights}), strict=True))
 
 
 def own_training_graph(subject: FunctionalModule, names, moved) -> bytes:
@@ -95,12 +95,12 @@ def own_training_graph(subject: FunctionalModule, names, moved) -> bytes:
     return subgraph(convert(traced), traced, (*names, *moved), traced.outputs.names)
 
 
-def assert_same(found, expected, where) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(tensors, expected, where) -> None:
+    assert tensors.keys() == expected.keys()
     for name, value in expected.items():
         largest = float(np.abs(value).max())
         np.testing.assert_allclose(
-            found[name], value, rtol=0, atol=2e-6 + 1e-4 * largest, err_msg=f"{name}, {where}"
+            tensors[name], value, rtol=0, atol=2e-6 + 1e-4 * largest, err_msg=f"{name}, {where}"
         )
 
 
@@ -115,11 +115,11 @@ def test_loss_and_gradients_are_those_of_torch_and_of_the_plain_engine_at_two_ba
     for batch in (1, 6):
         x = torch.randn(batch, *subject.example.shape[1:], generator=generator)
         y = torch.randint(CLASSES, (batch,), generator=generator)
-        found = outputs(onnx, names, tensors, (), x, y)
-        assert_same(found, outputs(own, names, tensors, (), x, y), f"plain, batch {batch}")
+        ours = outputs(onnx, names, tensors, (), x, y)
+        assert_same(ours, outputs(own, names, tensors, (), x, y), f"plain, batch {batch}")
         loss, grads = loss_and_gradients(subject, "train", GraphInputs(x, y, {}, tensors), names)
         expected = {f"grad.{n}": grad.numpy() for n, grad in zip(names, grads, strict=True)}
-        assert_same(found, {"loss": loss.numpy(), **expected}, f"torch, batch {batch}")
+        assert_same(ours, {"loss": loss.numpy(), **expected}, f"torch, batch {batch}")
 
 
 @needs_package
@@ -133,9 +133,9 @@ def test_batch_norm_in_training_mode_uses_batch_statistics_and_gives_the_next_ru
     for batch in (2, 7):
         x = torch.randn(batch, 1, 8, 8, generator=torch.Generator().manual_seed(batch))
         y = torch.arange(batch) % CLASSES
-        found = outputs(onnx, names, tensors, moved, x, y)
-        assert {f"next.{name}" for name in moved} < found.keys()
-        assert_same(found, outputs(own, names, tensors, moved, x, y), f"batch {batch}")
+        ours = outputs(onnx, names, tensors, moved, x, y)
+        assert {f"next.{name}" for name in moved} < ours.keys()
+        assert_same(ours, outputs(own, names, tensors, moved, x, y), f"batch {batch}")
 
 
 @needs_package
@@ -176,10 +176,10 @@ def test_where_the_package_is_missing_the_error_says_so(monkeypatch):
 def test_all_of_it_holds_in_an_environment_with_the_package(tmp_path):
     """The package goes first on the path; torch and all others are those of this environment."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps"]
-    wanted = f"onnxruntime-training-cpu=={VERSION}"
-    made = subprocess.run([*pip, "--target", tmp_path, wanted], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"pip cannot install {wanted}: {made.stderr.strip().splitlines()[-1]}")
+    requirement = f"onnxruntime-training-cpu=={VERSION}"
+    install = subprocess.run([*pip, "--target", tmp_path, requirement], capture_output=True, text=True)
+    if install.returncode:
+        pytest.skip(f"pip cannot install {requirement}: {install.stderr.strip().splitlines()[-1]}")
     others = ("test_ort_training_engine.py", "test_available.py")
     files = [__file__, *(ROOT / "tests" / "models" / "engines" / other for other in others)]
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}

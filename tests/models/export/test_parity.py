@@ -91,7 +91,7 @@ def refusal_of_gradients(module) -> str:
 
 def read_instead(graph, name: str, other: str) -> None:
     for node in graph.node:
-        node.input[:] = [other if given == name else given for given in node.input]
+        node.input[:] = [other if operand == name else operand for operand in node.input]
 
 
 def is_trained(graph, name: str) -> bool:
@@ -136,7 +136,7 @@ def test_the_worst_of_several_wrong_gradients_is_named(module, spoilt):
     def scale(graph) -> None:
         for name, by in (("grad.one.bias", 1.01), ("grad.head.bias", 2.0)):
             for node in graph.node if name in {value.name for value in graph.output} else ():
-                node.output[:] = [f"right.{given}" if given == name else given for given in node.output]
+                node.output[:] = [f"right.{output}" if output == name else output for output in node.output]
             if name in {value.name for value in graph.output}:
                 graph.initializer.append(onnx.numpy_helper.from_array(np.float32(by), f"by.{name}"))
                 graph.node.append(onnx.helper.make_node("Mul", [f"right.{name}", f"by.{name}"], [name]))
@@ -162,10 +162,10 @@ def turned_by(monkeypatch, turns: Callable[[int], bool]) -> None:
     """In torch, too, a nudge of that number doubles the gradient, as if a ReLU let it through or not."""
     right = torch_parity._torch_outputs
 
-    def shaken(*given):
-        yield right(*given)
+    def shaken(*arguments):
+        yield right(*arguments)
         for number in range(1, MOST_NUDGES + 1):
-            outputs = right(*given)
+            outputs = right(*arguments)
             yield {**outputs, "grad.head.bias": outputs["grad.head.bias"] * (1 + turns(number))}
 
     monkeypatch.setattr(torch_parity, "_shaken", shaken)
@@ -184,9 +184,9 @@ def test_what_torch_gives_another_time_widens_no_tolerance(doubled, monkeypatch)
     """Torch's second run on equal inputs is as far off as the graph: noise, and not the kink of a ReLU."""
     right, runs = torch_parity._torch_outputs, []
 
-    def noisy(*given):
-        runs.append(given)
-        outputs = right(*given)
+    def noisy(*arguments):
+        runs.append(arguments)
+        outputs = right(*arguments)
         return {**outputs, "grad.head.bias": outputs["grad.head.bias"] * (1 + (len(runs) > 1))}
 
     monkeypatch.setattr(torch_parity, "_torch_outputs", noisy)

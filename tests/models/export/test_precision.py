@@ -21,19 +21,19 @@ def lowered(digits, tmp_path_factory) -> Bundle:
     weights, manifest = digits.weights(), digits.manifest
     files = {name: digits.graph(name) for name in manifest.graphs}
     for precision in PRECISIONS:
-        made = lower_forward(files["forward"], weights, manifest.input, precision)
-        files[f"forward.{precision}"] = made.onnx
-        graphs = manifest.graphs | {f"forward.{precision}": made.graph}
+        lowered_graph = lower_forward(files["forward"], weights, manifest.input, precision)
+        files[f"forward.{precision}"] = lowered_graph.onnx
+        graphs = manifest.graphs | {f"forward.{precision}": lowered_graph.graph}
         manifest = msgspec.structs.replace(manifest, graphs=graphs)
     return write(tmp_path_factory.mktemp("lowered") / "b", manifest, weights, files)
 
 
 def forward(bundle, name, weights, x):
     graph = bundle.manifest.graphs[name]
-    given = initialisers(graph, weights)
-    return load_session(name, graph, bundle.graph(name), given, SessionSettings()).run(["logits"], {"x": x})[
-        0
-    ]
+    constants = initialisers(graph, weights)
+    return load_session(name, graph, bundle.graph(name), constants, SessionSettings()).run(
+        ["logits"], {"x": x}
+    )[0]
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("int8", 0.1), ("float16", 1e-2)])
@@ -42,8 +42,8 @@ def test_new_weights_give_logits_near_those_of_float32(lowered, precision, bound
     rng = np.random.default_rng(seed)
     weights = {n: v + 0.05 * rng.standard_normal(v.shape, np.float32) for n, v in lowered.weights().items()}
     x = rng.standard_normal((16, 1, 8, 8), np.float32)
-    exact, found = (forward(lowered, name, weights, x) for name in ("forward", f"forward.{precision}"))
-    off = np.sqrt(np.square(found - exact).mean() / np.square(exact).mean())
+    exact, rounded = (forward(lowered, name, weights, x) for name in ("forward", f"forward.{precision}"))
+    off = np.sqrt(np.square(rounded - exact).mean() / np.square(exact).mean())
     assert 0 < off < bound
 
 

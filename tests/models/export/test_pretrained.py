@@ -70,9 +70,9 @@ def test_body_of_imagenet_takes_a_head_of_ten_classes(name, file, head):
     before = module.classifier[1].weight.clone()
     load_weights(module, DATA / file, skip_head=head)
     assert torch.equal(module.classifier[1].weight, before)
-    given = read_weights(DATA / file)
+    weights = read_weights(DATA / file)
     for parameter, value in module.features.named_parameters(prefix="features"):
-        assert torch.equal(value, given[parameter]), parameter
+        assert torch.equal(value, weights[parameter]), parameter
 
 
 def test_nearest_class_mean_on_squeezenet_features_scores_as_computed_elsewhere(tmp_path):

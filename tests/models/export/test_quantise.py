@@ -74,9 +74,9 @@ def test_linear_layer_in_int8_is_the_integer_product_times_both_scales(linear):
     integers, scale = quantised_input(x)
     scales = 2 * np.abs(weights["w"]).max(axis=1) / np.float32(254)  # one for each output
     expected = integers @ np.round(weights["w"] / scales[:, None]).T * (scale * scales) + weights["b"]
-    found = run(lower_precision(onnx_file, weights, "int8"), weights, x)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    assert not np.allclose(found, x @ weights["w"].T + weights["b"], rtol=1e-5)  # quantised it is
+    outputs = run(lower_precision(onnx_file, weights, "int8"), weights, x)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(outputs, x @ weights["w"].T + weights["b"], rtol=1e-5)  # quantised it is
 
 
 def test_convolution_in_int8_has_uint8_weights_of_one_scale(convolution):

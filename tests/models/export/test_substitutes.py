@@ -22,8 +22,8 @@ def same(compute, *shapes):
         else:
             result = compute(*tensors)
         results.append((result, *torch.autograd.grad(result.square().sum(), tensors)))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected)
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])

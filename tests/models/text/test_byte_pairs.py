@@ -8,8 +8,8 @@ VOCABULARY = {token: number for number, token in enumerate(TOKENS)}
 
 
 def tokens(text, lead=False):
-    made = BytePairs(VOCABULARY, {pair: number for number, pair in enumerate(MERGES)}, lead)
-    return [TOKENS[number] for number in made.ids(text)]
+    encoder = BytePairs(VOCABULARY, {pair: number for number, pair in enumerate(MERGES)}, lead)
+    return [TOKENS[number] for number in encoder.ids(text)]
 
 
 @pytest.mark.parametrize(

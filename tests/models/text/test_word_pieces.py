@@ -25,8 +25,8 @@ LOWER = Cleaning(lowercase=True, strip_accents=True, ideographs_apart=True)
 
 
 def pieces(text, cleaning=LOWER, **settings):
-    made = WordPieces(VOCABULARY, 1, cleaning, **settings)
-    return [PIECES[number] for number in made.ids(text)]
+    encoder = WordPieces(VOCABULARY, 1, cleaning, **settings)
+    return [PIECES[number] for number in encoder.ids(text)]
 
 
 @pytest.mark.parametrize(

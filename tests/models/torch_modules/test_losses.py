@@ -38,7 +38,7 @@ def test_an_own_loss_is_read_from_its_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "message"),
     [
         ("own.py", "is not FILE.py:FUNCTION"),
         ("absent.py:twice", "there is no file absent.py"),
@@ -47,8 +47,8 @@ def test_an_own_loss_is_read_from_its_file(tmp_path):
         ("{}/broken.py:twice", "cannot be read: SyntaxError"),
     ],
 )
-def test_a_file_without_such_a_function_is_refused(tmp_path, where, said):
+def test_a_file_without_such_a_function_is_refused(tmp_path, where, message):
     (tmp_path / "own.py").write_text("number = 3\n")
     (tmp_path / "broken.py").write_text("def twice(:\n")
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(ExportError, match=message):
         loss_from_file(where.format(tmp_path))

@@ -9,8 +9,8 @@ from device_runtime.models.torch_modules import rules
 functional = torch.nn.functional
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+def close(ours, expected):
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (3, 1)])  # apart, and overlapping
@@ -49,8 +49,8 @@ def test_adaptive_pooling(sizes):
     close(rules.adaptive_avg_pool_backward(go, x), expected)
     y, places = functional.adaptive_max_pool2d(x, sizes, return_indices=True)
     (expected,) = torch.autograd.grad(y, x, go)
-    for found, wanted in zip(rules.adaptive_max_pool(x, sizes), (y, places), strict=True):
-        close(found, wanted)
+    for ours, reference in zip(rules.adaptive_max_pool(x, sizes), (y, places), strict=True):
+        close(ours, reference)
     close(rules.max_pool_backward(go, x, places), expected)
     with pytest.raises(NotImplementedError, match="adaptive pooling of 8x6 to 3x6 cannot be trained"):
         rules.adaptive_max_pool(x, (3, 6))
@@ -74,11 +74,11 @@ def test_nll_loss_of_weighted_and_ignored_samples(reduction, ignore, weight):
     x, y = torch.randn(5, 3, requires_grad=True), torch.tensor([0, 2, 1, 1, 0])
     expected = functional.nll_loss(x, y, weight, ignore_index=ignore, reduction=reduction)
     code = ["none", "mean", "sum"].index(reduction)
-    found, total = rules.nll_loss(x, y, weight, code, ignore)
-    close(found, expected)
+    ours, total = rules.nll_loss(x, y, weight, code, ignore)
+    close(ours, expected)
     go = torch.randn_like(expected)
-    (wanted,) = torch.autograd.grad(expected, x, go)
-    close(rules.nll_loss_backward(go, x, y, weight, code, ignore, total), wanted)
+    (reference,) = torch.autograd.grad(expected, x, go)
+    close(rules.nll_loss_backward(go, x, y, weight, code, ignore, total), reference)
 
 
 @pytest.mark.parametrize("step", [2, 3])

@@ -74,12 +74,12 @@ def test_prefixes_of_wrappers_are_taken_off(tmp_path, state, prefix):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_other_float_types_become_the_modules(tmp_path, state, dtype):
-    given = {n: v.to(getattr(torch, dtype)) if v.is_floating_point() else v for n, v in state.items()}
+    tensors = {n: v.to(getattr(torch, dtype)) if v.is_floating_point() else v for n, v in state.items()}
     for end in ("safetensors", "pt"):
         module = Small()
-        load_weights(module, save(given, tmp_path / f"w.{end}"))
+        load_weights(module, save(tensors, tmp_path / f"w.{end}"))
         assert module.fc.weight.dtype == torch.float32
-        assert_loaded(module, given)
+        assert_loaded(module, tensors)
 
 
 def test_counters_of_batch_norm_may_be_there_or_not(tmp_path, state):
@@ -87,8 +87,8 @@ def test_counters_of_batch_norm_may_be_there_or_not(tmp_path, state):
     module = Small()
     load_weights(module, save({n: v for n, v in state.items() if n != counter}, tmp_path / "w.pt"))
     module.norm = nn.GroupNorm(1, 2)
-    kept = {n: v for n, v in state.items() if "running" not in n}
-    load_weights(module, save(kept, tmp_path / "w.pt"))
+    tensors = {n: v for n, v in state.items() if "running" not in n}
+    load_weights(module, save(tensors, tmp_path / "w.pt"))
     assert torch.equal(module.conv.weight, state["conv.weight"])
 
 

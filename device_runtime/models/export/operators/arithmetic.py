@@ -23,11 +23,11 @@ def _product(writer: Writer, node: fx.Node) -> str:
     is not needed is removed later.
     """
     first, second = (value_of(writer, node, index) for index in (0, 1))
-    given = node.args[0]
-    if isinstance(given, fx.Node) and given.target in FOLDS:
-        before = first_of(given)
+    argument = node.args[0]
+    if isinstance(argument, fx.Node) and argument.target in FOLDS:
+        before = first_of(argument)
         shape = shape_of(before)
-        if len(shape) > 2 and shape[-1] == shape_of(given)[-1]:
+        if len(shape) > 2 and shape[-1] == shape_of(argument)[-1]:
             name = writer.emit("MatMul", writer.values[before], second)
             writer.unfolded[node] = (name, (*shape[:-1], shape_of(node)[-1]))
             return writer.reshape(name, shape_of(node))
@@ -214,8 +214,8 @@ def _cast(writer: Writer, node: fx.Node) -> str:
 
 
 def _log1p(writer: Writer, node: fx.Node) -> Any:
-    one = writer.operand(1, dtype_of(node))
-    return writer.emit("Log", writer.emit("Add", value_of(writer, node), one))
+    unit = writer.operand(1, dtype_of(node))
+    return writer.emit("Log", writer.emit("Add", value_of(writer, node), unit))
 
 
 def _cumulative_sum(writer: Writer, node: fx.Node) -> Any:

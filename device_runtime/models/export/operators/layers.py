@@ -31,8 +31,8 @@ def _layer_norm(writer: Writer, node: fx.Node) -> Any:
     sizes = [int(size) for size in sequence_of(shape)]
     scale = writer.values[weight] if weight is not None else writer.constant(np.ones(sizes, np.float32))
     offset = [writer.values[bias]] if bias is not None else []
-    given = (value_of(writer, node), scale, *offset)
-    return writer.emit("LayerNormalization", *given, outputs=3, axis=-len(sizes), epsilon=eps)
+    inputs = (value_of(writer, node), scale, *offset)
+    return writer.emit("LayerNormalization", *inputs, outputs=3, axis=-len(sizes), epsilon=eps)
 
 
 def _group_norm(writer: Writer, node: fx.Node) -> Any:
@@ -54,8 +54,8 @@ def _batch_norm(writer: Writer, node: fx.Node) -> Any:
     channels = shape_of(first_of(node))[1]
     unit = [np.full(channels, value, np.float32) for value in (1.0, 0.0)]
     affine = [
-        writer.values[given] if given is not None else writer.constant(default)
-        for given, default in zip((weight, bias), unit, strict=True)
+        writer.values[parameter] if parameter is not None else writer.constant(default)
+        for parameter, default in zip((weight, bias), unit, strict=True)
     ]
     inputs = (writer.values[x], *affine, writer.values[mean], writer.values[variance])
     return writer.emit("BatchNormalization", *inputs, epsilon=eps), "", ""
@@ -101,7 +101,7 @@ def _per_axis(value: Any, rank: int) -> list[int]:
 
 def _symbolic(writer: Writer, node: fx.Node) -> Any:
     """Writes an ONNX operator that the network calls by its name (torch.onnx.ops.symbolic)."""
-    inputs = ["" if given is None else writer.values[given] for given in sequence_of(node.args[0])]
+    inputs = ["" if argument is None else writer.values[argument] for argument in sequence_of(node.args[0])]
     settings = node.kwargs
     if settings.get("domain") or any(kind not in ("i", "is") for kind in sequence_of(settings["attr_types"])):
         raise Unwritable(f"operator {node.args[1]} with its domain or attributes")
@@ -109,8 +109,8 @@ def _symbolic(writer: Writer, node: fx.Node) -> Any:
     named = zip(*(sequence_of(settings[key]) for key in ("attr_keys", "attr_types", "attr_pos")), strict=True)
     attributes = {key: numbers[a:b] if kind == "is" else numbers[a] for key, kind, (a, b) in named}
     several = len(node.args[2]) if isinstance(node.args[2], (list, tuple)) else 0
-    made = writer.emit(str(node.args[1]), *inputs, outputs=several or 1, **attributes)
-    return (made,) if several == 1 else made
+    output = writer.emit(str(node.args[1]), *inputs, outputs=several or 1, **attributes)
+    return (output,) if several == 1 else output
 
 
 OPERATORS: dict[Any, Write] = {

@@ -78,14 +78,14 @@ def _select(writer: Writer, node: fx.Node) -> Any:
 def _expand(writer: Writer, node: fx.Node) -> str:
     name, have, want = value_of(writer, node), shape_of(first_of(node)), shape_of(node)
     added = len(want) - len(have)
-    kept = [
+    fits = [
         place >= added and (isinstance(size, torch.SymInt) or have[place - added] == size)
         and not (isinstance(size, torch.SymInt) and isinstance(have[place - added], int))
         for place, size in enumerate(want)
     ]  # fmt: skip
-    if all(kept):
+    if all(fits):
         return name
-    shape = [1 if same else size for same, size in zip(kept, want, strict=True)]  # 1 leaves a size as it is
+    shape = [1 if same else size for same, size in zip(fits, want, strict=True)]  # 1 leaves a size as it is
     return str(writer.emit("Expand", name, writer.sizes(shape)))
 
 
@@ -125,13 +125,13 @@ def _arange(writer: Writer, node: fx.Node) -> str:
 
 
 def _pad(writer: Writer, node: fx.Node) -> Any:
-    given, value = list(argument_of(node, 1)), argument_of(node, 2, 0)
-    if any(isinstance(size, (fx.Node, torch.SymInt)) for size in given):
+    widths, value = list(argument_of(node, 1)), argument_of(node, 2, 0)
+    if any(isinstance(size, (fx.Node, torch.SymInt)) for size in widths):
         raise Unwritable("a padding that depends on the batch")
     rank = rank_of(node)
     before, after = [0] * rank, [0] * rank
-    for place in range(len(given) // 2):
-        before[rank - 1 - place], after[rank - 1 - place] = given[2 * place : 2 * place + 2]
+    for place in range(len(widths) // 2):
+        before[rank - 1 - place], after[rank - 1 - place] = widths[2 * place : 2 * place + 2]
     pads = writer.integers([*before, *after])
     return writer.emit("Pad", value_of(writer, node), pads, writer.operand(value, dtype_of(node)))
 
@@ -149,8 +149,8 @@ def _concat(writer: Writer, node: fx.Node) -> Any:
 
 def _split(writer: Writer, node: fx.Node) -> Any:
     sizes, axis = list(argument_of(node, 1)), argument_of(node, 2, 0)
-    made = writer.emit("Split", value_of(writer, node), writer.integers(sizes), outputs=len(sizes), axis=axis)
-    return (made,) if len(sizes) == 1 else made
+    y = writer.emit("Split", value_of(writer, node), writer.integers(sizes), outputs=len(sizes), axis=axis)
+    return (y,) if len(sizes) == 1 else y
 
 
 def _embedding(writer: Writer, node: fx.Node) -> Any:
@@ -160,10 +160,10 @@ def _embedding(writer: Writer, node: fx.Node) -> Any:
 def _index(writer: Writer, node: fx.Node) -> Any:
     """x[.., indices, ..] with indices along one axis."""
     indices = list(sequence_of(node.args[1]))
-    given = [axis for axis, index in enumerate(indices) if index is not None]
-    if len(given) != 1 or dtype_of(indices[given[0]]) == torch.bool:
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    if len(axes) != 1 or dtype_of(indices[axes[0]]) == torch.bool:
         raise Unwritable("indices along several axes, or a mask")
-    return writer.emit("Gather", value_of(writer, node), writer.values[indices[given[0]]], axis=given[0])
+    return writer.emit("Gather", value_of(writer, node), writer.values[indices[axes[0]]], axis=axes[0])
 
 
 def _index_select(writer: Writer, node: fx.Node) -> Any:

@@ -43,8 +43,8 @@ class Unwritable(Exception):
 class Writer:
     """The ONNX graph so far. Values are ONNX names; integers and tuples of torch's graph stay in Python."""
 
-    def __init__(self, taken: Iterable[str]) -> None:
-        """`taken` are the names of the graph's inputs, which no other value may have."""
+    def __init__(self, input_names: Iterable[str]) -> None:
+        """`input_names` are the names of the graph's inputs, which no other value may have."""
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
         self.values: dict[fx.Node, Any] = {}
@@ -53,25 +53,25 @@ class Writer:
         self.described: list[Sequence[fx.Node]] = []  # inputs of these layers
         # matrix -> name and shape of the same values as a tensor, before its rows were folded together
         self.unfolded: dict[fx.Node, tuple[str, tuple[Any, ...]]] = {}
-        self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._constant_names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._batch = ""
-        self._names = fresh_names("t", taken)
+        self._names = fresh_names("t", input_names)
 
     def emit(self, operator: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
         """Adds a node; returns its output's name, or a tuple of names. None attributes are left out."""
         names = [next(self._names) for _ in range(outputs)]
-        given = {name: value for name, value in attributes.items() if value is not None}
-        self.nodes.append(helper.make_node(operator, list(inputs), names, **given))
+        settings = {name: value for name, value in attributes.items() if value is not None}
+        self.nodes.append(helper.make_node(operator, list(inputs), names, **settings))
         return names[0] if outputs == 1 else tuple(names)
 
     def constant(self, value: NDArray[Any]) -> str:
         """The name of a constant; equal constants are stored once."""
         value = np.asarray(value)
         key = (value.dtype.str, value.shape, value.tobytes())
-        if key not in self._known:
-            self._known[key] = name = next(self._names)
+        if key not in self._constant_names:
+            self._constant_names[key] = name = next(self._names)
             self.constants[name] = numpy_helper.from_array(value, name)
-        return self._known[key]
+        return self._constant_names[key]
 
     def integers(self, values: Sequence[int]) -> str:
         """A constant int64 vector, for axes, shapes and the like."""
@@ -136,10 +136,10 @@ class Writer:
         return self._batch if ratio == 1 else self.emit("Mul", self._batch, self.integers([int(ratio)]))
 
 
-def fresh_names(prefix: str, taken: Iterable[str], first: int = 1) -> Iterator[str]:
+def fresh_names(prefix: str, names: Iterable[str], first: int = 1) -> Iterator[str]:
     """Endless names of prefix and number, without those that are taken: a parameter may be called t1."""
-    taken = frozenset(taken)
-    return (name for number in count(first) if (name := f"{prefix}{number}") not in taken)
+    names = frozenset(names)
+    return (name for number in count(first) if (name := f"{prefix}{number}") not in names)
 
 
 def _equal(size: torch.SymInt, other: Sequence[Any]) -> bool:

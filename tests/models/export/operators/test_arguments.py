@@ -21,11 +21,11 @@ def test_sizes_below_one_are_refused():
 
 
 def test_weights_are_copied_and_those_that_do_not_fit_refused(digits):
-    given = {"head.bias": np.arange(10, dtype=np.float32)}
-    copied = copied_weights(digits.manifest, given)
-    given["head.bias"][:] = 0
+    tensors = {"head.bias": np.arange(10, dtype=np.float32)}
+    copied = copied_weights(digits.manifest, tensors)
+    tensors["head.bias"][:] = 0
     np.testing.assert_array_equal(copied["head.bias"], np.arange(10))
     with pytest.raises(TensorError, match="tail not expected"):
-        copied_weights(digits.manifest, {**given, "tail": np.zeros(1, np.float32)})
+        copied_weights(digits.manifest, {**tensors, "tail": np.zeros(1, np.float32)})
     with pytest.raises(TensorError, match=r"head.bias is \(3,\), expected \(10,\)"):
         copied_weights(digits.manifest, {"head.bias": np.zeros(3, np.float32)})
