@@ -4,8 +4,8 @@ It is always on, and needs no setting. What lies within the bounds stays bit for
 counts and class means of device i, S_i its mean scatter within classes, d the number of features:
 
     size       sum_c n_ic is at most SIZE times the upper quartile of the devices'
-    class      n_ic is at most CLASS times the sum of the others' and the pool's, or a usual device's mean
-               class, if LEAST devices hold the class, with the pool
+    class      n_ic is at most CLASS times the sum of the others' and the pool's, or a usual device's size,
+               if LEAST devices hold the class, with the pool
     mean       |mu_ic - m_c|^2 <= TIMES^2 (tau^2 + noise_ic + drift^2): one further away is moved to the
                bound. m_c, tau, noise_ic and the metric: `centres`
     alone      a class of one device, new to the pool: within WIDE times the usual distance from the middle
@@ -226,9 +226,8 @@ class StatisticsBounds:
         """The most samples of each class that a device counts for, (classes,)."""
         counts = device.sums.counts
         times = max(1.0, float(counts.sum()) / source.size)
-        usual = self._usual.size / len(counts)
-        others = np.maximum(usual, self._totals - self._share(source) * counts)
-        return np.where(self._holders < LEAST, inf, CLASS * times * others)
+        others = self._totals - self._share(source) * counts
+        return np.where(self._holders < LEAST, inf, times * np.maximum(self._usual.size, CLASS * others))
 
     def _metrics(self, has_scatter: bool) -> Iterator[Metric]:
         """The metric for each device: the scatter of the others, or none; notes the ratio of its own."""

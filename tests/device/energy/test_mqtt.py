@@ -118,7 +118,9 @@ def test_a_plug_that_fell_silent_is_no_longer_believed(clock):
     clock.now = 75.0
     meter.read()
     clock.now = 76.0
-    with pytest.raises(MeterError, match="no message for 76 s: it should speak more often"):
+    with pytest.raises(
+        MeterError, match="no message for 76 s: (it should speak more often|no broker answers)"
+    ):
         meter.read()
 
 
