@@ -401,7 +401,9 @@ def test_killed_again_and_again_after_any_number_of_steps_it_counts_each_round_o
         train()
         h.now += 0.4
         steps(life % 4)
-    for _ in range(4):
+    for _ in range(12):
+        if h.service.state.phase == "done":
+            break
         h.join("a")
         train()
         h.wait(2.0)

@@ -181,7 +181,7 @@ def test_all_of_it_holds_in_an_environment_with_the_package(tmp_path):
     if install.returncode:
         pytest.skip(f"pip cannot install {requirement}: {install.stderr.strip().splitlines()[-1]}")
     others = ("test_ort_training_engine.py", "test_available.py")
-    files = [__file__, *(ROOT / "tests" / "models" / "engines" / other for other in others)]
+    files = [__file__, *(ROOT / "tests" / "models" / "available_engines" / other for other in others)]
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-rs"]
     pytest_here += ["-k", "not GPU and not gru-onnxruntime-training", *files]
