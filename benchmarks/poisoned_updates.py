@@ -1,4 +1,4 @@
-"""What one lying device of ten does to the model by its updates, by what the aggregator keeps and by lie.
+"""Measures how much accuracy one lying device of ten costs by its updates, for each kind and each lie.
 
     .venv/bin/python benchmarks/poisoned_updates.py [--task fedavg fedadam ..] [--lie .. ..] [--alpha 0.3]
         [--first 6] [--rounds 16]

@@ -1,4 +1,4 @@
-"""docs/architecture.md is true: its floors are those of pyproject.toml, and its trips lead from stop to stop.
+"""The floors and the trips of docs/architecture.md are those of the code.
 
 All of it is read from the source by `ast`; nothing is imported. A stop is a function or a class. The stop
 before it (or the one that `from N` names) calls it: that module imports the stop's module, and that function

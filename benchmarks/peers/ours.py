@@ -1,4 +1,4 @@
-"""Ours: all of `simulation.rounds.run.simulate`: fleet, clock, choosing, round machine, checks, merging.
+"""Runs our simulator, all of `simulation.rounds.run.simulate`, beside its peers.
 
     --executor NAME    plain, processes, batched, or auto, which chooses (auto)
     --engine NAME      what devices train on: onnxruntime, torch, or auto (auto)

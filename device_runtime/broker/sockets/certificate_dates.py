@@ -22,7 +22,7 @@ def is_of_dates(error: Exception) -> bool:
 
 
 def validity(error: Exception, context: ssl.SSLContext, host: str, port: int) -> str:
-    """When a certificate that was refused for its dates is valid, as ", valid until 2026-11-20"; else empty.
+    """The dates of a certificate that they make invalid, as ", valid until 2026-11-20"; else empty.
 
     It connects once more, with all checks but that of the time, and only to read. context: as of the
     connection that failed; it is changed.

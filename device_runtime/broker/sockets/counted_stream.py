@@ -20,7 +20,7 @@ from .waiting import StepLimit, wait_until_ready
 
 READ_BYTES = 16 * 1024
 MOST_READ_BYTES = 64 * 1024
-"""The most bytes that are read at once: a buffer for them is made first, and a packet may claim any size."""
+"""The most bytes read at once. Larger claims of a packet allocate no larger buffer."""
 SMALL_BYTES = 1024
 """What is not larger is sent without a look at what the system holds."""
 RECORD_BYTES = 16 * 1024

@@ -130,7 +130,7 @@ class Outage:
 
 
 class KeepAlive:
-    """The seconds between pings of a link: `most_s`, or less where what lies between ends silent connections.
+    """Seconds between pings: `most_s`, or fewer behind a proxy that ends silent connections.
 
     Where two connections in a row end without a word after the same time of silence, the pings come twice as
     often, LEAST_S at least. Where that does not make connections last longer, their silence was not the

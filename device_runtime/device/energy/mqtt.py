@@ -24,7 +24,7 @@ WAIT_S = 75.0
 A Shelly sends once a minute if nothing changes; Tasmota each five minutes, unless `TelePeriod 10` is set.
 """
 STEP_S = 30
-"""Seconds for each step of a connection: TCP, TLS, the broker's answer, and to be silent once it is there.
+"""The longest that each step of a connection may take, and the keep-alive, in seconds.
 
 paho connects again after that; it gives TCP 5 s by itself, which slow links need longer than.
 """

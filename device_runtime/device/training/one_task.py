@@ -52,27 +52,27 @@ class OneTask(Protocol):
     def member(self, offer: Offer, remaining_s: float) -> str:
         """The member of the family that the device would train in this round."""
 
-    def perform(self, given: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
+    def perform(self, inputs: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
         """Do the round's work. None: it goes on in the background, so call `perform` again soon."""
 
     def unsent(self, offer: Offer) -> tuple[RoundInputs, WorkOutcome] | None:
         """The inputs and outcome of an earlier round's background work, if this offer ends it."""
         return None
 
-    def encoded(self, given: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
+    def encoded(self, inputs: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
         """An update as it is sent in the clear, together with what codecs left out of earlier ones (`left`).
 
         Raises ValueError for an outcome without contribution, TensorError.
         """
 
-    def keep(self, offer: Offer, made: Update) -> None:
+    def keep(self, offer: Offer, update: Update) -> None:
         """Keep the strategy state of a round's update for the next round. Raises OSError."""
 
-    def keep_final_model(self, given: RoundInputs, pause_point: Callable[[], None]) -> None:
+    def keep_final_model(self, inputs: RoundInputs, pause_point: Callable[[], None]) -> None:
         """Keep the model of a task that is done as the device's own, and evaluate it."""
         return
 
-    def evaluate_personal_model(self, given: RoundInputs, pause_point: Callable[[], None]) -> None:
+    def evaluate_personal_model(self, inputs: RoundInputs, pause_point: Callable[[], None]) -> None:
         """Evaluate the device's own model after a round, once nothing waits to be sent."""
         return
 

@@ -20,7 +20,7 @@ from .units import EMPTY, Refused, Skip, SkippedSamples, SkippedTally, Unit, Wan
 LEAST = 64
 """Rows that get room at first."""
 LARGEST = np.iinfo(np.uint32).max
-"""Numbers beyond it are signed, since numpy makes floats of unsigned and signed ones of 8 bytes together."""
+"""The largest number kept unsigned: numpy turns uint64 and int64 together into floats."""
 
 
 @dataclass(frozen=True)

@@ -264,13 +264,13 @@ def without_effect(scenario: Scenario, prepared: PreparedRun, policies: Iterable
     spec, manifest, data = scenario.data, prepared.inputs.bundle.manifest, prepared.data
     tasks = [of_policy(scenario, policy).task for policy in policies]
     of_tasks = [effect.without_effect(task, manifest) for task in tasks]
-    said = [sentence for sentence in of_tasks[0] if all(sentence in others for others in of_tasks)]
+    sentences = [sentence for sentence in of_tasks[0] if all(sentence in others for others in of_tasks)]
     strategies = [kind.strategy for task in tasks for kind in task.kinds]
     if spec.generic_samples and not effect.uses_generic(strategies):
-        said.append(f"data.generic_samples are held out and not used: {effect.NO_GENERIC}")
+        sentences.append(f"data.generic_samples are held out and not used: {effect.NO_GENERIC}")
     if spec.partition in BY_CLASS and data.in_tenths:
-        said.append(f"partition {spec.partition}: samples are divided by tenths of {data.labels[0]}")
-    return (*said, *(f"data.{sentence}" for sentence in spec.without_effect))
+        sentences.append(f"partition {spec.partition}: samples are divided by tenths of {data.labels[0]}")
+    return (*sentences, *(f"data.{sentence}" for sentence in spec.without_effect))
 
 
 def fit(data: DataSet, manifest: Manifest, source: str) -> None:

@@ -1,4 +1,4 @@
-"""Many texts and their token ids in little memory: a string of 20 characters takes 70 bytes, its ids more."""
+"""Stores many texts and their token ids compactly: as str objects they would take several times as much."""
 
 from __future__ import annotations
 

@@ -45,13 +45,13 @@ from .groups import FROM_ZERO, device_list
 from .norm_clip import clip_to_norm
 
 MEMORY = "lengths"
-"""The key of the lengths of earlier merges in `CarriedState.memory`, whose other keys are names of kinds."""
+"""The key of earlier lengths in `CarriedState.memory`; its other keys are names of kinds."""
 TIMES = 3.0
 """The largest length, in multiples of the group's upper quartile; honest ones reach 2.9."""
 OTHERS = 20.0
-"""The same for an update of a small group, in multiples of the upper quartile of all updates of the round."""
+"""The largest length in a small group, in multiples of the upper quartile of the round's updates."""
 SCALARS = 10.0
-"""The same for scalars; honest ones reach 7.7."""
+"""The largest length of scalars, in the same multiples; honest ones reach 7.7."""
 
 CHANGE, RUNNING = "", "running statistics"
 

@@ -60,7 +60,7 @@ CLASS = 3.0
 TIMES = 2.5
 """The largest distance of a mean from its centre, in multiples of the usual one."""
 WIDE = 3.0
-"""The largest distance from the middle of all means, and the largest trace in bounds of others, as TIMES."""
+"""The largest distance from the middle of all means, and the largest trace, in usual ones."""
 TRACE = 2.0
 """The largest scatter over all directions, in multiples of the others'; beyond it none of it counts."""
 SCATTER = 3.0
@@ -70,7 +70,7 @@ FAR = 1.5
 ENOUGH = 2
 """Samples of others for each feature of which their scatter is known; with fewer the bound grows."""
 MOSTLY = 0.5
-"""The mean of a device's squared distances, relative to their bounds, from which on nothing of it counts."""
+"""The least mean of squared distances, relative to their bounds, at which a device does not count."""
 ROUNDS = 8
 """Rounds whose usual numbers are remembered."""
 FIGURES = 4
