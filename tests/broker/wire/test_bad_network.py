@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -376,7 +376,9 @@ def counted(link: Link) -> int:
 
 
 @pytest.mark.parametrize("way", ["tcp", "tls", "websocket and tls"])
-def test_what_is_counted_is_what_went_through_the_socket(ends: Ends, tls_broker: Any, way: str) -> None:
+def test_what_is_counted_is_what_went_through_the_socket(
+    ends: Ends, tls_broker: Any, way: str, eventually: Callable[..., Any]
+) -> None:
     running, trust = tls_broker
     url = running.web_url if "websocket" in way else running.url
     if way == "tcp":
@@ -393,7 +395,7 @@ def test_what_is_counted_is_what_went_through_the_socket(ends: Ends, tls_broker:
     while link.unacknowledged() and time.monotonic() < end:
         time.sleep(0.01)
     link.close()
-    time.sleep(0.1)
+    eventually(lambda: proxy.up >= link.bytes_up, 60.0)
     assert proxy.up > 5 * 65_536
     assert link.bytes_up == proxy.up
     # TLS may end with an alert that we do not wait for

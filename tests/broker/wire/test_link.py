@@ -34,13 +34,15 @@ FAST_S = (0.05, 0.5)
 Bare = Callable[[list[bytes]], Any]
 
 
-def test_a_message_goes_from_one_to_the_other(house: Any) -> None:
+def test_a_message_goes_from_one_to_the_other(house: Any, eventually: Callable[..., Any]) -> None:
     url = house.broker().url
     reader, writer = house.listener(url, "reader", "fl/v1/d/+/up/#"), house.peer(url, "writer")
     assert reader.expect(Connected) == Connected(first=True)
     before_up, before_down = writer.link.bytes_up, reader.link.bytes_down
     assert writer.link.publish("fl/v1/d/pi/up/hello", b"\x00\xff")
     assert reader.expect(Received) == Received("fl/v1/d/pi/up/hello", b"\x00\xff")
+    # The writer's thread counts after the system took the bytes: the reader may be ahead of it.
+    eventually(lambda: writer.link.bytes_up > before_up, 60.0)
     assert writer.link.bytes_up - before_up == packet_bytes("fl/v1/d/pi/up/hello", b"\x00\xff")
     assert reader.link.bytes_down - before_down == packet_bytes("fl/v1/d/pi/up/hello", b"\x00\xff")
 
@@ -285,7 +287,9 @@ def test_messages_that_wait_are_bounded_in_bytes_too(bare_broker: Bare) -> None:
 
 @pytest.mark.parametrize("size", [0, 100, 118, 119, 120, 121, 130, 16_370, 16_380, 65_536, 262_144])
 @pytest.mark.parametrize("mqtt5", [False, True])
-def test_packet_bytes_are_the_bytes_on_the_wire(bare_broker: Bare, size: int, mqtt5: bool) -> None:
+def test_packet_bytes_are_the_bytes_on_the_wire(
+    bare_broker: Bare, size: int, mqtt5: bool, eventually: Callable[..., Any]
+) -> None:
     server = bare_broker([ACCEPT_5 if mqtt5 else ACCEPT_3])
     url = BrokerUrl.parse(server.url + ("?mqtt=5" if mqtt5 else ""))
     link = Link(url, "pi", queue.SimpleQueue())
@@ -294,6 +298,7 @@ def test_packet_bytes_are_the_bytes_on_the_wire(bare_broker: Bare, size: int, mq
     expected = packet_bytes("fl/ü", bytes(size), 1, mqtt5)
     connect = 16 + mqtt5
     assert server.wait_for(lambda: len(server.heard) >= expected)
+    eventually(lambda: link.bytes_up - connect >= expected, 60.0)
     time.sleep(0.02)
     assert len(server.heard) == expected == link.bytes_up - connect
     link.close()
