@@ -90,21 +90,21 @@ class TopK(FedAvg):
     def start(self, model: RoundModel) -> State:
         return State(TensorMean(), model.weights)
 
-    def fold(self, state: State, contribution: Update, weight: float) -> State:
-        dense = self.comparable(contribution, state.base)
+    def fold(self, state: State, update: Update, weight: float) -> State:
+        dense = self.comparable(update, state.base)
         return replace(state, mean=state.mean.add(dense.tensors, weight))
 
     def finish(self, state: State, model: RoundModel) -> KindResult:
         return KindResult(mean=state.mean, num_examples=state.mean.most)
 
-    def comparable(self, contribution: Update, base: Tensors) -> Update:
+    def comparable(self, update: Update, base: Tensors) -> Update:
         """The whole model, which robust rules compare; a late change counts by its share."""
-        if "values" not in contribution.tensors:
-            return contribution
-        share = contribution.late.share if contribution.late else 1.0
-        dense, sent = flat(base), contribution.tensors
+        if "values" not in update.tensors:
+            return update
+        share = update.late.share if update.late else 1.0
+        dense, sent = flat(base), update.tensors
         dense[sent["indices"]] += np.float32(share) * sent["values"]
-        return replace(contribution, tensors=unflat(dense, base))
+        return replace(update, tensors=unflat(dense, base))
 
 
 def flat(tensors: Tensors) -> np.ndarray:

@@ -42,8 +42,8 @@ class Echo(Strategy[TensorMean]):
     def start(self, model: RoundModel) -> TensorMean:
         return TensorMean()
 
-    def fold(self, state: TensorMean, contribution: Update, weight: float) -> TensorMean:
-        return state.add(contribution.tensors, weight)
+    def fold(self, state: TensorMean, update: Update, weight: float) -> TensorMean:
+        return state.add(update.tensors, weight)
 
     def finish(self, state: TensorMean, model: RoundModel) -> KindResult:
         return KindResult(mean=state, num_examples=max(state.weights.values(), default=0.0))

@@ -345,7 +345,7 @@ def test_updates_of_an_own_kind_without_a_weight_are_refused_with_file_and_line(
     class Weightless(FedAvg):
         name: ClassVar[str] = "weightless"
 
-        def weight(self, contribution):
+        def weight(self, update):
             return weight
 
     run = simulated(kinds=[Weightless(epochs=1), "class-means"], rounds=1).runs[0]
@@ -420,8 +420,8 @@ def test_a_kind_that_folds_otherwise_is_not_masked_unless_it_says_so():
         name: ClassVar[str] = "says"
         adds_up: ClassVar[bool] = True
 
-        def fold(self, state, contribution, weight):
-            return super().fold(state, contribution, weight)
+        def fold(self, state, update, weight):
+            return super().fold(state, update, weight)
 
     assert registry.register(Same).adds_up and registry.register(Says).adds_up
 

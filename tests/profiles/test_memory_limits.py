@@ -22,7 +22,7 @@ from device_runtime.device.selection.link_speed import LinkSpeed
 from device_runtime.device.training.local_task import DeviceTask, Settings
 from device_runtime.device.engine.memory_watchdog import guarded
 from device_runtime.device.engine.engine_guard import EngineGuard
-from device_runtime.device.training.work import Assignment, perform
+from device_runtime.device.training.work import Assignment, train_richest
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.profiles.machine import available_memory
 from device_runtime.strategies.kinds.class_means import ClassMeans
@@ -41,7 +41,7 @@ profile = task._as_it_is_now()
 task.engine_guard.limit_bytes = profile.memory.limit_bytes
 kinds = (FedAvg(epochs=1), ClassMeans())
 with guarded(task.engine_guard, lambda: None):
-    outcome = perform(task._worker, profile, Assignment(kinds, 1, time.monotonic() + 600))
+    outcome = train_richest(task._worker, profile, Assignment(kinds, 1, time.monotonic() + 600))
 chosen = outcome.plan.chosen
 print(json.dumps([total, chosen and chosen.kind, outcome.peak_memory_bytes, list(outcome.reasons)]))
 """

@@ -14,7 +14,7 @@ import json, sys, time
 from pathlib import Path
 from device_runtime.device.selection.link_speed import LinkSpeed
 from device_runtime.device.training.local_task import DeviceTask, Settings
-from device_runtime.device.training.work import Assignment, perform
+from device_runtime.device.training.work import Assignment, train_richest
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.strategies.kinds import registry
 
@@ -22,7 +22,7 @@ folder, kind, settings = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 bundle = Bundle.open(shipped_folder("digits-wrn-10-1"))
 task = DeviceTask(Settings("a", folder / "a.npz", folder), {"": bundle}, time.monotonic, LinkSpeed())
 kinds = (registry.make(kind, settings),)
-outcome = perform(task._worker, task.profile, Assignment(kinds, 1, time.monotonic() + 600))
+outcome = train_richest(task._worker, task.profile, Assignment(kinds, 1, time.monotonic() + 600))
 print(json.dumps([outcome.plan.chosen.cost.peak_memory_bytes, outcome.peak_memory_bytes]))
 """
 

@@ -54,7 +54,7 @@ class _Given:
 
 
 class SiteTask(OneTask):
-    """See OneTask. The site works in another loop (`SiteHost.step`); `perform` checks its progress."""
+    """See OneTask. The site works in another loop (`SiteHost.step`); `train_round` checks its progress."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class SiteTask(OneTask):
 
     def encoded(self, inputs: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
         """The forwarded update, encoded with the codec of its kind above; scalars have none."""
-        update, chosen = outcome.contribution, outcome.plan.chosen
+        update, chosen = outcome.update, outcome.plan.chosen
         if update is None or chosen is None:
             raise ValueError("nothing was merged")
         return codecs.codec_named(chosen.strategy.codec).encode(update.tensors, inputs.base, left)
@@ -129,7 +129,7 @@ class SiteTask(OneTask):
         bundle = self._bundles[MAIN]
         return inputs, _outcome(merged, site_kinds(inputs.offer, bundle.manifest, inputs.base), bundle)
 
-    def perform(self, inputs: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
+    def train_round(self, inputs: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
         """None while the site works on the round, then its merged update, or why it sits out.
 
         Raises RunFolderError when the site's disk fails, KindError for an offer of unknown kinds.
@@ -239,7 +239,7 @@ def _outcome(merged: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcom
         )
     return WorkOutcome(
         plan=UpdateChoice(Candidate(forwarded, None, ()), (), NO_STRAGGLER),
-        contribution=Update(
+        update=Update(
             forwarded.name,
             tensors,
             merged.num_examples,

@@ -104,7 +104,7 @@ class InProcess:
                 self._report(task, *before, listener)
             with guarded(task.engine_guard, _ending_paused_work(listener.pause_point)):
                 inputs_now = replace(inputs, deaths=self.deaths)
-                outcome = task.perform(inputs_now, current.closes, _listener(offer, listener))
+                outcome = task.train_round(inputs_now, current.closes, _listener(offer, listener))
             if outcome is None:
                 return False
             self._report(task, inputs, outcome, listener)
@@ -163,10 +163,10 @@ class InProcess:
 
         Of a masked update nothing is saved in the clear: a contribution that was kept is sent again as it is.
         """
-        offer, contribution = inputs.offer, outcome.contribution
+        offer, update = inputs.offer, outcome.update
         if listener.answered(offer):
             return
-        if contribution is None:
+        if update is None:
             listener.made(WorkResult(offer.run, offer.round, reasons=outcome.reasons))
             return
         for wait_s in (*DISK_WAITS_S, None):
@@ -175,7 +175,7 @@ class InProcess:
                 blob = self.cache.blobs.put(body) if len(body) > INLINE_LIMIT else None
                 sent = bytes(body) if blob is None else blob
                 message = reports.contribution_message(offer, outcome, sent, mask)
-                task.keep(offer, contribution)
+                task.keep(offer, update)
             except (BlobError, OSError) as error:
                 if wait_s is not None and is_of_disk(error) and _waited(wait_s, error, offer, listener):
                     continue
@@ -191,17 +191,17 @@ class InProcess:
         self, task: OneTask, inputs: RoundInputs, outcome: WorkOutcome, listener: BackendListener
     ) -> tuple[bytes | memoryview, Mask | None]:
         """The content of a contribution and, with masks, its mask. Saves what the codec has left out."""
-        offer, contribution = inputs.offer, outcome.contribution
-        if contribution is None:
+        offer, update = inputs.offer, outcome.update
+        if update is None:
             raise ValueError("nothing was contributed")
         if offer.masks is not None:
             from device_runtime.device.training import masked_update  # needed in masked rounds only
 
             secret, manifest = self._draw(masked_update.SECRET_BYTES), task.bundle(inputs.member).manifest
-            masked = masked_update.masked(contribution, inputs, manifest, self._settings.name, secret)
+            masked = masked_update.masked(update, inputs, manifest, self._settings.name, secret)
             _tell_shortened(masked.shortened, inputs, outcome, listener)
             return masked.body, masked.mask
-        key, waiting = FeedbackKey(offer.run, contribution.kind, inputs.member), listener.waiting(offer.run)
+        key, waiting = FeedbackKey(offer.run, update.kind, inputs.member), listener.waiting(offer.run)
         encoded = task.encoded(inputs, outcome, self._error_feedback.get(key, waiting))
         if encoded.left is not None:
             self._error_feedback.put(key, offer.round, waiting, encoded.left)

@@ -41,10 +41,10 @@ def contribution_message(
 ) -> Contribution:
     """The contribution with its content inline, or its blob; the sender fills in boot and seq.
 
-    The loss of a masked update is part of its content. Raises ValueError for an outcome without contribution.
+    The loss of a masked update is part of its content. Raises ValueError for an outcome without an update.
     """
-    contribution = outcome.contribution
-    if contribution is None:
+    update = outcome.update
+    if update is None:
         raise ValueError("nothing was contributed")
     return Contribution(
         task=offer.task,
@@ -52,10 +52,10 @@ def contribution_message(
         round=offer.round,
         boot=0,
         seq=0,
-        kind=contribution.kind,
-        num_examples=contribution.num_examples,
+        kind=update.kind,
+        num_examples=update.num_examples,
         metrics=Metrics(
-            train_loss=contribution.train_loss if mask is None else nan,
+            train_loss=update.train_loss if mask is None else nan,
             train_time_ms=round(1e3 * outcome.train_time_s),
             energy_mj=round(1e3 * outcome.energy_j),
             peak_memory_kib=outcome.peak_memory_bytes // 1024,
@@ -65,6 +65,6 @@ def contribution_message(
         ),
         body=body if isinstance(body, bytes) else b"",
         blob=body if isinstance(body, Blob) else None,
-        form=contribution.variant,
+        form=update.variant,
         mask=mask,
     )

@@ -20,7 +20,7 @@ from device_runtime.device.engine.engine_guard import guard_engine, own_memory
 from device_runtime.device.engine.profiling import profile, random_samples
 from device_runtime.device.policy.privacy_budget import PrivacyGuard
 from device_runtime.device.selection.choose import MAIN, Candidate
-from device_runtime.device.training.work import Assignment, RealWorker, WorkOutcome, perform
+from device_runtime.device.training.work import Assignment, RealWorker, WorkOutcome, train_richest
 from device_runtime.models import data as local_data
 from device_runtime.models.available_engines.available import engine_choice, open_model
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
@@ -133,8 +133,8 @@ def measured(order: MeasureOrder) -> MeasuredFigures:
         "measure", {MAIN: model}, data, {MAIN: load}, watch, time.perf_counter,
         PrivacyGuard.of(Path(), Path(order.data)), account=_account(device),
     )  # fmt: skip
-    outcome = perform(worker, here, Assignment((kind,), seed=0, deadline=inf))
-    update, chosen = outcome.contribution, outcome.plan.chosen
+    outcome = train_richest(worker, here, Assignment((kind,), seed=0, deadline=inf))
+    update, chosen = outcome.update, outcome.plan.chosen
     if update is None or chosen is None:
         return MeasuredFigures(order.kind, why="; ".join(outcome.reasons) or "nothing was made")
     body = codecs.codec_named(chosen.strategy.codec).encode(update.tensors, base, NO_TENSORS).body

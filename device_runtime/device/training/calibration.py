@@ -96,7 +96,7 @@ def short_of_time(profile: DeviceProfile, outcome: WorkOutcome) -> bool:
 
     It may have tried and been too slow, or have known before.
     """
-    if outcome.contribution is not None:
+    if outcome.update is not None:
         return False
     costs = [candidate.cost for candidate in outcome.plan.candidates if candidate.cost is not None]
     limit = profile.memory.limit_bytes
@@ -115,7 +115,7 @@ def grown(profile: DeviceProfile, outcome: WorkOutcome) -> Mapping[str, float]:
     growth = {kind: 1 + (1 - FADE) * (old - 1) for kind, old in before.items()}
     factors = {kind: OUTGROWN * before.get(kind, 1.0) for kind in outcome.out_of_memory_kinds}
     chosen, idle = outcome.plan.chosen, profile.memory.resident_bytes
-    if chosen is not None and chosen.cost is not None and outcome.contribution and not outcome.gave_up:
+    if chosen is not None and chosen.cost is not None and outcome.update and not outcome.gave_up:
         added = (outcome.peak_memory_bytes - idle) / (chosen.cost.peak_memory_bytes - idle)
         factors[chosen.kind] = added * before.get(chosen.kind, 1.0)
     for kind, factor in factors.items():

@@ -47,7 +47,7 @@ from device_runtime.strategies.training.workload import workload
 from .calibration import Corrections, Measurements
 from .one_task import OneTask, RoundInputs
 from .settings import Settings
-from .work import Assignment, Listener, RealWorker, WorkOutcome, perform
+from .work import Assignment, Listener, RealWorker, WorkOutcome, train_richest
 
 log = logging.getLogger(__name__)
 
@@ -225,9 +225,9 @@ class DeviceTask(OneTask):
     def encoded(self, inputs: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
         """A round's update as its kind sends it, together with what was left out of earlier ones.
 
-        Raises ValueError for an outcome without contribution, TensorError.
+        Raises ValueError for an outcome without an update, TensorError.
         """
-        update, chosen = outcome.contribution, outcome.plan.chosen
+        update, chosen = outcome.update, outcome.plan.chosen
         if update is None or chosen is None:
             raise ValueError("nothing was contributed")
         return codecs.codec_named(chosen.strategy.codec).encode(update.tensors, inputs.base, left)
@@ -237,8 +237,8 @@ class DeviceTask(OneTask):
         if update.memory is not None:
             self._states.put(offer.run, update.kind, offer.round, update.memory)
 
-    def perform(self, inputs: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome:
-        """Do the round's work from this base model and learn from how long it took; see `work.perform`.
+    def train_round(self, inputs: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome:
+        """Do the round's work from this base model and learn from how long it took; see `work.train_richest`.
 
         If the device sits out and its speed is in doubt, the speed is measured anew, and the work is tried
         again in the rest of the round. What the listener raises ends the work and goes to the caller.
@@ -258,7 +258,7 @@ class DeviceTask(OneTask):
     def _attempt(
         self, model: DeviceModel, inputs: RoundInputs, deadline: float, listener: Listener
     ) -> WorkOutcome:
-        """Do the round's work with its base loaded, and learn from it. Raises as `perform` does."""
+        """Do the round's work with its base loaded, and learn from it. Raises as `train_round` does."""
         offer, member = inputs.offer, inputs.member
         self.profile = self._profile_now()
         self.engine_guard.limit_bytes = self.profile.memory.limit_bytes
@@ -288,7 +288,7 @@ class DeviceTask(OneTask):
             self._masked(offer),
         )
         try:
-            outcome = perform(worker, self.profile, assignment)
+            outcome = train_richest(worker, self.profile, assignment)
         finally:  # also where a pause ends it
             model.unload()
         self._learn(outcome)

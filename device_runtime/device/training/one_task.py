@@ -52,8 +52,8 @@ class OneTask(Protocol):
     def member(self, offer: Offer, remaining_s: float) -> str:
         """The member of the family that the device would train in this round."""
 
-    def perform(self, inputs: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
-        """Do the round's work. None: it goes on in the background, so call `perform` again soon."""
+    def train_round(self, inputs: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
+        """Do the round's work. None: it goes on in the background, so call `train_round` again soon."""
 
     def unsent(self, offer: Offer) -> tuple[RoundInputs, WorkOutcome] | None:
         """The inputs and outcome of an earlier round's background work, if this offer ends it."""
@@ -62,7 +62,7 @@ class OneTask(Protocol):
     def encoded(self, inputs: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
         """An update as it is sent in the clear, together with what codecs left out of earlier ones (`left`).
 
-        Raises ValueError for an outcome without contribution, TensorError.
+        Raises ValueError for an outcome without an update, TensorError.
         """
 
     def keep(self, offer: Offer, update: Update) -> None:

@@ -157,7 +157,7 @@ NO_ENERGY = Energy()
 
 @dataclass(frozen=True)
 class WorkOutcome:
-    """The result of a round's work. `contribution` is None when the device sat out.
+    """The result of a round's work. `update` is None when the device sat out.
 
     `plan` is the last one tried. `train_time_s` covers scoring and training, and attempts that were given up;
     so does `energy`, of the whole device if it was measured so. `timings` are of each attempt whose whole
@@ -166,7 +166,7 @@ class WorkOutcome:
     """
 
     plan: UpdateChoice
-    contribution: Update | None
+    update: Update | None
     train_time_s: float = 0.0
     energy: Energy = NO_ENERGY
     peak_memory_bytes: int = 0
@@ -185,7 +185,7 @@ class WorkOutcome:
         return (*self.plan.reasons, *self.gave_up)
 
 
-def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assignment) -> WorkOutcome:
+def train_richest(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assignment) -> WorkOutcome:
     """Train the richest update that fits; if time, memory or the engine fails, try the next."""
     kinds, gave_up, out_of_memory_kinds = _survived(assignment)
     timings: tuple[Timing, ...] = ()
@@ -207,11 +207,11 @@ def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assign
         )
         chosen = plan.chosen
         assignment.decided(Decision(plan, gave_up, _room_bytes(chosen, profile, left_s)))
-        contribution = None
+        update = None
         if chosen is not None:
             try:
                 must_end = _upload_begins(chosen, profile, assignment)
-                done, contribution = worker.train(chosen, assignment.seed, must_end)
+                done, update = worker.train(chosen, assignment.seed, must_end)
                 if done is not chosen.strategy:
                     loads = {**unfetched, **worker.loads}
                     plan = plan.ended_as(done, priced(done, loads, profile))
@@ -229,7 +229,7 @@ def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assign
         epsilon = nan if chosen is None else worker.spent(chosen.strategy)
         peak = worker.peak_bytes
         return WorkOutcome(
-            plan, contribution, seconds, energy, peak, gave_up, timings, epsilon, out_of_memory_kinds
+            plan, update, seconds, energy, peak, gave_up, timings, epsilon, out_of_memory_kinds
         )
 
 

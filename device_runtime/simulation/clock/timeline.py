@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 
 from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, Loads, MaskedRound, choose
-from device_runtime.device.training.work import Assignment, WorkOutcome, perform
+from device_runtime.device.training.work import Assignment, WorkOutcome, train_richest
 from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.simulation.history.records import LostReason
 from device_runtime.strategies.interface.kind import AnyStrategy
@@ -223,7 +223,7 @@ def timeline(profile: DeviceProfile, loads: Loads, terms: AskConditions) -> Time
     download_s = terms.latency_s + down_bytes / (profile.bandwidth.down * draws.downlink)
     worker = VirtualWorker(profile, here, terms.now + download_s, draws.slowdown, terms.ledger)
     assignment = Assignment(terms.kinds, 0, terms.closes_s, policy=terms.policy, masked=terms.masked)
-    outcome = perform(worker, profile, assignment)
+    outcome = train_richest(worker, profile, assignment)
     chosen, bytes_up, upload_s = outcome.plan.chosen, 0, 0.0
     if chosen is not None and chosen.cost is not None:
         first, strategy = chosen.cost.bytes_up, chosen.strategy

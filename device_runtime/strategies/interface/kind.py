@@ -195,7 +195,7 @@ class Strategy(Plugin, ABC, Generic[S]):
 
     @abstractmethod
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
-        """The tensors that a contribution must consist of."""
+        """The tensors that an update must consist of."""
 
     # The aggregator's half
 
@@ -204,8 +204,8 @@ class Strategy(Plugin, ABC, Generic[S]):
         """The empty state of a round."""
 
     @abstractmethod
-    def fold(self, state: S, contribution: Update, weight: float) -> S:
-        """Add one contribution, which is not held afterwards: memory does not grow with the devices."""
+    def fold(self, state: S, update: Update, weight: float) -> S:
+        """Add one update, which is not held afterwards: memory does not grow with the devices."""
 
     @abstractmethod
     def finish(self, state: S, model: RoundModel) -> KindResult:
@@ -223,7 +223,7 @@ class Strategy(Plugin, ABC, Generic[S]):
         return (self,)
 
     def variant_named(self, name: str) -> Strategy[S]:
-        """The variant that a contribution says. Raises KindError if the kind has none of that name."""
+        """The variant that an update says. Raises KindError if the kind has none of that name."""
         match = next((variant for variant in self.variants() if variant.variant == name), None)
         if match is None:
             names = ", ".join(repr(variant.variant) for variant in self.variants())
@@ -270,9 +270,9 @@ class Strategy(Plugin, ABC, Generic[S]):
         """Why the aggregator rejects an update whose tensors are as expected; empty if it accepts it."""
         return ""
 
-    def weight(self, contribution: Update) -> float:
+    def weight(self, update: Update) -> float:
         """The update's weight in the mean, in samples; by default those that it was trained on."""
-        return contribution.num_examples
+        return update.num_examples
 
     @property
     def selected_share(self) -> float:
@@ -300,12 +300,12 @@ class Strategy(Plugin, ABC, Generic[S]):
 
     # What robust rules and sites ask
 
-    def comparable(self, contribution: Update, base: Tensors) -> Update:
-        """The contribution as robust rules compare it, which `fold` then gets; `base` is its member's.
+    def comparable(self, update: Update, base: Tensors) -> Update:
+        """The update as robust rules compare it, which `fold` then gets; `base` is its member's.
 
         Tensors that the base has in the same shape are compared, others stay as they are.
         """
-        return contribution
+        return update
 
     def longest_scalars(self, base_length: float, values: int) -> float:
         """The length of scalars whose step is as long as the base; inf if that is unknown.

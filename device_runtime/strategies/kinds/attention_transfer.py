@@ -172,12 +172,10 @@ class AttentionTransfer(FamilyUpdate):
         self.check_bundles({name: tools.manifest(name) for name in ("", *self.members)})
         return AttentionTransferState(model)
 
-    def fold(
-        self, state: AttentionTransferState, contribution: Update, weight: float
-    ) -> AttentionTransferState:
+    def fold(self, state: AttentionTransferState, update: Update, weight: float) -> AttentionTransferState:
         """Train a copy of the global model; it is ignored if it diverges."""
-        member = self.variant_named(contribution.variant).member
-        sent = dict(contribution.tensors)
+        member = self.variant_named(update.variant).member
+        sent = dict(update.tensors)
         maps, counts = sent.pop(MAPS), sent.pop(COUNTS)
         metadata = LocalData(maps, np.repeat(np.arange(len(counts)), counts))
         try:

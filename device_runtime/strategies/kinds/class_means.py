@@ -157,11 +157,11 @@ class ClassMeans(Strategy[StatisticsFile]):
     def start(self, model: RoundModel) -> StatisticsFile:
         return StatisticsFile(len(model.manifest.labels), model.manifest.head.features)
 
-    def fold(self, state: StatisticsFile, contribution: Update, weight: float) -> StatisticsFile:
+    def fold(self, state: StatisticsFile, update: Update, weight: float) -> StatisticsFile:
         """Add sums and counts; `weight` is ignored because counts are the weights. Raises OSError."""
         if self.statistics is not None:
             return state
-        sums, counts = contribution.tensors["sums"].astype(np.float64), contribution.tensors["counts"]
+        sums, counts = update.tensors["sums"].astype(np.float64), update.tensors["counts"]
         if counts.any():
             nothing = Statistics.none(state.labels, state.width)
             size = StatisticsSource(float(counts.sum()))

@@ -117,11 +117,11 @@ class EntropySubset(FedAvg):
         n = workload.samples
         return self.work_on(workload, self._count(n), n if self._scores else 0)
 
-    def weight(self, contribution: Update) -> float:
-        selected = super().weight(contribution)
+    def weight(self, update: Update) -> float:
+        selected = super().weight(update)
         if self.weigh == "selected":
             return selected
-        return selected / self.variant_named(contribution.variant).selected_share
+        return selected / self.variant_named(update.variant).selected_share
 
     def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
         """The samples to train on; a random draw uses other random bits than the order of training."""

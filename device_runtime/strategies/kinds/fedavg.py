@@ -120,8 +120,8 @@ class FedAvg(TakesCodec, PartialEpochs):
     def start(self, model: RoundModel) -> TensorMean:
         return TensorMean()
 
-    def fold(self, state: TensorMean, contribution: Update, weight: float) -> TensorMean:
-        return state.add(contribution.tensors, weight)
+    def fold(self, state: TensorMean, update: Update, weight: float) -> TensorMean:
+        return state.add(update.tensors, weight)
 
     def finish(self, state: TensorMean, model: RoundModel) -> KindResult:
         """The mean over the updates that arrived, weighted by n_k (thesis 002, equation 2.4)."""

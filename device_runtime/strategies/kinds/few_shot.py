@@ -164,10 +164,10 @@ class FewShot(TakesCodec, Strategy[HeadMeans]):
     def start(self, model: RoundModel) -> HeadMeans:
         return HeadMeans()
 
-    def fold(self, state: HeadMeans, contribution: Update, weight: float) -> HeadMeans:
+    def fold(self, state: HeadMeans, update: Update, weight: float) -> HeadMeans:
         return HeadMeans(
-            state.plain.add(contribution.tensors, 1.0),
-            state.by_samples.add(contribution.tensors, weight),
+            state.plain.add(update.tensors, 1.0),
+            state.by_samples.add(update.tensors, weight),
         )
 
     def finish(self, state: HeadMeans, model: RoundModel) -> KindResult:

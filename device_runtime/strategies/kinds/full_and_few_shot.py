@@ -133,9 +133,9 @@ class FullAndFewShot(FedAvg):
     def start(self, model: RoundModel) -> Means:  # type: ignore[override]
         return Means(TensorMean(), TensorMean())
 
-    def fold(self, state: Means, contribution: Update, weight: float) -> Means:  # type: ignore[override]
-        head = few_shot_head(contribution.tensors)
-        full = {name: v for name, v in contribution.tensors.items() if not name.startswith(FEW_SHOT)}
+    def fold(self, state: Means, update: Update, weight: float) -> Means:  # type: ignore[override]
+        head = few_shot_head(update.tensors)
+        full = {name: v for name, v in update.tensors.items() if not name.startswith(FEW_SHOT)}
         sent = all(len(value) for value in head.values())
         classifiers = state.classifiers.add(head, 1.0) if sent else state.classifiers
         return Means(state.full.add(full, weight), classifiers)

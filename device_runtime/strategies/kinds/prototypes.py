@@ -175,11 +175,11 @@ class Prototypes(FamilyUpdate):
             {},
         )
 
-    def fold(self, state: PrototypesState, contribution: Update, weight: float) -> PrototypesState:
+    def fold(self, state: PrototypesState, update: Update, weight: float) -> PrototypesState:
         """Add to the plain sums of logits and prototypes, and to the mean of updates with `weight`."""
         tools, _ = members.tools_of(state.model, self.name)
-        member = self.variant_named(contribution.variant).member
-        sent = dict(contribution.tensors)
+        member = self.variant_named(update.variant).member
+        sent = dict(update.tensors)
         prototypes, present = state.prototypes, state.present
         if self.beta:
             prototypes = prototypes + sent.pop(PROTOTYPES)

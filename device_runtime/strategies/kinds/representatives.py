@@ -236,9 +236,9 @@ class Representatives(FedAvg):
         )
 
     def fold(  # type: ignore[override]
-        self, state: RepresentativesState, contribution: Update, weight: float
+        self, state: RepresentativesState, update: Update, weight: float
     ) -> RepresentativesState:
-        sent = dict(contribution.tensors)
+        sent = dict(update.tensors)
         total = state.pool.add(sent.pop(MAPS), sent.pop(COUNTS), state.total)
         return replace(state, mean=state.mean.add(sent, weight), total=total)
 

@@ -96,8 +96,8 @@ class WidthSlice(FedAvg):
     def start(self, model: RoundModel) -> SliceMean:  # type: ignore[override]
         return SliceMean(TensorMean(), model.weights)
 
-    def fold(self, state: SliceMean, contribution: Update, weight: float) -> SliceMean:  # type: ignore[override]
-        return replace(state, mean=state.mean.add_leading(contribution.tensors, weight, state.base))
+    def fold(self, state: SliceMean, update: Update, weight: float) -> SliceMean:  # type: ignore[override]
+        return replace(state, mean=state.mean.add_leading(update.tensors, weight, state.base))
 
     def finish(self, state: SliceMean, model: RoundModel) -> KindResult:  # type: ignore[override]
         return KindResult(mean=state.mean, num_examples=state.mean.most)

@@ -212,9 +212,9 @@ class ZerothOrder(Strategy[MeanScalars]):
         first = self.sizing == "relative" and not ScalarMoment.of(model.memory).usual
         return MeanScalars.empty(self.num_z, squares=first)
 
-    def fold(self, state: MeanScalars, contribution: Update, weight: float) -> MeanScalars:
-        projected = contribution.tensors["g"].astype(np.float64)
-        return state.add(projected, weight, contribution.late)
+    def fold(self, state: MeanScalars, update: Update, weight: float) -> MeanScalars:
+        projected = update.tensors["g"].astype(np.float64)
+        return state.add(projected, weight, update.late)
 
     def finish(self, state: MeanScalars, model: RoundModel) -> KindResult:
         means = list(state.means(Late(model.round, model.seed, 1.0)))

@@ -55,21 +55,21 @@ class Folding:
         )
         self._mixed = len(kinds) > 1 and self._statistics is not None
 
-    def parted(self, contribution: Update) -> tuple[Update, Statistics | None]:
-        """Split a contribution into its update, for `add`, and its class statistics, for `pool`.
+    def parted(self, update: Update) -> tuple[Update, Statistics | None]:
+        """Split an update into its tensors, for `add`, and its class statistics, for `pool`.
 
         The statistics are scaled to all samples and rounds that they stand for; None if it has none.
         """
         if self._statistics is None:
-            return contribution, None
-        rest, statistics = self._statistics.parted(contribution)
-        strategy = self._kinds[contribution.kind].variant_named(contribution.variant)
+            return update, None
+        rest, statistics = self._statistics.parted(update)
+        strategy = self._kinds[update.kind].variant_named(update.variant)
         if statistics is None:
             return rest, None
         times = 1.0
-        if not is_from_site(contribution.tensors):
-            times = samples_per_measured(strategy, contribution.num_examples, statistics.sums.counts.sum())
-        times *= contribution.late.times if contribution.late else 1.0
+        if not is_from_site(update.tensors):
+            times = samples_per_measured(strategy, update.num_examples, statistics.sums.counts.sum())
+        times *= update.late.times if update.late else 1.0
         return rest, statistics if times == 1 else statistics.standing_for(times)
 
     def largest_size(self, sizes: Sequence[float]) -> float:
@@ -89,32 +89,32 @@ class Folding:
     def pool(self, statistics: Statistics | None, late: Late | None, devices: int = 1) -> None:
         """Add the class statistics of a device, or of a sum of `devices`, if there are any. Raises OSError.
 
-        `late` is that of the contribution.
+        `late` is that of the update.
         """
         if self._statistics is not None and statistics is not None:
             self._statistics.add(statistics, late, devices)
 
-    def add(self, contribution: Update, weight: float) -> None:
+    def add(self, update: Update, weight: float) -> None:
         """Add one update with a weight of more than 0; it is not held afterwards."""
-        kind = contribution.kind
+        kind = update.kind
         strategy = self._kinds[kind]
         with np.errstate(over="ignore", invalid="ignore"), own_code(type(strategy)):
-            self._states[kind] = strategy.fold(self._states[kind], contribution, weight)
+            self._states[kind] = strategy.fold(self._states[kind], update, weight)
 
-    def trained(self, contribution: Update) -> tuple[str, Tensors]:
+    def trained(self, update: Update) -> tuple[str, Tensors]:
         """The member of the family that an update trained ("": the main model), and that member's base."""
-        member = self._kinds[contribution.kind].variant_named(contribution.variant).member
+        member = self._kinds[update.kind].variant_named(update.variant).member
         return member, self._carried.family[member] if member else self._model.weights
 
     def strategy(self, kind: str) -> AnyStrategy:
         """The offered kind of this name."""
         return self._kinds[kind]
 
-    def counted(self, contribution: Update) -> float:
+    def counted(self, update: Update) -> float:
         """The update's weight in the mean, in samples, as its kind says."""
-        strategy = self._kinds[contribution.kind]
+        strategy = self._kinds[update.kind]
         with own_code(type(strategy)):
-            return float(strategy.weight(contribution))
+            return float(strategy.weight(update))
 
     def merged(self) -> tuple[Merged, str]:
         """The result of the round, and a note about anything unusual.

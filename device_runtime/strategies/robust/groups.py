@@ -42,18 +42,18 @@ class GroupedUpdate:
     start: Start
 
 
-def group_update(contribution: Update, kind: AnyStrategy, member: str, base: Tensors) -> GroupedUpdate:
-    """A contribution with its group: the kind, the member of the family, and the tensors' names and shapes.
+def group_update(update: Update, kind: AnyStrategy, member: str, base: Tensors) -> GroupedUpdate:
+    """An update with its group: the kind, the member of the family, and the tensors' names and shapes.
 
     Scalars are also grouped by the round whose directions they are along. `base` is the member's.
     """
     with own_code(type(kind)):
-        update = kind.comparable(contribution, base)
+        compared = kind.comparable(update, base)
     if kind.compared_as == "class-means":
-        update = by_class.as_means(update)
+        compared = by_class.as_means(compared)
     start = start_in(base, FEW_SHOT, FROM_ZERO.get(kind.compared_as, frozenset()))
-    along = contribution.late if kind.compared_as == "scalars" else None
-    return GroupedUpdate((kind.name, member, along, signature(update.tensors, start)), update, start)
+    along = update.late if kind.compared_as == "scalars" else None
+    return GroupedUpdate((kind.name, member, along, signature(compared.tensors, start)), compared, start)
 
 
 MOST = 4

@@ -89,36 +89,36 @@ class Screen:
         self._statistics.close()
         self._bounds.close()
 
-    def add(self, contribution: Update, weight: float, device: str, again: Read | None = None) -> None:
-        """Add one contribution, in a fixed order, as in Folding; it is not held in memory. Raises OSError.
+    def add(self, update: Update, weight: float, device: str, again: Read | None = None) -> None:
+        """Add one update, in a fixed order, as in Folding; it is not held in memory. Raises OSError.
 
         again: reads it once more; without it, updates whose length is compared go to a temporary file.
         """
-        contribution, sent = self._folding.parted(replace(contribution, device=device))
+        update, sent = self._folding.parted(replace(update, device=device))
         if self._robust.rule == "none":
-            self._folding.pool(sent, contribution.late)
-            weight *= self._share(contribution)
-            if (compared := self._compared(contribution)) is None:
-                self._folding.add(contribution, weight)
+            self._folding.pool(sent, update.late)
+            weight *= self._share(update)
+            if (compared := self._compared(update)) is None:
+                self._folding.add(update, weight)
             else:
-                self._bounds.add(contribution, weight, compared, again)
+                self._bounds.add(update, weight, compared, again)
             return
         if sent is not None:
-            self._statistics.add(sent, contribution)
+            self._statistics.add(sent, update)
         # an update of class statistics alone has no tensors left
-        if not contribution.tensors or self._spooled(contribution, weight, device):
-            counted = self._folding.counted(contribution)
+        if not update.tensors or self._spooled(update, weight, device):
+            counted = self._folding.counted(update)
             self._samples[device] = max(self._samples.get(device, 0.0), counted)
 
-    def _compared(self, contribution: Update) -> Compared | None:
+    def _compared(self, update: Update) -> Compared | None:
         """What the length of an update is measured by; None for class means, which have bounds of their own.
 
         None too for an update without tensors, of a kind that cannot be compared, or in a sum.
         """
-        kind = self._folding.strategy(contribution.kind)
-        if self._summed or not contribution.tensors or kind.compared_as in (None, "class-means"):
+        kind = self._folding.strategy(update.kind)
+        if self._summed or not update.tensors or kind.compared_as in (None, "class-means"):
             return None
-        return Compared(kind, *self._folding.trained(contribution))
+        return Compared(kind, *self._folding.trained(update))
 
     def _fold_bounded(self) -> None:
         """Fold the updates that wait for the lengths of others, shortened to the bounds."""
@@ -132,25 +132,25 @@ class Screen:
         if note := self._bounds.note:
             self._note(note)
 
-    def _share(self, contribution: Update) -> float:
+    def _share(self, update: Update) -> float:
         """The share of its samples that an update counts for; 1 unless these are too many."""
-        form = self._folding.strategy(contribution.kind).variant_named(contribution.variant)
-        size = most_samples(form, contribution.num_examples)
+        form = self._folding.strategy(update.kind).variant_named(update.variant)
+        size = most_samples(form, update.num_examples)
         return 1.0 if size <= self._largest else self._largest / size
 
-    def _spooled(self, contribution: Update, weight: float, device: str) -> bool:
+    def _spooled(self, update: Update, weight: float, device: str) -> bool:
         """Keep an update with those of its group; returns whether it is finite, and so was kept."""
-        trained = self._folding.trained(contribution)
-        member = group_update(contribution, self._folding.strategy(contribution.kind), *trained)
+        trained = self._folding.trained(update)
+        member = group_update(update, self._folding.strategy(update.kind), *trained)
         if member.group not in self._spools:
-            compared_as = self._folding.strategy(contribution.kind).compared_as
+            compared_as = self._folding.strategy(update.kind).compared_as
             self._spools[member.group] = Spool(
                 member.update.tensors, member.start, self._scratch, compared_as
             )
             self._bases[member.group] = trained
         if self._spools[member.group].add(member.update, weight, device):
             return True
-        self._note(f"{device} ({contribution.kind}) is not finite, rejected")
+        self._note(f"{device} ({update.kind}) is not finite, rejected")
         return False
 
     def merged(self) -> tuple[Merged, str]:
@@ -159,8 +159,8 @@ class Screen:
             if len(spool) and (done := self._bound_small_group(spool, *self._bases[key])):
                 self._note(f"too few to compare: {done}")
         for spool in self._spools.values():
-            for contribution, weight in self._screened(spool) if len(spool) else ():
-                self._folding.add(contribution, weight)
+            for update, weight in self._screened(spool) if len(spool) else ():
+                self._folding.add(update, weight)
         for statistics, late in self._statistics.held(self._median_samples) if self._samples else ():
             self._folding.pool(statistics, late)
         self._fold_bounded()

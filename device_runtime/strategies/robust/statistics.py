@@ -63,8 +63,8 @@ class StatisticsOfDevices:
         if self._spool is not None:
             self._spool.close()
 
-    def add(self, sent: Statistics, contribution: Update) -> None:
-        """Add the statistics `sent` with a contribution. Raises OSError."""
+    def add(self, sent: Statistics, update: Update) -> None:
+        """Add the statistics `sent` with an update. Raises OSError."""
         if not sent.sums.present.size:
             return
         means = np.zeros(sent.sums.sums.shape, np.float32)
@@ -80,9 +80,9 @@ class StatisticsOfDevices:
             start = start_in(NO_TENSORS, "", frozenset({by_class.MEANS}))
             self._spool = Spool(content, start, self._scratch)
         self._spool.add(
-            Update(KIND, content, contribution.num_examples, nan, late=contribution.late),
+            Update(KIND, content, update.num_examples, nan, late=update.late),
             1.0,
-            contribution.device,
+            update.device,
         )
 
     def held(self, samples: float) -> Iterator[tuple[Statistics, Late | None]]:

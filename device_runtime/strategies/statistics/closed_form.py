@@ -240,12 +240,12 @@ class RoundStatistics:
         """Use this folder for statistics that do not fit in memory; None: the system's."""
         self._sent.keep_in(scratch)
 
-    def parted(self, contribution: Update) -> tuple[Update, Statistics | None]:
-        """Split a contribution into its update and its class statistics; None if it has no statistics."""
-        update, statistics = class_statistics.split_statistics(contribution.tensors)
+    def parted(self, update: Update) -> tuple[Update, Statistics | None]:
+        """Split an update into its tensors and its class statistics; None if it has no statistics."""
+        rest, statistics = class_statistics.split_statistics(update.tensors)
         if not statistics:
-            return contribution, None
-        return replace(contribution, tensors=update), class_statistics.decode(statistics, self._shape)
+            return update, None
+        return replace(update, tensors=rest), class_statistics.decode(statistics, self._shape)
 
     def add(self, sent: Statistics, late: Late | None, devices: int = 1) -> None:
         """Add the statistics of a device, or of a sum of `devices`. Raises OSError.

@@ -19,7 +19,7 @@ from device_runtime.device.training.work import (
     WorkOutcome,
     cheaper,
     corrected,
-    perform,
+    train_richest,
 )
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import EngineError, TensorError
@@ -70,8 +70,8 @@ def believed(flops_per_s):
 def test_a_plan_that_fits_is_carried_out_and_accounted_for(bundle, digits, clock, every_kind):
     emulation = Emulation.of("pi-4", slow=1)
     worker = equip(bundle, digits, clock, emulation)
-    outcome = perform(worker, believed(0.6e9 / 0.062), Assignment(every_kind, 1, deadline=1.0))
-    assert outcome.contribution.kind == outcome.plan.chosen.kind == "entropy-subset"
+    outcome = train_richest(worker, believed(0.6e9 / 0.062), Assignment(every_kind, 1, deadline=1.0))
+    assert outcome.update.kind == outcome.plan.chosen.kind == "entropy-subset"
     assert outcome.train_time_s <= 1.0
     assert outcome.energy_j == pytest.approx(5 * outcome.train_time_s)
     assert outcome.peak_memory_bytes > 10_000_000
@@ -96,14 +96,14 @@ def test_energy_is_what_the_meter_says_where_there_is_one(bundle, digits, clock)
     worker = replace(
         equip(bundle, digits, clock, Emulation.of("pi-4", slow=1)), account=Account(Metered(clock))
     )
-    outcome = perform(worker, believed(0.6e9 / 0.062), Assignment((ClassMeans(),), 1, deadline=60.0))
+    outcome = train_richest(worker, believed(0.6e9 / 0.062), Assignment((ClassMeans(),), 1, deadline=60.0))
     assert outcome.energy_j == pytest.approx(3 * outcome.train_time_s)
     assert (outcome.energy.source, outcome.energy.uncertainty) == ("bench", pytest.approx(0.02))
 
 
 def test_a_contribution_tells_what_its_energy_is_from(bundle, digits, clock):
     worker = equip(bundle, digits, clock)
-    outcome = perform(worker, believed(1e12), Assignment((ClassMeans(),), 1, deadline=60.0))
+    outcome = train_richest(worker, believed(1e12), Assignment((ClassMeans(),), 1, deadline=60.0))
     offer = Offer(
         task="t", run="r", round=1, seed=0, deadline_s=1, remaining_s=1, kinds=(), bundle=BLOB,
         base=Base(checkpoint=(BLOB,), sha=BLOB.sha),
@@ -120,11 +120,11 @@ def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(
 ):
     """It believes in 57 GFLOP/s and pretends to a board of 0.16: its own clock tells in time."""
     worker = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
-    outcome = perform(worker, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
+    outcome = train_richest(worker, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
     assert outcome.gave_up
     assert outcome.gave_up[0].startswith("full given up: ")
-    assert outcome.contribution is not None
-    assert outcome.contribution.kind != "full"
+    assert outcome.update is not None
+    assert outcome.update.kind != "full"
     assert clock.now <= 20.0
 
 
@@ -134,9 +134,9 @@ def test_a_device_that_was_too_hopeful_sends_the_epochs_that_are_whole(bundle, d
     worker = equip(bundle, digits, clock, Emulation.of("pi-4", slow=1000))
     profile = believed(2 * 0.6e9 / 0.062 / 1000)
     whole_s = kinds[0].cost(worker.loads[MAIN], profile).compute_s
-    outcome = perform(worker, profile, Assignment(kinds, 1, deadline=1.2 * whole_s))
+    outcome = train_richest(worker, profile, Assignment(kinds, 1, deadline=1.2 * whole_s))
     assert outcome.gave_up == ()
-    assert outcome.contribution.variant == outcome.plan.chosen.strategy.variant == "epochs=1"
+    assert outcome.update.variant == outcome.plan.chosen.strategy.variant == "epochs=1"
     assert outcome.plan.chosen.cost.compute_s == pytest.approx(whole_s / 4)
     assert outcome.train_time_s < whole_s
     assert corrected(profile, outcome)["full"] == pytest.approx(0.7 + 0.3 * 2, rel=0.1)
@@ -152,8 +152,8 @@ def test_memory_refused_midway_steps_down(bundle, digits, clock, every_kind):
         real(name, graph)
 
     worker.engine_guard.will_load = refuse_training
-    outcome = perform(worker, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
-    assert outcome.contribution.kind == "few-shot"
+    outcome = train_richest(worker, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
+    assert outcome.update.kind == "few-shot"
     assert len(outcome.gave_up) == 4  # full, and the three shares of the entropy subset
     assert outcome.out_of_memory_kinds == ("full", *["entropy-subset"] * 3)
 
@@ -171,16 +171,16 @@ def test_what_was_given_up_holds_no_memory_while_the_next_is_done(bundle, digits
 
     engine_guard.ran = outgrown
     kinds = (FedAvg(), ClassMeans())
-    outcome = perform(worker, believed(1e12), Assignment(kinds, 1, deadline=60.0))
-    assert outcome.contribution.kind == "class-means"
+    outcome = train_richest(worker, believed(1e12), Assignment(kinds, 1, deadline=60.0))
+    assert outcome.update.kind == "class-means"
     assert ran[0] == ("train.all", {"train.all"})
     assert all(held == {"forward"} for name, held in ran[1:])
 
 
 def test_a_device_for_which_nothing_fits_sits_out_with_its_reasons(bundle, digits, clock, every_kind):
     worker = equip(bundle, digits, clock)
-    outcome = perform(worker, believed(1e3), Assignment(every_kind, 1, deadline=3.0))
-    assert outcome.contribution is None
+    outcome = train_richest(worker, believed(1e3), Assignment(every_kind, 1, deadline=3.0))
+    assert outcome.update is None
     assert len(outcome.reasons) == 7
 
 
@@ -195,7 +195,7 @@ def test_what_a_process_died_at_is_not_tried_again_nor_what_is_dearer(bundle, di
     quarter = "entropy-subset 25%"
     deaths = (WorkerDeath("full", "killed", memory=True), WorkerDeath(quarter, "crashed", memory=False))
     assignment = Assignment(every_kind, 1, deadline=3600.0, deaths=deaths)
-    outcome = perform(worker, believed(1e12), assignment)
+    outcome = train_richest(worker, believed(1e12), assignment)
     forms = [form for kind in every_kind for form in kind.variants()]
     labels = [Candidate(form, None, ()).label for form in forms]
     left = labels[labels.index(quarter) + 1 :]
@@ -208,22 +208,22 @@ def test_after_a_death_at_something_unheard_of_nothing_is_tried(bundle, digits, 
     assignment = Assignment(
         every_kind, 1, deadline=3600.0, deaths=(WorkerDeath("another", "killed", memory=True),)
     )
-    outcome = perform(equip(bundle, digits, clock), believed(1e12), assignment)
-    assert (outcome.contribution, outcome.out_of_memory_kinds) == (None, ())
+    outcome = train_richest(equip(bundle, digits, clock), believed(1e12), assignment)
+    assert (outcome.update, outcome.out_of_memory_kinds) == (None, ())
     assert outcome.gave_up == ("another given up: killed",)
 
 
 def test_predictions_are_corrected_by_what_was_measured(bundle, digits, clock, every_kind):
     worker = equip(bundle, digits, clock, Emulation.of("pi-4", slow=1000))
     profile = believed(2 * 0.6e9 / 0.062 / 1000)  # it thinks it is twice as fast as it is
-    outcome = perform(worker, profile, Assignment(every_kind, 1, deadline=60_000.0))
+    outcome = train_richest(worker, profile, Assignment(every_kind, 1, deadline=60_000.0))
     assert corrected(profile, outcome)["full"] == pytest.approx(0.7 + 0.3 * 2, rel=0.1)
 
 
 def test_what_was_given_up_for_want_of_time_corrects_its_prediction_too(bundle, digits, clock, every_kind):
     worker = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
     profile = believed(57e9)
-    outcome = perform(worker, profile, Assignment(every_kind, 1, deadline=20.0))
+    outcome = train_richest(worker, profile, Assignment(every_kind, 1, deadline=20.0))
     assert outcome.timings[0].kind == "full"
     assert outcome.timings[0].seconds > 20.0
     assert corrected(profile, outcome)["full"] == 10.0  # as much as one round may change
@@ -231,7 +231,7 @@ def test_what_was_given_up_for_want_of_time_corrects_its_prediction_too(bundle, 
 
 def test_the_time_of_what_was_given_up_is_accounted_for(bundle, digits, clock, every_kind):
     worker = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
-    outcome = perform(worker, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
+    outcome = train_richest(worker, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
     assert outcome.gave_up
     assert outcome.train_time_s == pytest.approx(clock.now)
     assert outcome.energy_j == pytest.approx(5 * clock.now)
@@ -245,16 +245,16 @@ def test_an_engine_that_fails_midway_steps_down(bundle, digits, clock, every_kin
             raise EngineError(f"{name}: bad allocation")
 
     worker.engine_guard.ran = fail
-    outcome = perform(worker, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
-    assert outcome.contribution.kind == "few-shot"
+    outcome = train_richest(worker, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
+    assert outcome.update.kind == "few-shot"
     assert outcome.gave_up[0] == "full given up: train.all: bad allocation"
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 def test_a_training_that_diverged_is_not_sent(bundle, digits, clock):
     kinds = (FedAvg(lr=1e30, epochs=1), ClassMeans())
-    outcome = perform(equip(bundle, digits, clock), believed(1e12), Assignment(kinds, 1, deadline=60.0))
-    assert outcome.contribution.kind == "class-means"
+    outcome = train_richest(equip(bundle, digits, clock), believed(1e12), Assignment(kinds, 1, deadline=60.0))
+    assert outcome.update.kind == "class-means"
     assert "non-finite" in outcome.gave_up[0]
 
 
@@ -264,7 +264,7 @@ def test_what_is_tried_is_told_before_it_is_with_the_room_that_it_leaves_on_the_
     decisions = []
     profile = believed(1e12)
     worker = equip(bundle, digits, clock)
-    outcome = perform(worker, profile, Assignment(every_kind, 1, 60.0, decisions.append))
+    outcome = train_richest(worker, profile, Assignment(every_kind, 1, 60.0, decisions.append))
     [decision] = decisions
     assert decision.plan == outcome.plan
     assert decision.reasons == outcome.reasons
@@ -282,8 +282,8 @@ def test_private_training_is_refused_as_soon_as_it_would_exceed_the_budget(bundl
     sent, spent = [], []
     for _ in range(3):
         worker = equip(bundle, few, clock, guard=PrivacyGuard.of(tmp_path, data))
-        outcome = perform(worker, believed(57e9), Assignment(kinds, 1, deadline=clock.now + 60))
-        sent.append(outcome.contribution.kind)
+        outcome = train_richest(worker, believed(57e9), Assignment(kinds, 1, deadline=clock.now + 60))
+        sent.append(outcome.update.kind)
         spent.append(outcome.epsilon)
     assert sent == ["peft", "peft", "class-means"]
     assert 0 < spent[0] < spent[1] <= 5 and isnan(spent[2])
@@ -296,10 +296,10 @@ def test_an_owner_s_limit_bars_all_that_is_not_private(bundle, digits, clock, tm
         registry.make("full"),
         registry.make("peft", {"tunable": "head", "terms": {"dp-sgd": {"epsilon": 5.0}}}),
     )
-    outcome = perform(
+    outcome = train_richest(
         equip(bundle, digits, clock, guard=guard), believed(57e9), Assignment(kinds, 1, deadline=60.0)
     )
-    assert outcome.contribution is None
+    assert outcome.update is None
     assert outcome.reasons == (
         "full is not private, and the owner asks for epsilon 1 at delta 0.001",
         "peft asks for epsilon 5 at delta 0.001, the owner allows epsilon 1 at delta 0.001",

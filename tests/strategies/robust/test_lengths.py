@@ -208,8 +208,8 @@ def test_an_own_kind_that_fails_at_an_update_that_waited_costs_this_update(round
     class Fragile(FedAvg):
         name: ClassVar[str] = "fragile-lengths"
 
-        def fold(self, state, contribution, weight):
-            return 1 / 0 if contribution.device == "pi-1" else super().fold(state, contribution, weight)
+        def fold(self, state, update, weight):
+            return 1 / 0 if update.device == "pi-1" else super().fold(state, update, weight)
 
     kind = Fragile()
     with Screen(Folding({kind.name: kind}, round_model), Robust()) as screen:
