@@ -21,13 +21,11 @@ from tabulate import tabulate
 from device_runtime.machine_readings import resident_bytes
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.inputs import File as FileEntry
-from device_runtime.models.bundles.inputs import InputSpec, TextInput
+from device_runtime.models.bundles.inputs import InputSpec, TextInput, Texts
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import TargetSpec
-from device_runtime.models.bundles.texts import Texts
 from device_runtime.models.data import LocalSamples, SampleSource, Selection
-from device_runtime.models.text.byte_pairs import SYMBOLS
-from device_runtime.models.text.file import BPE, ByteLevel, TokenizerFile
+from device_runtime.models.text.file import BPE, SYMBOLS, ByteLevel, TokenizerFile
 from device_runtime.simulation.data import text
 from device_runtime.simulation.data.loading import load
 from device_runtime.simulation.data.spec import DataSpec

@@ -31,7 +31,7 @@ from device_runtime.models.data.labels import LabelMap
 from device_runtime.models.data.sample_source import SampleSource
 from device_runtime.models.errors import DataError, ModelError
 from device_runtime.models.text import file as tokenizer_file
-from device_runtime.models.text.byte_pairs import SYMBOLS
+from device_runtime.models.text.file import SYMBOLS
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.shipped import ProfileError
 from device_runtime.simulation.errors import ScenarioError

@@ -23,7 +23,7 @@ from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.data import LocalSamples, SampleSource, Selection, png, sound
-from device_runtime.models.data.picture import Picture
+from device_runtime.models.data.pictures import Picture
 
 SPEECH, PHOTO, COLOURS = (
     InputSpec((1, 61, 40)),

@@ -32,11 +32,11 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from tabulate import tabulate
 
+from device_runtime.machine_readings import trim_heap
 from device_runtime.models.bundles import quantised
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder, write
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.names import PRECISIONS
-from device_runtime.models.engines.freed_memory import trim_heap
 from device_runtime.models.engines.onnx_session import LoadedGraph, SessionSettings, load_session, onnxruntime
 from device_runtime.models.errors import ParityError
 

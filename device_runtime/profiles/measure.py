@@ -8,13 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from device_runtime.machine_readings import (
-    SensorDenied,
-    battery,
-    core_count,
-    hottest_celsius,
-    resident_bytes,
-)
+from device_runtime.machine_readings import SensorDenied, battery, core_count, hottest_celsius, resident_bytes
 
 from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
 from .machine import available_memory

@@ -1,5 +1,5 @@
 // Prepares pictures and raw values for a bundle's input (`input` in manifest.json), as models/bundles/inputs.py and
-// models/data/picture.py do. "Raw" values are those before scale, mean and std.
+// models/data/pictures.py do. "Raw" values are those before scale, mean and std.
 
 import { DataError } from "./errors.js";
 import { sizeOf } from "./flat.js";

@@ -1,4 +1,4 @@
-// Resizes pictures. Part of models/data/picture.py.
+// Resizes pictures. Part of models/data/pictures.py.
 
 /**
  * Resizes the largest central part of the wanted proportions. Enlarging interpolates linearly between neighbours.

@@ -10,7 +10,7 @@ import { GraphWork, Workload, activationBytes } from "./cost.js";
 export const ENVELOPE_BYTES = 120;
 /** How many times longer a sample takes alone than in a batch of 32. */
 export const SINGLE_SAMPLE_SLOWDOWN = 5;
-/** Values that the optimiser processes at once (models/engines/blocks.py). */
+/** Values that the optimiser processes at once (models/engines/base.py). */
 export const BLOCK = 1 << 15;
 /** Samples of one run, if memory allows. */
 export const BATCH = 32;

@@ -9,7 +9,7 @@ from device_runtime.aggregator.errors import RollbackError, RunFolderError
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.engines import onnx_whole
+from device_runtime.models.engines import onnx_nodes
 
 from . import given_rounds
 from .model_versions import ModelVersions, Version
@@ -50,6 +50,6 @@ def served_onnx(folder: Path, database: str = "") -> tuple[Version, bytes]:
         bundle = Bundle.open(store.models.path(identity.bundles[:SHA_BYTES]))
         weights = tensors.decode(store.models.get(store.rounds.made(version.round).served))
         metadata = {"task": tasks.decode(identity.task).name, "round": str(version.round)}
-        return version, onnx_whole.graph_with_weights(
-            bundle, weights, {**onnx_whole.metadata_of(bundle.manifest), **metadata}
+        return version, onnx_nodes.graph_with_weights(
+            bundle, weights, {**onnx_nodes.metadata_of(bundle.manifest), **metadata}
         )

@@ -37,7 +37,7 @@ from device_runtime.device.machine.step import step
 from device_runtime.device.policy.work_gate import LOOK_S, WorkGate
 from device_runtime.device.selection.link_speed import LinkSpeed
 from device_runtime.device.training.settings import Settings
-from device_runtime.models.engines.freed_memory import collect_and_trim
+from device_runtime.machine_readings import collect_and_trim
 from device_runtime.system_errors import is_of_disk, shortage
 
 from .machine_inputs import entry_of, first_state, names, offered_of, why_of

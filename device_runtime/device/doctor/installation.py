@@ -27,7 +27,7 @@ from device_runtime.machine_readings import core_count, resident_bytes
 from device_runtime.models.available_engines.available import engine_choices, open_model
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.engines.blocked.session import block_size
+from device_runtime.models.engines.blocked.layers import block_size
 from device_runtime.models.errors import DataError, EngineError, ModelError
 from device_runtime.profiles.cost import session_bytes
 from device_runtime.profiles.measure import UNKNOWN_POWER

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from device_runtime.device.errors import OutOfMemory
-from device_runtime.machine_readings import resident_bytes
+from device_runtime.machine_readings import collect_and_trim, resident_bytes
 from device_runtime.models.bundles.manifest import Graph
 from device_runtime.models.bundles.names import RUN_BYTES
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.engines.freed_memory import collect_and_trim
 from device_runtime.profiles import DeviceProfile, Memory
 from device_runtime.profiles.cost import session_bytes
 from device_runtime.profiles.machine import available_memory

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from device_runtime.device.policy import conditions
-from device_runtime.models.data.bounded import SLACK, limit_memory, unlimit_memory
+from device_runtime.models.data.local_data import SLACK, limit_memory, unlimit_memory
 from device_runtime.profiles.machine import MachineMemory, available_memory
 
 from .engine_guard import EngineGuard, VirtualEngineGuard

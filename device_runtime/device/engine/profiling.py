@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.device.errors import OutOfMemory
-from device_runtime.machine_readings import resident_bytes
+from device_runtime.machine_readings import collect_and_trim, resident_bytes
 from device_runtime.models.bundles.manifest import ARENA_FACTOR, TRAINING, Graph, Manifest
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.engines.base import DeviceModel, Gradients, Inputs
-from device_runtime.models.engines.freed_memory import collect_and_trim
 from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import DeviceProfile, Speed, host_profile, measure_speed

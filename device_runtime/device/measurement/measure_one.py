@@ -21,12 +21,12 @@ from device_runtime.device.engine.profiling import profile, random_samples
 from device_runtime.device.policy.privacy_budget import PrivacyGuard
 from device_runtime.device.selection.choose import MAIN, Candidate
 from device_runtime.device.training.work import Assignment, RealWorker, WorkOutcome, train_richest
+from device_runtime.machine_readings import collect_and_trim
 from device_runtime.models import data as local_data
 from device_runtime.models.available_engines.available import engine_choice, open_model
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.engines.freed_memory import collect_and_trim
 from device_runtime.profiles import Speed
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData

@@ -21,8 +21,8 @@ from device_runtime.models.data import single
 from device_runtime.models.data.cells import TextCell
 from device_runtime.models.data.reading import inputs
 from device_runtime.models.data.units import Refused
-from device_runtime.models.engines.onnx_whole import graph_with_weights as whole_graph
-from device_runtime.models.engines.onnx_whole import metadata_of
+from device_runtime.models.engines.onnx_nodes import graph_with_weights as whole_graph
+from device_runtime.models.engines.onnx_nodes import metadata_of
 from device_runtime.models.errors import DataError, TensorError
 from device_runtime.models.training.evaluation import predicted_values, reconstruction_errors, sigmoid
 from device_runtime.models.training.heads import log_softmax

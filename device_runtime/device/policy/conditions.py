@@ -20,13 +20,7 @@ from pathlib import Path
 
 from device_runtime.device.energy.battery import is_battery, supply
 from device_runtime.device.external_programs import run_program
-from device_runtime.machine_readings import (
-    SensorDenied,
-    battery,
-    hottest_celsius,
-    load_per_core,
-    own_cpu_s,
-)
+from device_runtime.machine_readings import SensorDenied, battery, hottest_celsius, load_per_core, own_cpu_s
 
 from .rules import NOT_LOOKED_AT, Charge, Conditions, Policy, Reading
 

@@ -24,14 +24,13 @@ from device_runtime.device.policy.privacy_budget import PrivacyGuard
 from device_runtime.device.policy.rules import AllowList
 from device_runtime.device.selection.choose import MAIN, MaskedRound, choose, policy_named
 from device_runtime.device.selection.link_speed import LinkSpeed
-from device_runtime.machine_readings import load_per_core
+from device_runtime.machine_readings import collect_and_trim, load_per_core
 from device_runtime.models import data as local_data
 from device_runtime.models.available_engines.available import engine_choice, open_model
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.data import SampleSource, Selection
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.engines.freed_memory import collect_and_trim
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import DeviceProfile, Workload
 from device_runtime.strategies.codecs import chain as codecs

@@ -10,8 +10,7 @@ from device_runtime.models.bundles.names import ENGINES as ENGINES
 from device_runtime.models.engines.base import DeviceModel, EngineWatch
 from device_runtime.models.errors import EngineError
 
-from .onnx_engine import OnnxModel
-from .ort_training_engine import BUILDS, OrtTrainingModel, available, installed_builds
+from .onnx_engine import BUILDS, OnnxModel, OrtTrainingModel, available, installed_builds
 
 PREFERRED = ("onnxruntime", "torch")
 """`auto` takes the first usable one; ordered by time and memory of a step, and by size of installation."""

@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata, util
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.manifest import Graph, Manifest
+from device_runtime.models.bundles.manifest import ORT_TRAINING, Graph, Manifest
 from device_runtime.models.bundles.names import RUN_BYTES
 from device_runtime.models.bundles.quantised import initialisers
 from device_runtime.models.bundles.tensors import Flat, Tensors
@@ -20,6 +22,7 @@ from device_runtime.models.engines.base import (
     Labels,
     Matrix,
     batches,
+    blocks,
     check_sizes,
     checked_extras,
     checked_inputs,
@@ -27,10 +30,8 @@ from device_runtime.models.engines.base import (
     copied_weights,
     even_share,
 )
-from device_runtime.models.engines.blocked.session import load_blocked
-from device_runtime.models.engines.blocks import blocks
-from device_runtime.models.engines.onnx_constant_probe import ConstantProbe
-from device_runtime.models.engines.onnx_layout import OptimisedProbe, optimise_layout
+from device_runtime.models.engines.blocked.layers import load_blocked
+from device_runtime.models.engines.onnx_layout import ConstantProbe, OptimisedProbe, optimise_layout
 from device_runtime.models.engines.onnx_probe import OnnxProbe, ProbeGraph, rows_beside
 from device_runtime.models.engines.onnx_session import (
     BoundSession,
@@ -298,3 +299,64 @@ class OnnxGradients:
                 run.bind_output(f"grad.{name}", view)
             self._runs[prepared] = run
         return self._runs[prepared]
+
+
+VERSION = "1.19.2"  # the last one; other versions may name their gradient operators otherwise
+BUILDS = ("onnxruntime-training-cpu", "onnxruntime-training")
+_ORDINARY = ("onnxruntime", "onnxruntime-gpu")  # the same import name; no two can live side by side
+_INSTALL = f"in an environment without onnxruntime: pip install onnxruntime-training-cpu=={VERSION}"
+
+
+def available(manifest: Manifest | None = None) -> str:
+    """Why this engine cannot be used on this machine (and for this bundle, if given); empty if it can.
+
+    Loads nothing.
+    """
+    builds = installed_builds()
+    name, version = next(((n, v) for n, v in builds.items() if n in BUILDS), ("", ""))
+    if not name:
+        return f"onnxruntime-training is not installed; {_INSTALL}"
+    if other := sorted(builds.keys() - {name}):
+        return (
+            f"{name} and {other[0]} are both installed and overwrite each other; remove both, then {_INSTALL}"
+        )
+    if version != VERSION:
+        return f"{name} is {version}, expected {VERSION}; {_INSTALL}"
+    if manifest is not None and not any(graph.startswith(f"{ORT_TRAINING}.") for graph in manifest.graphs):
+        return (
+            f"bundle {manifest.name} has no {ORT_TRAINING} graphs; "
+            "export it where onnxruntime-training is installed"
+        )
+    return ""
+
+
+class OrtTrainingModel(OnnxModel):
+    """A bundle on onnxruntime-training; trains with graphs ort-training.SET. See `base.DeviceModel`."""
+
+    def trainer(self, tunable: str = "all", objective: str = "train", batch: int = 0) -> OnnxGradients:
+        """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError.
+
+        A set without an ort-training graph uses the ordinary training graph.
+        """
+        if objective != "train":
+            raise EngineError(
+                f"engine {ORT_TRAINING} trains on cross-entropy only, not with objective {objective!r}; "
+                "engines onnxruntime and torch do"
+            )
+        params = self._params(tunable)
+        name = f"{ORT_TRAINING}.{tunable}"
+        kind = name if name in self.manifest.graphs else f"train.{tunable}"
+        return OnnxGradients(self, kind, params, batch)
+
+
+def installed_builds() -> dict[str, str]:
+    """Versions by name of the packages in the folder from which `import onnxruntime` would load."""
+    spec = util.find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        return {}
+    folder = str(Path(spec.origin).parent.parent)
+    versions: dict[str, str] = {}
+    for name in (*BUILDS, *_ORDINARY):
+        for distribution in metadata.Distribution.discover(name=name, path=[folder]):
+            versions[name] = distribution.version
+    return versions

@@ -17,11 +17,10 @@ from device_runtime.models.text import file as tokenizers
 from . import manifest as manifests
 from . import tensors
 from .archive import FolderFiles, is_plain, pack_files, read_zip, unpack_files
-from .inputs import File, TextInput
+from .inputs import File, TextInput, Texts
 from .manifest import ORT_TRAINING, TRAINING, Graph, Manifest
 from .names import LEVELS, PRECISIONS
 from .tensors import TensorSpec
-from .texts import Texts
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"

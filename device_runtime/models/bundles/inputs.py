@@ -1,5 +1,10 @@
 """The input of a model: values of a shape and scale, windows of recordings, token ids, or texts."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
 from math import isfinite
 from typing import Annotated, Any, Literal
 
@@ -8,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.errors import TensorError
-from device_runtime.models.text.file import Form
+from device_runtime.models.text.file import Form, Tokenizer
 
 # The largest figures of a manifest: beyond them it is damaged or an attack, and computing would overflow.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
@@ -208,3 +213,32 @@ class InputSpec(ManifestRecord, frozen=True):
         if low < 0 or high >= self.vocabulary:
             wrong = low if low < 0 else high
             raise TensorError(f"input holds token id {wrong}, expected 0 to {self.vocabulary - 1}")
+
+
+LONGEST = 1 << 16
+"""Characters of a text that are read; they more than fill the input of any network here."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Makes inputs of texts. length: tokens of an input, including the fixed ones around a text."""
+
+    spec: TextInput
+    tokenizer: Tokenizer
+    length: int
+
+    def ids(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """Token ids (n, length): the fixed ones before, the text cut to fit, the fixed ones after, padding.
+
+        Whitespace around a text is removed.
+        """
+        made = np.full((len(texts), self.length), self.spec.padding, np.int64)
+        room = self.length - len(self.spec.before) - len(self.spec.after)
+        for row, text in zip(made, texts, strict=True):
+            found = (
+                *self.spec.before,
+                *islice(self.tokenizer.ids(text.strip()[:LONGEST]), room),
+                *self.spec.after,
+            )
+            row[: len(found)] = found
+        return made

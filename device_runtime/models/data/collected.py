@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .labels import NewLabels
-from .sample_targets import SampleTargets
+from .labels import NewLabels, SampleTargets
 from .table import TABLE
 from .units import EMPTY, Refused, Skip, SkippedSamples, SkippedTally, Unit, WantedSamples, file_stamp
 

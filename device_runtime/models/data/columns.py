@@ -19,11 +19,11 @@ from .cells import (
     column_number,
     first_of,
     folded,
+    is_number,
     label_column,
     target_columns,
     usual_label_column,
 )
-from .number_cells import is_number
 from .sample_source import SampleSource
 from .units import EMPTY, Refused
 

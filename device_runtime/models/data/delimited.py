@@ -1,18 +1,27 @@
-"""Reads the rows of a delimited text file; finds its encoding and separator."""
+"""Reads the rows of a delimited text file, whose encoding and separator it finds, or of a Parquet file.
+
+Parquet is read by arro3 (the extra `parquet`), in a process of its own first. arro3 is written in Rust. What
+it does not expect in a file is a panic, and some panics end the process, whatever Python catches.
+"""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import io
+import os
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
+
+from device_runtime.child_python import python_command
 
 from .units import Refused, TemporarilyRefused
 
@@ -205,3 +214,108 @@ def _uncommented(cells: Sequence[str]) -> list[str]:
 def _unquoted(cell: str) -> str:
     quoted = len(cell) > 1 and cell[0] == cell[-1] == '"'
     return cell[1:-1].replace('""', '"') if quoted else cell
+
+
+TRIAL = """
+import sys
+from arro3.io import read_parquet
+try:
+    for batch in read_parquet(sys.argv[1]):
+        pass
+except BaseException as error:
+    print(" ".join(str(error).split())[:200])
+    sys.exit(3)
+"""
+LEAST_S, BYTES_A_S = 60.0, 1e6
+"""The trial may take so long, and a second more for so many bytes."""
+TRIALS_KEPT = 64
+"""Files whose trial is remembered, by size and time of change."""
+
+
+def try_parquet(path: Path) -> None:
+    """Raises Refused for a file that cannot be read to its end, OSError if there is none."""
+    about = path.stat()
+    if why := _trial(os.fspath(path.absolute()), about.st_size, about.st_mtime_ns):
+        raise Refused("not a .parquet file", why)
+
+
+@lru_cache(TRIALS_KEPT)
+def _trial(path: str, size: int, changed_ns: int) -> str:
+    """Why the file cannot be read; empty if it can."""
+    try:
+        ended = subprocess.run(
+            python_command(TRIAL, path),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=LEAST_S + size / BYTES_A_S,
+            text=True,
+            errors="replace",
+        )
+    except subprocess.TimeoutExpired:
+        return f"reading it takes more than {LEAST_S + size / BYTES_A_S:.0f} s"
+    if not ended.returncode:
+        return ""
+    return ended.stdout.strip() or "it is damaged: the library that reads it ends its process"
+
+
+ENDING = ".parquet"
+MAGIC = b"PAR1"
+ROWS = 256
+"""Rows whose cells are objects at the same time."""
+
+
+@contextmanager
+def parquet_rows(path: Path) -> Iterator[Iterator[CellRow]]:
+    """The names of the columns as the first row, then the rows. Raises Refused."""
+    try:
+        from arro3.io import read_parquet
+    except ModuleNotFoundError:
+        raise Refused(
+            "a .parquet file needs an extra",
+            f"pip install 'device-runtime[parquet]', or save {path.name} as .csv",
+        ) from None
+    with _refusing():
+        _check_ends(path)
+        try_parquet(path)
+        yield _rows_of_batches(read_parquet(path))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turns what is raised for a damaged file into Refused; a panic of the library is no Exception."""
+    try:
+        yield
+    except (Refused, MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except OSError as error:
+        raise TemporarilyRefused("cannot be read", error.strerror or error) from None
+    except BaseException as error:
+        raise Refused("not a .parquet file", " ".join(str(error).split())[:200]) from None
+
+
+def _check_ends(path: Path) -> None:
+    """Raises Refused for a file that is cut or none, before the library panics about it."""
+    with path.open("rb") as file:
+        begin, size = file.read(len(MAGIC)), file.seek(0, 2)
+        file.seek(max(0, size - 2 * len(MAGIC)))
+        end = file.read()
+    footer = int.from_bytes(end[: len(MAGIC)], "little")
+    if begin != MAGIC or not end.endswith(MAGIC) or footer + 3 * len(MAGIC) > size:
+        raise Refused("not a .parquet file", "it is damaged, or was cut")
+
+
+def _rows_of_batches(batches: Any) -> Iterator[CellRow]:
+    yield CellRow(1, [str(name) for name in batches.schema.names])
+    number = 1
+    for batch in batches:
+        for start in range(0, batch.num_rows, ROWS):
+            part = batch.slice(start, min(ROWS, batch.num_rows - start))
+            columns = [_cells(part.column(i)) for i in range(part.num_columns)]
+            for cells in zip(*columns, strict=True):
+                number += 1
+                yield CellRow(number, cells)
+
+
+def _cells(column: Any) -> list[Any]:
+    return ["" if cell is None else cell for cell in column.to_pylist()]

@@ -1,4 +1,4 @@
-"""Maps the names of classes on this device to class numbers of the task."""
+"""Maps class names on this device to class numbers of the task, and targets to columns of numbers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from device_runtime.models.errors import DataError
+from device_runtime.models.bundles.targets import TargetSpec
+from device_runtime.models.errors import DataError, TensorError
 from device_runtime.toml_file import read_toml
 
-from .cells import first_of, folded
+from .cells import column_values, first_of, folded
 from .sample_source import SampleSource
-from .units import Refused
+from .units import RawSamples, Refused, Skip, SkippedTally
 
 FILE = "labels.toml"
 """A label map with this name in the folder of the samples is always used."""
@@ -210,3 +214,76 @@ def _read(file: Path) -> dict[str, str]:
             f'{file} is no label map ({error}): expected [labels] NAME = "LABEL", [aliases] LABEL = [NAMES]'
         ) from None
     return {**fields.labels, **{name: label for label, names in fields.aliases.items() for name in names}}
+
+
+class ClassNumbers(Protocol):
+    """Gives the class number of a name; `LabelMap` and `NewLabels` do."""
+
+    def number(self, name: str) -> int: ...
+
+
+@dataclass(frozen=True)
+class SampleTargets:
+    """Reads targets for a task. unlabelled: whether samples need none."""
+
+    labels: ClassNumbers
+    target: TargetSpec
+    unlabelled: bool = False
+
+    def of(
+        self, batch: RawSamples, label: str | None, name: str, skipped: SkippedTally
+    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Class numbers int64 (n,) or raw targets float64 (n, columns), and whether each is there, (n,).
+
+        label: of all samples, where their file has one. name: of the file. Those without a target are added
+        to `skipped`; a sample without a label where none is needed is of the first class. Raises Refused for
+        all.
+        """
+        count = len(batch.x)
+        if batch.labels is None and label is None and self.unlabelled:
+            return np.zeros(count, np.int64), np.ones(count, bool)
+        labels = [label or ""] * count if batch.labels is None else batch.labels
+        if self.target.has_columns:
+            return self._columns(labels, name, skipped)
+        names = labels.tolist() if isinstance(labels, np.ndarray) else labels
+        y, read = np.zeros(count, np.int64), np.zeros(count, bool)
+        numbers: dict[Any, int | Refused] = {}
+        for i, value in enumerate(names):
+            if value not in numbers:
+                numbers[value] = self._number(value)
+            number = numbers[value]
+            if isinstance(number, Refused):
+                skipped.add(Skip.of(number, name))
+            else:
+                y[i], read[i] = number, True
+        return y, read
+
+    def _number(self, name: str | int) -> int | Refused:
+        """The class number, or why there is none. Raises MisnumberedClasses."""
+        try:
+            return self.labels.number(str(name))
+        except MisnumberedClasses:
+            raise
+        except Refused as error:
+            return error
+
+    def _columns(
+        self, labels: Sequence[str] | NDArray[Any], name: str, skipped: SkippedTally
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        y, read = np.zeros((len(labels), *self.target.shape), np.float64), np.zeros(len(labels), bool)
+        if isinstance(labels, np.ndarray):
+            try:
+                self.target.prepare(labels)
+                return labels.reshape(y.shape).astype(np.float64), np.ones(len(labels), bool)
+            except TensorError:
+                pass  # then the samples are looked at one by one
+        for i, label in enumerate(labels):
+            try:
+                values = column_values(label, self.target.columns) if isinstance(label, str) else label
+                self.target.prepare(np.array([values]))
+                y[i], read[i] = values, True
+            except TensorError as error:
+                skipped.add(Skip("not what the task's loss takes", f"{name}: {error}"))
+            except Refused as error:
+                skipped.add(Skip.of(error, name))
+        return y, read

@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.inputs import Texts
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import TargetSpec
-from device_runtime.models.bundles.texts import Texts
 from device_runtime.models.errors import TensorError
 
-from .bounded import memory_limit
-from .labels import LabelMap
+from .labels import LabelMap, SampleTargets
 from .listing import listing
-from .local_data import LEAST_HELD_OUT, SHARE, LocalData, Rows, is_held_out
+from .local_data import LEAST_HELD_OUT, SHARE, LocalData, Rows, is_held_out, memory_limit
 from .sample_source import SampleSource
-from .sample_targets import SampleTargets
 from .units import (
     EMPTY,
     RawSamples,

@@ -19,7 +19,7 @@ from device_runtime.models.bundles.manifest import Manifest
 
 from .cells import first_of
 from .local_data import LocalData
-from .picture import BYTE, is_picture
+from .pictures import BYTE, is_picture
 from .sound import is_sound
 
 Floats = NDArray[np.float32]

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.inputs import InputSpec, Texts
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
-from device_runtime.models.bundles.texts import Texts
 from device_runtime.models.errors import DataError, ModelError, NoSamples
 
 from . import arrays, single, table

@@ -11,7 +11,7 @@ from device_runtime.models.bundles.inputs import InputSpec, TextInput, WindowInp
 
 from .local_samples import LocalSamples
 from .model_check import ModelCheck
-from .picture import is_picture, white
+from .pictures import is_picture, white
 from .sound import is_sound
 from .units import SkippedSamples
 

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.errors import TensorError
 
-from .cells import text_cell, text_column
+from .cells import SAID, NumberStyle, as_number, is_number, number_style, numbers, text_cell, text_column
 from .columns import TableColumns
-from .number_cells import SAID, NumberStyle, as_number, is_number, number_style, numbers
 from .units import Refused, TokenIds, WantedSamples
 
 NO_NUMBER = "a feature that is no number"

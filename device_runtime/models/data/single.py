@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from . import arrays, bitmap, cells, jpeg, picture, png, sound
+from . import arrays, cells, pictures, png, sound
 from .sample_source import SampleSource
 from .units import RawSamples, Refused, SampleFormat, TokenIds, Unit, WantedSamples, one_stored, read_file
 
@@ -33,10 +33,10 @@ DECODERS: Mapping[str, Callable[[bytes], Item]] = {
     ".npy": arrays.decode,
     ".png": png.decode,
     ".txt": cells.decode,
-    ".bmp": bitmap.decode_bmp,
-    **dict.fromkeys((".pgm", ".ppm"), bitmap.decode_pnm),
-    **dict.fromkeys(JPEGS, jpeg.decode),
-    **dict.fromkeys(BY_PILLOW, picture.decode),
+    ".bmp": png.decode_bmp,
+    **dict.fromkeys((".pgm", ".ppm"), png.decode_pnm),
+    **dict.fromkeys(JPEGS, pictures.decode_jpeg),
+    **dict.fromkeys(BY_PILLOW, pictures.decode_by_pillow),
 }
 PICTURES = frozenset({".png", ".bmp", ".pgm", ".ppm", *JPEGS, *BY_PILLOW})
 BEGINNINGS: Mapping[bytes, str] = {

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from . import parquet
+from . import delimited
 from .cells import NO_LABEL_COLUMN, folded
 from .columns import TableColumns, columns_of
 from .delimited import CellRow, Dialect, count_lines, dialect, table_rows
@@ -30,7 +30,7 @@ from .units import RawSamples, Refused, SampleFormat, Skip, Unit, WantedSamples,
 
 log = logging.getLogger(__name__)
 
-ENDINGS = (".csv", ".tsv", ".tab", parquet.ENDING)
+ENDINGS = (".csv", ".tsv", ".tab", delimited.ENDING)
 ROWS = 256
 """Rows of one batch, and those by which the columns are found."""
 LEAST_ROWS, CELLS = 4, 1 << 16
@@ -58,7 +58,7 @@ def layout(path: Path, source: SampleSource, cutter: WindowCutter | None = None)
 
     cutter: of a recording, whose channels are no labels. Raises Refused.
     """
-    form = None if path.suffix.lower() == parquet.ENDING else dialect(path)
+    form = None if path.suffix.lower() == delimited.ENDING else dialect(path)
     with _rows(path, form) as rows:
         first = list(_first(rows))
     channels = None if cutter is None else frozenset(map(folded, cutter.window.columns or AXES))
@@ -275,7 +275,7 @@ def _samples(path: Path, form: TableLayout) -> Iterator[CellRow]:
 
 def _rows(path: Path, form: Dialect | None) -> AbstractContextManager[Iterator[CellRow]]:
     """The rows of a table that are not blank, with the header. Raises Refused."""
-    return parquet.table_rows(path) if form is None else table_rows(path, form)
+    return delimited.parquet_rows(path) if form is None else table_rows(path, form)
 
 
 TABLE = SampleFormat(_read, _stored, grows=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Graph, Manifest
-from device_runtime.models.bundles.tensors import Flat, Tensors, check
+from device_runtime.models.bundles.tensors import Flat, Tensors, Vector, check
 from device_runtime.models.errors import EngineError, TensorError
 
 Inputs = NDArray[Any]  # (n, *manifest.input.shape), prepared: float32, or token ids, see `stored_dtype`
@@ -196,3 +196,18 @@ def checked_labels(manifest: Manifest, x: Inputs, y: Labels) -> NDArray[Any]:
         last = len(manifest.labels) - 1
         raise EngineError(f"y holds label {wrong}, {manifest.name} has labels 0 to {last}")
     return np.ascontiguousarray(y, np.int64)
+
+
+BLOCK = 32_768
+"""Values in a block: 128 KiB; four (weights, gradients, momentum, scratch) fit a small device's L2 cache."""
+
+
+def block_buffer(vector: Vector) -> Vector:
+    """An uninitialised buffer for one block of `vector`; shape (at most BLOCK,)."""
+    return np.empty(min(vector.size, BLOCK), np.float32)
+
+
+def blocks(*vectors: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
+    """Views of the same block of every vector, block after block; all vectors have shape (size,)."""
+    for start in range(0, vectors[0].size, BLOCK):
+        yield tuple(vector[start : start + BLOCK] for vector in vectors)

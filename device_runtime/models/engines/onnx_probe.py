@@ -14,16 +14,20 @@ from device_runtime.models.bundles.manifest import Graph, Manifest
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
 
 from .base import Inputs, Labels, batches, checked_inputs, checked_labels
-from .onnx_nodes import GRAPH_INITIALISER, GRAPH_INPUT, GRAPH_NODE, MODEL_GRAPH, NODE_TYPE
-from .onnx_session import BoundSession, LoadedGraph, SessionSettings, load_session
-from .onnx_whole import (
+from .onnx_nodes import (
     ENTRY_KEY,
     ENTRY_VALUE,
+    GRAPH_INITIALISER,
+    GRAPH_INPUT,
+    GRAPH_NODE,
+    MODEL_GRAPH,
+    NODE_TYPE,
     TENSOR_NAME,
     TENSOR_SHAPE,
     TENSOR_TYPE,
     TYPES,
 )
+from .onnx_session import BoundSession, LoadedGraph, SessionSettings, load_session
 
 
 class OnnxProbe:

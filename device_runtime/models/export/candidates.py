@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch import nn
 
-from device_runtime.models.available_engines.ort_training_engine import VERSION, available
+from device_runtime.models.available_engines.onnx_engine import VERSION, available
 from device_runtime.models.bundles.manifest import ABOVE, ORT_TRAINING
 from device_runtime.models.errors import ExportError, one_line
 from device_runtime.models.torch_modules.functional_module import (

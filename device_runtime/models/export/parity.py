@@ -13,7 +13,7 @@ from torch import Tensor
 
 from device_runtime.models.bundles.manifest import ORT_TRAINING, Extra, Graph
 from device_runtime.models.bundles.targets import TargetSpec
-from device_runtime.models.engines.blocked.session import load_blocked
+from device_runtime.models.engines.blocked.layers import load_blocked
 from device_runtime.models.engines.onnx_session import LoadedGraph, SessionSettings, load_session
 from device_runtime.models.errors import BundleError, EngineError, ParityError, one_line
 from device_runtime.models.torch_modules.functional_module import (

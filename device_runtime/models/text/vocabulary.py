@@ -15,7 +15,8 @@ import msgspec
 
 from device_runtime.extras import extra_needed
 from device_runtime.models.errors import BundleError, ExportError, one_line
-from device_runtime.models.text.file import (
+
+from .file import (
     BPE,
     Added,
     BertNormalizer,

@@ -9,8 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Flat, Tensors, Vector
-from device_runtime.models.engines.base import NO_EXTRAS, Gradients, Inputs, Labels
-from device_runtime.models.engines.blocks import block_buffer, blocks
+from device_runtime.models.engines.base import NO_EXTRAS, Gradients, Inputs, Labels, block_buffer, blocks
 from device_runtime.models.errors import EngineError
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Vector
-from device_runtime.models.engines.blocks import block_buffer, blocks
+from device_runtime.models.engines.base import block_buffer, blocks
 
 
 class OptimizerRun(Protocol):

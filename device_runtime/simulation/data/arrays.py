@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.data.arrays import ArrayNames, labels_of, one_label_each, open_archive, parts_of
-from device_runtime.models.data.labels import LabelMap, NewLabels
+from device_runtime.models.data.labels import LabelMap, NewLabels, SampleTargets
 from device_runtime.models.data.sample_source import SampleSource
-from device_runtime.models.data.sample_targets import SampleTargets
 from device_runtime.models.data.single import not_read
 from device_runtime.models.data.table import ENDINGS
 from device_runtime.models.data.units import RawSamples, Refused, SkippedTally

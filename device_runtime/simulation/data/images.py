@@ -25,7 +25,7 @@ from device_runtime.models.data.labels import FILE, LabelMap
 from device_runtime.models.data.listing import WHOLE, is_hidden, listing
 from device_runtime.models.data.local_data import Rows
 from device_runtime.models.data.local_samples import for_task
-from device_runtime.models.data.picture import BYTE, is_picture, white
+from device_runtime.models.data.pictures import BYTE, is_picture, white
 from device_runtime.models.data.sample_source import SampleSource
 from device_runtime.models.data.units import Refused, Skip, SkippedSamples, SkippedTally, Unit, WantedSamples
 from device_runtime.models.errors import DataError, TensorError

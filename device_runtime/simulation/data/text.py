@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import Texts
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.bundles.texts import Texts
 from device_runtime.models.data.cells import first_of
 from device_runtime.models.data.table import ENDINGS
 from device_runtime.simulation.errors import DataSetError

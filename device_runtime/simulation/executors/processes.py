@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from device_runtime.machine_readings import trim_heap
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.freed_memory import trim_heap
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.errors import ExecutorError
 

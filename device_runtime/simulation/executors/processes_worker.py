@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from device_runtime.broker.servers.dependent_process import end_when_alone
+from device_runtime.machine_readings import trim_heap
 from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.engines.freed_memory import trim_heap
 from device_runtime.simulation.scenarios.clients import Clients
 from device_runtime.strategies.interface.device_half import NO_TENSORS
 from device_runtime.strategies.interface.kind import AnyStrategy

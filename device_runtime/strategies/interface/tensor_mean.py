@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.slices import leading_index
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.blocks import BLOCK, blocks
+from device_runtime.models.engines.base import BLOCK, blocks
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.names import RUNNING_STATISTICS
 from device_runtime.models.bundles.tensors import Tensors, Vector
-from device_runtime.models.engines.blocks import BLOCK, blocks
+from device_runtime.models.engines.base import BLOCK, blocks
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.settings import Setting

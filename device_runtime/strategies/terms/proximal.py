@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Flat, Tensors, Vector
-from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.engines.blocks import BLOCK, blocks
+from device_runtime.models.engines.base import BLOCK, DeviceModel, blocks
 from device_runtime.models.errors import TensorError
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.interface.device_half import LocalData, Run, few_shot_head

@@ -9,7 +9,7 @@ import numpy as np
 
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import TensorSpec
-from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.models.engines.base import BLOCK
 from device_runtime.profiles import GraphPass, GraphWork, Work, Workload
 from device_runtime.profiles.cost import activation_bytes
 from device_runtime.strategies.codecs import chain as codecs

@@ -11,8 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models.available_engines.available import engine_choices, open_model
-from device_runtime.models.available_engines.onnx_engine import OnnxModel
-from device_runtime.models.available_engines.ort_training_engine import available
+from device_runtime.models.available_engines.onnx_engine import OnnxModel, available
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Source

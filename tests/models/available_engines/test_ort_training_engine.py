@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from device_runtime.models.available_engines.onnx_engine import OnnxModel
-from device_runtime.models.available_engines.ort_training_engine import VERSION, OrtTrainingModel, available
+from device_runtime.models.available_engines.onnx_engine import (
+    VERSION,
+    OnnxModel,
+    OrtTrainingModel,
+    available,
+)
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.errors import BundleError, EngineError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from device_runtime.models.data import bitmap
+from device_runtime.models.data import png
 from device_runtime.models.data.units import Refused
 
 COLOURS = np.random.default_rng(1).integers(0, 256, (23, 31, 3)).astype(np.uint8)
@@ -23,7 +23,7 @@ def written(form, mode="RGB"):
 def test_bmp_of_all_depths(mode):
     data = written("BMP", mode)
     reference = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    pixels = bitmap.decode_bmp(data).pixels
+    pixels = png.decode_bmp(data).pixels
     assert pixels.shape[2] == (1 if mode in ("L", "1") else 3)
     assert np.array_equal(np.broadcast_to(pixels, reference.shape), reference)
 
@@ -34,34 +34,34 @@ def test_bmp_from_above_and_of_four_bits():
     palette = bytes([1, 2, 3, 0, 10, 20, 30, 0])  # blue, green, red
     data = header + info + palette + bytes([0x01, 0x00, 0, 0, 0x11, 0x10, 0, 0])
     first, second = [3, 2, 1], [30, 20, 10]
-    assert bitmap.decode_bmp(data).pixels.tolist() == [[first, second, first], [second, second, second]]
+    assert png.decode_bmp(data).pixels.tolist() == [[first, second, first], [second, second, second]]
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_pgm_and_ppm(mode):
     data = written("PPM", mode)
     reference = np.asarray(Image.open(io.BytesIO(data)))
-    assert np.array_equal(bitmap.decode_pnm(data).pixels.reshape(reference.shape), reference)
+    assert np.array_equal(png.decode_pnm(data).pixels.reshape(reference.shape), reference)
     noted = data[:2] + b"\n# from a camera" + data[2:]
-    assert np.array_equal(bitmap.decode_pnm(noted).pixels.reshape(reference.shape), reference)
+    assert np.array_equal(png.decode_pnm(noted).pixels.reshape(reference.shape), reference)
 
 
 def test_pgm_of_16_bits():
-    assert bitmap.decode_pnm(b"P5 2 1 65535\n\x01\x02\x03\x04").pixels.ravel().tolist() == [0x102, 0x304]
+    assert png.decode_pnm(b"P5 2 1 65535\n\x01\x02\x03\x04").pixels.ravel().tolist() == [0x102, 0x304]
 
 
 @pytest.mark.parametrize(
     "decode, data, why",
     [
-        (bitmap.decode_bmp, written("BMP")[:500], "ends too early: 500 of"),
-        (bitmap.decode_bmp, b"BM" + bytes(10), "BMP without a header"),
-        (bitmap.decode_bmp, written("BMP")[:18] + struct.pack("<ii", 10**5, 10**5) + bytes(99), "too large"),
-        (bitmap.decode_bmp, written("BMP")[:28] + b"\x10" + written("BMP")[29:], "BMP of 16 bits"),
-        (bitmap.decode_bmp, written("BMP", "P")[:46] + b"\1" + written("BMP", "P")[47:], "of 1$"),
-        (bitmap.decode_pnm, written("PPM")[:300], "ends too early"),
-        (bitmap.decode_pnm, b"P6 99999 99999 255\n", "too large"),
-        (bitmap.decode_pnm, b"P6 nothing", "without a header"),
-        (bitmap.decode_pnm, b"P5 1 1 7\n\0", "up to 7, expected 255 or 65535"),
+        (png.decode_bmp, written("BMP")[:500], "ends too early: 500 of"),
+        (png.decode_bmp, b"BM" + bytes(10), "BMP without a header"),
+        (png.decode_bmp, written("BMP")[:18] + struct.pack("<ii", 10**5, 10**5) + bytes(99), "too large"),
+        (png.decode_bmp, written("BMP")[:28] + b"\x10" + written("BMP")[29:], "BMP of 16 bits"),
+        (png.decode_bmp, written("BMP", "P")[:46] + b"\1" + written("BMP", "P")[47:], "of 1$"),
+        (png.decode_pnm, written("PPM")[:300], "ends too early"),
+        (png.decode_pnm, b"P6 99999 99999 255\n", "too large"),
+        (png.decode_pnm, b"P6 nothing", "without a header"),
+        (png.decode_pnm, b"P5 1 1 7\n\0", "up to 7, expected 255 or 65535"),
     ],
 )
 def test_a_damaged_one_is_refused(decode, data, why):

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.data import picture
-from device_runtime.models.data.picture import Picture, resized, white
+from device_runtime.models.data import pictures
+from device_runtime.models.data.pictures import Picture, resized, white
 from device_runtime.models.data.units import Refused
 
 COLOURS = np.random.default_rng(1).integers(0, 256, (23, 31, 3)).astype(np.uint8)
@@ -25,12 +25,12 @@ def written(form, pixels=COLOURS, **options):
 
 @pytest.mark.parametrize("form", ["GIF", "WEBP", "TIFF"])
 def test_other_pictures_are_read_by_pillow_and_its_absence_is_said(form, monkeypatch):
-    assert picture.decode(written(form)).pixels.shape == COLOURS.shape
+    assert pictures.decode_by_pillow(written(form)).pixels.shape == COLOURS.shape
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(
         Refused, match=r"GIF, WebP and TIFF need Pillow: pip install 'device-runtime\[images\]'"
     ):
-        picture.decode(b"GIF89a")
+        pictures.decode_by_pillow(b"GIF89a")
 
 
 @pytest.mark.parametrize("form", ["GIF", "WEBP", "TIFF"])
@@ -39,15 +39,15 @@ def test_other_pictures_are_read_by_pillow_and_its_absence_is_said(form, monkeyp
 def test_any_bytes_are_a_picture_or_refused(form, cut, junk):
     data = written(form)
     try:
-        assert picture.decode(data[:cut] + junk + data[cut + len(junk) :]).pixels.size
+        assert pictures.decode_by_pillow(data[:cut] + junk + data[cut + len(junk) :]).pixels.size
     except Refused as error:
         assert error.reason
 
 
 def test_a_picture_that_is_too_large_is_refused_before_it_is_decoded(monkeypatch):
-    monkeypatch.setattr("device_runtime.models.data.picture.LARGEST_PIXELS", 100)
+    monkeypatch.setattr("device_runtime.models.data.pictures.LARGEST_PIXELS", 100)
     with pytest.raises(Refused, match="31x23"):
-        picture.decode(written("TIFF"))
+        pictures.decode_by_pillow(written("TIFF"))
 
 
 @pytest.mark.parametrize("height, width", [(8, 8), (46, 62), (12, 40), (40, 12), (23, 31)])
@@ -110,7 +110,7 @@ def test_a_photo_is_turned_as_its_camera_noted():
     noted[0x0112] = 6  # to be turned to the right
     file = io.BytesIO()
     photo.save(file, "TIFF", exif=noted)
-    pixels = picture.decode(file.getvalue()).pixels
+    pixels = pictures.decode_by_pillow(file.getvalue()).pixels
     assert pixels.shape == (4, 2, 1)
     assert np.argwhere(pixels).tolist() == [[0, 1, 0]]
 
@@ -118,7 +118,7 @@ def test_a_photo_is_turned_as_its_camera_noted():
 def test_a_photo_of_more_than_8_bits_is_refused_and_not_made_white():
     file = written("TIFF", np.full((3, 3), 700, np.uint16))
     with pytest.raises(Refused, match=r"unsupported picture format: TIFF of mode I;16"):
-        picture.decode(file)
+        pictures.decode_by_pillow(file)
 
 
 def test_whatever_pillow_raises_refuses_the_picture(monkeypatch):
@@ -129,4 +129,4 @@ def test_whatever_pillow_raises_refuses_the_picture(monkeypatch):
 
     monkeypatch.setattr(ImageOps, "exif_transpose", broken)
     with pytest.raises(Refused, match="a damaged picture: of EXIF"):
-        picture.decode(written("TIFF"))
+        pictures.decode_by_pillow(written("TIFF"))

@@ -5,7 +5,7 @@ import numpy as np
 import psutil
 import pytest
 
-from device_runtime.models.engines.freed_memory import trim_heap
+from device_runtime.machine_readings import trim_heap
 
 MANY, SIZE = 2000, 50_000  # 100 MB in pieces that the C library keeps when they are freed
 

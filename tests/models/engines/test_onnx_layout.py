@@ -1,12 +1,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.models.engines.onnx_layout import (
-    CandidateValue,
-    Initialiser,
-    float_initialisers,
-    values,
-)
+from device_runtime.models.engines.onnx_layout import CandidateValue, Initialiser, float_initialisers, values
 from device_runtime.models.engines.onnx_nodes import Node, nodes, write_node
 
 NORM = Node(

@@ -4,8 +4,8 @@ import pytest
 
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.tensors import TensorSpec
-from device_runtime.models.engines import onnx_constant_probe, onnx_layout
-from device_runtime.models.engines.onnx_constant_probe import ConstantProbe
+from device_runtime.models.engines import onnx_layout
+from device_runtime.models.engines.onnx_layout import ConstantProbe
 from device_runtime.models.engines.onnx_probe import OnnxProbe, has_convolution, rows_beside, with_constants
 from device_runtime.models.errors import BundleError
 
@@ -31,8 +31,8 @@ def going(monkeypatch):
 
     def go(way):
         flops, remade = WAYS[way]
-        monkeypatch.setattr(onnx_constant_probe, "FLOPS_A_TENSOR", flops or 1e-9)
-        monkeypatch.setattr(onnx_constant_probe, "REMADE", remade)
+        monkeypatch.setattr(onnx_layout, "FLOPS_A_TENSOR", flops or 1e-9)
+        monkeypatch.setattr(onnx_layout, "REMADE", remade)
         monkeypatch.setattr(onnx_layout, "MOST_BYTES", 0 if way == REMADE else 1 << 30)
 
     return go
@@ -81,8 +81,8 @@ def test_new_weights_of_the_model_do_not_reach_a_probe(digits, data, going, way)
 def test_which_way_depends_on_the_number_of_samples(digits, data, monkeypatch):
     x, y = data
     flops, tensors = digits.entry("loss.all").flops, len(digits.manifest.stored())
-    monkeypatch.setattr(onnx_constant_probe, "FLOPS_A_TENSOR", 10 * flops / tensors)
-    monkeypatch.setattr(onnx_constant_probe, "REMADE", 2)
+    monkeypatch.setattr(onnx_layout, "FLOPS_A_TENSOR", 10 * flops / tensors)
+    monkeypatch.setattr(onnx_layout, "REMADE", 2)
     monkeypatch.setattr(onnx_layout, "MOST_BYTES", 0)
     loaded = []
 
@@ -167,7 +167,7 @@ def test_where_no_file_can_be_written_another_way_gives_the_loss(digits, data, g
     going(REMADE)
     expected = OnnxModel(digits).probe("all").loss(*data)
     going(LAID_OUT)
-    monkeypatch.setattr(onnx_constant_probe, "REMADE", 0)
+    monkeypatch.setattr(onnx_layout, "REMADE", 0)
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")

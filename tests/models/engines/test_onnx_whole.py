@@ -4,7 +4,7 @@ import onnxruntime
 import pytest
 
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
-from device_runtime.models.engines.onnx_whole import graph_with_weights, with_initialisers
+from device_runtime.models.engines.onnx_nodes import graph_with_weights, with_initialisers
 from device_runtime.models.errors import BundleError
 
 WORDS = {"labels": '["0", "1"]', "text": "in words: ≥ 1"}

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.available_engines.ort_training_engine import VERSION, available
+from device_runtime.models.available_engines.onnx_engine import VERSION, available
 from device_runtime.models.bundles.manifest import Graph
 from device_runtime.models.engines.onnx_session import SessionSettings, load_session
 from device_runtime.models.errors import ExportError

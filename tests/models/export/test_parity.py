@@ -11,7 +11,7 @@ onnx = pytest.importorskip("onnx")
 
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.engines.blocked import layers
-from device_runtime.models.engines.blocked.session import block_size
+from device_runtime.models.engines.blocked.layers import block_size
 from device_runtime.models.errors import ExportError, ParityError
 from device_runtime.models.export import candidates as torch_candidates
 from device_runtime.models.export import graph as torch_graph

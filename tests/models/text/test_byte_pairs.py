@@ -1,6 +1,6 @@
 import pytest
 
-from device_runtime.models.text.byte_pairs import SYMBOLS, BytePairs, words
+from device_runtime.models.text.file import SYMBOLS, BytePairs, words
 
 MERGES = [("i", "l"), ("f", "il"), ("Ġ", "fil"), ("Ġfil", "m"), ("Ã", "¯")]
 TOKENS = [*SYMBOLS, *(a + b for a, b in MERGES)]

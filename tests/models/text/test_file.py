@@ -2,8 +2,7 @@ import msgspec
 import pytest
 
 from device_runtime.models.errors import BundleError
-from device_runtime.models.text.byte_pairs import SYMBOLS
-from device_runtime.models.text.file import decode, encode
+from device_runtime.models.text.file import SYMBOLS, decode, encode
 
 WORDS = {
     "model": {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"[UNK]": 0, "film": 1}},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from device_runtime.models.text.word_pieces import Cleaning, WordPieces
+from device_runtime.models.text.file import Cleaning, WordPieces
 
 PIECES = [
     "[PAD]",

@@ -3,7 +3,7 @@ import pytest
 
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
-from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.models.engines.base import BLOCK
 from device_runtime.models.errors import EngineError
 from device_runtime.models.training.clipping import Privacy, PrivateGradients, clip, norm
 

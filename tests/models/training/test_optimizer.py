@@ -3,7 +3,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.models.engines.base import BLOCK
 from device_runtime.models.training.optimizer import Adam, Sgd
 
 SIZES = (100, BLOCK, 2 * BLOCK + 5)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
-from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.models.engines.base import BLOCK
 from device_runtime.models.errors import TensorError
 from device_runtime.models.training.optimizer import Adam, Sgd
 from device_runtime.strategies.terms.proximal import Proximal

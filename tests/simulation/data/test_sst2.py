@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from device_runtime.models.bundles.inputs import File, TextInput
+from device_runtime.models.bundles.inputs import File, TextInput, Texts
 from device_runtime.models.bundles.targets import CROSS_ENTROPY
-from device_runtime.models.bundles.texts import Texts
-from device_runtime.models.text.word_pieces import Cleaning, WordPieces
+from device_runtime.models.text.file import Cleaning, WordPieces
 from device_runtime.simulation.data import DataSpec, divide, load
 from device_runtime.simulation.errors import DataSetError
 

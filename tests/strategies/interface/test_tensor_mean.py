@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.models.engines.base import BLOCK
 from device_runtime.strategies.interface.tensor_mean import TensorMean
 
 

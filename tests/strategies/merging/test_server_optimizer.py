@@ -3,7 +3,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.models.engines.base import BLOCK
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 
 NAMES = ("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")

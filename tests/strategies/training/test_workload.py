@@ -3,7 +3,7 @@ import pytest
 
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.models.engines.base import BLOCK
 from device_runtime.profiles import GraphWork, Workload
 from device_runtime.profiles.cost import SESSION_BYTES, MissingGraph, activation_bytes
 from device_runtime.strategies.kinds.few_shot import FewShot

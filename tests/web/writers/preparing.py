@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import InputSpec
 from device_runtime.models.data import sound as wav
-from device_runtime.models.data.picture import Picture
+from device_runtime.models.data.pictures import Picture
 
 DIGITS = InputSpec(shape=(1, 8, 8), scale=0.0625, mean=(0.305,), std=(0.376,))
 COLOUR = InputSpec(

@@ -19,15 +19,13 @@ from device_runtime.models.engines.onnx_nodes import (
     GRAPH_OUTPUT,
     MODEL_GRAPH,
     MODEL_OPSET,
-    Node,
-    read_node,
-)
-from device_runtime.models.engines.onnx_whole import (
     TENSOR_BYTES,
     TENSOR_NAME,
     TENSOR_TYPE,
     TYPES,
+    Node,
     encoded_tensor,
+    read_node,
 )
 
 from .operators import DOMAIN, GraphStep, Maps, Operators, Window

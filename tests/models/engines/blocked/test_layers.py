@@ -13,9 +13,8 @@ from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.engines.base import even_share
-from device_runtime.models.engines.blocked import session as blocked_session
-from device_runtime.models.engines.blocked.layers import blocked_graph
-from device_runtime.models.engines.blocked.session import block_size
+from device_runtime.models.engines.blocked import layers as blocked_session
+from device_runtime.models.engines.blocked.layers import block_size, blocked_graph
 from device_runtime.models.errors import BundleError
 from device_runtime.models.export.export import ExportSpec, export
 
