@@ -20,12 +20,13 @@ HEAD = """<!-- Written by `python docs/task.py` from the code. Change the code, 
 # Every setting of a task
 
 A task says what is learnt and by which rules. `device-runtime serve TASK.toml` reads it, and its flags
-stand over the file: `--rounds` over `rounds`, `--deadline` over `round_deadline_s`. Learning rate, local
-epochs and batch size (`--lr`, `--epochs`, `--batch`) apply to all offered kinds that train in epochs;
+stand over the file: `--stop-after` over `stop_after`, `--deadline` over `round_deadline_s`. All keys of the
+first table have one but `kinds` (of which `--kinds` names some), `server` and `statistics`. Learning rate,
+local epochs and batch size (`--lr`, `--epochs`, `--batch`) apply to all offered kinds that train in epochs;
 `serve` says which. Other kinds keep their own; if no offered kind trains in epochs, `--lr` sets theirs. A
 flag that no offered kind has is refused. A scenario of `simulate` has these keys in its table `[task]`,
-without `seed`, `eval_data` and `min_devices`; `simulate --help` lists its flags. Paths are relative to
-the file. In the tables, "none" is a key that is left out.
+without `seed`, `eval_data` and `min_devices`, and `simulate` has their flags. Paths are relative to the file.
+In the tables, "none" is a key that is left out.
 
 [deploy/task.toml](../deploy/task.toml), an example:
 

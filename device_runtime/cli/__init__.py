@@ -7,9 +7,10 @@ import logging
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from typing import Any, NoReturn
 
 from device_runtime.console import flush_output, log_to_stderr, make_streams_usable, output_failed
 from device_runtime.extras import extra_needed
@@ -120,7 +121,7 @@ def _expected() -> tuple[type[Exception], ...]:
 def _parser(name: str, command: Command) -> argparse.ArgumentParser:
     lacking = missing_extra(command)
     needs = f"Needs: pip install 'device-runtime[{lacking}]'\n" if lacking else ""
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=f"{PROGRAM} {name}",
         description=command.help,
         epilog=f"{needs}Example: {command.example}",
@@ -152,6 +153,18 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
     return options
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes whole names of options only, and names the nearest to one that does not exist."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        if (unknown := re.match("unrecognized arguments: (--[^= ]+)", message)) is not None:
+            message += _nearest(unknown[1], self._option_string_actions)
+        super().error(message)
+
+
 class _WithExample(argparse.HelpFormatter):
     """Keeps the example on one line, so that it can be copied."""
 
@@ -162,11 +175,16 @@ class _WithExample(argparse.HelpFormatter):
 
 
 def _unknown(name: str) -> str:
+    hint = _nearest(name, COMMANDS).replace(";", ":") or ":"
+    return f"there is no command {name!r}{hint} `{PROGRAM} --help` lists them all"
+
+
+def _nearest(word: str, words: Iterable[str]) -> str:
+    """The question "; did you mean ..?" with the word that is most like it; empty if none is."""
     from difflib import get_close_matches  # 0.15 MB, which an idle device does without
 
-    near = get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"there is no command {name!r}: {hint}`{PROGRAM} --help` lists them all"
+    near = get_close_matches(word, words, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _version() -> str:

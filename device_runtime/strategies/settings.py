@@ -1,6 +1,7 @@
 """Declares settings: each has its meaning, unit and allowed values in the annotation of its field.
 
-The checks, `device-runtime kinds` and docs/task.md all read that annotation:
+The checks, the options of `serve` and `simulate`, `device-runtime kinds`, docs/task.md and the description of
+REST all read that annotation:
 
     shots: Annotated[int, Setting("Samples of each class.", example=5, unit="samples", at_least=1)] = 10
 """
@@ -34,6 +35,9 @@ class Setting:
     beside: other settings that the example needs.
     choices: the allowed values of a text whose type does not list them.
     by_task: the task sets it for all kinds, so it is not a key in a kind's own table.
+    none: what happens without the setting, where its default is None.
+    flag: its option on a command line; empty: the field's name without `_s`, and no option within a table.
+    metavar: the option's value in help texts; empty: by type and unit.
     """
 
     meaning: str
@@ -46,6 +50,9 @@ class Setting:
     choices: tuple[str, ...] = ()
     beside: Mapping[str, object] = field(default_factory=dict)
     by_task: bool = False
+    none: str = ""
+    flag: str = ""
+    metavar: str = ""
 
     @property
     def limited(self) -> bool:
@@ -180,6 +187,55 @@ def check_positive(**settings: float) -> None:
 
 
 @dataclass(frozen=True)
+class SettingField:
+    """A field with a `Setting`: its type, without None, and its default; REQUIRED for none."""
+
+    name: str
+    type: Any
+    default: Any
+    setting: Setting
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The allowed values, if they are listed."""
+        return get_args(self.type) if get_origin(self.type) is Literal else self.setting.choices
+
+    @property
+    def item(self) -> Any:
+        """The type of the items of a list; None for any other field."""
+        return get_args(self.type)[0] if get_origin(self.type) is tuple else None
+
+    @property
+    def table(self) -> type | None:
+        """The class of a table with settings; None for any other field."""
+        return next((part for part in (self.type, *get_args(self.type)[:1]) if _has_fields(part)), None)
+
+    @property
+    def meaning(self) -> str:
+        """The meaning, and what happens without the setting."""
+        none = self.setting.none
+        return f"{self.setting.meaning.rstrip('.')}; none: {none}." if none else self.setting.meaning
+
+    @property
+    def toml_type(self) -> str:
+        """The type in words for people who write TOML."""
+        return _type(self.type)
+
+
+def setting_fields(settings: type) -> Iterator[SettingField]:
+    """The fields of a dataclass or a msgspec Struct. Raises TypeError for one without a `Setting`."""
+    hints = _hints(settings)
+    for name, default in _defaults(settings):
+        setting = _setting(hints[name])
+        if setting is None:
+            raise TypeError(f"{settings.__name__}.{name} has no Setting in its annotation")
+        plain = hints[name].__origin__
+        rest = [arg for arg in get_args(plain) if arg is not NoneType]
+        optional = NoneType in get_args(plain) and len(rest) == 1
+        yield SettingField(name, rest[0] if optional else plain, default, setting)
+
+
+@dataclass(frozen=True)
 class SettingText:
     """A setting as text for people: `name` is dotted within a table, values are written as in TOML.
 
@@ -201,20 +257,26 @@ def list_settings(settings: type, without: tuple[str, ...] = ()) -> Iterator[Set
 
     `without` has dotted names. Raises TypeError for a field without a `Setting` in its annotation.
     """
-    for name, default in _defaults(settings):
-        hint, setting = _type_and_setting(settings, name)
+    for entry in setting_fields(settings):
+        name, setting = entry.name, entry.setting
         if name in without or setting.by_task:
             continue
         example = {**setting.beside, name: setting.example}
-        expected = f"one of {', '.join(map(as_toml, get_args(hint)))}" if _is_choice(hint) else setting.range
         yield SettingText(
-            name, _type(hint), default, expected, setting.unit, setting.meaning, _pairs(example), example
+            name,
+            entry.toml_type,
+            entry.default if entry.default is REQUIRED else as_toml(entry.default),
+            f"one of {', '.join(map(as_toml, get_args(entry.type)))}"
+            if _is_choice(entry.type)
+            else setting.range,
+            setting.unit,
+            entry.meaning,
+            _pairs(example),
+            example,
         )
-        tables = (part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part))
-        table = hint if _is_struct(hint) else next(tables, None)
-        if isinstance(table, type):
+        if entry.table and not entry.item:
             rest = tuple(path.removeprefix(f"{name}.") for path in without)
-            yield from inside(name, list_settings(table, rest))
+            yield from inside(name, list_settings(entry.table, rest))
 
 
 def inside(table: str, rows: Iterable[SettingText]) -> Iterator[SettingText]:
@@ -258,8 +320,8 @@ def _pairs(table: Mapping[str, Any], before: str = "") -> str:
     )
 
 
-def _defaults(settings: Any) -> Iterator[tuple[str, str]]:
-    """The name of each field, and its default as text for people."""
+def _defaults(settings: Any) -> Iterator[tuple[str, Any]]:
+    """The name of each field, and its default; REQUIRED for none."""
     fields: Any = (
         msgspec.structs.fields(settings)
         if issubclass(settings, msgspec.Struct)
@@ -268,10 +330,9 @@ def _defaults(settings: Any) -> Iterator[tuple[str, str]]:
     missing = (dataclasses.MISSING, msgspec.NODEFAULT)
     for entry in fields:
         if entry.default not in missing:
-            yield entry.name, as_toml(entry.default)
+            yield entry.name, entry.default
         else:
-            has_factory = entry.default_factory not in missing
-            yield entry.name, as_toml(entry.default_factory()) if has_factory else REQUIRED
+            yield entry.name, REQUIRED if entry.default_factory in missing else entry.default_factory()
 
 
 @lru_cache(maxsize=64)
@@ -294,20 +355,8 @@ def _setting(hint: Any) -> Setting | None:
     return next((entry for entry in getattr(hint, "__metadata__", ()) if isinstance(entry, Setting)), None)
 
 
-def _type_and_setting(settings: type, name: str) -> tuple[Any, Setting]:
-    """The type of a field, without None, and its `Setting`. Raises TypeError if it has none."""
-    hint = _hints(settings)[name]
-    setting = _setting(hint)
-    if setting is None:
-        raise TypeError(f"{settings.__name__}.{name} has no Setting in its annotation")
-    plain = hint.__origin__
-    rest = [arg for arg in get_args(plain) if arg is not NoneType]
-    optional = NoneType in get_args(plain) and len(rest) == 1
-    return rest[0] if optional else plain, setting
-
-
-def _is_struct(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
+def _has_fields(hint: Any) -> bool:
+    return isinstance(hint, type) and (issubclass(hint, msgspec.Struct) or dataclasses.is_dataclass(hint))
 
 
 def _is_choice(hint: Any) -> bool:

@@ -31,9 +31,10 @@ def test_policies_train_by_them_too(policy):
     assert {kind.strategy.lr for kind in task.kinds} == {0.02}
 
 
-def test_what_may_not_be_is_refused_in_one_line():
-    with pytest.raises(ScenarioError, match="lr is -1.0, expected more than 0"):
+def test_what_may_not_be_is_refused_in_one_line(capsys):
+    with pytest.raises(SystemExit, match="2"):
         asked("digits", "--lr", "-1")
+    assert "argument --lr: '-1': expected a number, more than 0\n" in capsys.readouterr().err
 
 
 def test_what_no_kind_of_any_policy_has_is_refused_and_else_each_policy_takes_what_it_has():

@@ -39,14 +39,20 @@ class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
 
     helpers: Annotated[
         tuple[str, ...],
-        Setting("Mask helpers, 1 to 3: name at the broker, and public key in hexadecimal.", _EXAMPLE),
+        Setting(
+            "Mask updates with these 1 to 3 mask helpers: name at the broker, and public key in hexadecimal.",
+            _EXAMPLE,
+            flag="mask-helpers",
+            metavar="NAME=KEY,..",
+        ),
     ]
     min_group: Annotated[
         int,
         Setting(
-            "Fewest devices in a sum that is opened.",
+            "Smallest number of devices whose sum is revealed.",
             5,
             "devices",
+            flag="min-group",
             at_least=2,
             at_most=MOST_GROUP,
             beside={"helpers": _EXAMPLE},
@@ -55,8 +61,10 @@ class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
     epsilon: Annotated[
         float | None,
         Setting(
-            "Privacy budget of the run by the helpers' noise; none: no noise.",
+            "Add noise to sums, by this privacy budget of the run.",
             4.0,
+            none="no noise",
+            flag="mask-epsilon",
             more_than=0,
             beside=_NOISE,
         ),
@@ -66,6 +74,7 @@ class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
         Setting(
             "Probability that epsilon does not hold, with noise.",
             1e-6,
+            flag="mask-delta",
             more_than=0,
             less_than=1,
             beside=_NOISE,
@@ -74,9 +83,10 @@ class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
     clip_norm: Annotated[
         float | None,
         Setting(
-            "Largest norm of a device's changes, with noise.",
+            "Clip a device's changes to this norm, with noise.",
             1.0,
             "Euclidean norm",
+            flag="mask-clip-norm",
             at_least=0.001,
             at_most=1e6,
             beside=_NOISE,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Annotated, Any
 
 import msgspec
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.codec import CodecError
+from device_runtime.strategies.interface.kind import Codec
 from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.settings import BatchSize, LearningRate, LocalEpochs, Setting
 
 from .kind_settings import KindSettings
 from .known_systems import has_setting
@@ -22,22 +25,31 @@ log = logging.getLogger(__name__)
 NAMES = {"lr": "learning rate", "epochs": "local epochs", "batch": "batch size"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options `--lr`, `--epochs` and `--batch`."""
-    add = parser.add_argument
-    whose = "in all kinds that train in epochs (default: each kind's own)"
-    add("--lr", type=float, metavar="RATE", help=f"Train at this learning rate {whose}.")
-    add("--epochs", type=int, metavar="N", help=f"Train this many local epochs {whose}.")
-    add("--batch", type=int, metavar="N", help=f"Train in batches of this many samples {whose}.")
+def _of_all_kinds(of_kind: Any, meaning: str) -> Setting:
+    """A setting of a kind as one of all kinds of a task, with the same limits."""
+    setting: Setting = of_kind.__metadata__[0]
+    return replace(setting, meaning=meaning, none="each kind's own")
 
 
 class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings that replace those of every kind that has them; None leaves a kind's own."""
 
-    lr: float | None = None
-    epochs: int | None = None
-    batch: int | None = None
-    codec: str | None = None
+    lr: Annotated[
+        float | None,
+        _of_all_kinds(LearningRate, "Train at this learning rate in all kinds that train in epochs."),
+    ] = None
+    epochs: Annotated[
+        int | None,
+        _of_all_kinds(LocalEpochs, "Train this many local epochs in all kinds that train in epochs."),
+    ] = None
+    batch: Annotated[
+        int | None,
+        _of_all_kinds(BatchSize, "Train in batches of this many samples in all kinds that train in epochs."),
+    ] = None
+    codec: Annotated[
+        str | None,
+        _of_all_kinds(Codec, "Send updates by this codec: delta, half or int8, deflate, joined by +."),
+    ] = None
 
     def in_task(self, task: Task) -> SharedSettings:
         """Those that some kind of the task has."""

@@ -88,93 +88,102 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """
 
     bundle: Annotated[
-        str, Setting("Model: a bundle folder or zip, or the name of a shipped bundle.", "digits-wrn-10-1")
+        str,
+        Setting(
+            "Learn this model: a bundle folder or zip, or the name of a shipped bundle.",
+            "digits-wrn-10-1",
+            metavar="BUNDLE",
+        ),
     ]
     name: Annotated[
-        str, Setting("Name of the task, in topics and folders; in a file: as the file.", "digits")
+        str, Setting("Name the task, in topics and folders; in a file, it is named as the file.", "digits")
     ] = "task"
-    rounds: Annotated[int, Setting("Rounds of the task.", 100, "rounds", at_least=1)] = 10
+    rounds: Annotated[int, Setting("Run this many rounds.", 100, "rounds", at_least=1)] = 10
     round_deadline_s: Annotated[
-        float, Setting("How long a round waits for updates.", 120.0, "seconds", more_than=0)
+        float, Setting("Close a round after this time.", 120.0, "seconds", more_than=0, flag="deadline")
     ] = 60.0
     min_contributions: Annotated[
         int,
-        Setting(
-            "Devices that must contribute; with fewer a round is extended at its deadline.",
-            2,
-            "devices",
-            at_least=1,
-        ),
+        Setting("Extend a round to which fewer devices have contributed.", 2, "devices", at_least=1),
     ] = 1
     min_devices: Annotated[
-        int, Setting("Devices online that round 1 waits for.", 2, "devices", at_least=1)
+        int, Setting("Open round 1 when this many devices are online.", 2, "devices", at_least=1)
     ] = 1
-    late: Annotated[Late, Setting("What happens to an update that comes after its round.", "count")] = (
+    late: Annotated[Late, Setting("Discard or count updates that come after their round.", "count")] = (
         "discard"
     )
     wait_for: Annotated[
         WaitFor,
         Setting(
-            "Devices that a round waits for; with fast, late updates count. auto: fast for several kinds.",
+            "Wait for all devices or only for the fast ones. auto: fast if the task offers several kinds.",
             "all",
         ),
     ] = "auto"
     devices_per_round: Annotated[
         int | None,
-        Setting("Devices drawn for each round; none: all that are online.", 10, "devices", at_least=1),
+        Setting("Draw this many devices for each round.", 10, "devices", at_least=1, none="all are asked"),
     ] = None
     ask_all_rounds: Annotated[
         int,
-        Setting("First rounds that ask all devices, despite devices_per_round.", 1, "rounds", at_least=0),
+        Setting("Ask all devices in this many first rounds.", 1, "rounds", at_least=0),
     ] = 0
     buffer_size: Annotated[
         int,
         Setting(
-            "Devices whose updates, made for any round, close a round (FedBuff); 0: off.",
+            "Close a round after updates of this many devices, made for any round (FedBuff); 0: off.",
             5,
             "devices",
             at_least=0,
         ),
     ] = 0
     max_staleness: Annotated[
-        int, Setting("Rounds that an update may be late and still count.", 2, "rounds", at_least=0)
+        int, Setting("Count an update that is at most this many rounds late.", 2, "rounds", at_least=0)
     ] = 5
     staleness_weight: Annotated[
-        float, Setting("Exponent A: an update t rounds late counts (1 + t)^-A.", 1.0, at_least=0)
+        float, Setting("Weigh an update that is t rounds late by (1 + t)^-A.", 1.0, at_least=0, metavar="A")
     ] = _STALENESS
     untimed_rounds: Annotated[
-        int, Setting("First rounds that have no deadline.", 1, "rounds", at_least=0)
+        int, Setting("Run this many first rounds without a deadline.", 1, "rounds", at_least=0)
     ] = 0
-    seed: Annotated[int, Setting("Seed of everything drawn at random.", 7, at_least=0)] = 0
+    seed: Annotated[int, Setting("Draw what is random by this seed.", 7, at_least=0)] = 0
     kinds: Annotated[
         tuple[KindSettings, ...],
         Setting("Kinds of update offered, the preferred first: [[kinds]] tables.", ({"name": "full"},)),
     ] = msgspec.field(default_factory=lambda: kinds_named(registry.DEFAULT_KINDS))
     max_num_examples: Annotated[
-        int, Setting("The most samples that an update may report.", 5000, "samples", at_least=1)
+        int, Setting("Refuse an update that reports more samples.", 5000, "samples", at_least=1)
     ] = 1_000_000
     eval_data: Annotated[
         str | None,
-        Setting("Samples that the served model is measured on; none: it is not measured.", "test.npz"),
+        Setting(
+            "Evaluate the served model on these samples.", "test.npz", none="no evaluation", metavar="PATH"
+        ),
     ] = None
     family: Annotated[
         tuple[str, ...],
-        Setting("Bundles of smaller models for some kinds, the largest first.", ("smaller.zip",)),
+        Setting(
+            "Offer these bundles of smaller models too, for some kinds, the largest first.", ("smaller.zip",)
+        ),
     ] = ()
     generic: Annotated[
         str | None,
-        Setting("Samples that belong to no device, for kinds that train on the aggregator.", "generic.npz"),
+        Setting(
+            "Train on these samples, which belong to no device, in kinds that train on the aggregator.",
+            "generic.npz",
+            none="no such samples",
+            metavar="PATH",
+        ),
     ] = None
     server: Annotated[
         ServerOptimizer, Setting("How the base follows the mean of the updates.", {"name": "fedadam"})
     ] = msgspec.field(default_factory=ServerOptimizer)
     start: Annotated[
-        Start, Setting("Parameters of round 1: the bundle's, or fresh ones by `seed`.", "random")
+        Start, Setting("Start from the bundle's parameters, or from random ones by the seed.", "random")
     ] = "bundle"
     head: Annotated[
         Head,
         Setting(
-            "Head that is served: as trained or in closed form; auto: in closed form for several kinds.",
+            "Serve the head as trained or in closed form. auto: in closed form for several kinds.",
             "trained",
         ),
     ] = "auto"
@@ -183,7 +192,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         Setting("Class statistics that devices send for a head in closed form.", {"numbers": "int8"}),
     ] = msgspec.field(default_factory=ClassStatistics)
     robust: Annotated[
-        Rule, Setting("Rule of merging that lying devices cannot steer; none: the mean.", "median")
+        Rule, Setting("Merge by this rule, which lying devices cannot steer; none: the mean.", "median")
     ] = "none"
     robust_trim: Trim = 0.2
     robust_clip: Clip = None
@@ -192,7 +201,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     max_extensions: Annotated[
         int,
         Setting(
-            "Deadlines in a row without a contribution, though devices are there, that end the run; 0: none.",
+            "End after this many deadlines in a row without a contribution of devices online; 0: never.",
             10,
             "deadlines",
             at_least=0,
@@ -201,33 +210,35 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     deadline_quantile: Annotated[
         float | None,
         Setting(
-            "Share of devices that a learnt deadline waits for; none: round_deadline_s is fixed.",
+            "Learn the deadline by which this share of the devices is ready.",
             example=0.9,
             more_than=0,
             at_most=1,
+            none="the deadline is fixed",
+            metavar="SHARE",
         ),
     ] = None
     deadline_margin: Annotated[
-        float, Setting("Factor on the time that this share needed.", 2.0, at_least=1)
+        float, Setting("Multiply the time that this share needed by this factor.", 2.0, at_least=1)
     ] = 1.5
-    deadline_least_s: Annotated[
-        float, Setting("The shortest deadline that is learnt.", 5.0, "seconds", more_than=0)
-    ] = 1.0
+    deadline_least_s: Annotated[float, Setting("Learn no shorter deadline.", 5.0, "seconds", more_than=0)] = (
+        1.0
+    )
     stop_after: Annotated[
-        int, Setting("Rounds without a gain that end the task; 0: it goes on.", 10, "rounds", at_least=0)
+        int, Setting("End after this many rounds without a gain; 0: never.", 10, "rounds", at_least=0)
     ] = 0
-    stop_gain: Annotated[
-        float, Setting("An improvement of stop_metric up to this is no gain.", 0.001, at_least=0)
-    ] = 0.0
-    stop_metric: Annotated[Metric, Setting("The metric that is to improve.", "loss")] = "accuracy"
+    stop_gain: Annotated[float, Setting("Ignore improvements of at most X.", 0.001, at_least=0)] = 0.0
+    stop_metric: Annotated[Metric, Setting("Measure gains by this metric.", "loss")] = "accuracy"
     keep_versions: Annotated[
-        int, Setting("Latest served models kept beside the best; 0: all.", 3, "models", at_least=0)
+        int,
+        Setting("Keep this many served models, the latest, and the best; 0: all.", 3, "models", at_least=0),
     ] = 10
     masks: Annotated[
         MaskSettings | None,
         Setting(
-            "Masked sums: the aggregator sees no single update; none: updates are sent in the clear.",
+            "Masked sums: the aggregator sees no single update.",
             {"helpers": ("site-a=" + "5b" * 32,)},
+            none="updates are sent in the clear",
         ),
     ] = None
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.tasks import shared_settings as training
+from device_runtime.aggregator.tasks.shared_settings import SharedSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import (
     add_format,
     add_plugins,
@@ -20,6 +21,7 @@ from device_runtime.cli.options import (
     load_plugins,
     positive,
 )
+from device_runtime.cli.setting_options import add_settings
 from device_runtime.models.available_engines.available import AUTO, ENGINES
 from device_runtime.simulation.compare.completing import CompletionOptions, check_runs, complete, working_in
 from device_runtime.simulation.compare.performing import RunOptions, perform
@@ -37,9 +39,9 @@ from device_runtime.simulation.data.spec import PARTITIONS
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.strategies.robust.settings import RULES
+from device_runtime.simulation.scenarios import scenario as scenarios
 
-from .simulate_options import PRESET, description, plan_of, presets, resume_hint
+from .simulate_options import NOT_SIMULATED, PRESET, description, plan_of, presets, resume_hint
 
 if TYPE_CHECKING:
     from device_runtime.simulation.report.write import WrittenReport
@@ -58,72 +60,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--list", action="store_true", help="List the presets and the policies, and end.")
     add("--devices", type=count, metavar="N", help="Simulate this many devices.")
-    add("--rounds", type=count, metavar="N", help="Run this many rounds.")
-    add("--deadline", type=positive, metavar="S", help="End a round after this many virtual seconds.")
-    add("--devices-per-round", type=count, metavar="N", help="Ask this many devices in a round.")
+    _add_data(parser)
+    add("--compare", metavar="kinds=A,B,..", help="Compare these policies; --list lists them.")
+    add("--seeds", type=count, metavar="N", help="Run with seeds 0 to N-1 (default: 1).")
     add(
-        "--buffer-size",
-        type=int,
-        metavar="N",
-        help="Close a round with N updates, whatever their round (FedBuff).",
+        "--target",
+        type=_percentage,
+        metavar="PERCENT",
+        help="Measure the time to this accuracy (default: what all reach, above chance).",
     )
-    add(
-        "--deadline-quantile",
-        type=positive,
-        metavar="Q",
-        help="Learn the deadline by which this share of the devices is ready.",
-    )
-    add(
-        "--wait-for",
-        choices=("auto", "all", "fast"),
-        help="Close a round when all devices are done or when the fast are (default: auto, when the fast are "
-        "where several kinds are offered).",
-    )
-    add(
-        "--head",
-        choices=("auto", "trained", "closed-form"),
-        help="Serve this head (default: auto, in closed form where several kinds are offered).",
-    )
-    add("--stop-after", type=count, metavar="N", help="End after N evaluated rounds without a gain.")
-    add("--stop-gain", type=float, metavar="X", help="Ignore gains of at most X (default: 0).")
-    add(
-        "--min-group",
-        type=count,
-        metavar="N",
-        help="Mask updates, and open no sum of fewer devices (default: updates are sent in the clear).",
-    )
-    add("--robust", choices=RULES, help="Merge so that lying devices cannot steer the model (default: none).")
-    add(
-        "--robust-trim",
-        type=positive,
-        metavar="SHARE",
-        help="Trim this share at either end, with trimmed-mean (default: 0.2).",
-    )
-    add(
-        "--robust-clip",
-        type=positive,
-        metavar="NORM",
-        help="Clip at this norm, with norm-clip and value-clip (default: by --robust-clip-factor).",
-    )
-    add(
-        "--robust-clip-factor",
-        type=positive,
-        metavar="X",
-        help="Clip at this many times the round's median, with norm-clip and value-clip (default: 1).",
-    )
-    add(
-        "--robust-byzantine",
-        type=_whole,
-        metavar="F",
-        help="Withstand this many lying devices, with krum (default: the most possible).",
-    )
-    training.add_arguments(parser)
-    add(
-        "--codec",
-        metavar="WORD",
-        help="Send updates by this codec, such as delta+int8+deflate: docs/wire.md.",
-    )
-    add("--bundle", help="Learn this bundle: a folder, a zip, or the name of a shipped one.")
+    _add_performance(parser)
+    add("--run-dir", type=Path, help="Keep the runs in this folder; what is finished there is not run again.")
+    add_format(parser)
+    add_plugins(parser)
+    add("--only", help=argparse.SUPPRESS)
+    task = parser.add_argument_group("settings of the task, over those of SCENARIO")
+    add_settings(task, Task, NOT_SIMULATED, scenarios.TASK_DEFAULTS)
+    add_settings(task, SharedSettings)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--engine",
         choices=(AUTO, *ENGINES),
@@ -134,14 +91,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_table_columns(parser)
     add("--partition", help=f"Divide samples by {', '.join(PARTITIONS)}.")
     add("--alpha", type=positive, help="Set alpha of the Dirichlet partition: the smaller, the more uneven.")
-    add("--compare", metavar="kinds=A,B,..", help="Compare these policies; --list lists them.")
-    add("--seeds", type=count, metavar="N", help="Run with seeds 0 to N-1 (default: 1).")
-    add(
-        "--target",
-        type=_percentage,
-        metavar="PERCENT",
-        help="Measure the time to this accuracy (default: what all reach, above chance).",
-    )
+
+
+def _add_performance(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--parallel",
         type=count,
@@ -175,10 +128,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TRACKER",
         help="Log every run to tensorboard:FOLDER, wandb:PROJECT or mlflow:FOLDER: docs/trackers.md.",
     )
-    add("--run-dir", type=Path, help="Keep the runs in this folder; what is finished there is not run again.")
-    add_format(parser)
-    add_plugins(parser)
-    add("--only", help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:

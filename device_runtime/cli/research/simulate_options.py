@@ -10,7 +10,10 @@ from typing import Any
 
 import msgspec
 
+from device_runtime.aggregator.tasks.shared_settings import SharedSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import COLUMN_FLAGS, listed
+from device_runtime.cli.setting_options import option_values
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation.compare.plan import ComparisonPlan, WantedRuns, planned, scenario_in
@@ -26,33 +29,18 @@ SCENARIO_POLICIES = ("choose",)
 PRESET_POLICIES = ("choose", "drop")
 """The policies that are compared when no scenario is given either."""
 
+NOT_SIMULATED = (*scenarios.NOT_OURS, "name", "keep_versions", "masks.helpers")
+"""Settings of a task that a simulation has not: stand-ins take the place of its mask helpers."""
 _PLACES = {
-    "devices": ("devices",),
-    "rounds": ("task", "rounds"),
-    "deadline": ("task", "round_deadline_s"),
-    "devices_per_round": ("task", "devices_per_round"),
-    "buffer_size": ("task", "buffer_size"),
-    "deadline_quantile": ("task", "deadline_quantile"),
-    "wait_for": ("task", "wait_for"),
-    "head": ("task", "head"),
-    "stop_after": ("task", "stop_after"),
-    "stop_gain": ("task", "stop_gain"),
-    "min_group": ("task", "masks", "min_group"),
-    "robust": ("task", "robust"),
-    "robust_trim": ("task", "robust_trim"),
-    "robust_clip": ("task", "robust_clip"),
-    "robust_clip_factor": ("task", "robust_clip_factor"),
-    "robust_byzantine": ("task", "robust_byzantine"),
-    "bundle": ("task", "bundle"),
-    "engine": ("engine",),
-    **{name: ("all_kinds", name) for name in ("lr", "epochs", "batch", "codec")},
-    "data": ("data", "source"),
-    "data_path": ("data", "path"),
-    "partition": ("data", "partition"),
-    "alpha": ("data", "alpha"),
-    **{name: ("data", name) for name in COLUMN_FLAGS},
+    "devices": "devices",
+    "engine": "engine",
+    "data": "data.source",
+    "data_path": "data.path",
+    "partition": "data.partition",
+    "alpha": "data.alpha",
+    **{name: f"data.{name}" for name in COLUMN_FLAGS},
 }
-"""Flag -> tables and field of a scenario."""
+"""Flag -> dotted key of a scenario."""
 
 
 def plan_of(options: argparse.Namespace) -> ComparisonPlan:
@@ -128,15 +116,17 @@ def _of_fleet(spec: FleetSpec) -> str:
 
 def _over(options: argparse.Namespace) -> dict[str, Any]:
     """The given flags, as tables of a scenario."""
-    over: dict[str, Any] = {}
-    for flag, (*tables, name) in _PLACES.items():
+    over: dict[str, Any] = {
+        "task": option_values(options, Task, NOT_SIMULATED),
+        "all_kinds": option_values(options, SharedSettings),
+        "data": {},
+    }
+    for flag, place in _PLACES.items():
         value = getattr(options, flag)
         if value is not None:
-            inside = over
-            for table in tables:
-                inside = inside.setdefault(table, {})
-            inside[name] = value
-    return over
+            table, _, name = place.rpartition(".")
+            (over[table] if table else over)[name] = value
+    return {name: value for name, value in over.items() if value != {}}
 
 
 def _policies(text: str) -> tuple[str, ...]:

@@ -40,11 +40,14 @@ _PATHS = ("path", "test_path", "vectors")
 
 _ANY_TASK = Task(bundle=DIGITS)
 NONE_SHARED = SharedSettings()
-_NOT_OURS = {
+NOT_OURS = {
     "seed": "a simulation is given its seed when it is run",
     "eval_data": "a simulation evaluates on the test samples of [data]",
     "min_devices": "the whole fleet is known when a simulation begins",
 }
+"""Settings of a task that a scenario does not have, and why."""
+TASK_DEFAULTS = {"bundle": DIGITS, "rounds": ROUNDS}
+"""Settings of the task of a scenario that does not give them."""
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,7 +83,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ScenarioError(f"eval_every is {self.eval_every}, expected 0 or more")
         if self.engine not in (AUTO, *ENGINES):
             raise ScenarioError(f"engine is {self.engine!r}, expected one of {AUTO}, {', '.join(ENGINES)}")
-        for name, instead in _NOT_OURS.items():
+        for name, instead in NOT_OURS.items():
             if getattr(self.task, name) != getattr(_ANY_TASK, name):
                 raise ScenarioError(f"task has {name}: {instead}")
         if self.task.generic is not None and self.data.generic_samples:
@@ -172,7 +175,7 @@ def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
         spec = fleets.read({"name": parts.get("name"), **fleet})
     else:
         raise ScenarioError('which fleet? expected fleet = "a preset or file.toml", or a [fleet] table')
-    data, task = _table(parts, "data"), {"bundle": DIGITS, "rounds": ROUNDS, **_table(parts, "task")}
+    data, task = _table(parts, "data"), {**TASK_DEFAULTS, **_table(parts, "task")}
     data |= {name: near(beside, data[name]) for name in _PATHS if name in data}
     for name, group in _table({"data.groups": data.get("groups", {})}, "data.groups").items():
         try:

@@ -106,6 +106,15 @@ class ClassStatistics:
         return projection(width, self.features, self.projection_seed)
 
 
+Codec = Annotated[
+    str,
+    Setting(
+        "Codec that updates are sent by: delta, half or int8, deflate, joined by +; empty: as they are.",
+        example="delta+int8+deflate",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class TakesCodec:
     """Base of kinds with the setting `codec`: they send parameters, which a little rounding does not harm.
@@ -115,13 +124,7 @@ class TakesCodec:
     short already.
     """
 
-    codec: Annotated[
-        str,
-        Setting(
-            "Codec that updates are sent by: delta, half or int8, deflate, joined by +; empty: as they are.",
-            example="delta+int8+deflate",
-        ),
-    ] = field(default="", kw_only=True)
+    codec: Codec = field(default="", kw_only=True)
 
 
 ComparedAs = Literal["change", "scalars", "class-means"]

@@ -18,23 +18,36 @@ LEAST_DEVICES = 3
 
 Trim = Annotated[
     float,
-    Setting("trimmed-mean: share of values ignored at either end.", 0.1, more_than=0, less_than=0.5),
+    Setting(
+        "Ignore this share of the values at either end, with trimmed-mean.",
+        0.1,
+        more_than=0,
+        less_than=0.5,
+        metavar="SHARE",
+    ),
 ]
 Clip = Annotated[
     float | None,
     Setting(
-        "norm-clip: longest change that passes; value-clip: largest of a value; none: by clip_factor.",
+        "Clip longer changes, with norm-clip, or larger values, with value-clip.",
         example=1.0,
         more_than=0,
+        none="by the clip factor",
+        metavar="NORM",
     ),
 ]
 ClipFactor = Annotated[
-    float, Setting("norm-clip, value-clip: bound as a multiple of the round's median.", 2.0, more_than=0)
+    float,
+    Setting("Clip at X times the round's median, with norm-clip and value-clip.", 2.0, more_than=0),
 ]
 Byzantine = Annotated[
     int | None,
     Setting(
-        "krum, multi-krum: lying devices to withstand; none: the most possible.", 2, "devices", at_least=0
+        "Withstand this many lying devices, with krum and multi-krum.",
+        2,
+        "devices",
+        at_least=0,
+        none="the most possible",
     ),
 ]
 

@@ -53,13 +53,24 @@ def test_where_only_such_are_offered_the_learning_rate_is_theirs():
             "--epochs 3: no kind offered has local epochs; offered: zer",
         ),
         (["--kinds", "class-means", "--batch", "3"], "--batch 3: no kind offered has batch size"),
-        (["--lr", "-1"], "lr is -1.0, expected more than 0"),
-        (["--epochs", "0"], "epochs is 0, expected 1 to"),
     ],
 )
 def test_what_no_kind_takes_is_refused(words, text):
     with pytest.raises(TaskError, match=text):
         served(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--lr", "-1"], "argument --lr: '-1': expected a number, more than 0"),
+        (["--epochs", "0"], "argument --epochs: '0': expected a whole number, 1 to 1000000"),
+    ],
+)
+def test_what_no_kind_may_have_is_refused(words, text, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        served(*words)
+    assert text in capsys.readouterr().err
 
 
 def test_flags_stand_over_the_kinds_of_a_file(tmp_path):

@@ -205,7 +205,6 @@ def test_a_folder_remembers_its_policies_seeds_and_target(tmp_path):
         (["digits", "--partition", "wild"], "partition is 'wild', expected one of iid, dirichlet"),
         (["digits", "--devices", "5000"], "5000 devices, but 1437 training samples"),
         (["digits", "--run-dir", "/proc/nowhere"], "/proc/nowhere: no such file or directory"),
-        (["digits", "--buffer-size", "-1"], "buffer_size is -1"),
         (["digits", "--executor", "plain", "--address", "ray://here"], "--address is for --executor ray"),
         (
             ["digits", "--executor", "plain", "--workers", "2"],
@@ -224,7 +223,14 @@ def test_what_cannot_be_done_is_said_in_one_line(arguments, message, tmp_path, m
 
 @pytest.mark.parametrize(
     "wrong",
-    [["--target", "101"], ["--target", "0.9"], ["--seeds", "0"], ["--probes", "-1"], ["--devices", "few"]],
+    [
+        ["--target", "101"],
+        ["--target", "0.9"],
+        ["--seeds", "0"],
+        ["--probes", "-1"],
+        ["--devices", "few"],
+        ["--buffer-size", "-1"],
+    ],
 )
 def test_numbers_that_cannot_be_meant_are_refused(wrong, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -1,0 +1,103 @@
+"""Makes a command's options from declared settings (`strategies.settings`), and reads the given values."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from device_runtime.cli.options import listed
+from device_runtime.strategies.settings import REQUIRED, SettingField, setting_fields
+
+NO_DEFAULTS: Mapping[str, object] = MappingProxyType({})
+
+
+def add_settings(
+    options: argparse._ActionsContainer,
+    settings: type,
+    without: Collection[str] = (),
+    defaults: Mapping[str, object] = NO_DEFAULTS,
+) -> None:
+    """Adds an option for each setting but those in `without`, dotted names; a value beyond limits is refused.
+
+    A setting in a table has an option if it declares its `flag`. defaults: others than the fields' own, for
+    the help.
+    """
+    for name, entry in _optional(settings, without):
+        how: dict[str, Any] = {"metavar": _metavar(entry)}
+        if entry.choices:
+            how = {"choices": entry.choices}
+        elif entry.type is bool:
+            how = {"action": argparse.BooleanOptionalAction}
+        elif entry.type in (int, float):
+            how["type"] = partial(_number, entry)
+        text = _help(entry, defaults.get(name, entry.default))
+        options.add_argument(f"--{_flag(entry)}", default=None, help=text.replace("%", "%%"), **how)
+
+
+def option_values(
+    options: argparse.Namespace, settings: type, without: Collection[str] = ()
+) -> dict[str, Any]:
+    """The values of the options that were given, as keys and tables of the settings."""
+    table: dict[str, Any] = {}
+    for name, entry in _optional(settings, without):
+        value = getattr(options, _flag(entry).replace("-", "_"))
+        if value is not None:
+            *outer, key = name.split(".")
+            inner = table
+            for part in outer:
+                inner = inner.setdefault(part, {})
+            inner[key] = listed(value) if entry.item else value
+    return table
+
+
+def _optional(
+    settings: type, without: Collection[str], within: str = ""
+) -> Iterator[tuple[str, SettingField]]:
+    """The settings that have an option, by their dotted names."""
+    for entry in setting_fields(settings):
+        name = f"{within}{entry.name}"
+        if name in without:
+            continue
+        if entry.table is None and (entry.setting.flag or not within):
+            yield name, entry
+        elif entry.table is not None and not entry.item:
+            yield from _optional(entry.table, without, f"{name}.")
+
+
+def _flag(entry: SettingField) -> str:
+    return entry.setting.flag or entry.name.removesuffix("_s").replace("_", "-")
+
+
+def _metavar(entry: SettingField) -> str:
+    """The name of a value in help texts, by its unit: ROUNDS, SECONDS."""
+    if entry.setting.metavar:
+        return entry.setting.metavar
+    if entry.setting.unit != "-":
+        return entry.setting.unit.split()[-1].upper()
+    return "A,B,.." if entry.item else {int: "N", float: "X"}.get(entry.type, "NAME")
+
+
+def _help(entry: SettingField, default: Any) -> str:
+    meaning, text = entry.setting.meaning, str(default)
+    if default is None:
+        text = entry.setting.none
+    elif isinstance(default, float):
+        text = f"{default:g}"
+    elif entry.item:
+        text = ", ".join(default)
+    return meaning if default is REQUIRED or not text else f"{meaning.rstrip('.')} (default: {text})."
+
+
+def _number(entry: SettingField, text: str) -> int | float:
+    """An argument that is a number within the setting's limits."""
+    try:
+        value: int | float = entry.type(text)
+        if entry.setting.allows(value):
+            return value
+    except ValueError:
+        pass
+    limits = "" if entry.setting.range == "-" else f", {entry.setting.range}"
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a {entry.toml_type}{limits}")
