@@ -253,9 +253,7 @@ def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) 
             lambda name: _keep(missing[name].cell, [name.seed]) if options.write else None,
         )
         try:
-            children = ProcessOptions(
-                ("--probes", "0", "--workers", str(workers)), parallel, workers, (held,)
-            )
+            children = ProcessOptions(("--workers", str(workers)), parallel, workers, (held,))
             run_jobs(missing, children, view)
         except KeyboardInterrupt:
             view.close()

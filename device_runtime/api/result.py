@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from importlib.util import find_spec
-from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ from device_runtime.simulation.compare.figures import (
     RunFigures,
     Summary,
     figures,
+    round_columns,
 )
 from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
 from device_runtime.simulation.compare.run_folder import SERVED
@@ -34,6 +33,7 @@ from device_runtime.simulation.report.write import (
     PICTURES,
     HasFigures,
     all_figures,
+    everything,
     tables,
     with_notes,
     write,
@@ -42,11 +42,6 @@ from device_runtime.simulation.scenarios.scenario import Scenario
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-PLAIN_NAMES = {"closed_s": "time_s", "eval_acc": "accuracy", "eval_loss": "loss"}
-"""Fields of `SimulatedRound` that have a plainer name as a column."""
-NUMBERS = ("int", "float")
-"""Types of the fields of `SimulatedRound` that become columns; the others have a value for each class."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +83,7 @@ class SimulatedRun:
 
         The other names are those of `SimulatedRound`, and of the further metrics: RMSE, AUROC, ..
         """
-        names = [field.name for field in fields(SimulatedRound) if field.type in NUMBERS]
-        metrics = dict.fromkeys(name for line in self.rounds for name in line.eval_metrics)
-        return {
-            PLAIN_NAMES.get(name, name): np.array([getattr(line, name) for line in self.rounds])
-            for name in names
-        } | {name: np.array([line.eval_metrics.get(name, nan) for line in self.rounds]) for name in metrics}
+        return round_columns(self.rounds)
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """The tensors of the model that the last round serves, by name. Raises SimulationError."""
@@ -145,12 +135,7 @@ class ComparedFolders:
 
     def _repr_html_(self) -> str:
         """The main table, as a notebook shows it."""
-        head = "".join(f"<th>{escape(policy)}</th>" for policy in self.summary)
-        body = "".join(
-            f"<tr><th>{escape(title)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-            for title, *cells in table.rows_of(self.summary, self._of.terms)
-        )
-        return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return table.main_table(self.summary, self._of.terms).html()
 
 
 class SimulationResult(ComparedFolders):
@@ -196,7 +181,7 @@ class SimulationResult(ComparedFolders):
     def plot(self, name: str = "accuracy", path: str | Path | None = None) -> Drawing:
         """Draws one of the report's pictures, which a notebook shows; `path` is a PNG to write it to.
 
-        Names: accuracy, costs, groups, participation, round, times, classes, drift, similarity, predictions.
+        Names: accuracy, costs, groups, participation, round, times, classes.
         The `figure` of what is returned is matplotlib's, without the title. Raises SimulationError for
         another name and where there is nothing to draw, ModuleNotFoundError without matplotlib, and OSError.
         """
@@ -212,7 +197,7 @@ class SimulationResult(ComparedFolders):
         return drawing
 
     def report(self, folder: str | Path | None = None) -> Path:
-        """Writes the report into a folder, by default that of the runs: report.html, plots/, summary.csv.
+        """Writes the report into a folder, by default that of the runs: report.html and two data files.
 
         Returns the path of the page. Raises ModuleNotFoundError without matplotlib, and OSError.
         """
@@ -237,12 +222,7 @@ class SimulationResult(ComparedFolders):
         return with_notes(self._compared, width)
 
     def _figures(self) -> dict[str, object]:
-        return {**all_figures(self._of), "failed": self.failed, "runs": list(self._plain_runs())}
-
-    def _plain_runs(self) -> Iterator[dict[str, object]]:
-        for run in self.runs:
-            rounds = {name: values.tolist() for name, values in run.columns().items()}
-            yield {"policy": run.policy, "seed": run.seed, "figures": run.figures, "rounds": rounds}
+        return everything(self._compared)
 
     def _run(self, run: FinishedRun) -> SimulatedRun:
         plan, at = self._compared.plan, self._compared.terms

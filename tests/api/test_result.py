@@ -91,12 +91,12 @@ def test_the_report_is_a_page_in_the_folder_that_is_given(small, tmp_path):
     page = small.report(tmp_path / "report")
     assert page == tmp_path / "report" / "report.html"
     assert "device_runtime.simulate" in page.read_text("utf-8")
-    assert (page.parent / "plots" / "accuracy-time.png").exists()
+    assert {path.name for path in page.parent.iterdir()} == {"report.html", "rounds.csv", "summary.json"}
 
 
 def test_notebooks_show_the_main_table(small):
     page = small._repr_html_()
-    assert page.startswith("<table>") and "<th>class-means</th>" in page and "final accuracy" in page
+    assert page.startswith("<table>") and "class-means</th>" in page and "final accuracy" in page
     assert repr(small) == "<SimulationResult of few-shot, class-means>"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import shutil
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ from .simulate_options import NOT_SIMULATED, PRESET, description, plan_of, prese
 
 if TYPE_CHECKING:
     from device_runtime.simulation.report.write import WrittenReport
+
+log = logging.getLogger(__name__)
 
 ERRORS = (SimulationError, AggregatorError)
 
@@ -114,13 +117,7 @@ def _add_performance(parser: argparse.ArgumentParser) -> None:
         help="Give the executor this many processes (default: the cores that --parallel leaves).",
     )
     add("--address", help="Use the Ray cluster at this address, with --executor ray.")
-    add(
-        "--probes",
-        type=_whole,
-        default=3,
-        metavar="N",
-        help="Compare the local models of this many rounds (default: 3).",
-    )
+    add("--probes", type=_whole, help=argparse.SUPPRESS)
     add(
         "--track",
         action="append",
@@ -142,6 +139,10 @@ def run(options: argparse.Namespace) -> int:
         raise ScenarioError("--address is for --executor ray")
     if options.workers and options.executor in ("plain", "batched"):
         raise ScenarioError("--workers is for --executor processes and ray")
+    if options.probes is not None:
+        log.warning(
+            "--probes has no effect any more: `python -m benchmarks.local_models` compares local models"
+        )
     plan = plan_of(options)
     try:
         check_runs(plan, _run_options(options))
@@ -217,7 +218,7 @@ def _unwritable(error: OSError, folder: Path) -> SimulationError:
 
 def _run_options(options: argparse.Namespace) -> RunOptions:
     request = ExecutorRequest(options.executor, options.workers, options.address)
-    return RunOptions(request, options.probes, trackers=tuple(options.track))
+    return RunOptions(request, trackers=tuple(options.track))
 
 
 def _view(missing: Sequence[RunName], plan: ComparisonPlan, options: argparse.Namespace) -> ProgressView:

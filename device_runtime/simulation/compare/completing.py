@@ -118,7 +118,6 @@ def _run_elsewhere(
     parallel = min(options.parallel or usable_cores(), len(missing))
     workers = request.workers or max(1, usable_cores() // parallel)
     arguments = ["--executor", request.name, "--workers", str(workers)]
-    arguments += ["--probes", str(options.run.probed_rounds)]
     if request.address:
         arguments += ["--address", request.address]
     for tracker in options.run.trackers:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, fields
 from math import isnan, nan, sqrt
 from pathlib import Path
 from statistics import NormalDist, mean, stdev
+from typing import Any
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from device_runtime.models.bundles.targets import ACCURACY
-from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 from device_runtime.simulation.metrics.curves import Axis, Curve, accuracy, spent
-from device_runtime.simulation.metrics.probes import ProbeLine
 from device_runtime.simulation.metrics.tally import (
     AskCounts,
     learning_efficiency,
@@ -24,7 +24,7 @@ from device_runtime.simulation.metrics.tally import (
 from device_runtime.simulation.scenarios import scenario
 
 from .plan import ComparisonPlan
-from .run_folder import ASKS, PROBES, RunInfo, RunName, info_of, read, rounds_of
+from .run_folder import ASKS, RunInfo, RunName, info_of, read, rounds_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class FinishedRun:
     rounds: tuple[SimulatedRound, ...]
     tally: AskCounts
     round_asks: tuple[AskRecord, ...] = ()
-    probes: tuple[ProbeLine, ...] = ()
 
     @property
     def curve(self) -> Curve:
@@ -259,6 +258,21 @@ def summarise(runs: Sequence[FinishedRun], at: ComparisonTerms) -> dict[str, Sum
     return result
 
 
+PLAIN_NAMES = {"closed_s": "time_s", "eval_acc": "accuracy", "eval_loss": "loss"}
+"""Fields of `SimulatedRound` that have a plainer name as a column."""
+NUMBERS = ("int", "float")
+"""Types of the fields of `SimulatedRound` that become columns; the others have a value for each class."""
+
+
+def round_columns(rounds: Sequence[SimulatedRound]) -> dict[str, NDArray[Any]]:
+    """Every figure of the rounds, each as an array (rounds,), and the further metrics: RMSE, AUROC, .."""
+    names = [field.name for field in fields(SimulatedRound) if field.type in NUMBERS]
+    metrics = dict.fromkeys(name for line in rounds for name in line.eval_metrics)
+    return {
+        PLAIN_NAMES.get(name, name): np.array([getattr(line, name) for line in rounds]) for name in names
+    } | {name: np.array([line.eval_metrics.get(name, nan) for line in rounds]) for name in metrics}
+
+
 def final_name(metric: str) -> str:
     """The name, in a `Summary`, of a further metric of the model that is served last."""
     return f"final_{metric}"
@@ -272,9 +286,9 @@ def _last(run: FinishedRun, metric: str) -> float:
 def read_run(folder: Path, name: RunName, number: int) -> FinishedRun:
     """Reads a run in one pass over its asks; keeps those of round `number`. Raises SimulationError."""
     part = _Kept(number)
-    asks = part.passed(read(folder / f"{ASKS}.jsonl", AskRecord))
+    asks = part.passed(read(folder / ASKS, AskRecord))
     counts = tally(asks)
-    return FinishedRun(name, info_of(folder), rounds_of(folder), counts, tuple(part.asks), _probes(folder))
+    return FinishedRun(name, info_of(folder), rounds_of(folder), counts, tuple(part.asks))
 
 
 def read_all(plan: ComparisonPlan) -> list[FinishedRun]:
@@ -300,13 +314,3 @@ class _Kept:
             if ask.round == self.round:
                 self.asks.append(ask)
             yield ask
-
-
-def _probes(folder: Path) -> tuple[ProbeLine, ...]:
-    """The probes of local models; empty where there are none. Raises SimulationError for a damaged file."""
-    try:
-        return tuple(msgspec.json.Decoder(ProbeLine).decode_lines((folder / PROBES).read_bytes()))
-    except FileNotFoundError:
-        return ()
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise SimulationError(f"{folder / PROBES} is damaged: {error}") from None

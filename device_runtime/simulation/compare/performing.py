@@ -6,39 +6,35 @@ import platform
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from device_runtime.models.available_engines.available import open_model
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, TrainingJob
 from device_runtime.simulation.history.records import AskRecord, RunObserver, SimulatedRound
 from device_runtime.simulation.metrics.formulas import paper_cost
-from device_runtime.simulation.metrics.probes import ProbedRounds, ProbeLine, Probes, ProbeSet, spread_rounds
 from device_runtime.simulation.metrics.tally import tally
 from device_runtime.simulation.rounds.callbacks import Callback, CallbackObserver, EndedRun, StartedRun
-from device_runtime.simulation.rounds.run import PreparedRun, ResumeOptions, prepare, simulate
+from device_runtime.simulation.rounds.run import ResumeOptions, prepare, simulate
 from device_runtime.simulation.rounds.trackers import tracker_named
 from device_runtime.simulation.scenarios.scenario import Scenario, of_policy
 from device_runtime.strategies.interface.device_half import Update
 from device_runtime.strategies.interface.kind import AnyStrategy
 
-from .run_folder import ASKS, PROBES, RunFiles, RunInfo, RunName, fingerprint, lineage, read, rounds_of
+from .run_folder import ASKS, RunFiles, RunInfo, RunName, fingerprint, lineage, read, rounds_of
 
 PACKAGES = ("device-runtime", "numpy", "onnxruntime", "torch", "ray")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The wanted executor, and the number of rounds in which local models are compared (0: none).
+    """The wanted executor.
 
     `callbacks` are called in this process, in this order; then `trackers`, by the names of `tracker_named`.
     """
 
     executor: ExecutorRequest
-    probed_rounds: int = 3
     callbacks: tuple[Callback, ...] = ()
     trackers: tuple[str, ...] = ()
 
@@ -80,14 +76,13 @@ def perform(
     try:
         done = files.checkpoint.round if files.checkpoint else 0
         calls.started(StartedRun(name.policy, name.seed, msgspec.to_builtins(own), folder, done + 1))
-        probes = _probes(prepared, folder / PROBES, how, done)
 
         def executor(inputs: ExecutorInputs) -> Executor:
             runner = choice.make(inputs, how.executor, [kind.strategy for kind in own.task.kinds])
             used.append(runner.name)
-            return probes.over(runner) if probes else runner
+            return runner
 
-        observers = CombinedObserver(*([probes] if probes else []), calls, files, observer)
+        observers = CombinedObserver(calls, files, observer)
         served = simulate(prepared, executor, observers, ResumeOptions(files.checkpoint, files.keeper.take))
         classes = prepared.inputs.bundle.manifest.target.compared == "classes"
         info = RunInfo(
@@ -108,7 +103,7 @@ def perform(
         )
         files.finish(served, info)
         if how.callbacks or how.trackers:
-            unheard = tally(read(folder / f"{ASKS}.jsonl", AskRecord)).unheard
+            unheard = tally(read(folder / ASKS, AskRecord)).unheard
             calls.ended(EndedRun(name.policy, name.seed, rounds_of(folder), served, folder, unheard))
     except BaseException as error:
         calls.failed(error)
@@ -140,16 +135,3 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return packages
-
-
-def _probes(prepared: PreparedRun, path: Path, how: RunOptions, done: int) -> Probes | None:
-    rounds = spread_rounds(prepared.scenario.task.rounds, how.probed_rounds)
-    if not rounds or not prepared.scenario.eval_every:
-        return None
-    model: Any = open_model(prepared.inputs.bundle)
-
-    def tell(line: ProbeLine) -> None:
-        with path.open("ab") as lines:
-            lines.write(msgspec.json.Encoder().encode_lines([line]))
-
-    return Probes(model, ProbeSet.of(prepared.data, model), ProbedRounds(rounds, done + 1), tell)

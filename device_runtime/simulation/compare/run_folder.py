@@ -1,8 +1,7 @@
-"""The folder of one run: its identity, its records as JSON lines and CSV, and its checkpoint."""
+"""The folder of one run: its identity, its records as JSON lines, and its checkpoint."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import time
@@ -12,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from math import nan
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from safetensors.numpy import save
@@ -28,11 +27,11 @@ from device_runtime.simulation.metrics.formulas import PaperCost
 from device_runtime.simulation.scenarios.scenario import Scenario
 from device_runtime.strategies.interface.device_half import Update
 
-INFO, ROUNDS, ASKS, PROBES, SERVED, LOG = (
-    "run.json", "rounds", "asks", "probes.jsonl", "served.safetensors", "log.txt",
-)  # fmt: skip
-KEPT = (f"{ROUNDS}.jsonl", f"{ROUNDS}.csv", f"{ASKS}.jsonl", f"{ASKS}.csv", PROBES)
+INFO, ROUNDS, ASKS, SERVED, LOG = "run.json", "rounds.jsonl", "asks.jsonl", "served.safetensors", "log.txt"
+GROWING = (ROUNDS, ASKS)
 """The files that grow with the rounds."""
+OF_OLDER_VERSIONS = ("rounds.csv", "asks.csv")
+"""Files that older versions wrote, which nothing continues."""
 
 
 @dataclass(frozen=True, order=True)
@@ -96,7 +95,7 @@ class RunFiles:
         """`line` is the run's `lineage`."""
         folder.mkdir(parents=True, exist_ok=True)
         before = stopped_run(folder, line)
-        for left in (INFO, SERVED) if before else (INFO, SERVED, PROBES):
+        for left in (INFO, SERVED, *OF_OLDER_VERSIONS):
             (folder / left).unlink(missing_ok=True)
         if before is None:
             (folder / checkpoint.FILE).unlink(missing_ok=True)
@@ -104,8 +103,7 @@ class RunFiles:
         seconds = before.mark.seconds if before and before.mark else 0.0
         self.keeper = CheckpointWriter(folder, line, clock, seconds)
         self._folder = folder
-        self._rounds = RecordWriter(folder, ROUNDS, SimulatedRound, more=before is not None)
-        self._asks = RecordWriter(folder, ASKS, AskRecord, more=before is not None)
+        self._rounds, self._asks = (RecordWriter(folder / name, more=before is not None) for name in GROWING)
 
     def asked(self, ask: AskRecord) -> None:
         self._asks.add(ask)
@@ -117,7 +115,7 @@ class RunFiles:
         self._rounds.add(line)
         self._rounds.flush()
         self._asks.flush()
-        self.keeper.save(KEPT)
+        self.keeper.save(GROWING)
 
     def finish(self, served: Tensors, info: RunInfo) -> None:
         """Writes the served model, and last of all that this run is finished.
@@ -133,6 +131,9 @@ class RunFiles:
         """May be called twice."""
         self._rounds.close()
         self._asks.close()
+
+
+R = TypeVar("R")
 
 
 def finished(folder: Path, sha256: str) -> bool:
@@ -151,7 +152,7 @@ def info_of(folder: Path) -> RunInfo:
 
 def rounds_of(folder: Path) -> tuple[SimulatedRound, ...]:
     """The rounds of a run. Raises SimulationError."""
-    return tuple(read(folder / f"{ROUNDS}.jsonl", SimulatedRound))
+    return tuple(read(folder / ROUNDS, SimulatedRound))
 
 
 def _info(folder: Path) -> RunInfo | None:
@@ -161,38 +162,26 @@ def _info(folder: Path) -> RunInfo | None:
         return None
 
 
-R = TypeVar("R")
+class RecordWriter(AbstractContextManager["RecordWriter"]):
+    """Writes records as JSON lines, nan as null; with `more` it appends to an existing file.
 
-
-class RecordWriter(AbstractContextManager["RecordWriter[R]"], Generic[R]):
-    """Writes records of one dataclass to STEM.jsonl and STEM.csv; with `more` it appends to existing files.
-
-    nan is null in JSON and empty in CSV. Tuples and dicts are in one cell, joined by spaces. Records may not
-    be on disk before `flush` or the end.
+    Records may not be on disk before `flush` or the end.
     """
 
-    def __init__(self, folder: Path, stem: str, kind: type[R], more: bool = False) -> None:
-        self._names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-        self._json = (folder / f"{stem}.jsonl").open("ab" if more else "wb")
-        self._csv = (folder / f"{stem}.csv").open("a" if more else "w", encoding="utf-8", newline="")
-        self._table = csv.writer(self._csv, lineterminator="\n")
-        if not more:
-            self._table.writerow(self._names)
+    def __init__(self, path: Path, more: bool = False) -> None:
+        self._lines = path.open("ab" if more else "wb")
         self._encoder = msgspec.json.Encoder()
 
-    def add(self, record: R) -> None:
-        self._json.write(self._encoder.encode(record) + b"\n")
-        self._table.writerow([_cell(getattr(record, name)) for name in self._names])
+    def add(self, record: object) -> None:
+        self._lines.write(self._encoder.encode(record) + b"\n")
 
     def flush(self) -> None:
         """Hands the records to the operating system, so that this process may die without losing any."""
-        self._json.flush()
-        self._csv.flush()
+        self._lines.flush()
 
     def close(self) -> None:
         """May be called twice."""
-        self._json.close()
-        self._csv.close()
+        self._lines.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -241,16 +230,6 @@ def record_decoder(kind: type[R]) -> Callable[[bytes], R]:
     return record
 
 
-def _cell(value: object) -> object:
-    if isinstance(value, tuple):
-        return " ".join(str(_cell(item)) for item in value)
-    if isinstance(value, dict):
-        return " ".join(f"{name}={item}" for name, item in value.items())
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value != value else value
-
-
 EVERY_S = 10.0
 """Seconds of real time between two checkpoints.
 
@@ -270,11 +249,11 @@ def stopped_run(folder: Path, line: str) -> Checkpoint | None:
         return None
     if left is None or left.mark is None or left.mark.line != line:
         return None
-    if any(_size(folder / name) < size for name, size in left.mark.sizes.items() if size):
+    sizes = {name: size for name, size in left.mark.sizes.items() if name in GROWING}
+    if any(_size(folder / name) < size for name, size in sizes.items()):
         return None
-    for name, size in left.mark.sizes.items():
-        if (folder / name).exists():
-            os.truncate(folder / name, size)
+    for name, size in sizes.items():
+        os.truncate(folder / name, size)
     return left
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from statistics import mean
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,3 +109,15 @@ def spent(rounds: Sequence[SimulatedRound], axis: Axis) -> NDArray[np.float64]:
         return np.array([line.closed_s for line in rounds], np.float64)
     costs = [line.energy_j if axis == "energy" else line.bytes_up + line.bytes_down for line in rounds]
     return np.cumsum(np.array(costs, np.float64))
+
+
+def accuracy_by_class(logits: NDArray[np.floating[Any]], y: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The recall of each class, (classes,); nan for a class without samples.
+
+    logits (n, classes), y (n,). Ties go to the lower class.
+    """
+    classes = logits.shape[1]
+    right = np.bincount(y[logits.argmax(axis=1) == y], minlength=classes)
+    samples = np.bincount(y, minlength=classes)
+    recalls: NDArray[np.float64] = np.full(classes, np.nan)
+    return np.divide(right, samples, out=recalls, where=samples > 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from math import isnan
@@ -20,19 +20,29 @@ from .canvas import ComparedRuns, Drawing
 def page(compared: ComparedRuns, pictures: Sequence[Drawing]) -> str:
     """The whole HTML file."""
     spec = compared.plan.scenario
+    colours = {policy: _colour(policy) for policy in compared.policies}
+    tables = [table.main_table(compared.summary, compared.terms, tuple(compared.plan.without))]
+    tables += table.equal_tables(compared.equal, compared.terms)
+    rendered = [f'<div class="scroll">{each.html(colours)}</div>' for each in tables]
+    titles = [each.title[:1].upper() + each.title[1:] for each in tables]
+    below = "\n".join(f"<h3>{escape(t)}</h3>\n{s}" for t, s in zip(titles[1:], rendered[1:], strict=True))
     return _asset("page.html").format(
         title=escape(f"{spec.name}: {', '.join(compared.policies)}"),
         css=_asset("page.css"),
-        js=_asset("page.js"),
         lead=_lead(compared),
-        learnt=table.as_html(compared.summary, table.learning_rows(compared.terms), compared.plan.without),
-        spent=table.as_html(compared.summary, table.cost_rows(), compared.plan.without),
-        equal=table.equal_html(compared.equal, compared.terms),
+        compared=rendered[0],
         note=_note(compared),
         figures="\n".join(_figure(picture) for picture in pictures),
-        settings=_settings(compared),
+        equal=f'{below}\n<p class="muted">{escape(table.lacking(compared.equal))}</p>',
+        scenario=escape(msgspec.json.format(spec.json()).decode()),
         made=_made(compared),
     )
+
+
+def _colour(policy: str) -> str:
+    """The colour of a policy: a variable of the style sheet, if a dark theme changes it."""
+    colour = canvas.stroke(policy).colour
+    return f"var(--{canvas.THEMED[colour]})" if colour in canvas.THEMED else colour
 
 
 def _asset(name: str) -> str:
@@ -81,9 +91,7 @@ def _note(compared: ComparedRuns) -> str:
     what = (
         f"Mean ± standard deviation over {seeds} seeds. " if seeds > 1 else "One seed: no spread is known. "
     )
-    return (
-        what + "Click a column to sort by it; point at it to read what it is. The best of a column is marked."
-    )
+    return f"{what}Point at a row to read what it is. The best of a row is marked."
 
 
 def _figure(picture: Drawing) -> str:
@@ -96,63 +104,15 @@ def _figure(picture: Drawing) -> str:
     )
 
 
-def _settings(compared: ComparedRuns) -> str:
-    tables = msgspec.to_builtins(compared.plan.scenario)
-    groups = tables["fleet"].pop("groups")
-    names = list(dict.fromkeys(name for group in groups.values() for name in group))
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("group", *names))
-    rows = "".join(
-        f"<tr><th>{escape(group)}</th>{''.join(f'<td>{_value(of.get(name))}</td>' for name in names)}</tr>"
-        for group, of in groups.items()
-    )
-    kinds = tables["task"].pop("kinds")
-    offered = "".join(f"<dt>{escape(kind.pop('name'))}</dt><dd>{_value(kind)}</dd>" for kind in kinds)
-    top = {name: value for name, value in tables.items() if not isinstance(value, dict)}
-    return (
-        f"{_list(top)}"
-        f"<details open><summary>Task</summary>{_list(tables['task'])}</details>"
-        f"<details open><summary>Data</summary>{_list(tables['data'])}</details>"
-        f"<details><summary>Kinds of update offered</summary><dl>{offered}</dl></details>"
-        f"<details><summary>Fleet {escape(tables['fleet']['name'])}</summary>"
-        f'<div class="scroll settings"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></details>"
-    )
-
-
-def _list(settings: Mapping[str, object]) -> str:
-    """Settings as an HTML list, without those that are empty."""
-    pairs = {name: value for name, value in settings.items() if value not in (None, "", [], {}, ())}
-    return "<dl>" + "".join(f"<dt>{escape(n)}</dt><dd>{_value(v)}</dd>" for n, v in pairs.items()) + "</dl>"
-
-
-def _value(value: object) -> str:
-    """A setting as text; tables in it as `name value` pairs."""
-    if value in (None, "", [], {}, ()):
-        return "–"
-    if isinstance(value, Mapping):
-        pairs = {name: inner for name, inner in value.items() if inner not in (None, "", [], {}, ())}
-        return escape(", ".join(f"{name} {inner}" for name, inner in pairs.items())) or "–"
-    if isinstance(value, list):
-        return "; ".join(_value(inner) for inner in value)
-    return escape(str(value).lower() if isinstance(value, bool) else str(value))
-
-
 def _made(compared: ComparedRuns) -> str:
     infos = [run.info for run in compared.runs]
-    seconds = sum(info.seconds for info in infos)
     executors = ", ".join(sorted({info.executor for info in infos}))
     versions = ", ".join(f"{name} {version}" for name, version in infos[0].versions.items())
-    return (
-        f"<pre><code>{escape(compared.plan.comparison.command)}</code></pre>"
-        + _list(
-            {
-                "seeds": ", ".join(str(seed) for seed in range(compared.plan.comparison.seeds)),
-                "runs": f"{len(infos)}, of {duration(seconds)} of real time in all",
-                "trained by": executors,
-                "versions": versions,
-            }
-        )
-        + '<p class="muted">The same scenario, seed and executor give the same bytes on the same machine. In '
-        "<code>runs/POLICY-SEED/</code> lie the rounds and asks of each run as JSON lines and CSV, and the "
-        "model that it served last.</p>"
-    )
+    facts = {
+        "seeds": ", ".join(str(seed) for seed in range(compared.plan.comparison.seeds)),
+        "runs": f"{len(infos)}, of {duration(sum(info.seconds for info in infos))} of real time in all",
+        "trained by": executors,
+        "versions": versions,
+    }
+    rows = "".join(f"<dt>{name}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items())
+    return f"<pre><code>{escape(compared.plan.comparison.command)}</code></pre>\n<dl>{rows}</dl>"

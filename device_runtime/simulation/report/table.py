@@ -1,12 +1,9 @@
-"""The tables of a comparison, as text, HTML and CSV: figures by policy, equal terms, single classes."""
+"""The tables of a comparison, as text and as HTML: figures by policy, equal terms, single classes."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from math import isnan, nan
 from types import MappingProxyType
@@ -28,8 +25,6 @@ from device_runtime.simulation.compare.wording import (
     unit_for,
 )
 
-from .canvas import THEMED, stroke
-
 PERCENT: Units = (("%", 0.01),)
 PLAIN: Units = (("", 1.0),)
 PER_HOUR: Units = (("%/h", 0.01 / 3600),)
@@ -37,7 +32,7 @@ POINTS: Units = (("points", 0.01),)
 SIGNED: Units = (("signed", 1.0),)
 """Percentage points: cells have a sign in place of the unit, which the table's title names."""
 PASSES: Units = (("TF", 1e12), ("GF", 1e9), ("MF", 1e6), ("kF", 1e3), ("F", 1.0))
-NONE_FAILED: Mapping[str, str] = MappingProxyType({})
+NO_COLOURS: Mapping[str, str] = MappingProxyType({})
 UNOPENED = "masked updates in sums of too few devices, of those that came in time and were valid"
 CENTRAL = "by central noise, on all that one device sent"
 
@@ -59,54 +54,43 @@ class TableRow:
 BEST = "of any round's served model; the test samples pick the round, so that chance adds to it"
 
 
-def learning_rows(at: ComparisonTerms) -> tuple[TableRow, ...]:
-    """The rows on what was learnt: accuracy, time, participation."""
-    metric, units = at.metric, metric_units(at.metric)
-    percent, target = units is PERCENT, DASH if isnan(at.target) else metric_text(metric, at.target)
-    equal = f"{metric} at {duration(at.at_s)}"
-    earliest = "of the served model at equal virtual time: the earliest end of all runs"
-    counted = "Jain's index of counted updates per device: 1 when all devices counted equally often"
-    efficiency = f"best {metric} by the time of local training of all devices (Shi 2025, 6.5)"
-    return (
-        TableRow("acc_at_equal_time", equal, earliest, units, 1),
-        TableRow("final_acc", f"final {metric}", "of the model served after the last round", units, 1),
-        TableRow("best_acc", f"best {metric} (test)", BEST, units, 1),
-        *(_final(name) for name in at.metrics),
-        TableRow("time_to_target_s", f"time to {target}", "virtual time until it is reached", TIMES, -1),
-        TableRow("devices_that_counted", "devices that counted", "at least once, of the fleet", PERCENT, 1),
-        TableRow("asks_that_counted", "asks that counted", "of all times a device was asked", PERCENT, 1),
-        TableRow("fairness", "fairness", counted, PLAIN, 1),
-        *(
-            (TableRow("learning_efficiency", "learning efficiency", efficiency, PER_HOUR, 1),)
-            if percent
-            else ()
-        ),
-        *((TableRow("unopened", "updates not opened", UNOPENED, PERCENT, -1),) if at.masked else ()),
-        *((TableRow("central_epsilon", "epsilon spent", CENTRAL, PLAIN, -1),) if at.noisy else ()),
-    )
-
-
-def metric_units(metric: str) -> Units:
-    """The units in which a metric is shown: an accuracy in percent, others as numbers."""
-    return PERCENT if metric.endswith(ACCURACY) else PLAIN
-
-
 HIGHER = ("AUROC", "F1", "exact match")
 """Further metrics of which the highest value is the best; of errors it is the lowest."""
 
 
-def _final(name: str) -> TableRow:
-    best = 1 if name in HIGHER else -1
-    meaning = "of the model served after the last round"
-    return TableRow(final_name(name), f"final {name}", meaning, PLAIN, best)
-
-
-def cost_rows() -> tuple[TableRow, ...]:
-    """The rows on what it cost: time, bytes, energy, compute."""
+def measures(at: ComparisonTerms) -> tuple[TableRow, ...]:
+    """The rows of the main table: what was learnt (accuracy, time, participation), then what it cost."""
+    metric, units = at.metric, metric_units(at.metric)
+    percent, target = units is PERCENT, DASH if isnan(at.target) else metric_text(metric, at.target)
+    equal = f"{metric} at {duration(at.at_s)}"
+    earliest = "of the served model at equal virtual time: the earliest end of all runs"
+    last = "of the model served after the last round"
+    counted = "Jain's index of counted updates per device: 1 when all devices counted equally often"
+    efficiency = f"best {metric} by the time of local training of all devices (Shi 2025, 6.5)"
     formula = "for each update that counted (Bernier 2024, equations 6 to 9)"
     passes = "in F: one forward pass of one sample (Bernier 2024, A.1), counted"
     wasted = "by devices whose update did not count, also because the run ended first"
+    rows = [
+        TableRow("acc_at_equal_time", equal, earliest, units, 1),
+        TableRow("final_acc", f"final {metric}", last, units, 1),
+        TableRow("best_acc", f"best {metric} (test)", BEST, units, 1),
+        *(
+            TableRow(final_name(name), f"final {name}", last, PLAIN, 1 if name in HIGHER else -1)
+            for name in at.metrics
+        ),
+        TableRow("time_to_target_s", f"time to {target}", "virtual time until it is reached", TIMES, -1),
+        TableRow("devices_that_counted", "devices that counted", "at least once, of the fleet", PERCENT, 1),
+        TableRow("asks_that_counted", "asks that counted", "of all times a device was asked", PERCENT, 1),
+        TableRow("fairness", "fairness", counted, PLAIN, 1),
+    ]
+    if percent:
+        rows.append(TableRow("learning_efficiency", "learning efficiency", efficiency, PER_HOUR, 1))
+    if at.masked:
+        rows.append(TableRow("unopened", "updates not opened", UNOPENED, PERCENT, -1))
+    if at.noisy:
+        rows.append(TableRow("central_epsilon", "epsilon spent", CENTRAL, PLAIN, -1))
     return (
+        *rows,
         TableRow("virtual_s", "virtual time", "that all rounds took", TIMES),
         TableRow("bytes_up", "bytes up", "sent by all devices, counted", BYTES, -1),
         TableRow("bytes_down", "bytes down", "fetched by all devices, counted", BYTES, -1),
@@ -118,92 +102,92 @@ def cost_rows() -> tuple[TableRow, ...]:
     )
 
 
-def text(
-    summary: Mapping[str, Summary],
-    at: ComparisonTerms,
-    wide: int | None = None,
-    failed: Sequence[str] = (),
-) -> str:
-    """The table as text: measures down, policies across; mean ± standard deviation over the seeds.
+def metric_units(metric: str) -> Units:
+    """The units in which a metric is shown: an accuracy in percent, others as numbers."""
+    return PERCENT if metric.endswith(ACCURACY) else PLAIN
 
-    failed: policies without figures.
+
+@dataclass(frozen=True)
+class TableLine:
+    """A line of a table: its labels, its cells as text, the places of the best of them, and its meaning."""
+
+    labels: tuple[str, ...]
+    cells: tuple[str, ...]
+    best: frozenset[int] = frozenset()
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is shown as text and as HTML. The first heads are those of the labels."""
+
+    title: str
+    heads: tuple[str, ...]
+    lines: tuple[TableLine, ...]
+
+    def text(self, wide: int | None = None) -> str:
+        """The table as text, without its title.
+
+        Columns that do not fit in `wide` characters go into further tables below.
+        """
+        left = len(self.lines[0].labels)
+        for count in range(len(self.heads) - left, 0, -1):
+            firsts = range(left, len(self.heads), count)
+            parts = [self._part(left, range(first, min(first + count, len(self.heads)))) for first in firsts]
+            if wide is None or count == 1 or all(len(part.splitlines()[1]) <= wide for part in parts):
+                return "\n\n".join(parts)
+        return ""
+
+    def _part(self, left: int, columns: range) -> str:
+        rows = [(*line.labels, *(line.cells[column - left] for column in columns)) for line in self.lines]
+        heads = [*self.heads[:left], *(self.heads[column] for column in columns)]
+        sides = ["left"] * left + ["right"] * len(columns)
+        return tabulate(rows, heads, disable_numparse=True, colalign=sides)
+
+    def html(self, colours: Mapping[str, str] = NO_COLOURS) -> str:
+        """The table as HTML, without its title; a label or head that begins with a policy has its colour."""
+        heads = "".join(f'<th scope="col">{_named(head, colours)}</th>' for head in self.heads)
+        rows = []
+        for line in self.lines:
+            labels = "".join(f'<th scope="row">{_named(label, colours)}</th>' for label in line.labels)
+            marks = [' class="best"' if place in line.best else "" for place in range(len(line.cells))]
+            cells = "".join(f"<td{m}>{escape(c)}</td>" for m, c in zip(marks, line.cells, strict=True))
+            rows.append(f'<tr title="{escape(line.meaning)}">{labels}{cells}</tr>')
+        return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _named(name: str, colours: Mapping[str, str]) -> str:
+    colour = colours.get(name.partition(LESS)[0])
+    swatch = f'<span class="swatch" style="background:{colour}"></span>' if colour else ""
+    return f"{swatch}{escape(name)}"
+
+
+def main_table(summary: Mapping[str, Summary], at: ComparisonTerms, failed: Sequence[str] = ()) -> Table:
+    """Measures down, policies across: mean ± standard deviation over the seeds.
+
+    failed: policies without figures, whose cells are empty.
     """
-    rows: list[Sequence[str]] = [("", *summary, *failed)]
-    return fitted_table(rows + rows_of(summary, at, failed), wide)
+    lines = []
+    for measure in measures(at):
+        line = _line((measure.title,), measure, [figures[measure.field] for figures in summary.values()])
+        lines.append(replace(line, cells=(*line.cells, *(DASH for _ in failed))))
+    return Table("", ("", *summary, *failed), tuple(lines))
 
 
-def rows_of(
-    summary: Mapping[str, Summary], at: ComparisonTerms, failed: Sequence[str] = ()
-) -> list[Sequence[str]]:
-    """The cells of the table: a row for each measure, its title first, then a cell for each policy.
-
-    The cells of policies that failed are empty.
-    """
-    rows: list[Sequence[str]] = []
-    for measure in (*learning_rows(at), *cost_rows()):
-        unit = _unit(measure, summary)
-        figures = (figure_text(each[measure.field], unit) for each in summary.values())
-        rows.append((measure.title, *figures, *(DASH for _ in failed)))
-    return rows
+def _line(labels: tuple[str, ...], measure: TableRow, spreads: Sequence[SeedSpread]) -> TableLine:
+    """A line of one measure, in one unit, so that policies can be compared at a glance."""
+    unit = unit_for(max((each.mean for each in spreads if each.n), default=0.0), measure.units)
+    cells = tuple(figure_text(each, unit) for each in spreads)
+    return TableLine(labels, cells, _best(spreads, measure.best), measure.meaning)
 
 
-def fitted_table(rows: Sequence[Sequence[str]], wide: int | None = None, left: int = 1) -> str:
-    """A text table; the first row is the head, and the first `left` columns name the rows.
-
-    Columns that do not fit in `wide` characters go into further tables below.
-    """
-    heads = rows[0]
-    for count in range(len(heads) - left, 0, -1):
-        parts = [range(first, min(first + count, len(heads))) for first in range(left, len(heads), count)]
-        tables = [_table([[row[n] for n in (*range(left), *part)] for row in rows], left) for part in parts]
-        if wide is None or count == 1 or all(len(each.splitlines()[1]) <= wide for each in tables):
-            return "\n\n".join(tables)
-    return ""
-
-
-def _table(rows: Sequence[Sequence[str]], left: int) -> str:
-    sides = ["left" if column < left else "right" for column in range(len(rows[0]))]
-    return tabulate(rows[1:], rows[0], disable_numparse=True, colalign=sides)
-
-
-def as_csv(summary: Mapping[str, Summary]) -> str:
-    """CSV with a line for each policy and figure, in plain units (shares, seconds, bytes, joules).
-
-    Unknown values are empty.
-    """
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(("policy", "figure", "mean", "sd", "seeds", "of"))
-    for policy, figures in summary.items():
-        for name, each in figures.items():
-            table.writerow((policy, name, *_known(each), each.n, each.of))
-    return out.getvalue()
-
-
-def _known(each: SeedSpread) -> tuple[float | str, ...]:
-    """Mean and standard deviation; empty where they are unknown."""
-    return tuple("" if isnan(value) else value for value in (each.mean, each.sd))
-
-
-def as_html(
-    summary: Mapping[str, Summary], measures: Sequence[TableRow], failed: Mapping[str, str] = NONE_FAILED
-) -> str:
-    """The table as sortable HTML: policies down, measures across; the best of each measure is marked.
-
-    failed: the reasons of policies without figures.
-    """
-    rows = []
-    for policy, figures in summary.items():
-        cells = "".join(_cell(figures[m.field], _unit(m, summary), _best(m, summary)) for m in measures)
-        swatch = f'<span class="swatch" style="background:{_colour(policy)}"></span>'
-        rows.append(f'<tr><th scope="row">{swatch}{escape(policy)}</th>{cells}</tr>')
-    for policy, why in failed.items():
-        empty = f'<td data-v="nan" title="{escape(why)}">{DASH}</td>' * len(measures)
-        rows.append(f'<tr><th scope="row" title="{escape(why)}">{escape(policy)} (failed)</th>{empty}</tr>')
-    heads = "".join(_head(measure.title, measure.meaning) for measure in measures)
-    return (
-        f"<table><thead><tr>{_head('policy', '')}{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
+def _best(spreads: Sequence[SeedSpread], best: int) -> frozenset[int]:
+    """The places of the best; none where no value is better, or the measure has no best."""
+    means = [each.mean for each in spreads if each.n]
+    if not best or len(means) < 2 or min(means) == max(means):
+        return frozenset()
+    value = max(means) if best > 0 else min(means)
+    return frozenset(place for place, each in enumerate(spreads) if each.mean == value)
 
 
 def figure_text(each: SeedSpread, unit: tuple[str, float]) -> str:
@@ -237,145 +221,67 @@ def interval(each: SeedSpread, size: float, places: int) -> str:
     return f"[{low:+,.{places}f}, {high:+,.{places}f}]"
 
 
-def _unit(measure: TableRow, summary: Mapping[str, Summary]) -> tuple[str, float]:
-    """One unit for all policies, so that they can be compared at a glance."""
-    means = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
-    return unit_for(max(means, default=0.0), measure.units)
-
-
-def _head(title: str, meaning: str) -> str:
-    return f'<th scope="col" aria-sort="none" title="{escape(meaning)}"><button>{escape(title)}</button></th>'
-
-
-def _cell(each: SeedSpread, unit: tuple[str, float], best: float) -> str:
-    mark = ' class="best"' if each.mean == best else ""
-    return f'<td data-v="{each.mean:.9g}"{mark}>{escape(figure_text(each, unit))}</td>'
-
-
-def _colour(policy: str) -> str:
-    colour = stroke(policy.partition(LESS)[0]).colour
-    return f"var(--{THEMED[colour]})" if colour in THEMED else colour
-
-
-def _best(measure: TableRow, summary: Mapping[str, Summary]) -> float:
-    """The value to mark as the best; nan where none is better, or the measure has no best."""
-    means = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
-    if not measure.best or len(means) < 2 or min(means) == max(means):
-        return float("nan")
-    return max(means) if measure.best > 0 else min(means)
-
-
 MEAN = f"mean of the last {LATEST} evaluations"
 IN_POINTS = ", in percentage points"
 PAIRED = f"differences of these by seed{IN_POINTS}: mean and 95% interval (Student's t)"
 
 
-@dataclass(frozen=True)
-class _Table:
-    """A table of policies (or pairs of them) down and measures across, for each part of the classes."""
-
-    title: str
-    parts: Mapping[str, Mapping[str, Summary]]
-    measures: tuple[TableRow, ...]
-
-
-def equal_text(equal: EqualTerms, at: ComparisonTerms, wide: int | None = None) -> str:
-    """The tables at equal terms as text: accuracies, differences, classes, and runs without recalls."""
-    blocks = []
-    for table in _tables(equal, at):
-        lines = [
-            (part if place == 0 else "", policy, *_cells(summary, table.measures))
-            for part, policies in table.parts.items()
-            for place, (policy, summary) in enumerate(policies.items())
-        ]
-        heads = ("classes", "policy", *(measure.title for measure in table.measures))
-        blocks.append(f"{table.title}\n\n{fitted_table((heads, *lines), wide, 2)}")
-    if (of := _by_class(equal, at)) is not None:
-        policies = of.parts[""]
-        rows = [(each.title, *(_cells(s, [each])[0] for s in policies.values())) for each in of.measures]
-        blocks.append(f"{of.title}\n\n{fitted_table((('class', *policies), *rows), wide)}")
-    return "\n\n".join([*blocks, *_lacking(equal)])
-
-
-def equal_html(equal: EqualTerms, at: ComparisonTerms) -> str:
-    """The tables at equal terms as sortable HTML."""
-    blocks = []
-    for table in filter(None, (*_tables(equal, at), _by_class(equal, at))):
-        blocks.append(f"<h3>{escape(table.title[0].upper() + table.title[1:])}</h3>")
-        for part, policies in table.parts.items():
-            blocks += [f"<p>{escape(part)}</p>"] if part else []
-            blocks.append(f'<div class="scroll sortable">{as_html(policies, table.measures)}</div>')
-    return "\n".join([*blocks, *(f'<p class="muted">{escape(line)}.</p>' for line in _lacking(equal))])
-
-
-def equal_csv(equal: EqualTerms) -> str:
-    """CSV lines that go below those of `as_csv`; a difference has the policy "POLICY - OTHER"."""
-    out = io.StringIO()
-    lines = csv.writer(out, lineterminator="\n")
-    for kind, rows in (("", equal.rows), ("class ", equal.by_class)):
-        for row in rows:
-            policy = f"{row.policy} - {row.against}" if row.against else row.policy
-            for axis, each in row.at.items():
-                figure = f"late_acc_at_{axis}, {kind}{row.part}"
-                lines.writerow((policy, figure, *_known(each), each.n, each.of))
-    return out.getvalue()
-
-
-def _tables(equal: EqualTerms, at: ComparisonTerms) -> Iterator[_Table]:
+def equal_tables(equal: EqualTerms, at: ComparisonTerms) -> Iterator[Table]:
+    """The tables at equal terms: accuracies, differences by seed, and recalls of single classes."""
     energy, joule = unit_for(at.energy_j, JOULE)
     volume, size = unit_for(at.bytes, BYTES)
     heads = {
-        "rounds": (f"at {at.rounds} rounds", "rounds"),
-        "time": (f"at {duration(at.at_s)}", "virtual time"),
-        "energy": (f"at {digits(at.energy_j / joule)} {energy}", "energy of all devices (modelled)"),
-        "bytes": (f"at {digits(at.bytes / size)} {volume}", "bytes of all devices, up and down"),
+        "rounds": f"at {at.rounds} rounds",
+        "time": f"at {duration(at.at_s)}",
+        "energy": f"at {digits(at.energy_j / joule)} {energy}",
+        "bytes": f"at {digits(at.bytes / size)} {volume}",
     }
-    own = [row for row in equal.rows if not row.against]
-    paired = [row for row in equal.rows if row.against]
     of_metric = metric_units(at.metric)
     percent = of_metric is PERCENT
     differences, points = (PAIRED, POINTS) if percent else (PAIRED.replace(IN_POINTS, ""), SIGNED)
-    for title, rows, units, best in (
-        (f"{at.metric} at equal rounds, time, energy and bytes: {MEAN}", own, of_metric, 1),
-        (differences, paired, points, 0),
-    ):
-        measures = tuple(
-            TableRow(axis, head, f"at equal {what}: the least that all runs reached", units, best)
-            for axis, (head, what) in heads.items()
-        )
+    title = f"{at.metric} at equal rounds, time, energy and bytes: {MEAN}"
+    for caption, paired, units in ((title, False, of_metric), (differences, True, points)):
+        rows = [row for row in equal.rows if bool(row.against) == paired]
         if rows:
-            yield _Table(title, _by_part(rows), measures)
+            lines = _by_part(rows, tuple(heads), units[0], 0 if paired else 1)
+            yield Table(caption, ("classes", "policy", *heads.values()), tuple(lines))
+    if equal.by_class:
+        yield _by_class(equal, at)
 
 
-def _by_class(equal: EqualTerms, at: ComparisonTerms) -> _Table | None:
-    """The table of single classes, which are its measures; None where classes are not shown one by one."""
-    if not equal.by_class:
-        return None
-    policies: dict[str, dict[str, SeedSpread]] = defaultdict(dict)
-    for row in equal.by_class:
-        policies[row.policy][row.part] = row.at["rounds"]
-    unknown = SeedSpread(nan, 0.0, 0, 0)
-    classes = dict.fromkeys(row.part for row in equal.by_class)
-    measures = tuple(TableRow(name, name, f"recall of class {name}", PERCENT, 1) for name in classes)
-    whole = {policy: {name: row.get(name, unknown) for name in classes} for policy, row in policies.items()}
-    return _Table(f"recall of each class at {at.rounds} rounds: {MEAN}", {"": whole}, measures)
-
-
-def _by_part(rows: Sequence[EqualRow]) -> dict[str, dict[str, Summary]]:
-    parts: dict[str, dict[str, Summary]] = defaultdict(dict)
+def _by_part(
+    rows: Sequence[EqualRow], axes: Sequence[str], unit: tuple[str, float], best: int
+) -> Iterator[TableLine]:
+    """The lines of each part of the classes, which its first line names; the best is that of the part."""
+    parts: dict[str, list[EqualRow]] = {}
     for row in rows:
-        parts[row.part][row.title] = row.at
-    return parts
+        parts.setdefault(row.part, []).append(row)
+    for part, own in parts.items():
+        marks = [_best([row.at[axis] for row in own], best) for axis in axes]
+        for place, row in enumerate(own):
+            cells = tuple(figure_text(row.at[axis], unit) for axis in axes)
+            marked = frozenset(column for column, places in enumerate(marks) if place in places)
+            yield TableLine((part if place == 0 else "", row.title), cells, marked)
 
 
-def _cells(summary: Summary, measures: Sequence[TableRow]) -> list[str]:
-    return [figure_text(summary[measure.field], measure.units[0]) for measure in measures]
+def _by_class(equal: EqualTerms, at: ComparisonTerms) -> Table:
+    """The recall of single classes at equal rounds: classes down, policies across."""
+    recalls = {(row.policy, row.part): row.at["rounds"] for row in equal.by_class}
+    policies = tuple(dict.fromkeys(policy for policy, _ in recalls))
+    unknown = SeedSpread(nan, 0.0, 0, 0)
+    lines = []
+    for name in dict.fromkeys(part for _, part in recalls):
+        measure = TableRow(name, name, "", PERCENT, 1)
+        lines.append(_line((name,), measure, [recalls.get((policy, name), unknown) for policy in policies]))
+    title = f"recall of each class at {at.rounds} rounds: {MEAN}"
+    return Table(title, ("class", *policies), tuple(lines))
 
 
-def _lacking(equal: EqualTerms) -> list[str]:
+def lacking(equal: EqualTerms) -> str:
+    """A sentence about runs without recalls by class; empty where all have them."""
     if not equal.lacking:
-        return []
-    return [
+        return ""
+    return (
         f"no recall by class is kept of {', '.join(equal.lacking)}, which an older version ran: "
         "remove these folders to run them again"
-    ]
+    )

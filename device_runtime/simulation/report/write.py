@@ -1,10 +1,11 @@
-"""Writes the report of a comparison (table, plots, page), and compares finished ones side by side."""
+"""Writes the report of a comparison: a page, a CSV, a JSON; compares finished ones side by side."""
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,16 +16,19 @@ from device_runtime.simulation.compare.figures import (
     ComparisonTerms,
     FinishedRun,
     Summary,
+    figures,
     read_all,
+    round_columns,
     summarise,
     terms,
 )
 from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.history.records import SimulatedRound
 from device_runtime.simulation.scenarios.scenario import of_policy
 
-from . import accuracy, canvas, local_models, participation, table, time_line
+from . import accuracy, canvas, participation, table, time_line
 from .canvas import ComparedRuns, Drawing, read_comparison
 from .page import page
 
@@ -36,31 +40,28 @@ PICTURES: Mapping[str, Callable[[ComparedRuns], Drawing | None]] = {
     "round": time_line.one_round,
     "times": participation.busy_times,
     "classes": accuracy.by_class,
-    "drift": local_models.drift,
-    "similarity": local_models.similarity,
-    "predictions": local_models.predictions,
 }
 """The drawings by name, in the order of the page; a drawing is None where there is nothing to draw."""
 
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """The files of a written report, and its figures as text and JSON."""
+    """The page of a written report, and its figures as text and JSON."""
 
     compared: ComparedRuns
     page: Path
-    plots: tuple[Path, ...]
 
     def text(self, wide: int | None = None) -> str:
-        """The tables, in parts if wider than `wide` characters, and the places of the page and plots."""
-        plots = f"plots  {self.page.parent / 'plots'}/ ({len(self.plots)} PNG)"
-        whole = with_notes(self.compared, wide)
-        return f"\n{whole}\n\nreport {self.page}\n{plots}"
+        """The tables, in parts if wider than `wide` characters, and the place of the page."""
+        return f"\n{with_notes(self.compared, wide)}\n\nreport {self.page}"
 
     def json(self) -> str:
-        """The figures in plain units; null where unknown."""
-        places = {"report": str(self.page), "plots": [str(path) for path in self.plots]}
-        return msgspec.json.format(msgspec.json.encode(places | all_figures(self.compared))).decode()
+        """The figures in plain units, without those of single runs; null where unknown."""
+        return _json({"report": str(self.page), **all_figures(self.compared)})
+
+
+def _json(whole: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(whole)).decode()
 
 
 def with_notes(compared: ComparedRuns, wide: int | None = None) -> str:
@@ -140,41 +141,65 @@ def tables(of: HasFigures, wide: int | None = None, failed: Sequence[str] = ()) 
 
     failed: policies without figures.
     """
-    whole = table.text(of.summary, of.terms, wide, failed)
-    return f"{whole}\n\n{table.equal_text(of.equal, of.terms, wide)}"
+    blocks = [table.main_table(of.summary, of.terms, failed).text(wide)]
+    blocks += [f"{each.title}\n\n{each.text(wide)}" for each in table.equal_tables(of.equal, of.terms)]
+    return "\n\n".join(filter(None, (*blocks, table.lacking(of.equal))))
 
 
 def all_figures(of: HasFigures) -> dict[str, object]:
     """The figures of a comparison in plain units, to be encoded; nan where unknown."""
     policies = {
-        policy: {name: asdict(each) for name, each in figures.items()}
-        for policy, figures in of.summary.items()
+        policy: {name: asdict(each) for name, each in spreads.items()}
+        for policy, spreads in of.summary.items()
     }
     return {"terms": asdict(of.terms), "policies": policies, "equal": of.equal}
 
 
+def everything(compared: ComparedRuns) -> dict[str, object]:
+    """`all_figures`, and the figures and rounds of each run, as summary.json has them."""
+    runs = [
+        {
+            "policy": run.name.policy,
+            "seed": run.name.seed,
+            "figures": figures(run, compared.terms),
+            "rounds": {name: values.tolist() for name, values in round_columns(run.rounds).items()},
+        }
+        for run in compared.runs
+    ]
+    return {**all_figures(compared), "failed": compared.plan.without, "runs": runs}
+
+
 def write(plan: ComparisonPlan, folder: Path | None = None) -> WrittenReport:
-    """Writes report.html, summary.csv, summary.json and plots/*.png into `folder`, or the plan's.
+    """Writes report.html, rounds.csv and summary.json into `folder`, or the plan's.
 
     Raises SimulationError when a run is not finished.
     """
-    runs, folder = read_comparison(plan), folder or plan.folder
-    plots = folder / "plots"
-    plots.mkdir(parents=True, exist_ok=True)
-    if folder == plan.folder:  # pictures in other folders may be somebody's own
-        for old in plots.glob("*.png"):
-            old.unlink()
+    compared, folder = read_comparison(plan), folder or plan.folder
+    folder.mkdir(parents=True, exist_ok=True)
     with canvas.look():
-        pictures = [picture for draw in PICTURES.values() if (picture := draw(runs)) is not None]
-        text = page(runs, pictures)
-        for picture in pictures:
-            canvas.png(picture, plots / f"{picture.name}.png")
-    paths = tuple(plots / f"{picture.name}.png" for picture in pictures)
-    report = WrittenReport(runs, folder / "report.html", paths)
+        drawings = [drawing for draw in PICTURES.values() if (drawing := draw(compared)) is not None]
+        text = page(compared, drawings)
+    report = WrittenReport(compared, folder / "report.html")
     report.page.write_text(text, "utf-8")
-    (folder / "summary.csv").write_text(table.as_csv(runs.summary) + table.equal_csv(runs.equal), "utf-8")
-    (folder / "summary.json").write_text(report.json() + "\n", "utf-8")
+    (folder / "summary.json").write_text(f"{_json(everything(compared))}\n", "utf-8")
+    with (folder / "rounds.csv").open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        names = [field.name for field in fields(SimulatedRound)]
+        rows.writerow(("policy", "seed", *names))
+        for run in compared.runs:
+            for line in run.rounds:
+                cells = [_cell(getattr(line, name)) for name in names]
+                rows.writerow((run.name.policy, run.name.seed, *cells))
     return report
+
+
+def _cell(value: object) -> object:
+    """A value of a round in CSV: nan is empty; tuples and dicts are in one cell, joined by spaces."""
+    if isinstance(value, tuple):
+        return " ".join(str(_cell(item)) for item in value)
+    if isinstance(value, dict):
+        return " ".join(f"{name}={item}" for name, item in value.items())
+    return "" if value != value else value
 
 
 @dataclass(frozen=True)
@@ -195,8 +220,7 @@ class SideBySide:
 
     def json(self) -> str:
         """The figures in plain units; null where unknown."""
-        whole = {**all_figures(self), "unfinished": self.unfinished}
-        return msgspec.json.format(msgspec.json.encode(whole)).decode()
+        return _json({**all_figures(self), "unfinished": self.unfinished})
 
 
 def side_by_side(folders: Sequence[Path]) -> SideBySide:

@@ -26,7 +26,7 @@ from device_runtime.simulation.executors.job import Executor, FailedJob, Trainin
 from device_runtime.simulation.history.bases import BaseHistory
 from device_runtime.simulation.history.checkpoint import Checkpoint, StrategyStates
 from device_runtime.simulation.history.records import RunObserver
-from device_runtime.simulation.metrics.probes import accuracy_by_class
+from device_runtime.simulation.metrics.curves import accuracy_by_class
 from device_runtime.simulation.scenarios.clients import prepared_targets
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.errors import OwnCodeError

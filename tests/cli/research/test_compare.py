@@ -8,7 +8,7 @@ import pytest
 
 from device_runtime.cli import main
 
-WORDS = "--devices 3 --rounds 1 --deadline 600 --probes 0 --compare kinds=fedavg,few-shot"
+WORDS = "--devices 3 --rounds 1 --deadline 600 --compare kinds=fedavg,few-shot"
 SIMULATE = ["simulate", *WORDS.split()]
 
 

@@ -140,7 +140,7 @@ def test_the_commands_of_its_readme_export_simulate_and_serve_to_a_device(writte
     for words in (export, simulate):
         ended(start(words))
     assert json.loads((folder / "bundle" / "manifest.json").read_text())["labels"] == [*SHAPES]
-    [rounds] = folder.glob("runs/shapes-*/runs/*/rounds.csv")
+    [rounds] = folder.glob("runs/shapes-*/rounds.csv")
     with rounds.open() as file:
         simulated = list(csv.DictReader(file))
     assert len(simulated) == 10

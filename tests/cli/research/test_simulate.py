@@ -227,7 +227,6 @@ def test_what_cannot_be_done_is_said_in_one_line(arguments, message, tmp_path, m
         ["--target", "101"],
         ["--target", "0.9"],
         ["--seeds", "0"],
-        ["--probes", "-1"],
         ["--devices", "few"],
         ["--buffer-size", "-1"],
     ],

@@ -14,7 +14,7 @@ from device_runtime.simulation.history.records import NullObserver
 from device_runtime.simulation.scenarios import scenario
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-PLAIN = RunOptions(ExecutorRequest("plain"), probed_rounds=0)
+PLAIN = RunOptions(ExecutorRequest("plain"))
 
 
 def ran(asked, policy, folder):

@@ -1,17 +1,16 @@
 """Records in files: what is written is read back, but for what a killed process left."""
 
-import csv
 from math import isnan, nan
 
 import pytest
 
 from device_runtime.simulation.compare.run_folder import RecordWriter, read
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.history.records import AskRecord, SimulatedRound
+from device_runtime.simulation.history.records import SimulatedRound
 
 
 def written(folder, *lines):
-    with RecordWriter(folder, "rounds", SimulatedRound) as files:
+    with RecordWriter(folder / "rounds.jsonl") as files:
         for line in lines:
             files.add(line)
     return folder / "rounds.jsonl"
@@ -22,26 +21,13 @@ def test_what_was_written_is_read_back(tmp_path, round_line):
     assert list(read(written(tmp_path, *lines), SimulatedRound)) == lines
 
 
-def test_nan_is_null_in_json_and_empty_in_csv(tmp_path, round_line):
+def test_nan_is_null(tmp_path, round_line):
     path = written(tmp_path, round_line(eval_acc=nan, eval_acc_by_class=(0.5, nan)))
     assert '"eval_acc":null' in path.read_text()
     [back] = read(path, SimulatedRound)
     assert isnan(back.eval_acc)
     assert back.eval_acc_by_class[0] == 0.5
     assert isnan(back.eval_acc_by_class[1])
-    with (tmp_path / "rounds.csv").open(newline="") as file:
-        [row] = csv.DictReader(file)
-    assert (row["eval_acc"], row["eval_acc_by_class"]) == ("", "0.5 ")
-
-
-def test_tuples_stand_in_one_cell_and_truth_in_lower_case(tmp_path, round_line, ask):
-    written(tmp_path, round_line(eval_acc_by_class=(0.25, 0.75)))
-    assert (tmp_path / "rounds.csv").read_text().splitlines()[1].endswith(",0.25 0.75,,,,accuracy,,,")
-    with RecordWriter(tmp_path, "asks", AskRecord) as files:
-        files.add(ask(straggler=True))
-    with (tmp_path / "asks.csv").open(newline="") as file:
-        [row] = csv.DictReader(file)
-    assert row["straggler"] == "true"
 
 
 def test_the_unfinished_last_line_of_a_killed_run_is_passed_over(tmp_path, round_line):
@@ -70,7 +56,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 def test_lines_may_be_added_to_what_is_there(tmp_path, round_line):
     path = written(tmp_path, round_line())
-    with RecordWriter(tmp_path, "rounds", SimulatedRound, more=True) as files:
+    with RecordWriter(path, more=True) as files:
         files.add(round_line(round=2))
     assert [line.round for line in read(path, SimulatedRound)] == [1, 2]
-    assert len((tmp_path / "rounds.csv").read_text().splitlines()) == 3  # one header

@@ -1,5 +1,7 @@
 """One small run, whole: what is written, and that a stopped run goes on to the same bytes."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -16,12 +18,12 @@ from device_runtime.simulation.scenarios import scenario
 from device_runtime.simulation.scenarios.scenario import of_policy
 
 NAME = RunName("choose", 0)
-FILES = ("rounds.jsonl", "rounds.csv", "asks.jsonl", "asks.csv", "probes.jsonl", "served.safetensors")
+FILES = ("rounds.jsonl", "asks.jsonl", "served.safetensors")
 SMALL = scenario.load("uniform", {
     "devices": 3, "slow": 20.0, "data": {"max_train": 90, "max_test": 40},
     "task": {"rounds": 4, "round_deadline_s": 6.0},
 })  # fmt: skip
-HOW = RunOptions(ExecutorRequest("plain"), probed_rounds=2)
+HOW = RunOptions(ExecutorRequest("plain"))
 
 
 def with_task(scenario, **changes):
@@ -63,15 +65,11 @@ def test_a_finished_run_says_so_and_keeps_its_last_checkpoint(whole):
     assert sorted(path.name for path in whole.iterdir()) == sorted([*FILES, "run.json", checkpoint.FILE])
 
 
-def test_a_run_is_read_back_with_its_asks_and_probes(whole):
+def test_a_run_is_read_back_with_its_asks(whole):
     run = read_run(whole, NAME, number=2)
     assert [line.round for line in run.rounds] == [1, 2, 3, 4]
     assert run.tally.asks == 12
     assert {ask.round for ask in run.round_asks} == {2}
-    assert [probe.round for probe in run.probes] == [1, 4]
-    assert len(run.probes[0].devices) == 3
-    assert 0 < run.probes[0].means["head"] < 1
-    assert run.probes[0].heat[0].kind == "full"
 
 
 @pytest.mark.slow
@@ -142,10 +140,22 @@ def test_a_finished_run_with_more_rounds_goes_on_to_the_same_bytes(whole, tmp_pa
     seen = Lines()
     perform(SMALL, NAME, tmp_path, HOW, seen)
     assert seen.rounds == [3, 4], "the first rounds are not trained again"
-    same = [
-        name for name in FILES if name != "probes.jsonl"
-    ]  # which rounds are probed depends on their number
-    assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in same)
+    assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
+
+
+@pytest.mark.slow
+def test_a_run_that_an_older_version_stopped_goes_on_and_loses_its_csv_files(whole, tmp_path):
+    perform(with_task(SMALL, rounds=2), NAME, tmp_path, HOW, NullObserver())
+    left = checkpoint.load(tmp_path)
+    sizes = {**left.mark.sizes, "rounds.csv": 900, "asks.csv": 0}
+    checkpoint.save(replace(left, mark=replace(left.mark, sizes=sizes)), tmp_path)
+    for name in ("rounds.csv", "asks.csv"):
+        (tmp_path / name).write_text("round\n1\n")
+    seen = Lines()
+    perform(SMALL, NAME, tmp_path, HOW, seen)
+    assert seen.rounds == [3, 4]
+    assert not list(tmp_path.glob("*.csv"))
+    assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
 
 
 def test_what_earlier_rounds_depend_on_is_part_of_the_lineage():

@@ -1,9 +1,9 @@
-"""Accuracy by class and prediction heat maps, worked by hand."""
+"""Accuracy by class, worked by hand."""
 
 import numpy as np
 import pytest
 
-from device_runtime.simulation.metrics.probes import accuracy_by_class, mean_logits
+from device_runtime.simulation.metrics.curves import accuracy_by_class
 
 LOGITS = np.array([[2.0, 1.0, 0.0], [0.0, 4.0, 0.0], [6.0, 3.0, 3.0]])
 Y = np.array([0, 0, 1])  # nothing of class 2; one of two right in class 0, none in class 1
@@ -11,11 +11,6 @@ Y = np.array([0, 0, 1])  # nothing of class 2; one of two right in class 0, none
 
 def test_accuracy_by_class_leaves_out_classes_without_samples():
     assert accuracy_by_class(LOGITS, Y) == pytest.approx([0.5, 0.0, np.nan], nan_ok=True)
-
-
-def test_mean_logits_have_a_row_for_each_true_class():
-    expected = np.array([[1.0, 2.5, 0.0], [6.0, 3.0, 3.0], [np.nan] * 3])
-    assert mean_logits(LOGITS, Y) == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_tie_goes_to_the_lower_class():

@@ -22,7 +22,6 @@ from device_runtime.simulation.compare.run_folder import (
     fingerprint,
 )
 from device_runtime.simulation.errors import ScenarioError, SimulationError
-from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 from device_runtime.simulation.metrics.tally import tally
 from device_runtime.simulation.scenarios.scenario import of_policy
 
@@ -94,9 +93,9 @@ def finish(round_line, ask):
     def write(cell, seed):
         folder = cell.plan.of(cell.name(seed))
         folder.mkdir(parents=True, exist_ok=True)
-        with RecordWriter(folder, "rounds", SimulatedRound) as lines:
+        with RecordWriter(folder / "rounds.jsonl") as lines:
             lines.add(round_line(eval_acc=0.5 + seed / 10))
-        with RecordWriter(folder, "asks", AskRecord) as asks:
+        with RecordWriter(folder / "asks.jsonl") as asks:
             asks.add(ask())
         sha256 = fingerprint(of_policy(cell.plan.scenario, cell.policy), seed)
         info = RunInfo(policy=cell.policy, seed=seed, sha256=sha256, finished=True)

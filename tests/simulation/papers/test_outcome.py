@@ -12,7 +12,6 @@ from benchmarks.papers.places import DataFolder, shared
 from benchmarks.papers.resolving import Resources
 from benchmarks.papers.runs import WantedTable, cells, plans
 from device_runtime.simulation.compare.run_folder import RecordWriter, RunInfo, RunName, fingerprint
-from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 from device_runtime.simulation.scenarios.scenario import of_policy
 
 NOON = 1_790_000_000  # in September 2026
@@ -26,11 +25,11 @@ def finish(round_line, ask):
     def write(plan, name, accuracy, scale=1.0, **changes):
         folder = plan.of(name)
         folder.mkdir(parents=True)
-        with RecordWriter(folder, "rounds", SimulatedRound) as lines:
+        with RecordWriter(folder / "rounds.jsonl") as lines:
             for number, share in ((1, 0.5), (2, 1.0)):
                 closed = 10.0 * number * scale
                 lines.add(round_line(round=number, eval_acc=share * accuracy, closed_s=closed, **changes))
-        with RecordWriter(folder, "asks", AskRecord) as asks:
+        with RecordWriter(folder / "asks.jsonl") as asks:
             asks.add(ask())
         sha256 = fingerprint(of_policy(plan.scenario, name.policy), name.seed)
         versions = {"device-runtime": "0.1.0", "torch": "2"}
@@ -211,7 +210,7 @@ def test_both_heads_of_a_run_are_measured_over_all_classes_or_those_of_a_group(
     [plan] = plans(every)
     name = RunName("drop", 0)
     plan.of(name).mkdir(parents=True)
-    with RecordWriter(plan.of(name), "rounds", SimulatedRound) as lines:
+    with RecordWriter(plan.of(name) / "rounds.jsonl") as lines:
         for number, more in ((1, 0.0), (2, 0.1)):
             lines.add(
                 round_line(
@@ -223,7 +222,7 @@ def test_both_heads_of_a_run_are_measured_over_all_classes_or_those_of_a_group(
                     closed_form_eval_acc_by_class=(1.0, 0.2 + 4 * more, 0.0),
                 )
             )
-    with RecordWriter(plan.of(name), "asks", AskRecord):
+    with RecordWriter(plan.of(name) / "asks.jsonl"):
         pass
     sha256 = fingerprint(of_policy(plan.scenario, "drop"), 0)
     info = RunInfo(policy="drop", seed=0, sha256=sha256, finished=True, labels=("a", "b", "c"))

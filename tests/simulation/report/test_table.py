@@ -33,69 +33,61 @@ def test_a_cell_has_three_digits_a_unit_and_how_many_seeds_have_it(each, unit, t
 
 
 def summary(**values):
-    known = {
-        measure.field: SeedSpread(nan, nan, 0, 1)
-        for measure in (*table.learning_rows(AT), *table.cost_rows())
-    }
+    known = {measure.field: SeedSpread(nan, nan, 0, 1) for measure in table.measures(AT)}
     return {**known, **{name: SeedSpread(value, nan, 1, 1) for name, value in values.items()}}
 
 
 def test_all_policies_of_a_row_have_one_unit():
-    shown = table.text({"a": summary(bytes_up=5e6), "b": summary(bytes_up=4e4)}, AT)
+    shown = table.main_table({"a": summary(bytes_up=5e6), "b": summary(bytes_up=4e4)}, AT).text()
     [row] = [line for line in shown.splitlines() if line.startswith("bytes up")]
     assert row.split() == ["bytes", "up", "5.00", "MB", "0.0400", "MB"]
 
 
 def test_what_is_nothing_beside_the_others_has_their_unit_too():
-    shown = table.text({"a": summary(bytes_up=5e6), "b": summary(bytes_up=9690.0)}, AT)
+    shown = table.main_table({"a": summary(bytes_up=5e6), "b": summary(bytes_up=9690.0)}, AT).text()
     [row] = [line for line in shown.splitlines() if line.startswith("bytes up")]
     assert row.split() == ["bytes", "up", "5.00", "MB", "0.00969", "MB"]
 
 
 def test_a_table_that_is_wider_than_the_terminal_comes_in_parts_of_whole_policies():
     policies = {f"policy-{n}": summary(final_acc=n / 10) for n in range(5)}
-    whole = table.text(policies, AT)
+    whole = table.main_table(policies, AT).text()
     width = len(whole.splitlines()[1])
-    assert table.text(policies, AT, width) == whole
-    parts = table.text(policies, AT, 55).split("\n\n")
+    assert table.main_table(policies, AT).text(width) == whole
+    parts = table.main_table(policies, AT).text(55).split("\n\n")
     assert [part.splitlines()[0].split() for part in parts] == [
         ["policy-0", "policy-1"], ["policy-2", "policy-3"], ["policy-4"],
     ]  # fmt: skip
     assert max(len(line) for part in parts for line in part.splitlines()) <= 55
     assert parts[2].splitlines()[3].split() == ["final", "accuracy", "40.0%"]
-    assert len(table.text(policies, AT, 10).split("\n\n")) == 5
+    assert len(table.main_table(policies, AT).text(10).split("\n\n")) == 5
 
 
-def test_the_best_of_a_column_is_marked_and_equals_are_not():
+def test_the_best_of_a_row_is_marked_and_equals_are_not():
     compared = {
         "a": summary(final_acc=0.9, energy_j=70.0, fairness=0.5),
         "b": summary(final_acc=0.8, energy_j=50.0, fairness=0.5),
     }
-    shown = table.as_html(compared, table.learning_rows(AT)) + table.as_html(compared, table.cost_rows())
-    assert 'data-v="0.9" class="best"' in shown
-    assert 'data-v="0.8" class' not in shown
-    assert 'data-v="50" class="best"' in shown
-    assert 'data-v="0.5" class' not in shown
+    page = table.main_table(compared, AT).html({"a": "#123456"})
+    assert '<td class="best">90.0%</td><td>80.0%</td>' in page
+    assert '<td>70.0 J</td><td class="best">50.0 J</td>' in page
+    assert "<td>0.500</td><td>0.500</td>" in page
+    assert '<span class="swatch" style="background:#123456"></span>a</th><th scope="col">b</th>' in page
+    assert '<tr title="sent by all devices, counted"><th scope="row">bytes up</th>' in page
 
 
 def test_equal_time_and_target_stand_in_the_heads():
-    shown = table.text({"a": summary()}, AT)
+    shown = table.main_table({"a": summary()}, AT).text()
     assert "accuracy at 2 min" in shown
     assert "time to 80.0%" in shown
 
 
-def test_unknown_figures_are_empty_in_csv():
-    rows = table.as_csv({"a": summary(final_acc=0.5)}).splitlines()
-    assert "a,final_acc,0.5,,1,1" in rows
-    assert "a,energy_j,,,0,1" in rows
-
-
 def test_sums_that_are_not_opened_have_a_row_only_where_updates_are_masked():
     masked = replace(AT, masked=True, noisy=True)
-    shown = table.text({"a": {**summary(), **two(unopened=0.125, central_epsilon=2.5)}}, masked)
+    shown = table.main_table({"a": {**summary(), **two(unopened=0.125, central_epsilon=2.5)}}, masked).text()
     assert [line.split()[-1] for line in shown.splitlines() if "not opened" in line] == ["12.5%"]
     assert [line.split()[-1] for line in shown.splitlines() if "epsilon spent" in line] == ["2.50"]
-    plain = table.text({"a": summary()}, AT)
+    plain = table.main_table({"a": summary()}, AT).text()
     assert "not opened" not in plain and "epsilon" not in plain
 
 

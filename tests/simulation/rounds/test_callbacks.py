@@ -56,7 +56,7 @@ class Fails(Callback):
 
 
 def run(folder, *callbacks):
-    perform(SMALL, NAME, folder, RunOptions(ExecutorRequest("plain"), 0, callbacks), NullObserver())
+    perform(SMALL, NAME, folder, RunOptions(ExecutorRequest("plain"), callbacks), NullObserver())
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_every_round_is_reported_with_the_figures_of_its_record(observed):
 
 def test_contributions_of_a_round_are_counted_by_kind(observed):
     folder, notebook = observed
-    asks = [ask for ask in read(folder / f"{ASKS}.jsonl", AskRecord) if ask.fate == "counted"]
+    asks = [ask for ask in read(folder / ASKS, AskRecord) if ask.fate == "counted"]
     for closed in notebook.rounds:
         assert closed.contributions == Counter(ask.kind for ask in asks if ask.into == closed.number)
     assert sum(sum(closed.contributions.values()) for closed in notebook.rounds) == len(asks) > 0
@@ -93,7 +93,7 @@ def test_contributions_of_a_round_are_counted_by_kind(observed):
 
 def test_every_update_that_counts_is_reported(observed):
     folder, notebook = observed
-    asks = read(folder / f"{ASKS}.jsonl", AskRecord)
+    asks = read(folder / ASKS, AskRecord)
     counted = [(ask.round, ask.device, ask.kind) for ask in asks if ask.fate == "counted"]
     assert sorted(notebook.updates) == sorted(counted)
 

@@ -42,7 +42,7 @@ class FailsInRound3(Callback):
 
 
 def run(folder, *callbacks):
-    perform(SMALL, NAME, folder, RunOptions(ExecutorRequest("plain"), 0, callbacks), NullObserver())
+    perform(SMALL, NAME, folder, RunOptions(ExecutorRequest("plain"), callbacks), NullObserver())
     return rounds_of(folder)
 
 
@@ -206,7 +206,7 @@ def test_tensorboard_itself_reads_the_files(tmp_path):
 
 def test_the_command_gives_its_trackers_to_the_processes_of_its_runs(tmp_path):
     pytest.importorskip("tensorboardX")
-    words = ["uniform", "--devices", "3", "--rounds", "2", "--compare", "kinds=choose,drop", "--probes", "0"]
+    words = ["uniform", "--devices", "3", "--rounds", "2", "--compare", "kinds=choose,drop"]
     track = ["--track", "tensorboard:one", "--track", "tensorboard:two"]
     subprocess.run([COMMAND, "simulate", *words, *track, "--run-dir", "runs"], check=True, cwd=tmp_path)
     for folder in ("one/choose-0", "one/drop-0", "two/choose-0", "two/drop-0"):

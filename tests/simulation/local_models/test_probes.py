@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.local_models.probes import Probes, ProbeSet, mean_logits, spread_rounds
 from device_runtime.simulation.executors.job import TrainingJob
-from device_runtime.simulation.metrics.probes import ProbedRounds, Probes, ProbeSet, spread_rounds
 from device_runtime.strategies.interface.device_half import Update
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.width_slice import WidthSlice
@@ -32,7 +32,7 @@ def told():
 
 @pytest.fixture
 def probes(model, bundle, told):
-    probes = Probes(model, PROBE, ProbedRounds(frozenset({1, 3})), told.append)
+    probes = Probes(model, PROBE, frozenset({1, 3}), told.append)
     probes.over(Answers()).run({"1": bundle.weights()}, [])
     return probes
 
@@ -119,3 +119,9 @@ def test_an_executor_that_is_listened_to_is_the_same_in_all_else(probes):
 )
 def test_probed_rounds_are_spread_from_first_to_last(rounds, count, expected):
     assert spread_rounds(rounds, count) == expected
+
+
+def test_mean_logits_have_a_row_for_each_true_class():
+    logits = np.array([[2.0, 1.0, 0.0], [0.0, 4.0, 0.0], [6.0, 3.0, 3.0]])
+    expected = np.array([[1.0, 2.5, 0.0], [6.0, 3.0, 3.0], [np.nan] * 3])
+    assert mean_logits(logits, np.array([0, 0, 1])) == pytest.approx(expected, nan_ok=True)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.local_models.probes import gram, mean_over_pairs, pairwise_cka
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.metrics.probes import gram, mean_over_pairs, pairwise_cka
 
 X = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0], [0.0, 0.0]])
 Y = np.array([[1.0], [-1.0], [0.0], [0.0], [0.0]])

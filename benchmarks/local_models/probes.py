@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,7 +28,8 @@ MODELS = 10
 """Local models that are compared in one round: 45 pairs."""
 
 
-class PredictionHeatMap(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class PredictionHeatMap:
     """The predictions of one local model for each kind: that of the first device that sent it.
 
     matrix[true class][predicted class] is a mean logit.
@@ -37,17 +37,18 @@ class PredictionHeatMap(msgspec.Struct, frozen=True):
 
     kind: str
     device: str
-    matrix: tuple[tuple[float | None, ...], ...]
+    matrix: NDArray[np.float64]
 
 
-class ProbeLine(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class ProbeLine:
     """One probed round: `cka` is a matrix over `devices` for each level, `means` its mean over pairs."""
 
     round: int
-    devices: tuple[str, ...] = ()
-    cka: dict[str, tuple[tuple[float | None, ...], ...]] = {}
-    means: dict[str, float | None] = {}
-    heat: tuple[PredictionHeatMap, ...] = ()
+    devices: tuple[str, ...]
+    cka: Mapping[str, NDArray[np.float64]]
+    means: Mapping[str, float]
+    heat: tuple[PredictionHeatMap, ...]
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,6 @@ class ProbeSet:
         every = np.linspace(0, len(data.test_y) - 1, min(SAMPLES, len(data.test_y))).astype(np.int64)
         y = data.test_y[every] if model.manifest.target.compared == "classes" else None
         return cls(model.manifest.input.prepare(data.test_x[every]), y)
-
-
-@dataclass(frozen=True)
-class ProbedRounds:
-    """The rounds to probe, and the first round of this process: a resumed run does not begin with round 1."""
-
-    probed: frozenset[int]
-    first: int = 1
 
 
 def spread_rounds(rounds: int, count: int) -> frozenset[int]:
@@ -96,15 +89,15 @@ class Probes:
     """
 
     def __init__(
-        self, model: DeviceModel, probe: ProbeSet, rounds: ProbedRounds, tell: Callable[[ProbeLine], None]
+        self, model: DeviceModel, probe: ProbeSet, rounds: frozenset[int], tell: Callable[[ProbeLine], None]
     ) -> None:
-        self._model, self._probe, self._rounds, self._tell = model, probe, rounds.probed, tell
+        self._model, self._probe, self._rounds, self._tell = model, probe, rounds, tell
         self._levels = tuple(str(level) for level in model.manifest.features)
         head = model.manifest.head
         self._head = {head.weight, head.bias}
         self._comparable = len(probe.x) >= LEAST_SAMPLES
         self._bases: Mapping[str, Tensors] = {}
-        self._round = rounds.first
+        self._round = 1
         self._gathered = _Gathered()
 
     def over(self, executor: Executor) -> Executor:
@@ -132,7 +125,7 @@ class Probes:
         outputs = self._model.forward(self._probe.x)
         if update.kind not in self._gathered.heat:
             y = self._probe.y
-            matrix = _rows(mean_logits(outputs.logits, y)) if y is not None else ()
+            matrix = np.empty((0, 0)) if y is None else mean_logits(outputs.logits, y)
             self._gathered.heat[update.kind] = PredictionHeatMap(update.kind, job.name, matrix)
         if compared:
             self._gathered.grams[job.name] = {
@@ -156,9 +149,9 @@ class Probes:
             ProbeLine(
                 round=line.round,
                 devices=devices,
-                cka={level: _rows(matrix) for level, matrix in by_level.items()},
-                means={level: _number(mean_over_pairs(matrix)) for level, matrix in by_level.items()},
-                heat=tuple(heat_map for heat_map in gathered.heat.values() if heat_map.matrix),
+                cka=by_level,
+                means={level: mean_over_pairs(matrix) for level, matrix in by_level.items()},
+                heat=tuple(heat_map for heat_map in gathered.heat.values() if heat_map.matrix.size),
             )
         )
 
@@ -179,14 +172,6 @@ class _Listened:
 
     def close(self) -> None:
         self._executor.close()
-
-
-def _rows(matrix: NDArray[np.float64]) -> tuple[tuple[float | None, ...], ...]:
-    return tuple(tuple(_number(value) for value in row) for row in matrix.tolist())
-
-
-def _number(value: float) -> float | None:
-    return None if value != value else round(value, 5)
 
 
 Features = NDArray[np.floating[Any]]  # (n, ...): one row for each sample, in the same order in every model
@@ -242,20 +227,7 @@ def mean_over_pairs(similarity: NDArray[np.float64]) -> float:
     return float(above.mean()) if above.size else float("nan")
 
 
-Matrix = NDArray[np.floating[Any]]
-
-
-def accuracy_by_class(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The recall of each class, (classes,); nan for a class without samples.
-
-    logits (n, classes), y (n,). Ties go to the lower class.
-    """
-    classes = logits.shape[1]
-    right = np.bincount(y[logits.argmax(axis=1) == y], minlength=classes)
-    return _shares(right.astype(np.float64), np.bincount(y, minlength=classes))
-
-
-def mean_logits(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
+def mean_logits(logits: NDArray[np.floating[Any]], y: NDArray[np.int64]) -> NDArray[np.float64]:
     """Mean logits, (classes, classes): row = true class, column = the class that the logit is for.
 
     nan for a class without samples. A model that is biased to its own classes shows stripes; one that is not
@@ -264,8 +236,5 @@ def mean_logits(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
     classes = logits.shape[1]
     sums = np.zeros((classes, classes))
     np.add.at(sums, y, logits)
-    return _shares(sums, np.bincount(y, minlength=classes)[:, None])
-
-
-def _shares(parts: NDArray[np.float64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.divide(parts, whole, out=np.full_like(parts, np.nan), where=whole > 0)
+    samples = np.bincount(y, minlength=classes)[:, None]
+    return np.divide(sums, samples, out=np.full_like(sums, np.nan), where=samples > 0)
