@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
@@ -20,6 +21,7 @@ from device_runtime.aggregator.configuration.config import HttpSection
 from device_runtime.aggregator.configuration.join_address import BrowserAccess
 from device_runtime.aggregator.errors import AddressError, ConfigError
 from device_runtime.aggregator.machine.run_events import Observer
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.servers.mosquitto import MESSAGE_BYTES
 from device_runtime.broker.servers.places import BACKLOG, Places, SharedListener, Shares, within_files
 from device_runtime.broker.wire.url import bracketed
@@ -31,6 +33,7 @@ from .invitations import InvitationRoutes
 from .join import JoinFiles, JoinRoutes
 from .metrics import ProcessMetrics
 from .security import SecureHeaders, token_for
+from .setting_schemas import PLACE, setting_schemas
 from .shapes import Health
 from .watch import ServedTask, health_of, without_details
 
@@ -146,8 +149,19 @@ def _listen(settings: HttpSection) -> socket.socket:
         ) from None
 
 
+class _DescribedApp(FastAPI):
+    """Describes a task's settings as they are declared."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            schemas = super().openapi()["components"]["schemas"]
+            schemas["TaskInfo"]["properties"]["settings"] = {"$ref": f"{PLACE}{Task.__name__}"}
+            schemas |= setting_schemas(Task)
+        return super().openapi()
+
+
 def _app(routers: list[APIRouter], guard: TokenGuard, look: Callable[[], Health]) -> FastAPI:
-    app = FastAPI(
+    app = _DescribedApp(
         title="device-runtime",
         summary="The aggregator of a federated learning task.",
         description="Times are seconds since 1970. A figure that was not measured is null.",

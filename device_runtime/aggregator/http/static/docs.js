@@ -19,6 +19,11 @@ function type(schema) {
   return schema.type;
 }
 
+function limits(schema) {
+  const words = { minimum: "at least", exclusiveMinimum: "more than", maximum: "at most", exclusiveMaximum: "less than" };
+  return Object.entries(words).filter(([key]) => key in schema).map(([key, word]) => `${word} ${schema[key]}`).join(", ");
+}
+
 function mixed(parts, between) {
   return h("span", {}, ...parts.flatMap((part, place) => (place ? [between, part] : [part])));
 }
@@ -51,6 +56,7 @@ function shape(name, schema) {
   const fields = [
     { head: "field", cell: ([field]) => h("code", {}, field) },
     { head: "type", cell: ([, told]) => type(told) },
+    { head: "meaning", look: "wide", cell: ([, told]) => [told.description, limits(told.anyOf?.[0] ?? told)].filter(Boolean).join(" ") },
   ];
   return h(
     "section", { class: "operation", id: `type-${name}` },
