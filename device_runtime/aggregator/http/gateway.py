@@ -173,7 +173,7 @@ def is_connect(opening: bytes) -> bool:
         if byte < 0x80:
             return len(opening) >= 2 + place + size
     if len(opening) >= 5:
-        raise NoConnect("its length has no end")
+        raise NoConnect("malformed remaining-length field in CONNECT")
     return False
 
 

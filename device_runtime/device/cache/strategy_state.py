@@ -37,7 +37,7 @@ class StrategyStateStore:
         try:
             return tensors.decode(_path(folder, earlier[-1]).read_bytes())
         except (OSError, TensorError) as error:
-            log.warning("what %s kept is not readable, and is left out: %s", kind, error)
+            log.warning("ignoring the saved state of %s, which is unreadable: %s", kind, error)
             return NO_TENSORS
 
     def put(self, run: str, kind: str, number: int, state: Tensors) -> None:

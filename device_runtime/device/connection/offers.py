@@ -88,7 +88,7 @@ class OfferStream:
         """
         self.over = False
         if retained and not topics.is_offer(topic):
-            raise MessageError(f"offer on {topic} is marked as kept, which none there is")
+            raise MessageError(f"unexpected retained offer on {topic}")
         if compact_round.is_compact_offer(payload):
             of = topic.removeprefix(topics.offer("")) if topics.is_offer(topic) else task
             return self._next(of, topic, payload)

@@ -174,7 +174,7 @@ class PrivacyGuard:
         try:
             self.budget.spend(event, self._limits(dp))
         except OSError as error:
-            raise PrivacyError(f"what is spent cannot be written down: {error}") from None
+            raise PrivacyError(f"cannot record the privacy spent: {error}") from None
         except DataError as error:
             raise PrivacyError(str(error)) from None
 

@@ -76,7 +76,7 @@ class MaskedVector:
 
 
 def keystream(seed: bytes, nonce: bytes, size: int) -> bytes:
-    """So many bytes of ChaCha20, counted from block 1. seed: 32 bytes. nonce: 12 bytes, of one use."""
+    """`size` bytes of ChaCha20 keystream from block 1. seed: 32 bytes. nonce: 12 bytes, used once."""
     zeros = _ZEROS[:size] if size <= CHUNK else bytes(size)
     return crypto_aead_chacha20poly1305_ietf_encrypt(zeros, None, nonce, seed)[:size]
 

@@ -102,7 +102,10 @@ def directly(h, sends, kinds):
 
 
 def assert_same(one, other, step):
-    """To one more rounding of means and moments, and of counts to whole numbers."""
+    """To one more rounding of means and moments, and of counts to whole numbers.
+
+    Coarse means give scatter below 0 in some directions, which its bounds cut: a tenth of their step shows.
+    """
     np.testing.assert_allclose(one.sums.counts, other.sums.counts, rtol=0, atol=1)
     np.testing.assert_array_equal(one.moment_sums.counts, other.moment_sums.counts)
     for mine, theirs in ((one.sums, other.sums), (one.moment_sums, other.moment_sums)):
@@ -110,7 +113,8 @@ def assert_same(one, other, step):
         assert (
             np.abs(means - expected).max(axis=1) <= 1.1 * step * np.abs(expected).max(axis=1) + 2e-3
         ).all()
-    assert np.abs(one.moments - other.moments).max() <= 1.1 * 2.0**-11 * np.abs(other.moments).max()
+    moment_step = 1.1 * 2.0**-11 + (0.1 * step if step > 2.0**-11 else 0.0)
+    assert np.abs(one.moments - other.moments).max() <= moment_step * np.abs(other.moments).max()
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ def test_a_crash_while_writing_leaves_what_was_there_and_training_does_not_begin
     with pytest.raises(OSError, match="No space"):
         crashed.spend(ONE, LIMIT)
     assert crashed.rounds == 1
-    with pytest.raises(PrivacyError, match="cannot be written down: .*No space"):
+    with pytest.raises(PrivacyError, match="cannot record the privacy spent: .*No space"):
         PrivacyGuard(lambda: crashed).before(Kind(DpSgd()), 10)
     monkeypatch.undo()
     assert budget(path, A).rounds == 1
