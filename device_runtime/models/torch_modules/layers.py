@@ -268,9 +268,8 @@ def group_norm_backward(
     per_channel = [groups, channels // groups]
     mean, rstd = mean.unsqueeze(2), rstd.unsqueeze(2)
     places = list(range(2, x.dim()))
-    along, products = (each.sum(places) if places else each for each in (go, go * x))  # sum([]) sums all
-    sums = along.reshape(n, *per_channel)
-    products = (products.reshape(n, *per_channel) - mean * sums) * rstd
+    sums = _summed(go, places).reshape(n, *per_channel)
+    products = (_summed(go * x, places).reshape(n, *per_channel) - mean * sums) * rstd
     grad_input = None
     if mask[0]:
         weight = go.new_ones(1, *per_channel) if w is None else w.reshape(1, *per_channel)
@@ -281,6 +280,11 @@ def group_norm_backward(
         grad_input = _affine(go, rstd * weight) - along_x
     grad_weight = products.sum(0).reshape(channels) if mask[1] else None
     return grad_input, grad_weight, sums.sum(0).reshape(channels) if mask[2] else None
+
+
+def _summed(x: Tensor, places: Sequence[int]) -> Tensor:
+    """The sum over these axes; torch's `sum([])` sums over all of them."""
+    return x.sum(places) if places else x
 
 
 def _affine(x: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
