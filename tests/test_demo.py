@@ -42,5 +42,4 @@ def test_the_demo_runs_on_every_device_and_keeps_its_figures(lines, tmp_path):
     assert float(rounds[-1]["eval_acc"]) > 0.7
     recalls = json.loads((folder / "runs.jsonl").read_text().splitlines()[0])["recalls"][-1]
     assert min(recalls[6:]) > 0.1, "a digit that only a weak device holds is not recognised"
-    assert "buoy" in ended.stdout.partition("What a device's updates are worth")[2]
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")

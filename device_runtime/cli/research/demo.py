@@ -5,20 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from concurrent import futures
 from pathlib import Path
+from statistics import mean, stdev
 
 from tabulate import tabulate
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.views.console_log import ConsoleLog, ConsoleView, percent, size
+from device_runtime.aggregator.views.console_log import ConsoleLog, ConsoleView, percent
 from device_runtime.cli.options import count, positive
 from device_runtime.device.engine.profiling import BATCH
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation.compare.running import interruptible
 from device_runtime.simulation.demo import calibration, processes
-from device_runtime.simulation.demo.figures import Summary, kind_costs, parts, recall, summarise
 from device_runtime.simulation.demo.fleet import (
     DEADLINE_S,
     DROPPED,
@@ -33,8 +32,6 @@ from device_runtime.simulation.demo.fleet import (
 )
 from device_runtime.simulation.demo.plot import draw
 from device_runtime.simulation.demo.runs import BUNDLE, DemoPolicy, DemoRun, DemoSetting, perform, save
-from device_runtime.simulation.demo.worth import device_worths
-from device_runtime.strategies.kinds.registry import KINDS
 
 ERRORS = (AggregatorError,)
 
@@ -102,9 +99,8 @@ def _run(options: argparse.Namespace) -> int:
     save(runs, folder / "runs.jsonl")
     draw(runs, folder / "demo.png")
     _report(runs)
-    print("\nsimulating the mixed rounds without one device, and without another ..", flush=True)
-    _report_worths(settings)
-    print(f"took {time.monotonic() - began:.0f} s; kept in {folder}/, picture in {folder}/demo.png")
+    print(f"took {time.monotonic() - began:.0f} s; picture in {folder}/demo.png")
+    print(f"why each device sent what it did: {folder}/mixed-0/contributions.csv")
     return 0
 
 
@@ -157,92 +153,25 @@ def _view(broker: str) -> ConsoleView:
 
 
 def _report(runs: list[DemoRun]) -> None:
-    mixed = [run for run in runs if run.policy == "mixed"]
-    print("\nWho took part, and how (mixed, seed 0), and why it could not send a full update every time")
-    rows = [
-        (part.device, member.label, f"{part.rounds:.0%}", _kinds(part.kinds), _short(part.why))
-        for member, part in zip(mixed[0].fleet, parts(mixed[0]), strict=True)
-    ]
-    print(tabulate(rows, ("device", "as", "rounds", "sent", "why"), disable_numparse=True))
-    print("\nWhat each kind costs, per device and round (medians; bytes are whole MQTT packets)")
-    costs = kind_costs([c for run in mixed for c in run.contributions], KINDS)
-    table = [
-        (
-            c.kind,
-            c.count,
-            size(int(c.bytes_up)),
-            size(int(c.bytes_down)),
-            f"{c.train_time_s:.2f} s",
-            f"{c.energy_j:.1f} J",
-        )
-        for c in costs
-    ]
-    print(tabulate(table, ("kind", "sent", "up", "down", "time", "energy (modelled)"), disable_numparse=True))
-    print("\nThe same fleet, data and deadline")
-    summaries = [summarise(policy.name, runs) for policy in POLICIES]
-    columns = ("policy", "seeds", "accuracy", "took part", "up", "down", "energy (modelled)")
-    print(tabulate([_cells(summary) for summary in summaries], columns, disable_numparse=True))
-    for seed in sorted({run.seed for run in runs}):
-        both = [next(r for r in runs if (r.policy, r.seed) == (p.name, seed)) for p in POLICIES]
-        print(f"  seed {seed}: " + ", ".join(f"{r.policy} {percent(r.rounds[-1].eval_acc)}" for r in both))
-    gain = 100 * (summaries[0].eval_acc - summaries[1].eval_acc)
-    extra = summaries[0].energy_j - summaries[1].energy_j
+    """Prints the recall of digits by who holds them, of all devices and with stragglers dropped."""
     print("\nHow many test samples of a digit are recognised, by who holds its training samples")
-    headers = ("digits", "held by", "mixed", "dropped", "difference")
-    print(tabulate(_recalls(runs), headers, disable_numparse=True))
-    print(f"Leaving no device behind is worth {gain:+.1f} points of accuracy, at {extra:+.0f} J (modelled).")
-
-
-def _recalls(runs: list[DemoRun]) -> list[tuple[str, ...]]:
+    by_policy = [[run for run in runs if run.policy == policy.name] for policy in POLICIES]
     rows: list[tuple[str, ...]] = []
     for of in holders(runs[0].fleet):
-        mixed, dropped = (recall(policy.name, runs, of.digits) for policy in POLICIES)
         who = of.name + (" alone" if len(of.members) == 1 else "")
-        both = (percent(mixed), percent(dropped), f"{100 * (mixed - dropped):+.1f}")
-        rows.append((_listed(of.digits), who, *both))
-    return rows
-
-
-def _report_worths(settings: list[DemoSetting]) -> None:
-    try:
-        whole, worths = device_worths(POLICIES[0], settings)
-    except futures.TimeoutError:  # from Python 3.11 on the built-in one
-        print("given up: this machine is too busy now")
-        return
-    print("What a device's updates are worth: the same mixed rounds without it, in points (simulated)")
-    shared, *_ = holders(settings[0].fleet)
-    rows = [
-        (
-            f"{worth.device} (as any of {shared.name})" if worth.device in shared.members else worth.device,
-            _listed(worth.digits),
-            f"{-100 * worth.accuracy:+.1f}",
-            f"{-100 * worth.recall:+.1f}",
-        )
-        for worth in worths
-    ]
-    headers = ("without", "its digits", "accuracy", "recall of its digits")
+        mixed, dropped = (mean(run.recall(of.digits) for run in own) for own in by_policy)
+        rows.append((_listed(of.digits), who, percent(mixed), percent(dropped), _points(mixed, dropped)))
+    accuracies = [[run.rounds[-1].eval_acc for run in own] for own in by_policy]
+    spreads = [f" ± {100 * stdev(seeds):.1f}" if len(seeds) > 1 else "" for seeds in accuracies]
+    mixed, dropped = map(mean, accuracies)
+    gain = _points(mixed, dropped)
+    rows.append(("all", "all", percent(mixed) + spreads[0], percent(dropped) + spreads[1], gain))
+    headers = ("digits", "held by", *(policy.name for policy in POLICIES), "difference")
     print(tabulate(rows, headers, disable_numparse=True))
-    print(f"(simulated with all devices: {percent(whole)})")
+    energies = [mean(sum(r.energy_j for r in run.rounds) for run in own) for own in by_policy]
+    cost = f"{energies[0] - energies[1]:+.0f} J (modelled)"
+    print(f"Leaving no device behind is worth {gain} points of accuracy, at {cost}.")
 
 
-def _cells(summary: Summary) -> tuple[str, ...]:
-    spread = f" ± {100 * summary.spread:.1f}" if summary.seeds > 1 else ""
-    return (
-        summary.policy,
-        str(summary.seeds),
-        percent(summary.eval_acc) + spread,
-        f"{summary.participation:.0%}",
-        size(int(summary.bytes_up)),
-        size(int(summary.bytes_down)),
-        f"{summary.energy_j:.0f} J",
-    )
-
-
-def _kinds(kinds: tuple[tuple[str, int], ...]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in kinds) or "nothing"
-
-
-def _short(why: str) -> str:
-    """The first reason, which is why the richest kind did not fit; those of the next kinds follow it."""
-    ends = [at for kind in KINDS if (at := why.find(f"; {kind} ")) >= 0]
-    return why[: min(ends, default=len(why))]
+def _points(share: float, other: float) -> str:
+    return f"{100 * (share - other):+.1f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from device_runtime.simulation.report import canvas
 from device_runtime.strategies.kinds.registry import KINDS
 
-from .figures import kind_costs
 from .fleet import FLEET, holders
 from .runs import DemoRun
 
@@ -78,17 +78,20 @@ def _participation(axes: Any, run: DemoRun) -> None:
     axes.set(
         xlabel="round", title=f"Who sent which kind (seed {run.seed})", xlim=(0.3, len(run.rounds) + 0.7)
     )
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_yticks(range(len(names)), [f"{m.name} ({m.label})" for m in run.fleet])
     axes.invert_yaxis()
     axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=5, fontsize=8, columnspacing=1.0)
 
 
 def _bytes(axes: Any, runs: list[DemoRun]) -> None:
-    rows = kind_costs([c for run in runs if run.policy == "mixed" for c in run.contributions], KINDS)
-    bars = axes.barh(
-        [r.kind for r in rows], [r.bytes_up for r in rows], color=[canvas.kind_colour(r.kind) for r in rows]
-    )
-    axes.bar_label(bars, [f"{r.bytes_up:,.0f}" for r in rows], padding=3)
+    sent: dict[str, list[int]] = {kind: [] for kind in KINDS}
+    for contribution in (c for run in runs if run.policy == "mixed" for c in run.contributions):
+        sent[contribution.kind].append(contribution.bytes_up)
+    medians = {kind: median(sizes) for kind, sizes in sent.items() if sizes}
+    colours = [canvas.kind_colour(kind) for kind in medians]
+    bars = axes.barh(list(medians), list(medians.values()), color=colours)
+    axes.bar_label(bars, [f"{size:,.0f}" for size in medians.values()], padding=3)
     axes.set_xscale("log")
     axes.set(
         xlabel="bytes up per device and round, on the wire (median, log)", title="What a kind of update sends"

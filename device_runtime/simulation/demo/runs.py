@@ -5,10 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 
 import msgspec
 import numpy as np
@@ -91,6 +92,10 @@ class DemoRun:
     contributions: tuple[ContributionRecord, ...]
     fleet: tuple[DemoDevice, ...] = FLEET
     recalls: tuple[tuple[float, ...], ...] = ()
+
+    def recall(self, of: Sequence[int]) -> float:
+        """The mean recall of these digits after the last round."""
+        return mean(self.recalls[-1][digit] for digit in of)
 
 
 class ClosedRounds:

@@ -1,10 +1,8 @@
-"""The demo without its processes: figures, report, picture, and what ends it early. Numbers by hand."""
+"""The demo without its processes: report, picture, and what ends it early. Numbers by hand."""
 
 import argparse
 import sys
-import threading
 import time
-from concurrent import futures
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +14,7 @@ from device_runtime.cli import main
 from device_runtime.cli.research import demo as command
 from device_runtime.device.engine.emulation import Time
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
-from device_runtime.simulation import digits
-from device_runtime.simulation.demo import calibration, plot, processes, worth
-from device_runtime.simulation.demo.figures import kind_costs, parts, recall, summarise
+from device_runtime.simulation.demo import calibration, plot, processes
 from device_runtime.simulation.demo.fleet import (
     DROPPED,
     FLEET,
@@ -76,47 +72,23 @@ MIXED_RUN = run(
 )
 
 
-def test_a_summary_is_the_mean_over_the_seeds_of_its_policy():
-    runs = [run("mixed", 0, 0.5, 0.92), run("mixed", 1, 0.5, 0.88), run("dropped", 0, 0.1, 0.2)]
-    summary = summarise("mixed", runs)
-    assert (summary.seeds, summary.eval_acc) == (2, pytest.approx(0.90))
-    assert summary.spread == pytest.approx(0.02 * 2**0.5)
-    assert summary.participation == 0.5  # 4 of 8
-    assert (summary.bytes_up, summary.bytes_down, summary.energy_j) == (2000, 4000, 20.0)
-
-
-def test_every_device_has_its_part_those_that_sent_nothing_too():
-    by_name = {part.device: part for part in parts(MIXED_RUN)}
-    assert set(by_name) == {member.name for member in FLEET}
-    assert (by_name["buoy"].rounds, by_name["buoy"].kinds) == (1.0, (("zeroth-order", 2),))
-    assert by_name["phone-a"].rounds == 0.5
-    assert by_name["jetson"].kinds == ()
-
-
-def test_costs_are_medians_of_the_kinds_that_were_sent_in_the_order_given():
-    rows = kind_costs(MIXED_RUN.contributions, registry.DEFAULT_KINDS)
-    assert [(row.kind, row.count) for row in rows] == [("full", 1), ("zeroth-order", 2)]
-    assert (rows[1].bytes_up, rows[1].energy_j) == (200, 3.0)
-
-
-def test_the_report_says_who_sent_what_and_what_it_was_worth(capsys):
+def test_the_report_is_one_table_by_who_holds_the_digits_and_a_sentence(capsys):
     command._report([MIXED_RUN, run("dropped", 0, 0.4, 0.9)])
-    shown = capsys.readouterr().out
-    [buoy] = [line for line in shown.splitlines() if line.startswith("buoy")]
-    assert buoy.split()[1:5] == ["jetson-nano", "100%", "2", "zeroth-order"]
-    assert buoy.endswith("full needs 9 s of 2 s (link)")
-    assert "nothing" in next(line for line in shown.splitlines() if line.startswith("jetson"))
-    assert "worth +5.0 points of accuracy, at +0 J (modelled)" in shown
-    recalls = [line.split() for line in shown.partition("How many")[2].splitlines() if line[:1].isdigit()]
-    assert recalls[0] == ["0", "to", "5", "the", "5", "fast", "95.0%", "90.0%", "+5.0"]
-    assert recalls[2] == ["7", "buoy", "alone", "95.0%", "0.0%", "+95.0"]
-    assert [row[0] for row in recalls] == ["0", "6", "7", "8"]
+    output = capsys.readouterr().out
+    assert output.endswith("worth +5.0 points of accuracy, at +0 J (modelled).\n")
+    rows = [line.split() for line in output.splitlines()[4:-1]]
+    assert rows[0] == ["0", "to", "5", "the", "5", "fast", "95.0%", "90.0%", "+5.0"]
+    assert rows[2] == ["7", "buoy", "alone", "95.0%", "0.0%", "+95.0"]
+    assert [row[0] for row in rows] == ["0", "6", "7", "8", "all"]
 
 
-def test_recall_is_the_mean_over_digits_and_seeds_after_the_last_round():
-    runs = [run("mixed", 0, 0.1, 0.5), run("mixed", 1, 0.9, 0.7), run("dropped", 0, 0.4)]
-    assert recall("mixed", runs, (3, 7)) == pytest.approx(0.6)
-    assert recall("dropped", runs, (3, 7)) == pytest.approx(0.2)
+def test_figures_of_several_seeds_are_means_and_accuracy_has_its_deviation(capsys):
+    mixed = [run("mixed", 0, 0.1, 0.5), run("mixed", 1, 0.9, 0.7)]
+    command._report([*mixed, run("dropped", 0, 0.4), run("dropped", 1, 0.4)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[5].split() == ["6", "jetson", "alone", "60.0%", "0.0%", "+60.0"]
+    assert lines[8].split() == ["all", "all", "60.0%", "±", "14.1", "40.0%", "±", "0.0", "+20.0"]
+    assert [each.recall((3, 7)) for each in mixed] == pytest.approx([0.5, 0.7])
 
 
 def test_weak_devices_hold_every_sample_of_their_digits_and_the_others_share_the_rest_equally():
@@ -139,58 +111,6 @@ def test_the_first_lines_say_which_digits_only_weak_devices_hold(capsys):
         "Weak devices hold handwritten digits that nobody else has: jetson every 6, buoy every 7, pi-zero "
         "every 8 and 9. The others share 0 to 5.\n"
     )
-
-
-def test_in_simulation_each_device_holds_what_it_holds_in_the_demo_and_one_may_be_left_out():
-    setting = DemoSetting(1, 2, 12.0, scale=4.0)
-    known = worth.prepared(command.POLICIES[0], setting)
-    assert known.scenario.task.round_deadline_s == 3.0
-    split = digits.load(np.random.default_rng(1))
-    parts = divide_digits(split.train.y, FLEET, np.random.default_rng([1, 1]))
-    expected = {one.name: part.tolist() for one, part in zip(FLEET, parts, strict=True)}
-    assert held_in(known, 1) == expected
-    del expected["buoy"]
-    assert held_in(worth.prepared(command.POLICIES[0], setting, "buoy"), 1) == expected
-
-
-def held_in(prepared, seed):
-    fleet = prepared.scenario.fleet.draw(prepared.scenario.devices, seed)
-    return {fleet.group(k): prepared.inputs.clients.indices(k).tolist() for k in range(len(fleet))}
-
-
-def test_what_a_device_is_worth_is_what_is_lost_without_it_in_the_mean_over_the_seeds(monkeypatch, capsys):
-    """Without the buoy digit 7 is not recognised and accuracy is 0.1 less, with seed 1 0.3 less."""
-
-    def simulated(policy, setting, without, stop):
-        recalls = tuple(0.0 if without == "buoy" and digit == 7 else 0.8 for digit in range(10))
-        return worth.DemoOutcome(0.9 - (without == "buoy") * (0.1 + 0.2 * setting.seed), recalls)
-
-    monkeypatch.setattr(worth, "_simulated", simulated)
-    settings = [DemoSetting(seed, 2, 3.0) for seed in (0, 1)]
-    whole, found = worth.device_worths(command.POLICIES[0], settings)
-    assert whole == pytest.approx(0.9)
-    assert [one.device for one in found] == ["phone-a", "jetson", "buoy", "pi-zero"]
-    assert (found[2].accuracy, found[2].recall) == (pytest.approx(0.2), pytest.approx(0.8))
-    assert (found[0].accuracy, found[0].recall) == (0, 0)
-    command._report_worths(settings)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["buoy", "7", "-20.0", "-80.0"] in rows
-
-
-def test_simulations_that_take_far_too_long_are_given_up(monkeypatch, capsys):
-    monkeypatch.setattr(worth, "_simulated", lambda policy, setting, without, stop: stop.wait(600))
-    with pytest.raises(futures.TimeoutError):
-        worth.device_worths(command.POLICIES[0], [DemoSetting(0, 2, 3.0)], most_s=0.01)
-    monkeypatch.setattr(command, "device_worths", lambda *_: worth.device_worths(*_, most_s=0.01))
-    command._report_worths([DemoSetting(0, 2, 3.0)])
-    assert capsys.readouterr().out == "given up: this machine is too busy now\n"
-
-
-def test_a_simulated_run_ends_where_the_others_are_given_up():
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(worth.DemoEnded):
-        worth._simulated(command.POLICIES[0], DemoSetting(0, 1, 3.0), "", stop)
 
 
 @pytest.mark.slow
@@ -246,7 +166,7 @@ def test_a_device_that_fails_ends_the_demo_with_what_it_said_last(tmp_path, monk
 
 
 @pytest.mark.slow
-def test_devices_in_javascript_stand_behind_the_eight_and_are_marked_in_the_table(capsys, tmp_path):
+def test_devices_in_javascript_stand_behind_the_eight_and_in_the_picture(tmp_path):
     fleet = with_javascript(2)
     assert fleet[:8] == FLEET
     assert [(member.name, member.label) for member in fleet[8:]] == [
@@ -258,13 +178,6 @@ def test_devices_in_javascript_stand_behind_the_eight_and_are_marked_in_the_tabl
         replace(one, fleet=fleet)
         for one in (run("mixed", 0, 0.5, 0.9, contributions=sends), run("dropped", 0, 0.4))
     ]
-    command._report(runs, tmp_path)
-    table = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("javascript")]
-    assert [row[:3] for row in table] == [
-        ["javascript-1", "JavaScript", "0%"],
-        ["javascript-2", "JavaScript", "100%"],
-    ]
-    assert summarise("mixed", runs).participation == 0.4  # 4 of 10
     plot.draw(runs, tmp_path / "demo.png")
 
 
