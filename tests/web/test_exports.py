@@ -101,7 +101,7 @@ def _bundle(case: Case, folder: Path) -> Bundle:
 
 
 def _data(case: Case) -> LocalData:
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(2)  # with 1 a value lies on the kink of a ReLU, to the last bits
     shape, y = (SAMPLES, *case.input.shape), rng.integers(0, CLASSES, SAMPLES)
     if case.input.vocabulary is not None:
         return LocalData(rng.integers(case.input.vocabulary, size=shape), y)
