@@ -107,7 +107,7 @@ class BareBroker:
     """Accepts connections, answers each CONNECT with the next CONNACK, and keeps what follows."""
 
     def __init__(self, connacks: list[bytes]) -> None:
-        self.heard = bytearray()
+        self.stream = bytearray()
         self.connections = 0
         self._connacks = connacks
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -151,19 +151,19 @@ class BareBroker:
     def _listen(self, connection: socket.socket) -> None:
         try:
             while data := connection.recv(65536):
-                self.heard += data
+                self.stream += data
         except OSError:
             return
 
 
 @pytest.fixture
 def bare_broker() -> Iterator[Callable[[list[bytes]], BareBroker]]:
-    made: list[BareBroker] = []
+    open_brokers: list[BareBroker] = []
 
     def make(connacks: list[bytes]) -> BareBroker:
-        made.append(BareBroker(connacks))
-        return made[-1]
+        open_brokers.append(BareBroker(connacks))
+        return open_brokers[-1]
 
     yield make
-    for broker in made:
+    for broker in open_brokers:
         broker.close()

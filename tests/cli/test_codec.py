@@ -10,14 +10,14 @@ from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.scenarios import scenario
 
 
-def asked(*arguments):
+def plan_for(*arguments):
     parser = ArgumentParser()
     simulate.add_arguments(parser)
     return plan_of(parser.parse_args(arguments))
 
 
 def test_all_kinds_that_can_send_by_the_codec_and_it_is_another_run():
-    plain, coded = asked("digits"), asked("digits", "--codec", "delta+int8")
+    plain, coded = plan_for("digits"), plan_for("digits", "--codec", "delta+int8")
     sends = {
         kind.name: kind.strategy.codec for kind in scenario.of_policy(coded.scenario, "mixed").task.kinds
     }
@@ -28,13 +28,13 @@ def test_all_kinds_that_can_send_by_the_codec_and_it_is_another_run():
 
 @pytest.mark.parametrize("policy", ["drop", "reduced", "moon+", "heterofl"])
 def test_policies_send_by_it_too(policy):
-    task = scenario.of_policy(asked("digits", "--codec", "delta+half").scenario, policy).task
+    task = scenario.of_policy(plan_for("digits", "--codec", "delta+half").scenario, policy).task
     assert {kind.strategy.codec for kind in task.kinds} == {"delta+half"}
 
 
 def test_a_word_that_names_no_codec_is_one_line():
     with pytest.raises(ScenarioError, match="no codec is called 'gzip'"):
-        asked("digits", "--codec", "gzip")
+        plan_for("digits", "--codec", "gzip")
 
 
 @pytest.mark.slow

@@ -115,14 +115,14 @@ def test_each_command_s_help_has_an_example_that_parses(name, capsys, monkeypatc
     assert f"\nExample: {COMMANDS[name].example}\n" in capsys.readouterr().out
     words = shlex.split(COMMANDS[name].example)
     assert words[:2] == ["device-runtime", name]
-    seen = []
-    monkeypatch.setattr(module, "run", lambda options: seen.append(options) or 0)
+    calls = []
+    monkeypatch.setattr(module, "run", lambda options: calls.append(options) or 0)
     assert main(words[1:]) == 0
-    assert seen
+    assert calls
 
 
 @pytest.mark.parametrize(
-    "typed, said",
+    "typed, message",
     [
         ("serv", "there is no command 'serv': did you mean serve? `device-runtime --help` lists them all"),
         ("jion", "there is no command 'jion': did you mean join? `device-runtime --help` lists them all"),
@@ -130,9 +130,9 @@ def test_each_command_s_help_has_an_example_that_parses(name, capsys, monkeypatc
         ("--quux", "there is no command '--quux': `device-runtime --help` lists them all"),
     ],
 )
-def test_a_mistyped_command_is_told_the_nearest(typed, said, capsys):
+def test_a_mistyped_command_is_told_the_nearest(typed, message, capsys):
     assert main([typed]) == 2
-    assert capsys.readouterr().err == f"device-runtime: {said}\n"
+    assert capsys.readouterr().err == f"device-runtime: {message}\n"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
@@ -151,11 +151,11 @@ def test_profile_says_what_this_device_can_do():
 
 
 def test_profile_says_what_energy_is_told_by():
-    shown = run("profile", "--meter", "command:echo 3 W").stdout
-    assert re.search(r"^energy +command +what the command measures, ± 5%$", shown, re.M)
-    shown = json.loads(run("profile", "--as", "pi-5", "--format", "json").stdout)
-    assert shown["meter"] == "modelled"
-    assert shown["energy"].startswith("from ")
+    text = run("profile", "--meter", "command:echo 3 W").stdout
+    assert re.search(r"^energy +command +what the command measures, ± 5%$", text, re.M)
+    text = json.loads(run("profile", "--as", "pi-5", "--format", "json").stdout)
+    assert text["meter"] == "modelled"
+    assert text["energy"].startswith("from ")
 
 
 def test_profile_of_a_pretended_board_is_as_slow_as_the_board():

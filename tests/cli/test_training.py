@@ -8,7 +8,7 @@ from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.scenarios import scenario
 
 
-def asked(*arguments):
+def plan_for(*arguments):
     parser = ArgumentParser()
     simulate.add_arguments(parser)
     return plan_of(parser.parse_args(arguments))
@@ -19,7 +19,7 @@ def mixed(plan):
 
 
 def test_learning_rate_epochs_and_batch_size_are_set_for_the_fleet_and_it_is_another_run():
-    plain, changed = asked("digits"), asked("digits", "--lr", "0.02", "--epochs", "3", "--batch", "8")
+    plain, changed = plan_for("digits"), plan_for("digits", "--lr", "0.02", "--epochs", "3", "--batch", "8")
     full = {kind.name: kind.strategy for kind in mixed(changed).kinds}["full"]
     assert (full.lr, full.epochs, full.batch) == (0.02, 3, 8)
     assert plain.folder != changed.folder
@@ -27,7 +27,7 @@ def test_learning_rate_epochs_and_batch_size_are_set_for_the_fleet_and_it_is_ano
 
 @pytest.mark.parametrize("policy", ["drop", "fedprox", "moon+", "heterofl", "fedpeft-head", "few-shot"])
 def test_policies_train_by_them_too(policy):
-    task = scenario.of_policy(asked("digits", "--lr", "0.02").scenario, policy).task
+    task = scenario.of_policy(plan_for("digits", "--lr", "0.02").scenario, policy).task
     assert {kind.strategy.lr for kind in task.kinds} == {0.02}
 
 
@@ -39,8 +39,8 @@ def test_what_may_not_be_is_refused_in_one_line(capsys):
 
 def test_what_no_kind_of_any_policy_has_is_refused_and_else_each_policy_takes_what_it_has():
     with pytest.raises(ScenarioError, match="all_kinds.epochs.: no kind of fedncm has this setting"):
-        asked("digits", "--epochs", "3", "--compare", "kinds=fedncm")
-    plan = asked("digits", "--epochs", "3", "--compare", "kinds=fedncm,fedavg")
+        plan_for("digits", "--epochs", "3", "--compare", "kinds=fedncm")
+    plan = plan_for("digits", "--epochs", "3", "--compare", "kinds=fedncm,fedavg")
     [full] = scenario.of_policy(plan.scenario, "fedavg").task.kinds
     assert full.strategy.epochs == 3
 
@@ -48,7 +48,7 @@ def test_what_no_kind_of_any_policy_has_is_refused_and_else_each_policy_takes_wh
 def test_they_may_stand_in_the_file_and_are_kept_with_the_runs(tmp_path):
     file = tmp_path / "fleet.toml"
     file.write_text('fleet = "uniform"\n[all_kinds]\nlr = 0.02\n')
-    preset = asked(str(file)).scenario
+    preset = plan_for(str(file)).scenario
     assert scenario.decode(preset.json()) == preset
     assert {kind.strategy.lr for kind in scenario.of_policy(preset, "drop").task.kinds} == {0.02}
-    assert b"all_kinds" not in asked("digits").scenario.json()
+    assert b"all_kinds" not in plan_for("digits").scenario.json()

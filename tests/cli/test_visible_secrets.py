@@ -58,7 +58,7 @@ def test_a_password_is_read_from_the_environment_where_the_url_has_a_user_and_no
 
 
 @pytest.mark.parametrize(
-    ("url", "content", "said"),
+    ("url", "content", "message"),
     [
         ("mqtts://pi:x@broker.example", SECRET, "give one of them"),
         ("mqtts://broker.example", SECRET, "Name the user in the URL"),
@@ -68,12 +68,12 @@ def test_a_password_is_read_from_the_environment_where_the_url_has_a_user_and_no
     ],
 )
 def test_a_password_file_that_cannot_be_meant_is_refused_without_its_content(
-    tmp_path, options, url, content, said
+    tmp_path, options, url, content, message
 ):
     file = tmp_path / "password"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(UrlError, match=said) as refused:
+    with pytest.raises(UrlError, match=message) as refused:
         connect(options(url, "--password-file", str(file)))
     assert SECRET not in str(refused.value)
 
@@ -100,15 +100,15 @@ def test_the_aggregator_reads_a_password_for_the_user_of_its_url(file, tmp_path,
 def test_the_aggregator_warns_of_a_broker_elsewhere_at_which_nobody_is_enrolled(
     tmp_path, caplog, url, warned
 ):
-    broker, found = broker_for(BrokerSection(url=url), tmp_path)
+    broker, url_of_broker = broker_for(BrokerSection(url=url), tmp_path)
     if broker:
         broker.stop()
-        assert found.loopback
+        assert url_of_broker.loopback
     assert ("no devices are enrolled at" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["join", "mqtts://pi:secret@broker.invalid", "--data", "x"], "--password-file"),
         (["doctor", "--broker=wss://pi:secret@broker.invalid/mqtt", "--state", "x"], "--password-file"),
@@ -119,12 +119,12 @@ def test_the_aggregator_warns_of_a_broker_elsewhere_at_which_nobody_is_enrolled(
         (["join", "--enrol", "fl1.secret", "--state", "x"], "--enrol - reads it from stdin"),
     ],
 )
-def test_a_password_or_token_on_a_command_line_is_warned_of(tmp_path, monkeypatch, caplog, words, said):
+def test_a_password_or_token_on_a_command_line_is_warned_of(tmp_path, monkeypatch, caplog, words, message):
     monkeypatch.chdir(tmp_path)
     with suppress(Exception, SystemExit):  # none of them comes far
         main(words)
     assert "everybody on this machine can see" in caplog.text
-    assert said in caplog.text
+    assert message in caplog.text
     assert "secret" not in caplog.text
 
 

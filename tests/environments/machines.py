@@ -60,7 +60,7 @@ class Ran:
     """The exit code of each command, or its traceback; and what they wrote to standard output and error."""
 
     codes: Mapping[str, int | str]
-    said: str
+    output: str
     errors: str
 
 

@@ -91,15 +91,15 @@ def run(folder: Path, machine: Machine, names: Iterable[str]) -> Ran:
     if hides_checkout(machine):
         pytest.skip("this checkout lies below /tmp, which this machine hides")
     state, data = folder / "state", folder / "data"
-    for made in (folder / "home", state / "outbox", data):
-        made.mkdir(parents=True)
+    for folder_ in (folder / "home", state / "outbox", data):
+        folder_.mkdir(parents=True)
     state.chmod(0o700)
     (state / "lock").touch()
     rng = np.random.default_rng(0)
     np.savez(data / "a.npz", x=rng.random((20, 1, 8, 8), np.float32), y=np.arange(20) % 10)
     paths = {"STATE": str(state), "DATA": str(data)}
     words = {
-        name: tuple(re.sub("STATE|DATA", lambda found: paths[found[0]], word) for word in EVERY[name])
+        name: tuple(re.sub("STATE|DATA", lambda match: paths[match[0]], word) for word in EVERY[name])
         for name in names
     }
     return start(machine, words, state)
@@ -114,7 +114,7 @@ def elsewhere(tmp_path_factory):
 def check(ran: Ran, machine: Machine, expected: Mapping[str, int | str]) -> None:
     """No traceback; each command ends as it does elsewhere, or refuses with a sentence."""
     for word in ("Traceback", "Exception ignored", "Logging error"):
-        assert word not in ran.said + ran.errors, (ran.said + ran.errors)[-3000:]
+        assert word not in ran.output + ran.errors, (ran.output + ran.errors)[-3000:]
     for name, code in ran.codes.items():
         allowed = OF_SERVICES if name.startswith(("serve", "mask-helper", "join")) else CODES
         assert code in allowed, (name, code, ran.errors[-2000:])
@@ -141,5 +141,5 @@ def test_a_machine_that_lacks_something(tmp_path, machine, trial):
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_command_on_a_machine_that_lacks_something(tmp_path, elsewhere, machine):
-    made = MACHINES[machine]
-    check(run(tmp_path, made, [name for name in EVERY if name not in made.without]), made, elsewhere)
+    limits = MACHINES[machine]
+    check(run(tmp_path, limits, [name for name in EVERY if name not in limits.without]), limits, elsewhere)

@@ -41,11 +41,11 @@ KINDS = {
 
 
 class Aggregator:
-    """A service in a thread of its own, on a real link. `told` is what it told; `blocks`: how many came."""
+    """A service in a thread of its own, on a real link. `events` is what it told; `blocks`: how many came."""
 
     def __init__(self, task, folder, url, keepalive_s=30):
         self.task, self.folder, self.url = task, folder, url
-        self.told, self.blocks, self.senders, self.failure = [], 0, set(), None
+        self.events, self.blocks, self.senders, self.failure = [], 0, set(), None
         self.inbox = _Counting(self)
         options = LinkOptions(
             subscriptions=(topics.FROM_DEVICES,),
@@ -65,7 +65,7 @@ class Aggregator:
     def _run(self):
         """The database is of the thread that opened it."""
         try:
-            ports = Ports(self.link, self.inbox, (self.told.append,))
+            ports = Ports(self.link, self.inbox, (self.events.append,))
             with closing(Service(self.task, self.folder, ports)) as self.service:
                 self.link.connect()
                 self._ready.set()
@@ -73,9 +73,6 @@ class Aggregator:
         except BaseException as error:
             self.failure = error
             self._ready.set()
-
-    def heard(self, kind):
-        return [one for one in list(self.told) if isinstance(one, kind)]
 
     @property
     def finished(self):
@@ -107,12 +104,12 @@ class Device:
         self.name, self.receipts, self.failure = name, [], None
         settings = Settings(name, data, folder / name)
         self.agent = Agent(settings, secrets.randbits(32), time.monotonic)
-        taken = self.agent.inbox.put
+        pass_on = self.agent.inbox.put
 
         def put(item, block=True, timeout=None):
             if isinstance(item, Received) and item.topic.endswith("/dn/receipt"):
                 self.receipts.append(messages.decode(item.payload, Receipt))
-            taken(item, block, timeout)
+            pass_on(item, block, timeout)
 
         self.agent.inbox.put = put
         agent = self.agent
@@ -191,30 +188,32 @@ class Site:
         return self.parts[-1].start()
 
     def data(self, name):
-        mine = np.random.default_rng(list(name.encode())).choice(1797, 30, replace=False)
+        indices = np.random.default_rng(list(name.encode())).choice(1797, 30, replace=False)
         (self.folder / "data").mkdir(exist_ok=True)
-        return self.digits_in(self.folder / "data" / f"{name}.npz", mine)
+        return self.digits_in(self.folder / "data" / f"{name}.npz", indices)
 
     def audit(self, aggregator, *devices, rounds=2):
         """Nothing acknowledged is lost, nothing counts twice, every round has its record."""
         aggregator.stop()
         store = Store(aggregator.folder)
         try:
-            kept = [one for n in range(1, rounds + 1) for one in store.contributions.of_round(n)]
+            contributions = [entry for n in range(1, rounds + 1) for entry in store.contributions.of_round(n)]
             closed = store.rounds.closed()
         finally:
             store.close()
-        counted = Counter((one.round, one.device, one.kind) for one in kept)
+        counted = Counter((entry.round, entry.device, entry.kind) for entry in contributions)
         assert set(counted.values()) <= {1}
         stored = {(number, device) for number, device, _ in counted}
         for device in devices:
-            told = {(r.round, device.name) for r in device.receipts if r.status in ("accepted", "duplicate")}
-            assert told <= stored, f"{device.name} was told of {told - stored}, which is not stored"
+            receipts = {
+                (r.round, device.name) for r in device.receipts if r.status in ("accepted", "duplicate")
+            }
+            assert receipts <= stored, f"{device.name} was told of {receipts - stored}, which is not stored"
             assert device.failure is None
         assert aggregator.failure is None
-        assert [one.record.round for one in closed] == list(range(1, rounds + 1))
-        for one in closed:
-            assert one.record.participants == sum(stored.into == one.record.round for stored in kept)
+        assert [change.record.round for change in closed] == list(range(1, rounds + 1))
+        for end in closed:
+            assert end.record.participants == sum(stored.into == end.record.round for stored in contributions)
         return stored
 
     def close(self):
@@ -236,22 +235,22 @@ def quick(monkeypatch):
 @pytest.fixture(params=[pytest.param("mosquitto", marks=needs_mosquitto), "amqtt"])
 def site(request, tmp_path, digits_in):
     """On both brokers, one after the other."""
-    made = Site(request.param, tmp_path, digits_in)
-    yield made
-    made.close()
+    new_site = Site(request.param, tmp_path, digits_in)
+    yield new_site
+    new_site.close()
 
 
 @pytest.fixture
 def mosquitto_site(tmp_path, digits_in):
     if mosquitto.find() is None:
         pytest.skip("mosquitto is not installed")
-    made = Site("mosquitto", tmp_path, digits_in)
-    yield made
-    made.close()
+    new_site = Site("mosquitto", tmp_path, digits_in)
+    yield new_site
+    new_site.close()
 
 
 @pytest.fixture
 def amqtt_site(tmp_path, digits_in):
-    made = Site("amqtt", tmp_path, digits_in)
-    yield made
-    made.close()
+    new_site = Site("amqtt", tmp_path, digits_in)
+    yield new_site
+    new_site.close()

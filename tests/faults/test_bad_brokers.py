@@ -113,16 +113,16 @@ def test_every_role_comes_back_with_a_certificate_that_was_renewed(
 
     running = broker()
     proxy = Proxy(running.url, opaque=True)
-    mine = (files / "ca.pem", files / f"{names[role]}.pem", files / f"{names[role]}.key")
+    pair = (files / "ca.pem", files / f"{names[role]}.pem", files / f"{names[role]}.key")
     words = list(words_of(role, proxy.url, tmp_path, digits_in(tmp_path / "data.npz")))
     if role == "service":
         (tmp_path / "server.toml").write_text(
-            f'[broker]\nurl = "{proxy.url}"\nca = "{mine[0]}"\ncert = "{mine[1]}"\nkey = "{mine[2]}"\n'
+            f'[broker]\nurl = "{proxy.url}"\nca = "{pair[0]}"\ncert = "{pair[1]}"\nkey = "{pair[2]}"\n'
         )
         at = words.index("--broker")
         words[at : at + 2] = ["--config", tmp_path / "server.toml"]
     else:
-        words += ["--ca", mine[0], "--cert", mine[1], "--key", mine[2]]
+        words += ["--ca", pair[0], "--cert", pair[1], "--key", pair[2]]
     log = tmp_path / "log"
     with launched(log, *words) as process:
         eventually(lambda: proxy.down > 1000, 120)

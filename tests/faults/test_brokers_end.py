@@ -52,8 +52,8 @@ def test_mosquitto_ends_and_comes_back(mosquitto_site, eventually, number, persi
     assert (
         {receipt.round for receipt in slow.receipts} == {receipt.round for receipt in fast.receipts} == {1, 2}
     )
-    told = {receipt.status for receipt in (*slow.receipts, *fast.receipts)}
-    assert told <= {"accepted", "duplicate"}
+    statuses = {receipt.status for receipt in (*slow.receipts, *fast.receipts)}
+    assert statuses <= {"accepted", "duplicate"}
     assert stored == {(n, name) for n in (1, 2) for name in ("slow", "fast")}
 
 

@@ -50,7 +50,7 @@ SETTINGS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_inputs_are_refused_in_the_decoder_s_own_words(fuzz, name):
-    [target] = [one for one in fuzz.targets() if one.name == name]
+    [target] = [target_ for target_ in fuzz.targets() if target_.name == name]
     came = fuzz.fuzz(target, 1000, seed=1)
     assert came.failed == 0, came.first
     assert came.refused > 500
@@ -63,7 +63,7 @@ def test_no_decoder_is_left_out(fuzz):
 
 @pytest.mark.parametrize("name", [*SAMPLES, *SETTINGS])
 def test_damaged_samples_and_settings_are_refused_in_the_reader_s_own_words(fuzz, name):
-    [target] = [one for one in fuzz.targets() if one.name == name]
+    [target] = [target_ for target_ in fuzz.targets() if target_.name == name]
     came = fuzz.fuzz(target, 40, seed=2)
     assert came.failed == 0, came.first
     assert came.refused > 5
@@ -106,9 +106,9 @@ def test_names_of_letters_that_do_not_exist_are_refused(tmp_path):
     names.view(np.uint32)[:] = 0x7FFFFFFF
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 1, 8, 8)), y=names)
     unit = Unit("a.npz", tmp_path / "a.npz", (0, 0), NPZ)
-    wanted = WantedSamples(InputSpec((1, 8, 8)), SampleSource(tmp_path / "a.npz"))
+    spec = WantedSamples(InputSpec((1, 8, 8)), SampleSource(tmp_path / "a.npz"))
     with pytest.raises(Refused, match="a name with letters that do not exist"):
-        list(NPZ.read(unit, wanted))
+        list(NPZ.read(unit, spec))
 
 
 def test_a_row_that_is_longer_than_the_table_names_no_file(tmp_path):

@@ -87,8 +87,8 @@ def test_an_aggregator_that_dies_at_the_worst_instant(mosquitto_site, eventually
         stored = list(db.execute("SELECT round, device FROM contributions"))
     assert sorted(stored) == [(number, name) for number in (1, 2) for name in "ab"]
     for device in devices:
-        told = {receipt.round for receipt in device.receipts if receipt.status in ("accepted", "duplicate")}
-        assert told == {1, 2}
+        rounds = {receipt.round for receipt in device.receipts if receipt.status in ("accepted", "duplicate")}
+        assert rounds == {1, 2}
 
 
 @pytest.mark.slow
@@ -125,12 +125,12 @@ def test_a_device_process_that_is_stopped_for_a_while(mosquitto_site, eventually
 def test_a_disk_that_is_full_for_a_while(site, eventually, monkeypatch, side):
     """Blocks, blobs and commits are refused by one side's disk; when there is room all goes on."""
     broker = site.broker()
-    mine = str(site.folder / ("run" if side == "aggregator" else "devices"))
+    prefix = str(site.folder / ("run" if side == "aggregator" else "devices"))
     refused, full = [], [False]
     write_at, put = partial.write_at, Blobs.put
 
     def check(path):
-        if full[0] and str(path).startswith(mine):
+        if full[0] and str(path).startswith(prefix):
             refused.append(path)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -205,7 +205,7 @@ def test_an_observer_that_fails_or_is_slow_stops_no_round(site, eventually, what
             raise RuntimeError("a view that fails")
         time.sleep(0.3)
 
-    object.__setattr__(aggregator.service._ports, "observers", (aggregator.told.append, observer))
+    object.__setattr__(aggregator.service._ports, "observers", (aggregator.events.append, observer))
     device = site.device("pi", broker.url)
     assert eventually(lambda: aggregator.finished and not device.waiting, 300)
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}

@@ -139,7 +139,7 @@ def test_a_queue_that_overflows_at_the_broker_loses_nothing_for_good(mosquitto_s
     from device_runtime.broker.servers import mosquitto
 
     real = mosquitto.configure
-    narrow = lambda *given: real(*given).replace(  # noqa: E731
+    narrow = lambda *arguments: real(*arguments).replace(  # noqa: E731
         "max_queued_messages 100000", "max_queued_messages 3\nmax_inflight_messages 2"
     )
     monkeypatch.setattr(mosquitto, "configure", narrow)
@@ -159,8 +159,8 @@ def test_two_devices_of_one_name_are_told_and_nothing_counts_twice(mosquitto_sit
     site = mosquitto_site
     broker = site.broker()
     aggregator = site.aggregator(broker.url, "few-shot", rounds=1, min_contributions=1, min_devices=1)
-    one = site.device("pi", broker.url)
-    assert eventually(lambda: one.receipts)
+    first = site.device("pi", broker.url)
+    assert eventually(lambda: first.receipts)
     inbox: queue.SimpleQueue = queue.SimpleQueue()
     other = Link(BrokerUrl.parse(broker.url), "pi", inbox, LinkOptions(reconnect_s=FAST_S))
     other.connect()
@@ -172,7 +172,7 @@ def test_two_devices_of_one_name_are_told_and_nothing_counts_twice(mosquitto_sit
     other.close()
     assert "is another client called 'pi'?" in reasons[1]
     assert eventually(lambda: aggregator.finished)
-    assert site.audit(aggregator, one, rounds=1) == {(1, "pi")}
+    assert site.audit(aggregator, first, rounds=1) == {(1, "pi")}
 
 
 @pytest.mark.slow

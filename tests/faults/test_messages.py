@@ -12,15 +12,15 @@ from device_runtime.broker.wire.messages import Contribution
 
 def the_first(number, what):
     """A rule for the first so many blocks of each direction; others pass."""
-    seen = Counter()
+    counts = Counter()
 
     def rule(up, topic, payload):
-        if "/block/" not in topic or seen[up] >= number or not payload:
+        if "/block/" not in topic or counts[up] >= number or not payload:
             return None
-        seen[up] += 1
+        counts[up] += 1
         return what(topic, payload)
 
-    rule.seen = seen
+    rule.counts = counts
     return rule
 
 
@@ -30,15 +30,15 @@ def damaged(topic, payload):
 
 def reordered():
     """Each block waits until the one after it has gone."""
-    held = []
+    waiting = []
 
     def rule(_up, topic, payload):
         if "/block/" not in topic:
             return None
-        held.append((topic, payload))
-        if len(held) < 2:
+        waiting.append((topic, payload))
+        if len(waiting) < 2:
             return []
-        now, held[:] = held[::-1], []
+        now, waiting[:] = waiting[::-1], []
         return now
 
     return rule
@@ -68,12 +68,12 @@ def test_blocks_in_both_directions(site, eventually, fault):
     broker = site.broker()
     proxy = site.proxy(broker.url)
     proxy.rule = BLOCKS[fault]
-    proxy.rule.seen.clear()
+    proxy.rule.counts.clear()
     aggregator = site.aggregator(broker.url, "full")
     device = site.device("pi", proxy.url)
     assert eventually(lambda: aggregator.finished, 300)
-    assert proxy.rule.seen[True] > 0
-    assert proxy.rule.seen[False] > 0
+    assert proxy.rule.counts[True] > 0
+    assert proxy.rule.counts[False] > 0
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
 
@@ -109,11 +109,11 @@ def test_every_message_may_come_twice(site, eventually, leaf):
 def test_a_message_that_is_lost_is_said_again(site, eventually, leaf):
     """A contribution without receipt goes again after ten seconds of silence."""
     broker = site.broker()
-    proxy, lost = site.proxy(broker.url), []
+    proxy, topics = site.proxy(broker.url), []
 
     def once(_up, topic, payload):
-        if topic.endswith(f"/{leaf}") and len(lost) < 2:
-            lost.append(topic)
+        if topic.endswith(f"/{leaf}") and len(topics) < 2:
+            topics.append(topic)
             return []
         return None
 
@@ -121,7 +121,7 @@ def test_a_message_that_is_lost_is_said_again(site, eventually, leaf):
     aggregator = site.aggregator(broker.url, "full")
     device = site.device("pi", proxy.url)
     assert eventually(lambda: aggregator.finished and not device.waiting, 300)
-    assert len(lost) == 2
+    assert len(topics) == 2
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
 
@@ -189,7 +189,7 @@ def test_a_contribution_changed_on_its_way_is_refused_or_not_read_and_counts_now
 
     proxy.rule = cut
     aggregator = site.aggregator(broker.url, "few-shot", rounds=1, min_devices=2, min_contributions=1)
-    one, other = site.device("one", proxy.url), site.device("other", broker.url)
-    assert eventually(lambda: one.receipts and aggregator.finished, 300)
-    assert [receipt.status for receipt in one.receipts] == ["refused"]
-    assert site.audit(aggregator, one, other, rounds=1) == {(1, "other")}
+    first, other = site.device("one", proxy.url), site.device("other", broker.url)
+    assert eventually(lambda: first.receipts and aggregator.finished, 300)
+    assert [receipt.status for receipt in first.receipts] == ["refused"]
+    assert site.audit(aggregator, first, other, rounds=1) == {(1, "other")}

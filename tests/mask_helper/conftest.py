@@ -21,7 +21,7 @@ SECRETS = (b"\x11" * 32, b"\x22" * 32)
 class MaskingRound:
     """A round of a task whose devices mask: their sealed seeds, and what a helper is asked for.
 
-    publics: the helpers' public keys. made: (what is sent, the seeds) of each device.
+    publics: the helpers' public keys. entries: (what is sent, the seeds) of each device.
     """
 
     publics: Sequence[bytes] = tuple(crypto_scalarmult_base(secret) for secret in SECRETS)
@@ -29,7 +29,7 @@ class MaskingRound:
     sums: int = 2
     min_group: int = 3
     more: dict[str, Any] = field(default_factory=dict)
-    made: dict[str, tuple[SumSeed, tuple[bytes, ...]]] = field(default_factory=dict)
+    entries: dict[str, tuple[SumSeed, tuple[bytes, ...]]] = field(default_factory=dict)
 
     def purpose(self, device: str, **other: Any) -> MaskPurpose:
         of = {"task": "digits", "run": "run-1", "round": 4, "kind": "full", "form": "", "device": device}
@@ -37,18 +37,18 @@ class MaskingRound:
 
     def sealed(self, device: str, **other: Any) -> SumSeed:
         """What a device sends of its mask, made for this round, or for another purpose."""
-        if device not in self.made or other:
+        if device not in self.entries or other:
             purpose = self.purpose(device, **other)
             mask, seeds = seal(device.encode().rjust(32, b"."), self.publics, purpose)
-            made = SumSeed(device, purpose.form, mask), seeds
+            entry = SumSeed(device, purpose.form, mask), seeds
             if other:
-                return made[0]
-            self.made[device] = made
-        return self.made[device][0]
+                return entry[0]
+            self.entries[device] = entry
+        return self.entries[device][0]
 
     def request(self, *devices: str | SumSeed, **other: Any) -> tuple[SumRequest, bytes]:
         """A request for the sum of these devices' masks, and its list of seeds."""
-        seeds = tuple(self.sealed(one) if isinstance(one, str) else one for one in devices)
+        seeds = tuple(self.sealed(device) if isinstance(device, str) else device for device in devices)
         content = msgspec.msgpack.encode(seeds)
         of = {"task": "digits", "run": "run-1", "round": 4, "kind": "full", "at": 0, "body": content}
         sizes = {"min_group": self.min_group, "values": self.values, "sums": self.sums, **self.more}
@@ -58,7 +58,7 @@ class MaskingRound:
     def expected(self, *devices: str, at: int = 0) -> MaskedVector:
         """The sum of the masks that these devices added."""
         total = MaskedVector.zeros(self.values, self.sums)
-        total.add_masks([self.made[device][1][at] for device in devices])
+        total.add_masks([self.entries[device][1][at] for device in devices])
         return total
 
 

@@ -49,14 +49,14 @@ class Asker:
             if time.monotonic() - asked_s > AGAIN_S:
                 self.link.publish(topics.down("club", "sum"), encode(request))
                 asked_s = time.monotonic()
-            for leaf, payload in self.heard():
+            for leaf, payload in self.messages():
                 if leaf == "sum" and decode(payload, SumAnswer).id == request.id:
                     answer = decode(payload, SumAnswer)
         return answer, self._content(answer)
 
-    def heard(self):
+    def messages(self):
         """Messages that have come; Gets are answered, and presence is noted."""
-        found = []
+        messages = []
         with suppress(queue.Empty):
             event = self.inbox.get(timeout=0.05)
             if isinstance(event, Received):
@@ -69,16 +69,16 @@ class Asker:
                         leaf = topics.block(get.blob.sha, index)
                         self.link.publish(topics.down("club", leaf), data)
                 else:
-                    found.append((address.leaf if address.leaf != "block" else address, event.payload))
-        return found
+                    messages.append((address.leaf if address.leaf != "block" else address, event.payload))
+        return messages
 
-    def until_state(self, wanted):
+    def until_state(self, condition):
         """Waits for a state of the helper, which it returns."""
         end = time.monotonic() + PATIENCE_S
-        while not (found := [state for state in self.states if wanted(state)]):
+        while not (matches := [state for state in self.states if condition(state)]):
             assert time.monotonic() < end, self.states
-            self.heard()
-        return found[0]
+            self.messages()
+        return matches[0]
 
     def _content(self, answer):
         if answer.blob is None:
@@ -87,9 +87,9 @@ class Asker:
         end = time.monotonic() + PATIENCE_S
         while not pull.done:
             assert time.monotonic() < end and not pull.refused, "no blocks"
-            if wanted := pull.wanted(time.monotonic()):
-                self.link.publish(topics.down("club", "get"), encode(Get(blob=answer.blob, blocks=wanted)))
-            for address, payload in self.heard():
+            if blocks := pull.wanted(time.monotonic()):
+                self.link.publish(topics.down("club", "get"), encode(Get(blob=answer.blob, blocks=blocks)))
+            for address, payload in self.messages():
                 if not isinstance(address, str) and address.sha == answer.blob.sha:
                     pull.received(address.index, payload, time.monotonic())
         return pull.finish().read_bytes()
@@ -97,11 +97,11 @@ class Asker:
 
 @contextmanager
 def asking(url, folder) -> Iterator[Asker]:
-    one = Asker(url, folder)
+    new_asker = Asker(url, folder)
     try:
-        yield one
+        yield new_asker
     finally:
-        one.link.close()
+        new_asker.link.close()
 
 
 class Process:
@@ -145,11 +145,11 @@ def either_broker(request):
     running.stop()
 
 
-def check(asker, asked, request, devices):
+def check(asker, masks, request, devices):
     answer, content = asker.ask(request)
     assert answer.refusal == ""
-    found, expected = MaskedVector.from_bytes(content, asked.values, asked.sums), asked.expected(*devices)
-    assert (found.values == expected.values).all() and (found.sums == expected.sums).all()
+    total, expected = MaskedVector.from_bytes(content, masks.values, masks.sums), masks.expected(*devices)
+    assert (total.values == expected.values).all() and (total.sums == expected.sums).all()
     return answer
 
 
@@ -157,12 +157,12 @@ def test_a_large_set_over_large_vectors_is_summed_and_both_go_in_blocks(
     either_broker, process, masking, tmp_path
 ):
     url = either_broker.url
-    asked = masking(publics=[process.key(url, "--name", "club")], values=100_000)
+    masks = masking(publics=[process.key(url, "--name", "club")], values=100_000)
     many = [f"pi-{number}" for number in range(1200)]
     with process.start(url, "--name", "club") as helper, asking(BrokerUrl.parse(url), tmp_path) as asker:
         process.connected()
-        blob = asker.blobs.put(asked.request(*many)[1])
-        answer = check(asker, asked, asked.request(*many, body=b"", blob=blob)[0], many)
+        blob = asker.blobs.put(masks.request(*many)[1])
+        answer = check(asker, masks, masks.request(*many, body=b"", blob=blob)[0], many)
         assert blob.size > 65536 and answer.blob.size > 6 * 65536
         asker.until_state(lambda state: state.online)
         helper.send_signal(signal.SIGTERM)
@@ -174,15 +174,15 @@ def test_a_large_set_over_large_vectors_is_summed_and_both_go_in_blocks(
 def test_a_helper_that_is_killed_is_seen_to_be_away_and_gives_the_same_answer_in_its_next_life(
     broker, process, masking, tmp_path
 ):
-    asked = masking(publics=[process.key(broker.url, "--name", "club")])
-    request, more = asked.request(*THREE)[0], asked.request(*THREE, "pi-4")[0]
+    masks = masking(publics=[process.key(broker.url, "--name", "club")])
+    request, more = masks.request(*THREE)[0], masks.request(*THREE, "pi-4")[0]
     with asking(BrokerUrl.parse(broker.url), tmp_path) as asker:
         with process.start(broker.url, "--name", "club") as helper:
-            first = check(asker, asked, request, THREE)
+            first = check(asker, masks, request, THREE)
             helper.kill()
             boot = asker.until_state(lambda state: not state.online).boot
         with process.start(broker.url, "--name", "club"):
-            assert check(asker, asked, request, THREE) == first
+            assert check(asker, masks, request, THREE) == first
             asker.until_state(lambda state: state.online and state.boot != boot)
             refusal, _ = asker.ask(more)
             assert "in another set of round 4" in refusal.refusal
@@ -216,8 +216,8 @@ helper.run(link, threading.Event())
 def test_a_helper_killed_after_the_commit_and_before_the_answer_gives_it_in_its_next_life(
     broker, process, masking, tmp_path
 ):
-    asked = masking(publics=[process.key(broker.url, "--name", "club")], values=50_000)
-    request, another = asked.request(*THREE)[0], asked.request(*THREE, "pi-4")[0]
+    masks = masking(publics=[process.key(broker.url, "--name", "club")], values=50_000)
+    request, another = masks.request(*THREE)[0], masks.request(*THREE, "pi-4")[0]
     code = KILLED_BEFORE_THE_ANSWER.format(path=sys.path, folder=str(process.state), url=broker.url)
     with asking(BrokerUrl.parse(broker.url), tmp_path) as asker:
         with subprocess.Popen([sys.executable, "-c", code]) as killed:
@@ -229,7 +229,7 @@ def test_a_helper_killed_after_the_commit_and_before_the_answer_gives_it_in_its_
         assert killed.returncode == -signal.SIGKILL
         with process.start(broker.url, "--name", "club"):
             assert "in another set" in asker.ask(another)[0].refusal
-            check(asker, asked, request, THREE)
+            check(asker, masks, request, THREE)
 
 
 def test_a_broker_that_was_away_is_reached_again(process, masking, tmp_path):
@@ -237,15 +237,15 @@ def test_a_broker_that_was_away_is_reached_again(process, masking, tmp_path):
         pytest.skip("mosquitto is not installed")
     port = find_port(BrokerOptions())
     url = f"mqtt://127.0.0.1:{port}"
-    asked = masking(publics=[process.key(url, "--name", "club")])
+    masks = masking(publics=[process.key(url, "--name", "club")])
     with process.start(url, "--name", "club"):  # it waits for its broker
         for round_ in range(2):
             running = brokers.start("mosquitto", BrokerOptions(port=port))
             try:
                 process.connected(round_ + 1)
-                asked = masking(publics=asked.publics, more={"round": round_})
+                masks = masking(publics=masks.publics, more={"round": round_})
                 with asking(BrokerUrl.parse(url), tmp_path) as asker:
-                    check(asker, asked, asked.request(*THREE)[0], THREE)
+                    check(asker, masks, masks.request(*THREE)[0], THREE)
             finally:
                 running.stop()
     assert "the connection to the broker at" in process.log.read_text()
@@ -268,17 +268,17 @@ def test_an_enrolled_helper_answers_over_tls_and_within_the_access_list(
 
     user = ["--run-as", pwd.getpwuid(0).pw_name] if os.geteuid() == 0 else []
     listeners = ["--port", port, *(["--websockets", web_port] if web else [])]
-    made = command("broker", "init", site, "--name", "127.0.0.1", *listeners, *user)
-    start = next(line.strip() for line in made.splitlines() if "-c " in line).split()
+    text = command("broker", "init", site, "--name", "127.0.0.1", *listeners, *user)
+    start = next(line.strip() for line in text.splitlines() if "-c " in line).split()
     log = tmp_path / "mosquitto.log"
     with launched(log, other=tuple(start)):
         eventually(lambda: log.exists() and "running" in log.read_text())
         token = command("device", "add", "club", "--dir", site, *web).split()[-1]
-        asked = masking(publics=[process.key("--enrol", token)], values=50_000)
+        masks = masking(publics=[process.key("--enrol", token)], values=50_000)
         with process.start() as helper, asking(BrokerFolder(site).for_aggregator, tmp_path) as asker:
             process.connected()
             assert ("wss://" if web else "mqtts://") in process.log.read_text()
-            check(asker, asked, asked.request(*THREE)[0], THREE)
+            check(asker, masks, masks.request(*THREE)[0], THREE)
             assert asker.until_state(lambda state: state.online)
             helper.terminate()
             assert helper.wait(PATIENCE_S) == 0
@@ -303,13 +303,13 @@ def test_metrics_count_what_was_told_and_refused(broker, process, masking, tmp_p
     import re
     from urllib.request import urlopen
 
-    asked = masking(publics=[process.key(broker.url, "--name", "club")])
+    masks = masking(publics=[process.key(broker.url, "--name", "club")])
     with (
         process.start(broker.url, "--name", "club", "--metrics", "127.0.0.1:0"),
         asking(BrokerUrl.parse(broker.url), tmp_path) as asker,
     ):
-        check(asker, asked, asked.request(*THREE)[0], THREE)
-        assert asker.ask(asked.request("pi-4")[0])[0].refusal
+        check(asker, masks, masks.request(*THREE)[0], THREE)
+        assert asker.ask(masks.request("pi-4")[0])[0].refusal
         [url] = re.findall(r"metrics at (\S+)", process.log.read_text())
 
         def read():
@@ -319,9 +319,9 @@ def test_metrics_count_what_was_told_and_refused(broker, process, masking, tmp_p
 
         prefix = "device_runtime_mask_helper_"
         eventually(lambda: float(read()[f"{prefix}waiting"]) == 0)  # counted after the answer is sent
-        shown = read()
+        figures = read()
     counted = {
-        name: float(shown[prefix + name]) for name in ("sums_total", "refusals_total", "devices_total")
+        name: float(figures[prefix + name]) for name in ("sums_total", "refusals_total", "devices_total")
     }
     assert counted == {"sums_total": 1, "refusals_total": 1, "devices_total": 3}
-    assert float(shown[f"{prefix}connected"]) == 1
+    assert float(figures[f"{prefix}connected"]) == 1

@@ -42,9 +42,9 @@ class Wire:
     def take(self, leaf, kind):
         """The messages of this leaf since the last call, and no longer those."""
         topic = topics.up("club", leaf)
-        found = [decode(payload, kind) for where, payload in self.sent if where == topic]
-        self.sent = [one for one in self.sent if one[0] != topic]
-        return found
+        messages = [decode(payload, kind) for where, payload in self.sent if where == topic]
+        self.sent = [message for message in self.sent if message[0] != topic]
+        return messages
 
     def blocks(self, blob):
         """Blocks of a blob by number, as they were sent."""
@@ -92,47 +92,47 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path, clock):
-    with closing(Bench(tmp_path, clock, SumLimits())) as one:
-        yield one
+    with closing(Bench(tmp_path, clock, SumLimits())) as test_bench:
+        yield test_bench
 
 
 @pytest.fixture
 def restarted(tmp_path, clock, bench):
     """The helper's next life, on what the first one left on disk."""
-    made = []
+    benches = []
 
     def restart(limits=None):
         bench.close()
-        made.append(Bench(tmp_path, clock, limits or SumLimits()))
-        return made[-1]
+        benches.append(Bench(tmp_path, clock, limits or SumLimits()))
+        return benches[-1]
 
     yield restart
-    for one in made:
-        one.close()
+    for test_bench in benches:
+        test_bench.close()
 
 
-def read(answer, asked, content=b""):
-    return MaskedVector.from_bytes(content or answer.body, asked.values, asked.sums)
+def read(answer, masks, content=b""):
+    return MaskedVector.from_bytes(content or answer.body, masks.values, masks.sums)
 
 
-def is_sum(found, expected):
-    return (found.values == expected.values).all() and (found.sums == expected.sums).all()
+def is_sum(total, expected):
+    return (total.values == expected.values).all() and (total.sums == expected.sums).all()
 
 
 def test_a_request_is_answered_with_the_sum(bench, masking):
-    asked = masking()
-    request, _ = asked.request(*THREE)
+    masks = masking()
+    request, _ = masks.request(*THREE)
     [answer] = bench.answers(request)
     assert (answer.id, answer.refusal, answer.blob) == (request.id, "", None)
-    assert is_sum(read(answer, asked), asked.expected(*THREE))
+    assert is_sum(read(answer, masks), masks.expected(*THREE))
     figures = bench.helper.figures
     assert (figures.sums, figures.devices, figures.refusals, figures.waiting) == (1, 3, 0, 0)
 
 
 def test_a_refusal_says_why_and_a_later_set_is_summed(bench, masking):
-    asked = masking()
-    few, _ = asked.request("pi-1", "pi-2")
-    enough, _ = asked.request(*THREE)
+    masks = masking()
+    few, _ = masks.request("pi-1", "pi-2")
+    enough, _ = masks.request(*THREE)
     first, second = bench.answers(few, enough)
     assert (first.id, first.body) == (few.id, b"")
     assert first.refusal == "the set has 2 devices, the round promises 3 or more"
@@ -141,23 +141,23 @@ def test_a_refusal_says_why_and_a_later_set_is_summed(bench, masking):
 
 
 def test_a_set_that_differs_by_one_device_is_refused_after_a_restart_too(bench, restarted, masking):
-    asked = masking()
-    more, _ = asked.request(*THREE, "pi-4")
-    assert bench.answers(asked.request(*THREE)[0])[0].refusal == ""
+    masks = masking()
+    more, _ = masks.request(*THREE, "pi-4")
+    assert bench.answers(masks.request(*THREE)[0])[0].refusal == ""
     for life in range(2):
-        one = restarted() if life else bench
-        [answer] = one.answers(more)
+        live = restarted() if life else bench
+        [answer] = live.answers(more)
         assert answer.body == b"" and answer.blob is None
         assert "pi-1, pi-2, pi-3 of 4 devices: in another set of round 4" in answer.refusal
 
 
 def test_the_same_request_has_the_same_answer_in_each_life(bench, restarted, masking):
-    asked = masking(sums=0, more={"noise_milli": 9000, "clip_milli": 8000, "exponents": ((5, 9),)})
-    request, _ = asked.request(*THREE)
+    masks = masking(sums=0, more={"noise_milli": 9000, "clip_milli": 8000, "exponents": ((5, 9),)})
+    request, _ = masks.request(*THREE)
     [first] = bench.answers(request)
     assert bench.answers(request) == [first]
     assert restarted().answers(request) == [first]
-    assert not is_sum(read(first, asked), asked.expected(*THREE))  # it has noise
+    assert not is_sum(read(first, masks), masks.expected(*THREE))  # it has noise
 
 
 def test_a_request_that_came_twice_before_its_answer_is_answered_once(bench, masking):
@@ -166,19 +166,19 @@ def test_a_request_that_came_twice_before_its_answer_is_answered_once(bench, mas
 
 
 def test_a_long_list_of_seeds_is_fetched_in_blocks(bench, masking):
-    asked = masking()
+    masks = masking()
     many = [f"pi-{number}" for number in range(1500)]
-    _, content = asked.request(*many)
+    _, content = masks.request(*many)
     blob = bench.blobs.put(content)
     assert blob.size > 65536
-    [answer] = bench.answers(asked.request(*many, body=b"", blob=blob)[0])
-    assert is_sum(read(answer, asked), asked.expected(*many))
+    [answer] = bench.answers(masks.request(*many, body=b"", blob=blob)[0])
+    assert is_sum(read(answer, masks), masks.expected(*many))
 
 
 def test_a_list_that_nobody_has_or_whose_blocks_do_not_come_is_given_up_and_asked_for_again(bench, masking):
-    asked = masking()
-    _, content = asked.request(*THREE)
-    request, _ = asked.request(*THREE, body=b"", blob=blob_of(content))
+    masks = masking()
+    _, content = masks.request(*THREE)
+    request, _ = masks.request(*THREE, body=b"", blob=blob_of(content))
     assert bench.answers(request) == []  # the aggregator says that it has no such blob
     bench.hear("sum", request)
     while bench.helper.figures.waiting:
@@ -187,14 +187,14 @@ def test_a_list_that_nobody_has_or_whose_blocks_do_not_come_is_given_up_and_aske
     assert len(bench.wire.take("get", Get)) > helpers.MOST_SILENCES
     bench.blobs.put(content)
     [answer] = bench.answers(request)
-    assert is_sum(read(answer, asked), asked.expected(*THREE))
+    assert is_sum(read(answer, masks), masks.expected(*THREE))
 
 
 def test_blocks_that_are_lost_with_the_link_are_asked_for_again_at_once(bench, masking):
-    asked = masking()
-    _, content = asked.request(*THREE)
+    masks = masking()
+    _, content = masks.request(*THREE)
     blob = bench.blobs.put(content)
-    bench.hear("sum", asked.request(*THREE, body=b"", blob=blob)[0])
+    bench.hear("sum", masks.request(*THREE, body=b"", blob=blob)[0])
     assert len(bench.wire.take("get", Get)) == 1
     for event in (Disconnected("gone"), Connected(first=False)):
         bench.helper.inbox.put(event)
@@ -204,20 +204,20 @@ def test_blocks_that_are_lost_with_the_link_are_asked_for_again_at_once(bench, m
 
 
 def test_a_list_too_long_for_the_owner_is_refused_before_it_is_fetched(bench, restarted, masking):
-    asked = masking()
+    masks = masking()
     content = bytes(1025)
-    request, _ = asked.request(*THREE, body=b"", blob=blob_of(content))
+    request, _ = masks.request(*THREE, body=b"", blob=blob_of(content))
     [answer] = restarted(SumLimits(most_devices=2)).answers(request)
     assert answer.refusal == "the list of seeds has 1025 bytes, at most 1024 are read here"
 
 
 def test_a_large_sum_is_told_as_a_blob_and_served_in_blocks(bench, masking):
-    asked = masking(values=LARGE)
-    [answer] = bench.answers(asked.request(*THREE)[0])
+    masks = masking(values=LARGE)
+    [answer] = bench.answers(masks.request(*THREE)[0])
     assert answer.body == b"" and answer.blob.size == 4 * LARGE + 16
     bench.hear("get", Get(blob=answer.blob, blocks=(0, 1, 2)))
     content = b"".join(data for _, data in sorted(bench.wire.blocks(answer.blob).items()))
-    assert is_sum(read(answer, asked, content), asked.expected(*THREE))
+    assert is_sum(read(answer, masks, content), masks.expected(*THREE))
 
 
 def test_a_block_that_is_still_on_its_way_is_not_sent_twice(bench, masking):
@@ -228,23 +228,23 @@ def test_a_block_that_is_still_on_its_way_is_not_sent_twice(bench, masking):
 
 
 def test_a_sum_whose_blob_is_gone_is_made_again(bench, restarted, masking):
-    asked = masking(values=LARGE)
-    request, _ = asked.request(*THREE)
+    masks = masking(values=LARGE)
+    request, _ = masks.request(*THREE)
     [answer] = bench.answers(request)
     for life in range(2):
-        one = restarted() if life else bench
-        one.helper._blobs.remove(answer.blob)
-        one.hear("get", Get(blob=answer.blob, blocks=(0,)))
-        assert one.wire.blocks(answer.blob) == {-1: b""}
-        assert one.answers(request) == [answer]
-        assert one.helper._blobs.has(answer.blob)
+        live = restarted() if life else bench
+        live.helper._blobs.remove(answer.blob)
+        live.hear("get", Get(blob=answer.blob, blocks=(0,)))
+        assert live.wire.blocks(answer.blob) == {-1: b""}
+        assert live.answers(request) == [answer]
+        assert live.helper._blobs.has(answer.blob)
 
 
 def test_only_the_newest_answers_are_kept_and_no_list_of_seeds(bench, masking):
     for number in range(helpers.MOST_ANSWERS + 3):
-        asked = masking(values=LARGE, more={"round": number})
-        content = asked.request(*THREE)[1]
-        request, _ = asked.request(*THREE, body=b"", blob=bench.blobs.put(content))
+        masks = masking(values=LARGE, more={"round": number})
+        content = masks.request(*THREE)[1]
+        request, _ = masks.request(*THREE, body=b"", blob=bench.blobs.put(content))
         assert len(bench.answers(request)) == 1
     folder = bench.helper._blobs.folder
     whole = [path for path in folder.iterdir() if path.is_file()]
@@ -265,7 +265,7 @@ def test_blocks_of_an_earlier_answer_are_sent_while_a_sum_is_made(bench, masking
 def test_more_requests_than_can_wait_are_dropped(bench, masking, monkeypatch, caplog):
     monkeypatch.setattr(helpers, "MOST_WAITING", 2)
     requests = [masking(more={"round": number}).request(*THREE)[0] for number in range(3)]
-    assert [answer.id for answer in bench.answers(*requests)] == [one.id for one in requests[:2]]
+    assert [answer.id for answer in bench.answers(*requests)] == [message.id for message in requests[:2]]
     assert "request dropped: 2 wait already" in caplog.text
 
 
@@ -302,7 +302,7 @@ def test_presence_says_who_is_there_and_how_it_left(bench):
         decode(will.payload, State)
         for will in (bench.helper.greeting(), bench.helper.will(), bench.helper.farewell())
     ]
-    assert [(one.boot, one.online, one.leaving) for one in states] == [
+    assert [(state.boot, state.online, state.leaving) for state in states] == [
         (7, True, False),
         (7, False, False),
         (7, False, True),
@@ -324,8 +324,8 @@ def test_memory_does_not_grow_with_the_devices(bench, masking):
 
     peaks = []
     for number, devices in enumerate((3, 60)):
-        asked = masking(values=1_000_000, more={"round": number})
-        request, _ = asked.request(*(f"pi-{at}" for at in range(devices)))
+        masks = masking(values=1_000_000, more={"round": number})
+        request, _ = masks.request(*(f"pi-{at}" for at in range(devices)))
         tracemalloc.start()
         bench.answers(request)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -342,39 +342,39 @@ def checked(bench, request):
 
 
 def test_a_check_names_the_devices_whose_masks_are_wrong_and_uses_no_mask(bench, masking):
-    asked = masking()
-    wrong = asked.sealed("pi-0", round=3), asked.sealed("pi-9", min_group=2)
-    answer = checked(bench, asked.request(*THREE, *wrong)[0])
+    masks = masking()
+    wrong = masks.sealed("pi-0", round=3), masks.sealed("pi-9", min_group=2)
+    answer = checked(bench, masks.request(*THREE, *wrong)[0])
     assert answer.invalid == ("pi-0", "pi-9")
     assert answer.refusal.startswith("the mask of pi-0 is not for this helper, or not for full in round 4")
     assert answer.refusal.endswith("; nor can those of pi-9 be opened")
-    request, _ = asked.request(*THREE)
+    request, _ = masks.request(*THREE)
     assert checked(bench, request).invalid == ()
     [answer] = bench.answers(request)
-    assert is_sum(read(answer, asked), asked.expected(*THREE))
+    assert is_sum(read(answer, masks), masks.expected(*THREE))
 
 
 def test_a_check_names_devices_that_are_in_another_set_but_not_of_the_same_one(bench, restarted, masking):
-    asked = masking()
-    request, _ = asked.request(*THREE)
+    masks = masking()
+    request, _ = masks.request(*THREE)
     bench.answers(request)
     again = restarted()
     assert checked(again, request).used == ()
-    assert checked(again, asked.request(*THREE, "pi-4")[0]).used == THREE
+    assert checked(again, masks.request(*THREE, "pi-4")[0]).used == THREE
 
 
 def test_a_set_that_is_too_small_is_refused_by_a_check_too(bench, masking):
-    asked = masking()
-    answer = checked(bench, asked.request("pi-1", "pi-2")[0])
+    masks = masking()
+    answer = checked(bench, masks.request("pi-1", "pi-2")[0])
     assert answer.refusal == "the set has 2 devices, the round promises 3 or more"
     assert answer.invalid == answer.used == ()
 
 
 def test_one_device_with_masks_for_more_helpers_makes_no_liars_of_the_others(bench, masking):
-    asked = masking()
-    mine = asked.sealed("pi-0")
-    more = SumSeed("pi-0", "", Mask(key=mine.mask.key, tags=(*mine.mask.tags, bytes(16))))
-    assert checked(bench, asked.request(more, *THREE)[0]).invalid == ("pi-0",)
+    masks = masking()
+    seed = masks.sealed("pi-0")
+    more = SumSeed("pi-0", "", Mask(key=seed.mask.key, tags=(*seed.mask.tags, bytes(16))))
+    assert checked(bench, masks.request(more, *THREE)[0]).invalid == ("pi-0",)
 
 
 def test_presence_says_that_a_helper_checks(bench):

@@ -32,13 +32,13 @@ def opened(request, content):
 @pytest.fixture
 def sets(masking):
     """A checked set of the devices, which may be asked for otherwise."""
-    asked = masking()
-    return lambda *devices, **other: opened(*asked.request(*devices, **other))
+    masks = masking()
+    return lambda *devices, **other: opened(*masks.request(*devices, **other))
 
 
 def test_a_set_is_noted_with_what_it_was(tmp_path, sets):
-    with ledger(tmp_path) as one:
-        assert one.record(sets(*THREE), NOW) == b""
+    with ledger(tmp_path) as book:
+        assert book.record(sets(*THREE), NOW) == b""
     with closing(sqlite3.connect(tmp_path / FILE)) as db:
         assert db.execute("SELECT task, run, round FROM rounds").fetchall() == [("digits", "run-1", 4)]
         assert db.execute("SELECT kind, devices, made FROM sets").fetchall() == [("full", 3, NOW)]
@@ -57,15 +57,15 @@ def test_two_sets_of_a_round_that_share_a_device_are_refused_after_a_restart_too
     tmp_path, sets, restarted, second
 ):
     """The difference of the sums of {1, 2, 3} and {1, 2, 3, 4} would be the update of device 4."""
-    with ledger(tmp_path) as one:
-        one.record(sets(*THREE), NOW)
+    with ledger(tmp_path) as book:
+        book.record(sets(*THREE), NOW)
         if not restarted:
             with pytest.raises(
                 SumRefused, match=r"of \d devices: in another set of round 4 of task 'digits' before"
             ):
-                one.record(sets(*second), NOW)
-    with ledger(tmp_path) as one, pytest.raises(SumRefused, match="a mask is in one set only"):
-        one.record(sets(*second), NOW)
+                book.record(sets(*second), NOW)
+    with ledger(tmp_path) as book, pytest.raises(SumRefused, match="a mask is in one set only"):
+        book.record(sets(*second), NOW)
     with closing(sqlite3.connect(tmp_path / FILE)) as db:  # pi-4 and pi-5 may still be summed with others
         assert db.execute("SELECT count(*) FROM sets").fetchone() == (1,)
         assert db.execute("SELECT count(*) FROM used").fetchone() == (3,)
@@ -73,90 +73,90 @@ def test_two_sets_of_a_round_that_share_a_device_are_refused_after_a_restart_too
 
 def test_a_device_is_in_one_set_of_a_round_whatever_kinds_it_sends(tmp_path, masking):
     peft = masking(more={"kind": "peft"})
-    with ledger(tmp_path) as one:
-        one.record(opened(*masking().request(*THREE)), NOW)
+    with ledger(tmp_path) as book:
+        book.record(opened(*masking().request(*THREE)), NOW)
         with pytest.raises(SumRefused, match="pi-1, pi-2 of 3 devices: in another set"):
-            one.record(opened(*peft.request("pi-1", "pi-2", "pi-9")), NOW)
+            book.record(opened(*peft.request("pi-1", "pi-2", "pi-9")), NOW)
 
 
 def test_many_devices_of_another_set_are_counted(tmp_path, sets):
     many = [f"pi-{number}" for number in range(10)]
-    with ledger(tmp_path) as one:
-        one.record(sets(*many), NOW)
+    with ledger(tmp_path) as book:
+        book.record(sets(*many), NOW)
         with pytest.raises(SumRefused, match="pi-0, pi-1, pi-2 and 7 more of 10 devices"):
-            one.record(sets(*many, values=8), NOW)
+            book.record(sets(*many, values=8), NOW)
 
 
 @pytest.mark.parametrize("other", [{"round": 5}, {"run": "run-2"}, {"task": "speech"}])
 def test_the_same_devices_are_summed_in_each_round_of_each_run_and_task(tmp_path, masking, other):
-    with ledger(tmp_path) as one:
-        one.record(opened(*masking().request(*THREE)), NOW)
-        one.record(opened(*masking(more=other).request(*THREE)), NOW)
+    with ledger(tmp_path) as book:
+        book.record(opened(*masking().request(*THREE)), NOW)
+        book.record(opened(*masking(more=other).request(*THREE)), NOW)
         with pytest.raises(SumRefused):
-            one.record(opened(*masking(more=other).request(*THREE, "pi-4")), NOW)
+            book.record(opened(*masking(more=other).request(*THREE, "pi-4")), NOW)
 
 
 def test_sets_of_a_round_without_a_common_device_are_summed(tmp_path, sets):
-    with ledger(tmp_path) as one:
-        one.record(sets(*THREE), NOW)
-        one.record(sets("pi-4", "pi-5", "pi-6"), NOW)
+    with ledger(tmp_path) as book:
+        book.record(sets(*THREE), NOW)
+        book.record(sets("pi-4", "pi-5", "pi-6"), NOW)
 
 
 def test_the_same_set_may_be_asked_for_again_under_any_id(tmp_path, sets):
-    with ledger(tmp_path) as one:
-        one.record(sets(*THREE), NOW)
-    with ledger(tmp_path) as one:
-        one.record(sets(*THREE), NOW + 60)
-        one.record(sets(*reversed(THREE), id=b"\x01" * 32), NOW + 60)
+    with ledger(tmp_path) as book:
+        book.record(sets(*THREE), NOW)
+    with ledger(tmp_path) as book:
+        book.record(sets(*THREE), NOW + 60)
+        book.record(sets(*reversed(THREE), id=b"\x01" * 32), NOW + 60)
     with closing(sqlite3.connect(tmp_path / FILE)) as db:
         assert db.execute("SELECT made FROM sets").fetchall() == [(NOW,)]
 
 
 @pytest.mark.parametrize("other", [{"values": 10}, {"sums": 3}])
 def test_a_set_is_not_summed_again_over_more_numbers(tmp_path, sets, other):
-    with ledger(tmp_path) as one:
-        one.record(sets(*THREE), NOW)
+    with ledger(tmp_path) as book:
+        book.record(sets(*THREE), NOW)
         with pytest.raises(SumRefused, match="in another set of round 4"):
-            one.record(sets(*THREE, **other), NOW)
+            book.record(sets(*THREE, **other), NOW)
 
 
 def test_an_id_names_one_request(tmp_path, sets):
-    with ledger(tmp_path) as one:
-        one.record(sets(*THREE, id=b"\x01" * 32), NOW)
+    with ledger(tmp_path) as book:
+        book.record(sets(*THREE, id=b"\x01" * 32), NOW)
         with pytest.raises(SumRefused, match="request 010101010101 was another one before"):
-            one.record(sets("pi-4", "pi-5", "pi-6", id=b"\x01" * 32), NOW)
+            book.record(sets("pi-4", "pi-5", "pi-6", id=b"\x01" * 32), NOW)
 
 
 def test_the_noise_of_a_set_is_drawn_once(tmp_path, masking):
-    asked = masking(sums=0, more={"noise_milli": 1000, "clip_milli": 1000, "exponents": ((5, 3),)})
-    with ledger(tmp_path) as one:
-        drawn = one.record(opened(*asked.request(*THREE)), NOW)
-        other = one.record(opened(*asked.request("pi-4", "pi-5", "pi-6")), NOW)
+    masks = masking(sums=0, more={"noise_milli": 1000, "clip_milli": 1000, "exponents": ((5, 3),)})
+    with ledger(tmp_path) as book:
+        drawn = book.record(opened(*masks.request(*THREE)), NOW)
+        other = book.record(opened(*masks.request("pi-4", "pi-5", "pi-6")), NOW)
     assert len(drawn) == 32 and drawn != other
-    with ledger(tmp_path) as one:
-        assert one.record(opened(*asked.request(*THREE)), NOW) == drawn
+    with ledger(tmp_path) as book:
+        assert book.record(opened(*masks.request(*THREE)), NOW) == drawn
 
 
 def test_the_key_stays_and_only_the_owner_can_read_it(tmp_path, sets):
     folder = tmp_path / "new" / "club"
-    with ledger(folder, lambda size: b"\x07" * size) as one:
-        assert (one.secret, one.public) == (b"\x07" * 32, crypto_scalarmult_base(b"\x07" * 32))
-        one.record(sets(*THREE), NOW)
+    with ledger(folder, lambda size: b"\x07" * size) as book:
+        assert (book.secret, book.public) == (b"\x07" * 32, crypto_scalarmult_base(b"\x07" * 32))
+        book.record(sets(*THREE), NOW)
         assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
         assert len(list(folder.iterdir())) == 3  # with the log, and its index
-    with ledger(folder) as one:
-        assert one.secret == b"\x07" * 32
-    with ledger(tmp_path / "other") as one:
-        assert one.secret != b"\x07" * 32
+    with ledger(folder) as book:
+        assert book.secret == b"\x07" * 32
+    with ledger(tmp_path / "other") as book:
+        assert book.secret != b"\x07" * 32
 
 
 def test_without_the_ledger_there_is_no_key_that_opens_what_was_summed(tmp_path):
-    with ledger(tmp_path) as one:
-        before = one.secret
+    with ledger(tmp_path) as book:
+        before = book.secret
     for path in tmp_path.iterdir():
         path.unlink()
-    with ledger(tmp_path) as one:
-        assert one.secret != before
+    with ledger(tmp_path) as book:
+        assert book.secret != before
 
 
 def test_a_ledger_of_another_version_or_a_damaged_one_is_named(tmp_path):
@@ -174,14 +174,14 @@ def test_a_ledger_of_another_version_or_a_damaged_one_is_named(tmp_path):
 
 
 def test_a_full_disk_notes_nothing(tmp_path, sets):
-    with ledger(tmp_path) as one:
-        [pages] = one._db.execute("PRAGMA page_count").fetchone()
-        one._db.execute(f"PRAGMA max_page_count={pages}")
+    with ledger(tmp_path) as book:
+        [pages] = book._db.execute("PRAGMA page_count").fetchone()
+        book._db.execute(f"PRAGMA max_page_count={pages}")
         many = [f"pi-{number}" for number in range(2000)]
         with pytest.raises(LedgerError, match="full"):
-            one.record(sets(*many), NOW)
-    with ledger(tmp_path) as one:
-        one.record(sets(*many[:3]), NOW)
+            book.record(sets(*many), NOW)
+    with ledger(tmp_path) as book:
+        book.record(sets(*many[:3]), NOW)
 
 
 KILLED = """
@@ -222,45 +222,45 @@ def killed(folder, rest):
 
 def test_a_process_killed_before_the_commit_has_noted_nothing(tmp_path, sets):
     killed(tmp_path, BEFORE_COMMIT)
-    with ledger(tmp_path) as one:
-        one.record(sets("pi-1", "pi-2", "pi-4"), NOW)
+    with ledger(tmp_path) as book:
+        book.record(sets("pi-1", "pi-2", "pi-4"), NOW)
 
 
 def test_a_process_killed_after_the_commit_has_noted_the_set(tmp_path, sets):
     killed(tmp_path, AFTER_COMMIT)
-    with ledger(tmp_path) as one:
+    with ledger(tmp_path) as book:
         with pytest.raises(SumRefused, match="in another set"):
-            one.record(sets("pi-1", "pi-2", "pi-4"), NOW)
-        one.record(sets(*THREE), NOW)
+            book.record(sets("pi-1", "pi-2", "pi-4"), NOW)
+        book.record(sets(*THREE), NOW)
 
 
 @pytest.mark.parametrize("moment_s", [0.0, 0.004, 0.011, 0.023])
 def test_a_process_killed_at_any_moment_has_noted_whole_sets_and_all_that_it_told(tmp_path, moment_s):
     code = KILLED.format(path=sys.path, folder=str(tmp_path), rest=MANY.format(began=0))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        told = [int(process.stdout.readline()) for _ in range(5)]
+        numbers = [int(process.stdout.readline()) for _ in range(5)]
         try:
             process.wait(moment_s or 1e-4)
         except subprocess.TimeoutExpired:
             process.kill()
-        told += map(int, process.stdout.read().split())
+        numbers += map(int, process.stdout.read().split())
     with closing(sqlite3.connect(tmp_path / FILE)) as db:
         counts = dict(db.execute('SELECT "set", count(*) FROM used GROUP BY "set"'))
         noted = dict(db.execute("SELECT number, devices FROM sets").fetchall())
     assert counts == noted == dict.fromkeys(noted, 50)
-    assert len(told) <= len(noted) <= len(told) + 1
+    assert len(numbers) <= len(noted) <= len(numbers) + 1
 
 
 def test_two_processes_on_one_ledger_note_a_device_once(tmp_path, sets):
-    with ledger(tmp_path) as one, ledger(tmp_path) as other:
-        assert one.secret == other.secret
-        one.record(sets(*THREE), NOW)
+    with ledger(tmp_path) as book, ledger(tmp_path) as other:
+        assert book.secret == other.secret
+        book.record(sets(*THREE), NOW)
         with pytest.raises(SumRefused, match="in another set"):
             other.record(sets("pi-3", "pi-4", "pi-5"), NOW)
 
 
 def test_the_version_of_the_tables_is_written(tmp_path):
-    with ledger(tmp_path) as one:
-        assert one._db.execute("PRAGMA user_version").fetchone() == (ledgers.VERSION,)
-        assert one._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
-        assert one._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    with ledger(tmp_path) as book:
+        assert book._db.execute("PRAGMA user_version").fetchone() == (ledgers.VERSION,)
+        assert book._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+        assert book._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -44,12 +44,14 @@ def test_whatever_strangers_send_others_are_answered_and_no_thread_stays(server,
     before = threading.active_count()
     with ExitStack() as stack:
         for number in range(COUNT):
-            one = stack.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=5))
+            connection = stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.server_port), timeout=5)
+            )
             with suppress(OSError):
-                one.sendall(sent)
+                connection.sendall(sent)
                 if number % 2:
-                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    one.close()
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.close()
         with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=20) as answer:
             assert answer.status == 200
         assert threading.active_count() <= before + HASTY.most

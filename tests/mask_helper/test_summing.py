@@ -38,63 +38,63 @@ def refused(request, content, limits=OWNER, secret=SECRETS[0]):
     return str(error.value)
 
 
-def same(one, other):
-    return (one.values == other.values).all() and (one.sums == other.sums).all()
+def same(left, other):
+    return (left.values == other.values).all() and (left.sums == other.sums).all()
 
 
 def test_the_sums_of_all_helpers_leave_the_sum_of_what_the_devices_sent(masking):
     """Devices send 1, 2 and 3, masked: 6 is left when each helper's sum is subtracted, and not before."""
-    asked, total = masking(), MaskedVector.zeros(9, 2)
+    masks, total = masking(), MaskedVector.zeros(9, 2)
     for number, device in enumerate(("pi-1", "pi-2", "pi-3"), 1):
-        asked.sealed(device)
+        masks.sealed(device)
         sent = MaskedVector(np.full(9, number, np.uint32), np.full(2, number, np.uint64))
-        sent.add_masks(asked.made[device][1])
+        sent.add_masks(masks.entries[device][1])
         total.add(sent)
     for at, secret in enumerate(SECRETS):
         assert not (total.values == 6).any() and not (total.sums == 6).any()
-        total.subtract(sum_of_masks(opened(*asked.request("pi-1", "pi-2", "pi-3", at=at), secret=secret)))
+        total.subtract(sum_of_masks(opened(*masks.request("pi-1", "pi-2", "pi-3", at=at), secret=secret)))
     assert (total.values == 6).all() and (total.sums == 6).all()
 
 
 def test_devices_are_added_one_at_a_time(masking):
-    asked = masking()
-    adding = MaskSum(opened(*asked.request("pi-1", "pi-2", "pi-3")))
+    masks = masking()
+    adding = MaskSum(opened(*masks.request("pi-1", "pi-2", "pi-3")))
     assert [adding.advance() for _ in range(4)] == [False, False, False, True]
-    assert same(adding.vector, asked.expected("pi-1", "pi-2", "pi-3"))
-    adding = MaskSum(opened(*asked.request("pi-1", "pi-2", "pi-3")))
+    assert same(adding.vector, masks.expected("pi-1", "pi-2", "pi-3"))
+    adding = MaskSum(opened(*masks.request("pi-1", "pi-2", "pi-3")))
     adding.advance()
-    assert same(adding.vector, asked.expected("pi-1"))
+    assert same(adding.vector, masks.expected("pi-1"))
 
 
 def test_forms_with_the_same_tensors_are_summed_together(masking):
-    asked = masking()
-    other = asked.sealed("pi-3", form="entropy-subset 50%")
-    one = opened(*asked.request("pi-1", "pi-2", other))
-    assert len(one.seeds) == 3
+    masks = masking()
+    other = masks.sealed("pi-3", form="entropy-subset 50%")
+    request = opened(*masks.request("pi-1", "pi-2", other))
+    assert len(request.seeds) == 3
 
 
 def test_a_set_is_the_same_in_any_order_and_another_with_any_other_number(masking):
-    asked = masking()
-    one = opened(*asked.request("pi-1", "pi-2", "pi-3"))
-    assert opened(*asked.request("pi-3", "pi-1", "pi-2")).content == one.content
-    assert opened(*asked.request("pi-1", "pi-2", "pi-3", values=10)).content != one.content
-    assert opened(*asked.request("pi-1", "pi-2", "pi-4")).content != one.content
+    masks = masking()
+    first = opened(*masks.request("pi-1", "pi-2", "pi-3"))
+    assert opened(*masks.request("pi-3", "pi-1", "pi-2")).content == first.content
+    assert opened(*masks.request("pi-1", "pi-2", "pi-3", values=10)).content != first.content
+    assert opened(*masks.request("pi-1", "pi-2", "pi-4")).content != first.content
 
 
 def test_opened_seeds_are_not_shown(masking):
-    one = opened(*masking().request("pi-1", "pi-2", "pi-3"))
-    assert not any(repr(seed) in repr(one) for seed in one.seeds)
+    request = opened(*masking().request("pi-1", "pi-2", "pi-3"))
+    assert not any(repr(seed) in repr(request) for seed in request.seeds)
 
 
 @pytest.mark.parametrize(
     "other", [{"round": 3}, {"kind": "peft"}, {"run": "run-0"}, {"task": "speech"}, {"device": "pi-4"}]
 )
 def test_a_seed_of_another_round_kind_run_task_or_device_is_refused(masking, other):
-    asked = masking()
-    foreign = asked.sealed(other.get("device", "pi-3"), **({} if "device" in other else other))
+    masks = masking()
+    foreign = masks.sealed(other.get("device", "pi-3"), **({} if "device" in other else other))
     named = msgspec.structs.replace(foreign, device="pi-3")
     assert "the mask of pi-3 is not for this helper, or not for full in round 4 of task 'digits'" in refused(
-        *asked.request("pi-1", "pi-2", named)
+        *masks.request("pi-1", "pi-2", named)
     )
 
 
@@ -106,20 +106,20 @@ def test_a_seed_for_another_helper_is_refused(masking):
 
 
 def test_a_smaller_group_than_the_devices_were_promised_is_refused_though_the_request_names_it(masking):
-    asked = masking(min_group=3)
+    masks = masking(min_group=3)
     for device in ("pi-1", "pi-2"):
-        asked.sealed(device)
-    assert "with sums of 2 devices or more" in refused(*asked.request("pi-1", "pi-2", min_group=2))
+        masks.sealed(device)
+    assert "with sums of 2 devices or more" in refused(*masks.request("pi-1", "pi-2", min_group=2))
 
 
 def test_a_set_below_the_promised_group_is_refused(masking):
-    said = refused(*masking(min_group=3).request("pi-1", "pi-2"))
-    assert said == "the set has 2 devices, the round promises 3 or more"
+    reason = refused(*masking(min_group=3).request("pi-1", "pi-2"))
+    assert reason == "the set has 2 devices, the round promises 3 or more"
 
 
 def test_a_set_below_the_owner_s_own_group_is_refused_though_the_task_allows_it(masking):
-    said = refused(*masking(min_group=3).request("pi-1", "pi-2", "pi-3"), SumLimits(min_group=4))
-    assert said == "the set has 3 devices, this helper sums 4 or more"
+    reason = refused(*masking(min_group=3).request("pi-1", "pi-2", "pi-3"), SumLimits(min_group=4))
+    assert reason == "the set has 3 devices, this helper sums 4 or more"
 
 
 def test_a_single_device_is_refused_by_default(masking):
@@ -128,15 +128,15 @@ def test_a_single_device_is_refused_by_default(masking):
 
 
 def test_a_device_in_a_set_twice_is_refused(masking):
-    asked = masking()
-    said = refused(*asked.request("pi-1", "pi-2", "pi-1"))
-    assert said == "pi-1 is in the set twice: a device counts once in a sum"
-    another = asked.sealed("pi-1", form="with another mask")
-    assert "pi-1 is in the set twice" in refused(*asked.request("pi-1", "pi-2", another))
+    masks = masking()
+    reason = refused(*masks.request("pi-1", "pi-2", "pi-1"))
+    assert reason == "pi-1 is in the set twice: a device counts once in a sum"
+    another = masks.sealed("pi-1", form="with another mask")
+    assert "pi-1 is in the set twice" in refused(*masks.request("pi-1", "pi-2", another))
 
 
 @pytest.mark.parametrize(
-    "other, said",
+    "other, message",
     [
         ({"values": 3}, f"the vector has 3 values, expected {CHECKS} or more"),
         (
@@ -149,14 +149,14 @@ def test_a_device_in_a_set_twice_is_refused(masking):
         ({"exponents": ((5, 3),)}, "1 runs of exponents without noise, expected none"),
     ],
 )
-def test_what_cannot_be_meant_or_is_too_large_is_refused(masking, other, said):
+def test_what_cannot_be_meant_or_is_too_large_is_refused(masking, other, message):
     limits = SumLimits(most_numbers=100)
-    assert said in refused(*masking().request("pi-1", "pi-2", "pi-3", **other), limits)
+    assert message in refused(*masking().request("pi-1", "pi-2", "pi-3", **other), limits)
 
 
 def test_more_devices_than_the_owner_allows_are_refused(masking):
-    said = refused(*masking().request("pi-1", "pi-2", "pi-3"), SumLimits(most_devices=2))
-    assert said == "the set has 3 devices, this helper sums 2 at most"
+    reason = refused(*masking().request("pi-1", "pi-2", "pi-3"), SumLimits(most_devices=2))
+    assert reason == "the set has 3 devices, this helper sums 2 at most"
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_a_list_that_is_none_is_refused(masking, content):
 
 
 def test_masks_for_different_numbers_of_helpers_are_not_summed(masking):
-    asked = masking()
-    fewer = masking(publics=asked.publics[:1]).sealed("pi-3")
-    said = refused(*asked.request("pi-1", "pi-2", fewer))
-    assert said == "the mask of pi-3 is for 1 helpers, others 2: a round has the same for all"
+    masks = masking()
+    fewer = masking(publics=masks.publics[:1]).sealed("pi-3")
+    reason = refused(*masks.request("pi-1", "pi-2", fewer))
+    assert reason == "the mask of pi-3 is for 1 helpers, others 2: a round has the same for all"
 
 
 def noisy(masking, publics=None, values=20_000 + CHECKS, exponents=((20_000, 10),)):
@@ -182,26 +182,26 @@ def noisy(masking, publics=None, values=20_000 + CHECKS, exponents=((20_000, 10)
 @pytest.mark.parametrize("helpers, share", [(1, 3.0), (2, 3.0 / 2**0.5)])
 def test_each_helper_adds_its_share_of_the_noise_in_units_of_the_fixed_point(masking, helpers, share):
     """Noise of 1.5 times a norm of 2 is 3, of each value; 2^10 units are 1."""
-    asked = noisy(masking, masking().publics[:helpers])
-    one = opened(*asked.request("pi-1", "pi-2", "pi-3"))
-    assert deviation(one) == pytest.approx(share)
-    told = sum_of_masks(one, b"\x05" * 32)
-    told.subtract(asked.expected("pi-1", "pi-2", "pi-3"))
-    added = told.values.view(np.int32)
+    masks = noisy(masking, masking().publics[:helpers])
+    request = opened(*masks.request("pi-1", "pi-2", "pi-3"))
+    assert deviation(request) == pytest.approx(share)
+    answer = sum_of_masks(request, b"\x05" * 32)
+    answer.subtract(masks.expected("pi-1", "pi-2", "pi-3"))
+    added = answer.values.view(np.int32)
     assert (added[-CHECKS:] == 0).all()
     assert added[:-CHECKS].std() == pytest.approx(share * 1024, rel=0.03)
     assert abs(added[:-CHECKS].mean()) < 4 * share * 1024 / 20_000**0.5
 
 
 def test_the_same_noise_is_added_again_and_another_from_another_seed(masking):
-    one = opened(*noisy(masking).request("pi-1", "pi-2", "pi-3"))
-    assert same(sum_of_masks(one, b"\x05" * 32), sum_of_masks(one, b"\x05" * 32))
-    assert not same(sum_of_masks(one, b"\x05" * 32), sum_of_masks(one, b"\x06" * 32))
+    request = opened(*noisy(masking).request("pi-1", "pi-2", "pi-3"))
+    assert same(sum_of_masks(request, b"\x05" * 32), sum_of_masks(request, b"\x05" * 32))
+    assert not same(sum_of_masks(request, b"\x05" * 32), sum_of_masks(request, b"\x06" * 32))
 
 
 def test_bytes_of_a_seed_are_the_same_in_the_same_calls_and_never_repeat():
-    one, again = repeatable_bytes(b"\x05" * 32), repeatable_bytes(b"\x05" * 32)
-    drawn = [one(40), one(40)]
+    first, again = repeatable_bytes(b"\x05" * 32), repeatable_bytes(b"\x05" * 32)
+    drawn = [first(40), first(40)]
     assert drawn == [again(40), again(40)]
     assert drawn[0] != drawn[1] and {len(each) for each in drawn} == {40}
 
@@ -210,14 +210,14 @@ def test_bytes_of_a_seed_are_the_same_in_the_same_calls_and_never_repeat():
     "other", [{"noise_milli": 1499}, {"clip_milli": 1999}, {"exponents": ((20_000, 9),)}]
 )
 def test_less_noise_than_the_devices_were_promised_is_refused(masking, other):
-    asked = noisy(masking)
+    masks = noisy(masking)
     for device in ("pi-1", "pi-2", "pi-3"):
-        asked.sealed(device)
-    assert "is not for this helper, or not for" in refused(*asked.request("pi-1", "pi-2", "pi-3", **other))
+        masks.sealed(device)
+    assert "is not for this helper, or not for" in refused(*masks.request("pi-1", "pi-2", "pi-3", **other))
 
 
 @pytest.mark.parametrize(
-    "other, said",
+    "other, message",
     [
         ({"exponents": ((19_999, 10),)}, "exponents are of 19999 values, expected 20000, for 20004 values"),
         ({"values": 20_005}, "exponents are of 20000 values, expected 20001, for 20005 values"),
@@ -225,12 +225,12 @@ def test_less_noise_than_the_devices_were_promised_is_refused(masking, other):
         ({"clip_milli": 0}, "noise of 1.5 times a clipping norm of 0, which is none"),
     ],
 )
-def test_noise_that_would_not_hide_all_values_is_refused(masking, other, said):
-    assert refused(*noisy(masking).request("pi-1", "pi-2", "pi-3", **other)) == said
+def test_noise_that_would_not_hide_all_values_is_refused(masking, other, message):
+    assert refused(*noisy(masking).request("pi-1", "pi-2", "pi-3", **other)) == message
 
 
 def test_noise_that_would_not_fit_the_values_is_refused(masking):
-    asked = noisy(masking, exponents=((20_000, 31),))
+    masks = noisy(masking, exponents=((20_000, 31),))
     assert re.match(
-        r"noise of 2.12132 times 2\^31, expected 0 to", refused(*asked.request("pi-1", "pi-2", "pi-3"))
+        r"noise of 2.12132 times 2\^31, expected 0 to", refused(*masks.request("pi-1", "pi-2", "pi-3"))
     )

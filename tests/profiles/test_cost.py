@@ -28,7 +28,7 @@ from device_runtime.profiles.cost import (
 
 
 def device(**changes):
-    known = {
+    usual = {
         "name": "d",
         "cores": 2,
         "memory": Memory(1000, 500, 100),
@@ -36,7 +36,7 @@ def device(**changes):
         "bandwidth": Bandwidth(up=10.0, down=20.0),
         "power": Power(idle_w=2.0, load_w=6.0),
     }
-    return DeviceProfile(**{**known, **changes})
+    return DeviceProfile(**{**usual, **changes})
 
 
 WORK = Work(
@@ -122,9 +122,9 @@ def test_activations_are_of_one_batch_at_most():
     assert activation_bytes(load, "forward") == session + 7 + 32 * 3
     assert activation_bytes(load, "forward", 5) == session + 7 + 5 * 3
     assert activation_bytes(load, "forward", 500) == session + 7 + 32 * 3
-    seen = with_measured_memory(load, Speed(1.0, held_bytes={"forward": 77}))
-    assert [activation_bytes(seen, "forward", n) for n in (None, 500, 32)] == [77] * 3
-    assert activation_bytes(seen, "forward", 5) == session + 7 + 5 * 3  # of fewer nothing was seen
+    profile = with_measured_memory(load, Speed(1.0, held_bytes={"forward": 77}))
+    assert [activation_bytes(profile, "forward", n) for n in (None, 500, 32)] == [77] * 3
+    assert activation_bytes(profile, "forward", 5) == session + 7 + 5 * 3  # of fewer nothing was seen
     assert with_measured_memory(load, Speed(1.0)) == load
 
 

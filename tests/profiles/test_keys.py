@@ -30,7 +30,7 @@ class Tree(msgspec.Struct, forbid_unknown_fields=True):
     spelled: Leaf | None = msgspec.field(default=None, name="written-so")
 
 
-def said(settings, within=""):
+def refusal(settings, within=""):
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(settings, Tree)
     return explained(caught.value, Tree, within)
@@ -54,18 +54,18 @@ def said(settings, within=""):
     ],
 )
 def test_a_key_that_cannot_be_meant_is_said_with_its_place_and_those_that_there_are(settings, text):
-    assert said(settings) == text
+    assert refusal(settings) == text
 
 
 def test_a_key_that_stands_in_a_table_below_is_found_there():
-    assert said({"prot": 3}).endswith(
+    assert refusal({"prot": 3}).endswith(
         "; there are name, leaf, perhaps, many, named, must, way, written-so; did you mean leaf.port?"
     )
 
 
 def test_settings_of_a_part_of_a_file_are_said_with_the_key_of_the_part():
-    assert said({"leaf": {"prot": 1}}, "a.b").startswith("a.b.leaf.prot: ")
-    assert said({"prot": 1}, "a.b").startswith("a.b.prot: ")
+    assert refusal({"leaf": {"prot": 1}}, "a.b").startswith("a.b.leaf.prot: ")
+    assert refusal({"prot": 1}, "a.b").startswith("a.b.prot: ")
 
 
 def test_a_key_like_none_has_no_suggestion():

@@ -36,8 +36,8 @@ def test_version_2_what_can_be_reclaimed_is_free(machine, tmp_path):
     unit = tmp_path / "user.slice" / "pi.service"
     group(unit, memory__max=512 * MIB, memory__current=300 * MIB, memory__high="max")
     (unit / "memory.stat").write_text(f"anon 1\ninactive_file {100 * MIB}\nactive_file 5\n")
-    found = available_memory(tmp_path, own(tmp_path, "0::/user.slice/pi.service\n"))
-    assert found == MachineMemory(512 * MIB, 312 * MIB)
+    memory = available_memory(tmp_path, own(tmp_path, "0::/user.slice/pi.service\n"))
+    assert memory == MachineMemory(512 * MIB, 312 * MIB)
 
 
 def test_version_2_the_tightest_group_above_counts_and_so_does_memory_high(machine, tmp_path):
@@ -51,8 +51,8 @@ def test_version_1_is_read_where_its_controller_is(machine, tmp_path):
     group(inside, memory__limit_in_bytes=256 * MIB, memory__usage_in_bytes=200 * MIB)
     (inside / "memory.stat").write_text(f"total_inactive_file {50 * MIB}\n")
     group(tmp_path / "memory", memory__limit_in_bytes=9223372036854771712, memory__usage_in_bytes=1)
-    found = available_memory(tmp_path, own(tmp_path, "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n"))
-    assert found == MachineMemory(256 * MIB, 106 * MIB)
+    memory = available_memory(tmp_path, own(tmp_path, "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n"))
+    assert memory == MachineMemory(256 * MIB, 106 * MIB)
 
 
 def test_a_path_that_leads_nowhere_in_a_container_is_that_of_its_own_root(machine, tmp_path):
@@ -74,5 +74,5 @@ def test_a_fiftieth_is_left_to_others_from_8_to_64_mib():
 
 
 def test_this_machine_has_no_more_than_the_kernel_says():
-    found = available_memory()
-    assert 0 < found.free <= found.total <= psutil.virtual_memory().total
+    memory = available_memory()
+    assert 0 < memory.free <= memory.total <= psutil.virtual_memory().total

@@ -84,7 +84,7 @@ def test_what_the_first_run_takes_beyond_the_others_is_for_opening(clock):
 def test_each_graph_is_closed_before_the_next_is_opened_and_what_does_not_fit_is_left_out(clock):
     events = []
 
-    def made(name, error=None):
+    def new_trial(name, error=None):
         def run():
             events.append(name)
             clock.sleep(0.1)
@@ -93,7 +93,11 @@ def test_each_graph_is_closed_before_the_next_is_opened_and_what_does_not_fit_is
 
         return SpeedTrial(run, 1, 1.0, lambda: events.append(f"{name} closed"))
 
-    trials = {"forward": made("forward"), "large": made("large", MemoryError()), "small": made("small")}
+    trials = {
+        "forward": new_trial("forward"),
+        "large": new_trial("large", MemoryError()),
+        "small": new_trial("small"),
+    }
     speed = measure_speed(trials, by(clock), budget_s=60, left_out=MemoryError)
     assert set(speed.seconds) == {"forward", "small"}
     assert list(dict.fromkeys(events)) == [

@@ -54,24 +54,24 @@ def limits():
         (Path("/sys/fs/cgroup/memory" + paths.get("memory", "")), "memory.limit_in_bytes"),
         (Path("/sys/fs/cgroup" + paths.get("", "")), "memory.max"),
     ):
-        made = base / f"test-{uuid.uuid4().hex[:8]}"
+        folder = base / f"test-{uuid.uuid4().hex[:8]}"
         try:
-            made.mkdir()
+            folder.mkdir()
         except OSError:
             continue
-        if (made / limit).exists():
-            return made, limit
-        made.rmdir()
+        if (folder / limit).exists():
+            return folder, limit
+        folder.rmdir()
     return None
 
 
 @pytest.fixture
 def group():
-    found = limits()
-    if found is None:
+    limit = limits()
+    if limit is None:
         pytest.skip("no control group can be made here")
-    yield found
-    found[0].rmdir()
+    yield limit
+    limit[0].rmdir()
 
 
 def trained(folder, group, predicted="right", leave=0):
@@ -80,10 +80,10 @@ def trained(folder, group, predicted="right", leave=0):
 
     digits = load_digits()
     np.savez(folder / "a.npz", x=digits.images[:400].astype(np.uint8), y=digits.target[:400])
-    made, limit = group
-    (made / limit).write_text("300000000")
+    control, limit = group
+    (control / limit).write_text("300000000")
     ended = subprocess.run(
-        [sys.executable, "-c", TRAIN, str(folder), str(made), predicted, str(leave)],
+        [sys.executable, "-c", TRAIN, str(folder), str(control), predicted, str(leave)],
         capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr  # -9 where the kernel has ended it

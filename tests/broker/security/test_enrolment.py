@@ -47,8 +47,10 @@ def test_a_token_fits_into_a_qr_code_of_a_terminal() -> None:
 
     pem = make_authority("device-runtime", datetime.now(timezone.utc), 3650).certificate
     authority, key = ssl.PEM_cert_to_DER_cert(pem), bytes(32)
-    given = Enrolment("mqtts://broker.example.org:8883", "kitchen-pi", "p" * 32, authority, key, 1, bytes(32))
-    assert len(f"device-runtime join --enrol {given.token}") <= 858
+    enrolment = Enrolment(
+        "mqtts://broker.example.org:8883", "kitchen-pi", "p" * 32, authority, key, 1, bytes(32)
+    )
+    assert len(f"device-runtime join --enrol {enrolment.token}") <= 858
 
 
 @given(st.integers(0, len(GIVEN.token) - 1), st.sampled_from("ABCabc012-_."))

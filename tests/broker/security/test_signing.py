@@ -66,8 +66,8 @@ def test_the_signature_is_ed25519_over_purpose_topic_moment_and_offer() -> None:
     signer = Signer(seed)
     assert signer.public == public
     sealed = decode(signer.seal("fl/v1/all/round/t", OFFER, 258), Signed)
-    said = b"device-runtime offer/1\0fl/v1/all/round/t\0" + bytes(6) + b"\x01\x02" + encode(OFFER)
-    assert VerifyKey(public).verify(said, sealed.signature) == said
+    message = b"device-runtime offer/1\0fl/v1/all/round/t\0" + bytes(6) + b"\x01\x02" + encode(OFFER)
+    assert VerifyKey(public).verify(message, sealed.signature) == message
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_what_a_device_signs_is_ed25519_over_purpose_topic_and_message() -> None
     device, topic = DeviceSigner(bytes(range(32))), topics.up("a", "hello")
     sealed = device.seal(topic, b"hello")
     signature = decode(sealed, FromDevice).signature
-    said = b"device-runtime device/1\0fl/v1/d/a/up/hello\0hello"
-    assert VerifyKey(device.public).verify(said, signature) == said
+    message = b"device-runtime device/1\0fl/v1/d/a/up/hello\0hello"
+    assert VerifyKey(device.public).verify(message, signature) == message
     assert verify_message(device.public, topic, sealed) == b"hello"
     assert len(sealed) == len(b"hello") + 70
     other = DeviceSigner(bytes(32))
@@ -169,12 +169,12 @@ def test_a_chain_without_an_offer_of_its_last_key_changes_nothing() -> None:
 def test_a_changed_moment_or_offer_is_refused() -> None:
     sealed = decode(SIGNER.seal(topics.offer("t"), OFFER, 5), Signed)
     changed = encode(msgspec.structs.replace(OFFER, round=4))
-    for one in (
+    for variant in (
         msgspec.structs.replace(sealed, issued=6),
         msgspec.structs.replace(sealed, offer=changed),
     ):
         with pytest.raises(NotTrusted, match=fingerprint(SIGNER.public)):
-            VERIFIER.open(topics.offer("t"), encode(one))
+            VERIFIER.open(topics.offer("t"), encode(variant))
 
 
 @given(st.binary(max_size=300), st.integers(0, 2**40 - 1), st.binary(max_size=80))
@@ -192,10 +192,10 @@ def test_a_moment_that_is_impossible_is_no_message() -> None:
 
 def test_a_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "aggregator.key"
-    made = Signer.kept(path)
+    signer = Signer.kept(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert Signer.kept(path).public == made.public
-    assert Signer.kept(tmp_path / "another.key").public != made.public
+    assert Signer.kept(path).public == signer.public
+    assert Signer.kept(tmp_path / "another.key").public != signer.public
     assert [file.name for file in path.parent.iterdir()] == ["aggregator.key"]
 
 
@@ -233,6 +233,6 @@ def test_a_key_is_kept_where_there_are_no_hard_links(tmp_path, monkeypatch, numb
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", none)
-    made = Signer.kept(tmp_path / "keys" / "aggregator.key")
-    assert Signer.kept(tmp_path / "keys" / "aggregator.key").public == made.public
+    signer = Signer.kept(tmp_path / "keys" / "aggregator.key")
+    assert Signer.kept(tmp_path / "keys" / "aggregator.key").public == signer.public
     assert [path.name for path in (tmp_path / "keys").iterdir()] == ["aggregator.key"]

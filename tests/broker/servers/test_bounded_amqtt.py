@@ -45,7 +45,7 @@ def publish(topic, payload=b"x", first=0x30, number=None):
 
 
 def subscribe(*filters, qos=1):
-    return packet(0x82, b"\0\1" + b"".join(text(one) + bytes([qos]) for one in filters))
+    return packet(0x82, b"\0\1" + b"".join(text(topic) + bytes([qos]) for topic in filters))
 
 
 WELCOME = b"\x20\x02\0\0"
@@ -103,10 +103,10 @@ def stranger(broker):
     with ExitStack() as stack:
 
         def come(sent=b""):
-            one = stack.enter_context(socket.create_connection(("127.0.0.1", broker.port), timeout=10))
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", broker.port), timeout=10))
             with suppress(ConnectionError):
-                one.sendall(sent)
-            return one
+                connection.sendall(sent)
+            return connection
 
         yield come
 
@@ -128,11 +128,11 @@ def assert_serves(broker):
         says.close()
 
 
-def read(one):
+def read(stream):
     """What comes until the end."""
     data = b""
     with suppress(ConnectionError):
-        while part := one.recv(65_536):
+        while part := stream.recv(65_536):
             data += part
     return data
 
@@ -141,13 +141,13 @@ def read(one):
 def test_whatever_strangers_send_others_are_served(broker, stranger, sent):
     strangers = [stranger(sent) for _ in range(COUNT)]
     assert_serves(broker)
-    for number, one in enumerate(strangers):
+    for number, connection in enumerate(strangers):
         with suppress(OSError):
             if number % 2:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                one.close()
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
             else:
-                one.shutdown(socket.SHUT_WR)
+                connection.shutdown(socket.SHUT_WR)
     assert_serves(broker)
 
 
@@ -175,7 +175,7 @@ def test_clients_that_acknowledge_nothing_are_ended_in_one_line(broker, stranger
     stranger(hello(b"tells") + b"".join(publish(b"t/%d" % n, first=0x31) for n in range(5)))
     time.sleep(0.2)
     strangers = [stranger(hello(b"c%d" % n) + subscribe(b"t/#")) for n in range(6)]
-    assert all(read(one).startswith(WELCOME) for one in strangers)
+    assert all(read(connection).startswith(WELCOME) for connection in strangers)
     assert_serves(broker)
     assert caplog.text.count("acknowledge nothing") == 1
 
@@ -196,9 +196,9 @@ def test_a_client_has_so_many_subscriptions_and_the_broker_so_many_retained_mess
 ):
     monkeypatch.setattr(bounded_amqtt, "SUBSCRIPTIONS", 3)
     monkeypatch.setattr(bounded_amqtt, "RETAINED", 2)
-    one = stranger(hello() + subscribe(*(b"f/%d" % n for n in range(5)), qos=0))
-    assert one.recv(4) == WELCOME
-    assert one.recv(9) == b"\x90\x07\0\x01\0\0\0\x80\x80"
+    connection = stranger(hello() + subscribe(*(b"f/%d" % n for n in range(5)), qos=0))
+    assert connection.recv(4) == WELCOME
+    assert connection.recv(9) == b"\x90\x07\0\x01\0\0\0\x80\x80"
     stranger(hello() + b"".join(publish(b"t/%d" % n, first=0x31) for n in range(5)))
     time.sleep(0.3)
     reader = stranger(hello() + subscribe(b"t/#", qos=0))

@@ -31,7 +31,7 @@ while True:
 """
 
 
-def said(log: Path, text: str) -> None:
+def wait_for_line(log: Path, text: str) -> None:
     end = time.monotonic() + 60
     while text not in log.read_text():
         assert time.monotonic() < end
@@ -46,7 +46,7 @@ def test_a_program_ends_when_its_starter_is_killed_also_one_that_ignores_being_a
         shell = psutil.Process(int(starter.stdout.readline())).parent()
         started = [shell, *shell.children(recursive=True)]
         if program == STUBBORN:
-            said(log, "here")
+            wait_for_line(log, "here")
         starter.kill()
     _, alive = psutil.wait_procs(started, timeout=30)
     assert not alive
@@ -65,7 +65,7 @@ def test_its_output_and_its_exit_code_are_told(tmp_path):
 def test_what_does_not_end_when_asked_is_killed(tmp_path):
     log = tmp_path / "log"
     program = DependentProcess([sys.executable, "-c", STUBBORN], log)
-    said(log, "here")
+    wait_for_line(log, "here")
     program.stop(0.05)
     assert program.ended == 128 + signal.SIGKILL
 

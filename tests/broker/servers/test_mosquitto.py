@@ -58,21 +58,21 @@ def test_it_has_a_name_and_an_address_of_this_machine() -> None:
 def test_each_device_speaks_and_hears_only_on_its_own_branch(mosquitto_house: Any) -> None:
     url = mosquitto_house.broker(BrokerOptions(users=USERS)).url
     aggregator = mosquitto_house.listener(as_user(url, "aggregator"), "aggregator", "fl/v1/#")
-    one = mosquitto_house.listener(as_user(url, "pi-1"), "pi-1", "fl/v1/#")
+    first = mosquitto_house.listener(as_user(url, "pi-1"), "pi-1", "fl/v1/#")
     two = mosquitto_house.listener(as_user(url, "pi-2"), "pi-2", "fl/v1/#")
-    for peer in (aggregator, one, two):
+    for peer in (aggregator, first, two):
         peer.expect(Connected)
-    one.link.publish("fl/v1/d/pi-2/up/contribution", b"forged")
-    one.link.publish("fl/v1/all/round", b"forged", retain=True)
-    one.link.publish("fl/v1/d/pi-1/dn/receipt", b"forged")
-    one.link.publish("fl/v1/d/pi-1/up/contribution", b"mine")
+    first.link.publish("fl/v1/d/pi-2/up/contribution", b"forged")
+    first.link.publish("fl/v1/all/round", b"forged", retain=True)
+    first.link.publish("fl/v1/d/pi-1/dn/receipt", b"forged")
+    first.link.publish("fl/v1/d/pi-1/up/contribution", b"mine")
     assert aggregator.expect(Received) == Received("fl/v1/d/pi-1/up/contribution", b"mine")
     aggregator.link.publish("fl/v1/d/pi-2/dn/receipt", b"for pi-2")
     aggregator.link.publish("fl/v1/all/round", b"for all")
     assert two.expect(Received) == Received("fl/v1/d/pi-2/dn/receipt", b"for pi-2")
     assert two.expect(Received) == Received("fl/v1/all/round", b"for all")
-    assert one.expect(Received) == Received("fl/v1/all/round", b"for all")
-    assert one.is_quiet()
+    assert first.expect(Received) == Received("fl/v1/all/round", b"for all")
+    assert first.is_quiet()
     assert two.is_quiet(0.0)
 
 
@@ -94,7 +94,7 @@ def test_what_devices_make_a_broker_keep_is_bounded(tmp_path: Path) -> None:
         assert re.search(rf"^{name} [1-9]", text, re.MULTILINE), name
     both = mosquitto.configure(BrokerOptions(web=WebSockets(0, "secret")), (1883, 1884), tmp_path)
     limit = f"max_connections {mosquitto.CONNECTIONS}"  # counted for each listener, so said below each
-    assert all(limit in one for one in re.split(r"^listener ", both, flags=re.MULTILINE)[1:])
+    assert all(limit in section for section in re.split(r"^listener ", both, flags=re.MULTILINE)[1:])
 
 
 def test_a_broker_that_has_no_more_memory_for_a_client_goes_on_for_others(
@@ -132,8 +132,8 @@ def test_retained_offers_survive_a_crash_with_persistence(mosquitto_house: Any, 
     writer.link.publish("fl/v1/all/round", b"offer", retain=True)
     writer.expect(Received)
     end = time.monotonic() + 120
-    kept = tmp_path / "mosquitto.db"
-    while not (kept.exists() and b"offer" in kept.read_bytes()) and time.monotonic() < end:
+    database = tmp_path / "mosquitto.db"
+    while not (database.exists() and b"offer" in database.read_bytes()) and time.monotonic() < end:
         time.sleep(0.02)
     broker.kill()
     reader = mosquitto_house.listener(mosquitto_house.broker(options).url, "reader", "fl/v1/all/round")
@@ -218,8 +218,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TL
     new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     ca, ca_key = folder / "ca.pem", folder / "ca.key"
     signs = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]  # Python 3.13 refuses an authority without
-    made = ["-keyout", str(ca_key), "-out", str(ca), "-days", "2", "-subj", "/CN=CA"]
-    _openssl("req", "-x509", *new_key, *signs, *made)
+    arguments = ["-keyout", str(ca_key), "-out", str(ca), "-days", "2", "-subj", "/CN=CA"]
+    _openssl("req", "-x509", *new_key, *signs, *arguments)
 
     def issue(name: str) -> TLS:
         key, request, cert = (folder / f"{name}.{end}" for end in ("key", "csr", "pem"))

@@ -46,15 +46,19 @@ def test_a_link_enrols_one_device_with_a_credential_of_its_own(opened: BrokerFol
     link, secret = links.make(opened, NOW, 900, "phone")
     assert (link.device, link.state(NOW), link.ends) == ("phone", "open", NOW + 900)
     assert enrolled(opened) == []
-    given = links.use(opened, LinkRequest(secret, MINE), NOW + 1)
-    assert (given.name, given.url, given.issued) == ("phone", "wss://192.0.2.7:8884/mqtt", NOW + 1)
-    assert Enrolment.of_token(given.token) == given
+    enrolment = links.use(opened, LinkRequest(secret, MINE), NOW + 1)
+    assert (enrolment.name, enrolment.url, enrolment.issued) == (
+        "phone",
+        "wss://192.0.2.7:8884/mqtt",
+        NOW + 1,
+    )
+    assert Enrolment.of_token(enrolment.token) == enrolment
     assert enrolled(opened) == ["phone"]
-    line = next(one for one in opened.read(PASSWORDS).splitlines() if one.startswith("phone:"))
-    assert matches_password(line, given.password)
+    line = next(text for text in opened.read(PASSWORDS).splitlines() if text.startswith("phone:"))
+    assert matches_password(line, enrolment.password)
     [entry] = register.entries(opened)
-    assert entry.key == DeviceSigner(given.secret).public.hex()
-    assert given.secret not in (bytes(32), given.password.encode())
+    assert entry.key == DeviceSigner(enrolment.secret).public.hex()
+    assert enrolment.secret not in (bytes(32), enrolment.password.encode())
     assert link_book.read_links(opened).links[0].state(NOW + 2) == "used"
 
 
@@ -72,10 +76,10 @@ def test_a_device_that_a_link_of_an_earlier_version_enrolled_has_a_key_when_it_a
 
 def test_neither_secret_nor_claim_nor_password_is_in_a_file(opened: BrokerFolder) -> None:
     _, secret = links.make(opened, NOW, 900)
-    given = links.use(opened, LinkRequest(secret, MINE), NOW)
+    enrolment = links.use(opened, LinkRequest(secret, MINE), NOW)
     files = [path for path in opened.folder.iterdir() if path.is_file()]
-    kept = "".join(path.read_text() for path in files)
-    assert all(word not in kept for word in (secret, MINE, given.password, given.secret.hex()))
+    content = "".join(path.read_text() for path in files)
+    assert all(word not in content for word in (secret, MINE, enrolment.password, enrolment.secret.hex()))
     assert (opened.folder / "links.json").stat().st_mode & 0o077 == 0
 
 
@@ -257,10 +261,10 @@ def test_a_kill_between_any_two_files_leaves_one_device_and_the_same_claim_may_g
     if left:
         with pytest.raises(LinkError, match="used by another browser"):
             links.use(opened, LinkRequest(secret, OTHER), NOW + 2)
-    given = links.use(BrokerFolder(opened.folder), LinkRequest(secret, MINE), NOW + 3)
-    assert given.issued == (NOW + 1 if left else NOW + 3)
+    enrolment = links.use(BrokerFolder(opened.folder), LinkRequest(secret, MINE), NOW + 3)
+    assert enrolment.issued == (NOW + 1 if left else NOW + 3)
     assert enrolled(opened) == ["phone"]
-    assert links.use(opened, LinkRequest(secret, MINE), NOW + 4) == given
+    assert links.use(opened, LinkRequest(secret, MINE), NOW + 4) == enrolment
 
 
 def test_of_many_that_use_a_link_at_once_one_gets_in(opened: BrokerFolder) -> None:
@@ -290,16 +294,16 @@ def test_a_name_is_given_with_the_link_or_chosen_by_who_opens_it_and_never_twice
 ) -> None:
     register.add(opened, "pi", datetime.fromtimestamp(NOW, timezone.utc))
     links.make(opened, NOW, 900, "given")
-    for taken in ("pi", "given", "aggregator"):
+    for name in ("pi", "given", "aggregator"):
         with pytest.raises(NameTaken, match="give another name"):
-            links.make(opened, NOW, 900, taken)
+            links.make(opened, NOW, 900, name)
     with pytest.raises(TopicError):
         links.make(opened, NOW, 900, "a/b")
     link, secret = links.make(opened, NOW, 900)
     assert link.device == ""
-    for taken in ("pi", "given", "aggregator"):
+    for name in ("pi", "given", "aggregator"):
         with pytest.raises(NameTaken, match="give another name"):
-            links.use(opened, LinkRequest(secret, MINE, taken), NOW)
+            links.use(opened, LinkRequest(secret, MINE, name), NOW)
     with pytest.raises(TopicError):
         links.use(opened, LinkRequest(secret, MINE, "a/b"), NOW)
     assert links.use(opened, LinkRequest(secret, MINE, "chosen"), NOW).name == "chosen"

@@ -50,10 +50,10 @@ SECRET = ("ca.key", "server.key", "aggregator.key", "aggregator.password", "pass
 FAST_S = (0.05, 0.5)
 
 
-def made(folder: Path, **changes: Any) -> BrokerFolder:
+def new_folder(folder: Path, **changes: Any) -> BrokerFolder:
     user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() == 0 else ""
-    given = {"names": ("127.0.0.1", "localhost"), "port": find_port(BrokerOptions()), "run_as": user}
-    return production.init_broker(folder, BrokerSetup(**{**given, **changes}), NOW)
+    usual = {"names": ("127.0.0.1", "localhost"), "port": find_port(BrokerOptions()), "run_as": user}
+    return production.init_broker(folder, BrokerSetup(**{**usual, **changes}), NOW)
 
 
 class Running:
@@ -74,11 +74,11 @@ class Running:
             time.sleep(0.02)
 
     def reload(self) -> None:
-        with self.told():
+        with self.reloading():
             assert register.reload_mosquitto(self.opened).reached
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def reloading(self) -> Iterator[None]:
         """By a signal; what comes after the line in the log meets the files that it has read."""
         before = self.log.read_bytes().count(b"Reloading config")
         yield
@@ -96,7 +96,7 @@ class Running:
 def running(tmp_path: Path) -> Iterator[Running]:
     if mosquitto.find() is None:
         pytest.skip("mosquitto is not installed")
-    running = Running(made(tmp_path / "enrolment"))
+    running = Running(new_folder(tmp_path / "enrolment"))
     yield running
     running.stop()
 
@@ -123,10 +123,10 @@ def enrol(running: Running, name: str) -> Enrolment:
 
 def test_nothing_is_ever_written_over(tmp_path: Path) -> None:
     folder = tmp_path / "enrolment"
-    made(folder)
+    new_folder(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     with pytest.raises(SetupError, match=r"has .*ca\.pem.* already, which is never written over"):
-        made(folder)
+        new_folder(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
@@ -143,16 +143,16 @@ def test_a_folder_whose_making_came_to_nothing_half_way_is_made_again(
 
     with monkeypatch.context() as failing, pytest.raises(SetupError, match="no space left"):
         failing.setattr(production, "write", full)
-        made(folder)
-    register.add(made(folder), "pi-1", NOW)
+        new_folder(folder)
+    register.add(new_folder(folder), "pi-1", NOW)
     with pytest.raises(SetupError, match="never written over"):
-        made(folder)
+        new_folder(folder)
 
 
 def test_a_folder_that_lost_a_file_is_not_made_again(tmp_path: Path) -> None:
-    (made(tmp_path / "e").folder / "site.json").unlink()
+    (new_folder(tmp_path / "e").folder / "site.json").unlink()
     with pytest.raises(SetupError, match="never written over"):
-        made(tmp_path / "e")
+        new_folder(tmp_path / "e")
 
 
 def test_what_is_set_up_enrolled_and_revoked_survives_a_power_cut(
@@ -166,25 +166,27 @@ def test_what_is_set_up_enrolled_and_revoked_survives_a_power_cut(
         sync(handle)
         status = os.fstat(handle)
         if stat.S_ISDIR(status.st_mode):
-            on_disk[status.st_ino] = {one.name: one.inode() for one in os.scandir(handle)}
+            on_disk[status.st_ino] = {entry.name: entry.inode() for entry in os.scandir(handle)}
 
-    def lost(folder: Path) -> list[str]:
-        known = on_disk.get(folder.stat().st_ino, {})
+    def missing_files(folder: Path) -> list[str]:
+        inodes = on_disk.get(folder.stat().st_ino, {})
         return [
-            one.name for one in os.scandir(folder) if one.is_file() and known.get(one.name) != one.inode()
+            entry.name
+            for entry in os.scandir(folder)
+            if entry.is_file() and inodes.get(entry.name) != entry.inode()
         ]
 
     monkeypatch.setattr(os, "fsync", noted)
-    opened = made(tmp_path / "e")
-    assert lost(opened.folder) == []
+    opened = new_folder(tmp_path / "e")
+    assert missing_files(opened.folder) == []
     register.add(opened, "pi-1", NOW).save(tmp_path / "pi-1")
-    assert lost(opened.folder) == lost(tmp_path / "pi-1") == []
+    assert missing_files(opened.folder) == missing_files(tmp_path / "pi-1") == []
     register.revoke(opened, "pi-1", NOW)
-    assert lost(opened.folder) == []
+    assert missing_files(opened.folder) == []
 
 
 def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
-    opened = made(tmp_path / "enrolment")
+    opened = new_folder(tmp_path / "enrolment")
     register.add(opened, "pi-1", NOW)
     for name in SECRET:
         assert stat.S_IMODE((opened.folder / name).stat().st_mode) == 0o600, name
@@ -194,14 +196,14 @@ def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
 def test_others_can_replace_no_file_of_the_folder_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        opened = made(tmp_path / "enrolment")
+        opened = new_folder(tmp_path / "enrolment")
     finally:
         os.umask(before)
     assert stat.S_IMODE(opened.folder.stat().st_mode) & 0o022 == 0
 
 
 def test_neither_a_password_nor_a_key_is_in_what_others_may_read(tmp_path: Path) -> None:
-    opened = made(tmp_path / "enrolment")
+    opened = new_folder(tmp_path / "enrolment")
     enrolment = register.add(opened, "pi-1", NOW)
     secrets = [
         enrolment.password,
@@ -216,8 +218,8 @@ def test_neither_a_password_nor_a_key_is_in_what_others_may_read(tmp_path: Path)
 
 @needs_openssl
 def test_the_certificate_is_of_the_names_that_were_given_and_ends_when_it_was_said(tmp_path: Path) -> None:
-    opened = made(tmp_path / "e", names=("broker.example.org", "192.0.2.7", "2001:db8::1"))
-    shown = subprocess.run(
+    opened = new_folder(tmp_path / "e", names=("broker.example.org", "192.0.2.7", "2001:db8::1"))
+    text = subprocess.run(
         [
             "openssl",
             "x509",
@@ -232,9 +234,9 @@ def test_the_certificate_is_of_the_names_that_were_given_and_ends_when_it_was_sa
         text=True,
         check=True,
     ).stdout
-    assert "DNS:broker.example.org, IP Address:192.0.2.7, IP Address:2001:DB8:0:0:0:0:0:1" in shown
+    assert "DNS:broker.example.org, IP Address:192.0.2.7, IP Address:2001:DB8:0:0:0:0:0:1" in text
     until = NOW + timedelta(days=production.SERVER_DAYS)
-    assert f"{until:%b} {until.day:2} {until:%H:%M:%S %Y} GMT" in shown
+    assert f"{until:%b} {until.day:2} {until:%H:%M:%S %Y} GMT" in text
     assert opened.site.url == f"mqtts://broker.example.org:{opened.site.port}"
 
 
@@ -265,7 +267,7 @@ def test_what_cannot_be_set_up_leaves_nothing_behind(
     if "run_as" in changes and os.geteuid() != 0:
         pytest.skip("only root starts it as somebody else")
     with pytest.raises(error, match=why):
-        made(tmp_path / "e", **changes)
+        new_folder(tmp_path / "e", **changes)
     assert not (tmp_path / "e").exists()
 
 
@@ -328,55 +330,55 @@ def test_a_folder_without_a_broker_says_how_to_make_one(tmp_path: Path) -> None:
 
 
 def test_each_device_gets_in_and_is_held_to_its_branch(running: Running, join: Callable[..., Any]) -> None:
-    one, two = join(enrol(running, "pi-1")), join(enrol(running, "pi-2"))
+    first, two = join(enrol(running, "pi-1")), join(enrol(running, "pi-2"))
     aggregator = join()
-    for peer in (one, two, aggregator):
+    for peer in (first, two, aggregator):
         assert peer.expect(Connected).first
-    one.link.publish("fl/v1/d/pi-2/up/contribution", b"forged")
-    one.link.publish("fl/v1/all/round", b"forged", retain=True)
-    one.link.publish("fl/v1/d/pi-1/up/contribution", b"mine")
+    first.link.publish("fl/v1/d/pi-2/up/contribution", b"forged")
+    first.link.publish("fl/v1/all/round", b"forged", retain=True)
+    first.link.publish("fl/v1/d/pi-1/up/contribution", b"mine")
     assert aggregator.expect(Received) == Received("fl/v1/d/pi-1/up/contribution", b"mine")
     aggregator.link.publish("fl/v1/d/pi-2/dn/receipt", b"for pi-2")
     aggregator.link.publish("fl/v1/all/round", b"for all")
     assert two.expect(Received) == Received("fl/v1/d/pi-2/dn/receipt", b"for pi-2")
-    assert [peer.expect(Received).payload for peer in (one, two)] == [b"for all", b"for all"]
+    assert [peer.expect(Received).payload for peer in (first, two)] == [b"for all", b"for all"]
 
 
 def test_a_wrong_password_another_s_name_and_no_name_are_refused(
     running: Running, join: Callable[..., Any], mosquitto_house: Any
 ) -> None:
-    one = enrol(running, "pi-1")
+    address = enrol(running, "pi-1")
     for changes in ({"password": "wrong"}, {"user": "pi-2"}, {"user": "aggregator"}):
         with pytest.raises(BrokerRefused, match="wrong user name or password"):
-            join(one, **changes)
+            join(address, **changes)
     with pytest.raises(BrokerRefused):
-        mosquitto_house.peer(f"mqtts://127.0.0.1:{one.address.port}", "x", None, one.address.tls)
+        mosquitto_house.peer(f"mqtts://127.0.0.1:{address.address.port}", "x", None, address.address.tls)
 
 
 def test_another_authority_and_another_host_name_are_refused(
     running: Running, join: Callable[..., Any]
 ) -> None:
-    one = enrol(running, "pi-1")
+    address = enrol(running, "pi-1")
     other = TLS(authority=make_authority("device-runtime", NOW, 10).certificate)
     with pytest.raises(BrokerUnreachable, match="no TLS connection"):
-        join(one, tls=other)
+        join(address, tls=other)
     with pytest.raises(BrokerUnreachable, match="no TLS connection"):
-        join(one, host="127.0.0.2")
-    assert join(one, host="localhost").expect(Connected).first
+        join(address, host="127.0.0.2")
+    assert join(address, host="localhost").expect(Connected).first
 
 
 def test_a_revoked_device_is_thrown_out_and_does_not_come_back(
     running: Running, join: Callable[..., Any]
 ) -> None:
-    one, two = enrol(running, "pi-1"), enrol(running, "pi-2")
-    first, second = join(one), join(two)
+    address, two = enrol(running, "pi-1"), enrol(running, "pi-2")
+    first, second = join(address), join(two)
     first.expect(Connected)
     second.expect(Connected)
     register.revoke(running.opened, "pi-1", NOW)
     register.reload_mosquitto(running.opened)
     first.expect(Disconnected, 10.0)
     with pytest.raises(BrokerRefused, match="refused user 'pi-1'"):
-        join(one, id="again")
+        join(address, id="again")
     assert second.link.connected
     assert second.is_quiet()
 
@@ -407,19 +409,19 @@ def test_what_is_retained_survives_an_orderly_end(running: Running, join: Callab
 def test_a_renewed_certificate_is_served_after_the_signal_and_devices_notice_nothing(
     running: Running, join: Callable[..., Any]
 ) -> None:
-    one, port = enrol(running, "pi-1"), running.opened.site.port
+    enrolment, port = enrol(running, "pi-1"), running.opened.site.port
     before = ssl.get_server_certificate(("127.0.0.1", port))
     production.renew(running.opened, NOW, 30)
     running.reload()
     after = ssl.get_server_certificate(("127.0.0.1", port))
     assert before != after == running.opened.read("server.pem")
-    assert join(one).expect(Connected).first
+    assert join(enrolment).expect(Connected).first
 
 
 def test_whenever_renewing_ends_certificate_and_key_are_of_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, write = made(tmp_path / "e"), production.write
+    opened, write = new_folder(tmp_path / "e"), production.write
 
     def matches() -> bool:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
@@ -446,13 +448,15 @@ def test_whenever_renewing_ends_certificate_and_key_are_of_each_other(
 
 
 def test_the_list_tells_who_was_revoked_and_when(tmp_path: Path) -> None:
-    opened = made(tmp_path / "e")
+    opened = new_folder(tmp_path / "e")
     for name in ("pi-2", "pi-1"):
         register.add(opened, name, NOW)
     register.revoke(opened, "pi-2", NOW + timedelta(hours=1))
-    one, two = register.entries(opened)
-    assert (one.name, one.state, two.name, two.state) == ("pi-1", "enrolled", "pi-2", "revoked")
-    assert datetime.fromisoformat(two.revoked) - datetime.fromisoformat(two.enrolled) == timedelta(hours=1)
+    first, second = register.entries(opened)
+    assert (first.name, first.state, second.name, second.state) == ("pi-1", "enrolled", "pi-2", "revoked")
+    assert datetime.fromisoformat(second.revoked) - datetime.fromisoformat(second.enrolled) == timedelta(
+        hours=1
+    )
     with pytest.raises(RegisterError, match="'pi-2' is not enrolled in .* it was revoked at"):
         register.revoke(opened, "pi-2", NOW)
     register.add(opened, "pi-2", NOW)
@@ -462,7 +466,7 @@ def test_the_list_tells_who_was_revoked_and_when(tmp_path: Path) -> None:
 def test_the_aggregator_s_key_is_followed_by_one_that_it_has_signed_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = made(tmp_path / "e")
+    opened = new_folder(tmp_path / "e")
     first, offer, topic = opened.signer, offered(), "fl/v1/all/round/t"
     for now in (10, 20):
         rotate_key(opened, now)
@@ -477,7 +481,7 @@ def test_the_aggregator_s_key_is_followed_by_one_that_it_has_signed_again_and_ag
         killed.setattr(BrokerFolder, "write", ends)
         rotate_key(opened, 25)  # the statement is there, its key not
     rotate_key(opened, 30)
-    assert [one.made for one in opened.successions] == [10, 20, 30]
+    assert [succession.made for succession in opened.successions] == [10, 20, 30]
     assert (opened.folder / "aggregator.key").stat().st_mode & 0o077 == 0
     for enrolled in (first.public, register.add(opened, "pi-1", NOW).key):
         verifier = Verifier(enrolled)
@@ -491,11 +495,11 @@ def test_the_aggregator_s_key_is_followed_by_one_that_it_has_signed_again_and_ag
 
 
 def test_keys_that_are_changed_at_once_all_lead_to_the_last(tmp_path: Path) -> None:
-    opened = made(tmp_path / "e")
+    opened = new_folder(tmp_path / "e")
     first = opened.signer.public
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda now: rotate_key(opened, now), range(8)))
-    chain = {one.old: one.new for one in opened.successions}
+    chain = {succession.old: succession.new for succession in opened.successions}
     for _ in range(8):
         first = chain[first]
     assert first == opened.signer.public
@@ -508,7 +512,7 @@ def offered() -> Offer:
 
 
 def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    opened = made(tmp_path / "e")
+    opened = new_folder(tmp_path / "e")
     before = opened.read("passwords")
     with pytest.raises(RegisterError, match="the aggregator's own name"):
         register.add(opened, "aggregator", NOW)
@@ -519,7 +523,7 @@ def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_who_enrol_at_once_lose_nobody(tmp_path: Path) -> None:
-    opened = made(tmp_path / "e")
+    opened = new_folder(tmp_path / "e")
     code = (
         "import sys\nfrom datetime import datetime, timezone\nfrom pathlib import Path\n"
         "from device_runtime.broker.servers import register\n"
@@ -528,13 +532,13 @@ def test_two_who_enrol_at_once_lose_nobody(tmp_path: Path) -> None:
         "datetime.now(timezone.utc))"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, str(opened.folder), who]) for who in "ab"]
-    assert [one.wait(600) for one in both] == [0, 0]
+    assert [process.wait(600) for process in both] == [0, 0]
     assert len(register.entries(opened)) == 30
     assert len(opened.read("passwords").splitlines()) == 31
 
 
 def test_without_a_mosquitto_here_it_says_what_to_do(tmp_path: Path) -> None:
-    opened = made(tmp_path / "e")
+    opened = new_folder(tmp_path / "e")
     assert "kill -HUP" in register.reload_mosquitto(opened).text
     (opened.folder / "data" / "mosquitto.pid").write_text(str(os.getpid()))
     before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("told another process"))
@@ -590,19 +594,19 @@ def test_the_commands_set_up_enrol_list_and_revoke(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Mosquitto as somebody else")
 @pytest.mark.parametrize(
-    ("there", "user"), [(("mosquitto", "nobody"), "mosquitto"), (("nobody",), "nobody"), ((), None)]
+    ("names", "user"), [(("mosquitto", "nobody"), "mosquitto"), (("nobody",), "nobody"), ((), None)]
 )
 def test_set_up_by_root_mosquitto_runs_as_a_user_without_rights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, there: tuple[str, ...], user: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, names: tuple[str, ...], user: str | None
 ) -> None:
     real = pwd.getpwnam("nobody")
 
-    def known(name: str) -> Any:
-        if name not in there:
+    def user_of(name: str) -> Any:
+        if name not in names:
             raise KeyError(name)
         return real
 
-    monkeypatch.setattr(pwd, "getpwnam", known)
+    monkeypatch.setattr(pwd, "getpwnam", user_of)
     folder = tmp_path / "enrolment"
     assert main(["broker", "init", str(folder), "--name", "localhost"]) == (0 if user else 2)
     if user:
@@ -646,10 +650,10 @@ def test_a_folder_of_an_older_version_is_upgraded_and_keeps_its_devices_and_secr
     device.link.publish("fl/v1/d/pi-1/up/anything/at/all", b"as before")
     assert aggregator.expect(Received).payload == b"as before"
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    with running.told():
-        told = subprocess.run([COMMAND, "broker", "upgrade", str(folder)], capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    assert "written in" in told.stdout
+    with running.reloading():
+        process = subprocess.run([COMMAND, "broker", "upgrade", str(folder)], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "written in" in process.stdout
     device.link.publish("fl/v1/d/pi-1/up/anything/at/all", b"refused")
     device.link.publish("fl/v1/d/pi-1/up/contribution", b"mine")
     assert aggregator.expect(Received).payload == b"mine"
@@ -661,7 +665,7 @@ def test_a_folder_of_an_older_version_is_upgraded_and_keeps_its_devices_and_secr
 
 
 def test_the_written_configuration_bounds_what_devices_make_the_broker_keep(tmp_path: Path) -> None:
-    text = made(tmp_path / "e", websockets=8443).read("mosquitto.conf")
+    text = new_folder(tmp_path / "e", websockets=8443).read("mosquitto.conf")
     assert text.count("max_connections ") == 2
     for line in (*mosquitto.LIMITS, f"max_keepalive {production.KEEPALIVE_S}"):
         assert line in text.splitlines()

@@ -108,8 +108,8 @@ def certificate(tmp_path: Path) -> TLS:
         "-addext",
         "keyUsage=critical,digitalSignature,keyCertSign",
     ]
-    made = ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=broker"]
-    subprocess.run([*command, *extensions, *made], check=True, capture_output=True)
+    arguments = ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=broker"]
+    subprocess.run([*command, *extensions, *arguments], check=True, capture_output=True)
     return TLS(ca=cert, cert=cert, key=key)
 
 

@@ -16,11 +16,11 @@ def test_the_wait_grows_until_a_connection_was_steady() -> None:
     patience = ReconnectDelay((1.0, 64.0), seed=3)
 
     def waits() -> list[float]:
-        found = []
+        waits_s = []
         for _ in range(4):
             patience.failed()
-            found.append(patience.wait_s())
-        return found
+            waits_s.append(patience.wait_s())
+        return waits_s
 
     # each in (half, whole] of 2, 4, 8, 16
     assert [2 ** (i + 1) / 2 < wait <= 2 ** (i + 1) for i, wait in enumerate(waits())] == [True] * 4
@@ -69,11 +69,11 @@ def test_after_a_connection_each_step_has_three_times_what_the_slowest_took() ->
 
 def test_a_reason_is_worth_a_line_once_in_an_outage_and_again_when_it_changes() -> None:
     outage = Outage()
-    said = [
+    answers = [
         outage.worth_saying(reason, now)
         for now, reason in enumerate(["refused", "refused", "no name", "no name"])
     ]
-    assert said == [True, False, True, False]
+    assert answers == [True, False, True, False]
     assert outage.over(90.0) == 90.0
     assert outage.over(91.0) is None
     assert outage.worth_saying("refused", 100.0)
@@ -81,18 +81,18 @@ def test_a_reason_is_worth_a_line_once_in_an_outage_and_again_when_it_changes() 
 
 def test_two_reasons_that_alternate_do_not_fill_the_log() -> None:
     outage = Outage()
-    said = [outage.worth_saying(("a", "b")[now % 2], float(now)) for now in range(1200)]
-    assert sum(said) == 4  # each at first, and again after ten minutes
+    answers = [outage.worth_saying(("a", "b")[now % 2], float(now)) for now in range(1200)]
+    assert sum(answers) == 4  # each at first, and again after ten minutes
 
 
 def test_connections_that_end_again_and_again_are_said_three_times_in_ten_minutes() -> None:
-    outage, said, ends = Outage(), [], []
+    outage, answers, ends = Outage(), [], []
     for now in range(0, 1200, 30):  # one that is cut every 30 s
-        said.append(outage.worth_saying("lost", float(now)))
+        answers.append(outage.worth_saying("lost", float(now)))
         ends.append(outage.over(now + 1.0))
-    assert said[:4] == [True, True, True, False]
-    assert sum(said) == 6
-    assert [end is not None for end in ends] == said
+    assert answers[:4] == [True, True, True, False]
+    assert sum(answers) == 6
+    assert [end is not None for end in ends] == answers
     assert outage.is_frequent("lost")
     assert outage.worth_saying("refused", 1200.0)
 

@@ -43,14 +43,14 @@ class Ends:
         self._stack = stack
 
     def proxy(self, url: str, **kwargs: Any) -> Proxy:
-        made = Proxy(url, **kwargs)
-        self._stack.callback(made.close)
-        return made
+        proxy = Proxy(url, **kwargs)
+        self._stack.callback(proxy.close)
+        return proxy
 
     def peer(self, *answers: bytes | None, **kwargs: Any) -> Peer:
-        made = Peer(*answers, **kwargs)
-        self._stack.callback(made.close)
-        return made
+        peer = Peer(*answers, **kwargs)
+        self._stack.callback(peer.close)
+        return peer
 
     def closes(self, part: Any) -> None:
         """Close it when the test ends."""
@@ -61,9 +61,9 @@ class Ends:
     ) -> tuple[Link, "queue.SimpleQueue[Event]"]:
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         usual = {"reconnect_s": FAST_S, "steps_s": STEPS_S, "seed": 1}
-        made = Link(BrokerUrl.parse(url, tls), name, inbox, LinkOptions(**{**usual, **options}))
-        self._stack.callback(made.close)
-        return made, inbox
+        link = Link(BrokerUrl.parse(url, tls), name, inbox, LinkOptions(**{**usual, **options}))
+        self._stack.callback(link.close)
+        return link, inbox
 
     def joined(self, url: str, name: str = "pi", **options: Any) -> tuple[Link, "queue.SimpleQueue[Event]"]:
         link, inbox = self.link(url, name, **options)
@@ -124,7 +124,9 @@ def test_a_first_address_that_is_dead_costs_moments_and_not_the_join(
                 dead = gone.getsockname()[1]
 
         def two(*_: object, **__: object) -> list[Any]:
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", one)) for one in (dead, port)]
+            return [
+                (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", place)) for place in (dead, port)
+            ]
 
         monkeypatch.setattr(socket, "getaddrinfo", two)
         link, _ = ends.link("mqtt://localhost", steps_s=(1.0, 60.0))
@@ -137,11 +139,11 @@ def test_an_address_that_does_not_speak_tls_is_tried_last_the_next_time(
 ) -> None:
     running, trust = tls_broker
     other, port = ends.peer(b"HTTP/1.1 400 Bad Request\r\n").port, BrokerUrl.parse(running.url).port
-    both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", one)) for one in (other, port)]
+    both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", place)) for place in (other, port)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
     link, _ = ends.link("mqtts://pi:x@localhost", tls=trust, steps_s=(30.0, 60.0))
-    for said in ("wrong version number", "Hostname mismatch"):  # the certificate is for 127.0.0.1
-        with pytest.raises(BrokerUnreachable, match=said):
+    for reason in ("wrong version number", "Hostname mismatch"):  # the certificate is for 127.0.0.1
+        with pytest.raises(BrokerUnreachable, match=reason):
             link.connect()
 
 
@@ -149,7 +151,7 @@ def test_addresses_of_both_families_are_tried_in_turn(monkeypatch: pytest.Monkey
     six = [(socket.AF_INET6, 1, 6, "", (f"::{n}", 1, 0, 0)) for n in (1, 2)]
     four = [(socket.AF_INET, 1, 6, "", (f"127.0.0.{n}", 1)) for n in (1, 1, 2)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [*six, *four])
-    order = [one.address[0] for one in addresses.look_up("b", 1, addresses.StepLimit.of(10))]
+    order = [place.address[0] for place in addresses.look_up("b", 1, addresses.StepLimit.of(10))]
     assert order == ["::1", "127.0.0.1", "::2", "127.0.0.2"]
 
 
@@ -163,7 +165,7 @@ def test_a_name_server_that_does_not_answer_ends_in_time(ends: Ends, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("answer", "ends_it", "said"),
+    ("answer", "ends_it", "message"),
     [
         (None, False, "something listens there, but does not answer as a broker"),
         (b"\x20", False, "something listens there, but does not answer as a broker"),
@@ -179,11 +181,11 @@ def test_a_name_server_that_does_not_answer_ends_in_time(ends: Ends, monkeypatch
     ids=["silent", "half", "no SUBACK", "HTTP", "SSH", "TLS", "IMAP", "closed", "closed later", "busy"],
 )
 def test_what_does_not_answer_as_a_broker_is_said_in_plain_words(
-    ends: Ends, answer: bytes | None, ends_it: bool, said: str
+    ends: Ends, answer: bytes | None, ends_it: bool, message: str
 ) -> None:
     peer = ends.peer(answer, ends=ends_it)
     link, _ = ends.link(peer.url, subscriptions=("t",), steps_s=(0.1, 0.2))
-    with pytest.raises(BrokerUnreachable, match=said):
+    with pytest.raises(BrokerUnreachable, match=message):
         link.connect(0.6)
 
 
@@ -237,12 +239,12 @@ def test_a_refusal_that_stays_ends_at_once_in_mqtt_5(ends: Ends, code: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [(2, "does not take the client id 'pi'"), (4, "wrong user name"), (5, "wrong user name or password")],
 )
-def test_a_refusal_that_stays_ends_at_once_in_mqtt_3(ends: Ends, code: int, said: str) -> None:
+def test_a_refusal_that_stays_ends_at_once_in_mqtt_3(ends: Ends, code: int, message: str) -> None:
     link, _ = ends.link(ends.peer(bytes((0x20, 2, 0, code))).url)
-    with pytest.raises(BrokerRefused, match=said):
+    with pytest.raises(BrokerRefused, match=message):
         link.connect()
 
 
@@ -257,7 +259,7 @@ def test_a_broker_that_does_not_speak_mqtt_5_is_spoken_to_in_mqtt_3(ends: Ends) 
     peer = ends.peer(b"\x20\x02\x00\x01", ACCEPT)
     link, _ = ends.joined(f"{peer.url}?mqtt=5")
     assert (link.connected, peer.connections) == (True, 2)
-    assert b"MQTT\x04" in peer.heard
+    assert b"MQTT\x04" in peer.stream
 
 
 def test_what_a_broker_of_mqtt_5_lacks_is_done_without(ends: Ends) -> None:
@@ -268,9 +270,9 @@ def test_what_a_broker_of_mqtt_5_lacks_is_done_without(ends: Ends) -> None:
     assert peer.connections == 3
     assert link.publish("t", b"x", retain=True)
     end = time.monotonic() + 60
-    while peer.heard.count(b"\x30") < 2 and time.monotonic() < end:
+    while peer.stream.count(b"\x30") < 2 and time.monotonic() < end:
         time.sleep(0.01)
-    sent = bytes(peer.heard)
+    sent = bytes(peer.stream)
     assert b"\x30\x08\x00\x04here\x00x" in sent  # PUBLISH, QoS 0, not retained
     assert b"\x30\x05\x00\x01t\x00x" in sent
 
@@ -281,9 +283,9 @@ def test_what_a_broker_says_that_it_lacks_is_done_without(ends: Ends) -> None:
     link, _ = ends.joined(f"{peer.url}?mqtt=5")
     link.publish("t", b"x", retain=True)
     end = time.monotonic() + 60
-    while b"\x01t\x00x" not in peer.heard and time.monotonic() < end:
+    while b"\x01t\x00x" not in peer.stream and time.monotonic() < end:
         time.sleep(0.01)
-    assert b"\x30\x05\x00\x01t\x00x" in bytes(peer.heard)
+    assert b"\x30\x05\x00\x01t\x00x" in bytes(peer.stream)
 
 
 def test_no_more_messages_are_in_flight_than_a_broker_takes(ends: Ends) -> None:
@@ -292,10 +294,10 @@ def test_no_more_messages_are_in_flight_than_a_broker_takes(ends: Ends) -> None:
     for _ in range(6):
         link.publish("t", b"message")
     end = time.monotonic() + 60
-    while bytes(peer.heard).count(b"message") < 2 and time.monotonic() < end:
+    while bytes(peer.stream).count(b"message") < 2 and time.monotonic() < end:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert bytes(peer.heard).count(b"message") == 2
+    assert bytes(peer.stream).count(b"message") == 2
 
 
 def test_a_broker_without_wildcards_is_refused_in_words(ends: Ends) -> None:
@@ -327,12 +329,12 @@ def test_the_reason_of_an_outage_is_said_once_and_when_it_changes_and_its_time(
     ends.peer(b"", b"", b"", ACCEPT, ends=[True, True, True, False], port=port)
     received(inbox, Connected)
     link.close()
-    said = [text for text in caplog.messages if str(port) in text][:4]
-    assert [text.partition(url)[2][:28] for text in said] == [
+    texts = [text for text in caplog.messages if str(port) in text][:4]
+    assert [text.partition(url)[2][:28] for text in texts] == [
         " ended (connection lost); tr",
         " (connection refused): start",
         " (it closed the connection w",
-        " answers again, after " + said[3].partition("after ")[2][:6],
+        " answers again, after " + texts[3].partition("after ")[2][:6],
     ]
 
 
@@ -439,12 +441,12 @@ def test_blocks_pass_a_broker_that_closes_at_large_packets(
     link.publish(topics.up("pi", "hello"), hello)
     link.publish(BLOCK, content)
     link.publish(topics.up("pi", "contribution"), content[::-1])
-    heard = {}
-    while len(heard) < 3:
+    payloads = {}
+    while len(payloads) < 3:
         event = received(inbox)
         if not event.topic.endswith("state"):
-            heard[event.topic] = event.payload
-    assert heard == {
+            payloads[event.topic] = event.payload
+    assert payloads == {
         topics.up("pi", "hello"): hello,
         BLOCK: content,
         topics.up("pi", "contribution"): content[::-1],
@@ -504,16 +506,16 @@ def test_blocks_that_a_broker_acknowledges_and_drops_are_sent_in_pieces_when_the
     running = limited_broker("message_size_limit 20000")
     _, inbox = ends.joined(running.url, "reader", subscriptions=("fl/v1/#",))
     link, _ = ends.joined(running.url)
-    content, asked = os.urandom(64 * KIB), 0
+    content, requests = os.urandom(64 * KIB), 0
     while inbox.qsize() < 2:
         link.publish(BLOCK, content)
-        asked += 1
+        requests += 1
         end = time.monotonic() + 60
         while link.unacknowledged() and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(0.05)
     assert received(inbox) == Received(BLOCK, content)
-    assert asked == 6  # three in one packet, three in pieces of 22 kB, then in pieces of 16 KiB
+    assert requests == 6  # three in one packet, three in pieces of 22 kB, then in pieces of 16 KiB
     assert "to no effect" in caplog.text
 
 
@@ -525,8 +527,10 @@ def limited_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     configure = mosquitto.configure
 
     def start(line: str) -> Any:
-        def limited(*given: Any) -> str:
-            lines = [one for one in configure(*given).splitlines() if one.split()[0] != line.split()[0]]
+        def limited(*arguments: Any) -> str:
+            lines = [
+                text for text in configure(*arguments).splitlines() if text.split()[0] != line.split()[0]
+            ]
             return "\n".join([*lines, line]) + "\n"
 
         monkeypatch.setattr(mosquitto, "configure", limited)
@@ -534,8 +538,8 @@ def limited_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.stop()
+    for broker in started:
+        broker.stop()
 
 
 def test_a_message_that_no_piece_can_carry_is_said_with_its_size(
@@ -638,13 +642,13 @@ def test_a_message_that_is_too_large_is_dropped_and_not_kept_in_memory(ends: End
     assert f"dropped a message of {size + 3} bytes on t" in caplog.text
 
 
-def upgrade(heard: bytes) -> bytes:
+def upgrade(request: bytes) -> bytes:
     """The answer to an upgrade to WebSocket."""
     import base64
     import hashlib
     import re
 
-    key = re.search(rb"Sec-WebSocket-Key: (\S+)", heard)
+    key = re.search(rb"Sec-WebSocket-Key: (\S+)", request)
     assert key is not None
     accept = base64.b64encode(hashlib.sha1(key[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())  # noqa: S324
     return (
@@ -666,7 +670,7 @@ class WebPeer(Peer):
         with suppress(OSError):
             client.sendall(b"\x82\x04" + ACCEPT + self.frames)
             while data := client.recv(4096):
-                self.heard += data
+                self.stream += data
 
     def _serve(self) -> None:
         self.answers = [None]
@@ -679,9 +683,9 @@ def test_a_ping_of_a_web_socket_is_answered_as_clients_must(ends: Ends) -> None:
     ends.closes(peer)
     ends.joined(peer.url.replace("mqtt:", "ws:") + "/mqtt")
     end = time.monotonic() + 60
-    while len(peer.heard) < 8 and time.monotonic() < end:
+    while len(peer.stream) < 8 and time.monotonic() < end:
         time.sleep(0.01)
-    first, second, *rest = bytes(peer.heard)
+    first, second, *rest = bytes(peer.stream)
     assert (first, second) == (0x8A, 0x80 | 2)
     assert bytes(letter ^ rest[n] for n, letter in enumerate(rest[4:6])) == b"hi"
 

@@ -110,14 +110,14 @@ def test_a_folder_that_cannot_be_made_is_a_blob_error(tmp_path: Path) -> None:
 
 
 def test_prune_keeps_what_is_named_and_what_is_being_pulled(store: Blobs) -> None:
-    kept, gone = store.put(b"kept"), store.put(b"gone")
+    blob, gone = store.put(b"kept"), store.put(b"gone")
     store.partial(blob_of(b"abandoned"))
-    held = store.partial(blob_of(b"held"))
-    assert store.prune([kept]) == len(b"gone") + len(b"abandoned") + 1
-    assert store.has(kept)
+    partial = store.partial(blob_of(b"held"))
+    assert store.prune([blob]) == len(b"gone") + len(b"abandoned") + 1
+    assert store.has(blob)
     assert not store.has(gone)
-    held.add(0, b"held")
-    held.finish()
+    partial.add(0, b"held")
+    partial.finish()
     assert store.get(blob_of(b"held")) == b"held"
 
 
@@ -130,12 +130,12 @@ def test_prune_leaves_files_of_others_alone(store: Blobs) -> None:
 def test_what_is_fetched_takes_no_more_than_the_store_may_have(tmp_path: Path) -> None:
     store = Blobs(tmp_path, room=BlobRoom(most=1000))
     whole = store.put(b"x" * 400)
-    held = store.partial(Blob(b"\1" * 32, 500))  # 501 bytes lie there, with its map
+    partial = store.partial(Blob(b"\1" * 32, 500))  # 501 bytes lie there, with its map
     with pytest.raises(BlobError, match="no room for blob 020202020202 of 100 bytes: 901 of the 1000 bytes"):
         store.partial(Blob(b"\2" * 32, 100))
-    assert store.partial(held.blob) is held
+    assert store.partial(partial.blob) is partial
     assert store.partial(whole).missing() == ()
-    assert store.discard(held.blob) == 501
+    assert store.discard(partial.blob) == 501
     assert store.partial(Blob(b"\2" * 32, 100)).missing() == (0,)
 
 

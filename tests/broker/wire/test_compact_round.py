@@ -29,22 +29,22 @@ BLOB = Blob(bytes(range(32)), 310_000)
 
 
 def step(number, scalars=(0.5, -1.25), **changes):
-    made = Step(number, "philox/1", steps.round_seed(SEED, number), "all", 0.01, 1.0, scalars)
-    return msgspec.structs.replace(made, **changes)
+    usual = Step(number, "philox/1", steps.round_seed(SEED, number), "all", 0.01, 1.0, scalars)
+    return msgspec.structs.replace(usual, **changes)
 
 
-def offer(number, taken, **changes):
+def offer(number, log, **changes):
     """Round `number` after these steps, as the aggregator has it."""
     base = Base(
-        checkpoint=(BLOB,), sha=bytes([number % 256]) * 32, line=bytes(8), steps=len(taken), at=len(taken),
-        tail=steps.pack(steps.tail_of(taken), SEED), log=(BLOB,) if taken else (),
+        checkpoint=(BLOB,), sha=bytes([number % 256]) * 32, line=bytes(8), steps=len(log), at=len(log),
+        tail=steps.pack(steps.tail_of(log), SEED), log=(BLOB,) if log else (),
     )  # fmt: skip
-    made = Offer(
+    usual = Offer(
         task="digits", run="r1", round=number, seed=steps.round_seed(SEED, number), deadline_s=60.0,
         remaining_s=59.5, bundle=BLOB, base=base,
         kinds=(Kind("zeroth-order", encode_settings({"lr": 0.01})),),
     )  # fmt: skip
-    return msgspec.structs.replace(made, **changes)
+    return msgspec.structs.replace(usual, **changes)
 
 
 FIRST, SECOND = step(1), step(2, (0.1, 2.0))
@@ -54,15 +54,15 @@ F32 = struct.unpack("<ff", struct.pack("<ff", 0.1, 2.0))
 
 def led(before, now, new, over=False):
     """What follows for who has the offer before; None where the whole offer is needed."""
-    made = small.compact_offer(before, now, tuple(new), over)
-    return made and small.full_offer(before, small.decode_offer(small.encode_offer(made)))
+    compact = small.compact_offer(before, now, tuple(new), over)
+    return compact and small.full_offer(before, small.decode_offer(small.encode_offer(compact)))
 
 
 def test_a_round_of_two_scalars_is_told_in_fourteen_bytes():
-    made = small.compact_offer(BEFORE, offer(3, [FIRST, step(2, F32)]), (step(2, F32),), True)
-    assert (made.over, made.scalars, made.steps) == (True, F32, ())
-    assert len(small.encode_offer(made)) == 14
-    assert small.encode_offer(made)[0] < 0x80 <= encode(BEFORE)[0]
+    compact = small.compact_offer(BEFORE, offer(3, [FIRST, step(2, F32)]), (step(2, F32),), True)
+    assert (compact.over, compact.scalars, compact.steps) == (True, F32, ())
+    assert len(small.encode_offer(compact)) == 14
+    assert small.encode_offer(compact)[0] < 0x80 <= encode(BEFORE)[0]
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_who_has_the_offer_before_is_led_to_the_next(new):
 
 
 def test_round_after_round_is_followed_as_far_as_it_goes():
-    taken, known = [FIRST], BEFORE
+    log, latest = [FIRST], BEFORE
     for number in range(3, 600):
-        taken.append(step(number - 1, F32))
-        now = offer(number, taken)
-        known = led(known, now, taken[-1:])
-    assert steps.unpack(known.base.tail) == tuple(taken[-small.FOLLOWED_STEPS :])
-    assert len(known.base.tail) == 1
-    assert (known.base.at, known.seed) == (len(taken), now.seed)
+        log.append(step(number - 1, F32))
+        now = offer(number, log)
+        latest = led(latest, now, log[-1:])
+    assert steps.unpack(latest.base.tail) == tuple(log[-small.FOLLOWED_STEPS :])
+    assert len(latest.base.tail) == 1
+    assert (latest.base.at, latest.seed) == (len(log), now.seed)
 
 
 OTHER = Blob(bytes(32), 1)
@@ -138,11 +138,11 @@ def test_who_does_not_have_the_round_before_has_lost_track(before, number):
 
 
 def test_a_word_is_behind_what_it_is_on():
-    said = small.encode_offer(CompactOffer(3, b"abcd", True, (1.0,)))
-    sealed = small.with_mac(said, b"8 bytes.")
-    assert small.split_mac(sealed) == (said, b"8 bytes.")
-    assert small.split_mac(said) == (said, b"")
-    assert len(sealed) == len(said) + 8
+    message = small.encode_offer(CompactOffer(3, b"abcd", True, (1.0,)))
+    sealed = small.with_mac(message, b"8 bytes.")
+    assert small.split_mac(sealed) == (message, b"8 bytes.")
+    assert small.split_mac(message) == (message, b"")
+    assert len(sealed) == len(message) + 8
     with pytest.raises(MessageError):
         small.decode_offer(sealed)
 
@@ -157,9 +157,9 @@ def test_rubbish_is_no_next_round_and_no_contribution_and_says_so(data):
 
 
 def test_a_next_round_with_a_name_that_is_no_text_is_refused_with_the_same_error():
-    made = small.encode_offer(CompactOffer(3, b"abcd", steps=steps.pack([step(2, share=0.5)], SEED)))
+    message = small.encode_offer(CompactOffer(3, b"abcd", steps=steps.pack([step(2, share=0.5)], SEED)))
     with pytest.raises(MessageError, match="not a next round"):
-        small.decode_offer(made.replace(b"philox/1", b"phi\xffox/1"))
+        small.decode_offer(message.replace(b"philox/1", b"phi\xffox/1"))
 
 
 def body(*scalars, name="g"):
@@ -174,8 +174,8 @@ LIKE = Contribution(
 
 
 def like(number=301, **changes):
-    made = {"round": number, "seq": 271, "body": body(0.1, -3.5), **changes}
-    return msgspec.structs.replace(LIKE, **made)
+    fields = {"round": number, "seq": 271, "body": body(0.1, -3.5), **changes}
+    return msgspec.structs.replace(LIKE, **fields)
 
 
 def test_a_contribution_of_two_scalars_takes_twenty_bytes_beside_one_like_it():

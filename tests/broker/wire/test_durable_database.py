@@ -16,17 +16,17 @@ from device_runtime.mask_helper.ledger import Ledger
 class NoSharedMemory(sqlite3.Connection):
     """SQLite without shared memory: a write-ahead log fails, except while the file is locked by one alone."""
 
-    def execute(self, sql, *given):
+    def execute(self, sql, *arguments):
         if sql == "PRAGMA journal_mode=WAL":
             raise sqlite3.OperationalError("disk I/O error")
-        return super().execute(sql, *given)
+        return super().execute(sql, *arguments)
 
 
 @pytest.fixture
 def no_shared_memory(monkeypatch):
     real = sqlite3.connect
     monkeypatch.setattr(
-        sqlite3, "connect", lambda *given, **more: real(*given, **more, factory=NoSharedMemory)
+        sqlite3, "connect", lambda *arguments, **more: real(*arguments, **more, factory=NoSharedMemory)
     )
 
 

@@ -186,13 +186,13 @@ def test_whoever_is_busy_is_said_to_be_here_again_before_anything_that_waited(ba
     link = Link(BrokerUrl.parse(server.url), "pi", queue.SimpleQueue(), options)
     link.connect(60.0)
     link.publish("t", b"waited")
-    assert server.wait_for(lambda: b"waited" in server.heard)
-    assert server.heard.index(b"here") < server.heard.index(b"waited")
-    server.heard.clear()
+    assert server.wait_for(lambda: b"waited" in server.stream)
+    assert server.stream.index(b"here") < server.stream.index(b"waited")
+    server.stream.clear()
     server.hang_up()
-    assert server.wait_for(lambda: b"waited" in server.heard)
-    assert server.heard[0] == 0x33  # PUBLISH, QoS 1, retained, and no duplicate of the one before
-    assert server.heard.index(b"here") < server.heard.index(b"waited")
+    assert server.wait_for(lambda: b"waited" in server.stream)
+    assert server.stream[0] == 0x33  # PUBLISH, QoS 1, retained, and no duplicate of the one before
+    assert server.stream.index(b"here") < server.stream.index(b"waited")
     link.close()
 
 
@@ -214,9 +214,9 @@ def test_the_greeting_ends_what_the_last_will_began(house: Any) -> None:
 
 
 def test_nobody_there_is_said_with_what_to_do() -> None:
-    with socket.socket() as taken:  # bound, but nobody listens
-        taken.bind(("127.0.0.1", 0))
-        url = f"mqtt://127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as listener:  # bound, but nobody listens
+        listener.bind(("127.0.0.1", 0))
+        url = f"mqtt://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(BrokerUnreachable) as caught:
             Link(BrokerUrl.parse(url), "pi", queue.SimpleQueue()).connect(60.0)
     assert str(caught.value) == (
@@ -297,10 +297,10 @@ def test_packet_bytes_are_the_bytes_on_the_wire(
     link.publish("fl/ü", bytes(size))
     expected = packet_bytes("fl/ü", bytes(size), 1, mqtt5)
     connect = 16 + mqtt5
-    assert server.wait_for(lambda: len(server.heard) >= expected)
+    assert server.wait_for(lambda: len(server.stream) >= expected)
     eventually(lambda: link.bytes_up - connect >= expected, 60.0)
     time.sleep(0.02)
-    assert len(server.heard) == expected == link.bytes_up - connect
+    assert len(server.stream) == expected == link.bytes_up - connect
     link.close()
 
 
@@ -384,8 +384,8 @@ def test_what_is_said_in_few_bytes_is_not_acknowledged_and_not_kept_while_the_br
     topic, payload = "fl/v1/d/pi/up/c", b"\x04\x02\x01"
     sent = packet_bytes(topic, payload)
     assert link.publish(topic, payload)
-    assert server.wait_for(lambda: len(server.heard) == sent)
-    assert server.heard[0] == 0x30  # PUBLISH, QoS 0
+    assert server.wait_for(lambda: len(server.stream) == sent)
+    assert server.stream[0] == 0x30  # PUBLISH, QoS 0
     assert link.unacknowledged() == 0
     server.hang_up()
     assert server.wait_for(lambda: not link.connected)

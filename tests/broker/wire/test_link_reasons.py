@@ -28,7 +28,7 @@ def distrusted(code: int, message: str) -> ssl.SSLCertVerificationError:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (distrusted(10, "certificate has expired"), "if it is right, renew the broker's certificate"),
         (distrusted(18, "self-signed certificate"), "(self-signed certificate): check --ca, and the host"),
@@ -38,14 +38,14 @@ def distrusted(code: int, message: str) -> ssl.SSLCertVerificationError:
         (OSError(113, "No route to host"), "(no route to host)"),
     ],
 )
-def test_each_failure_has_its_reason_and_what_to_check(error: OSError, said: str) -> None:
+def test_each_failure_has_its_reason_and_what_to_check(error: OSError, message: str) -> None:
     text = unreachable_reason(URL, error)
-    assert said in text
+    assert message in text
     assert "\n" not in text
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("step", "message"),
     [
         (mqtt_client.LOOK_UP, "the name server does not answer"),
         (mqtt_client.TCP, "no answer to the TCP connection"),
@@ -55,12 +55,12 @@ def test_each_failure_has_its_reason_and_what_to_check(error: OSError, said: str
         (mqtt_client.SUBSCRIPTION, "no SUBACK"),
     ],
 )
-def test_a_step_that_ran_out_of_time_is_named(step: str, said: str) -> None:
-    assert said in str(unreachable(URL, TimeoutError("timed out"), step))
+def test_a_step_that_ran_out_of_time_is_named(step: str, message: str) -> None:
+    assert message in str(unreachable(URL, TimeoutError("timed out"), step))
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("Session taken over", "session taken over: is another client called 'pi'?"),
         ("Server shutting down", "the broker ended it: server shutting down"),
@@ -68,18 +68,18 @@ def test_a_step_that_ran_out_of_time_is_named(step: str, said: str) -> None:
         ("Packet too large", "the broker ended it: packet too large"),
     ],
 )
-def test_what_a_broker_of_mqtt_5_gives_as_a_reason_is_passed_on(name: str, said: str) -> None:
+def test_what_a_broker_of_mqtt_5_gives_as_a_reason_is_passed_on(name: str, message: str) -> None:
     ended = EndedConnection(ReasonCode(PacketTypes.DISCONNECT, name), by_broker=True, shared_id="pi")
-    assert disconnect_reason(ended) == said
+    assert disconnect_reason(ended) == message
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [(0x80, "check its access list"), (0xA2, "has no subscriptions with wildcards"), (0x9E, "--workers")],
 )
-def test_a_refused_subscription_says_what_the_broker_lacks(code: int, said: str) -> None:
+def test_a_refused_subscription_says_what_the_broker_lacks(code: int, message: str) -> None:
     refused = ReasonCode(PacketTypes.SUBACK, identifier=code)
-    assert said in str(subscription_refused(URL, "fl/v1/#", refused, mqtt5=code != 0x80))
+    assert message in str(subscription_refused(URL, "fl/v1/#", refused, mqtt5=code != 0x80))
 
 
 @pytest.mark.parametrize("code", [0x80, 0x83, 0x91, 0x97])

@@ -154,7 +154,7 @@ def test_every_type_of_message_is_among_the_examples() -> None:
 
 
 def test_an_offer_names_rare_classes_and_one_without_is_read_as_before() -> None:
-    offer = next(one for one in EXAMPLES if isinstance(one, Offer))
+    offer = next(message for message in EXAMPLES if isinstance(message, Offer))
     named = msgspec.structs.replace(offer, rare=(7, 0, 65_535))
     assert decode(encode(named), Offer) == named
     assert len(encode(named)) == len(encode(offer)) + 1 + 1 + 3
@@ -174,7 +174,7 @@ def test_an_offer_names_rare_classes_and_one_without_is_read_as_before() -> None
     ],
 )
 def test_rare_classes_that_none_can_be_are_refused(rare: list[int], why: str) -> None:
-    offer = next(one for one in EXAMPLES if isinstance(one, Offer))
+    offer = next(message for message in EXAMPLES if isinstance(message, Offer))
     fields = msgspec.msgpack.decode(encode(offer))
     with pytest.raises(MessageError, match=re.escape(why)):
         decode(msgspec.msgpack.encode([*fields[:-2], rare, None]), Offer)

@@ -64,9 +64,9 @@ def test_a_block_is_not_suspicious_where_one_before_it_has_arrived() -> None:
     """A queue that overflows drops blocks too; smaller pieces would only be more of them."""
     drops = DroppedBlocks()
     topic, block = "fl/v1/d/pi/up/block/ab", bytes(65_536)
-    asked = [(0, 1, 2, 3, 4), (2, 3, 4), (2, 3), (2,), (2,)]
+    gaps = [(0, 1, 2, 3, 4), (2, 3, 4), (2, 3), (2,), (2,)]
     assert not any(
-        drops.suspicious(f"{topic}/{i}", block, 5.0 * k) for k, gap in enumerate(asked) for i in gap
+        drops.suspicious(f"{topic}/{i}", block, 5.0 * k) for k, gap in enumerate(gaps) for i in gap
     )
 
 

@@ -71,8 +71,10 @@ def test_a_damaged_partial_begins_again(tmp_path: Path, damage: str) -> None:
     data = os.urandom(3 * BLOCK)
     Blobs(tmp_path).partial(blob_of(data)).add(1, blocks_of(data)[1])
     (path,) = (tmp_path / "partial").iterdir()
-    held = path.read_bytes()
-    path.unlink() if damage == "lost" else path.write_bytes(held[:-1] if damage == "short" else held + b"1")
+    content = path.read_bytes()
+    path.unlink() if damage == "lost" else path.write_bytes(
+        content[:-1] if damage == "short" else content + b"1"
+    )
     assert Blobs(tmp_path).partial(blob_of(data)).missing() == (0, 1, 2)
 
 
@@ -150,9 +152,9 @@ def test_a_partial_of_a_blob_that_is_here_lacks_nothing(store: Blobs) -> None:
 
 
 def test_a_finished_blob_that_was_damaged_since_can_be_pulled_again(store: Blobs) -> None:
-    held = store.partial(blob_of(b"abc"))
-    held.add(0, b"abc")
-    held.finish().write_bytes(b"abd")
+    partial = store.partial(blob_of(b"abc"))
+    partial.add(0, b"abc")
+    partial.finish().write_bytes(b"abd")
     with pytest.raises(BlobError, match="damaged"):
         store.get(blob_of(b"abc"))
     again = store.partial(blob_of(b"abc"))

@@ -57,9 +57,9 @@ class Home:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
-    made = Home(tmp_path)
-    yield made
-    made.close()
+    new_home = Home(tmp_path)
+    yield new_home
+    new_home.close()
 
 
 def _openssl(*arguments: object) -> None:

@@ -36,7 +36,7 @@ def test_the_half_of_the_aggregator_is_its_key_of_signatures():
 
 
 @pytest.mark.parametrize(
-    "said",
+    "words",
     [
         ("fl/v1/d/b/dn/n", "r", SAID[2]),
         (SAID[0], "another", SAID[2]),
@@ -45,20 +45,20 @@ def test_the_half_of_the_aggregator_is_its_key_of_signatures():
         ("fl/v1/d/a/dn/n\0r", "", SAID[2][1:]),
     ],
 )
-def test_a_word_is_good_for_nothing_else(said):
-    one = session_mac.device_session(DEVICE, ITS_PUBLIC)
-    mac = one.mac(*SAID)
-    assert one.verifies(mac, *SAID)
-    assert not one.verifies(mac, *said)
+def test_a_word_is_good_for_nothing_else(words):
+    session = session_mac.device_session(DEVICE, ITS_PUBLIC)
+    mac = session.mac(*SAID)
+    assert session.verifies(mac, *SAID)
+    assert not session.verifies(mac, *words)
 
 
 def test_a_word_of_another_or_of_another_life_or_cut_short_does_not_hold():
-    mine = Verifier(Signer(bytes(32)).public).agree(DEVICE)
+    verifier = Verifier(Signer(bytes(32)).public).agree(DEVICE)
     mac = Signer(bytes(32)).agree(ITS_KEY).mac(*SAID)
-    assert mine.verifies(mac, *SAID)
+    assert verifier.verifies(mac, *SAID)
     others = (Signer(bytes([1]) * 32).agree(ITS_KEY), Signer(bytes(32)).agree(ITS_PUBLIC))
-    for wrong in (*(one.mac(*SAID) for one in others), mac[:7], b""):
-        assert not mine.verifies(wrong, *SAID)
+    for wrong in (*(session.mac(*SAID) for session in others), mac[:7], b""):
+        assert not verifier.verifies(wrong, *SAID)
 
 
 @pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), bytes(32), bytes([1]) + bytes(31)])

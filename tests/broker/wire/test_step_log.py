@@ -27,7 +27,7 @@ def numbered(count, seed=None, start=1, scalar=0.1):
 
 @st.composite
 def any_steps(draw):
-    made = []
+    log = []
     for _ in range(draw(st.integers(0, 8))):
         width = draw(st.integers(1, 4))
         step = Step(
@@ -39,15 +39,15 @@ def any_steps(draw):
             share=draw(st.sampled_from([1.0, 0.3])),
             scalars=tuple(draw(st.lists(FLOAT32 | st.floats(), min_size=width, max_size=width))),
         )
-        made.append(step)
-    return made
+        log.append(step)
+    return log
 
 
 @given(any_steps())
-def test_what_is_written_is_read_again_to_the_bit(made):
-    read = steps.decode(steps.encode(made))
-    assert msgspec.msgpack.encode(read) == msgspec.msgpack.encode(tuple(made))
-    assert steps.count(steps.pack(made)) == len(made)
+def test_what_is_written_is_read_again_to_the_bit(log):
+    read = steps.decode(steps.encode(log))
+    assert msgspec.msgpack.encode(read) == msgspec.msgpack.encode(tuple(log))
+    assert steps.count(steps.pack(log)) == len(log)
 
 
 def test_a_step_of_two_scalars_takes_eight_bytes_where_its_seed_is_made_from_the_tasks():
@@ -128,12 +128,12 @@ def test_a_log_with_more_numbers_than_any_is_refused_before_it_is_read():
         "513 steps and 513 scalars": [(513, 1)],
         "600 steps and 1200 scalars": [(300, 2)] * 2,
     }
-    for what, stretches in bombs.items():
-        made = [
-            Stretch(1, "philox/1", "all", 0.1, width, "i1", bytes(n * width), 5) for n, width in stretches
+    for what, sizes in bombs.items():
+        stretches = [
+            Stretch(1, "philox/1", "all", 0.1, width, "i1", bytes(n * width), 5) for n, width in sizes
         ]
         with pytest.raises(MessageError, match=f"a log of {what}: at most 512 and 1048576 are read"):
-            steps.unpack(made)
+            steps.unpack(stretches)
 
 
 def test_where_a_log_begins_follows_from_its_segments():

@@ -78,7 +78,8 @@ def test_all_that_devices_send_is_heard_once_by_who_has_others_take_contribution
     topic = up("pi-07", leaf)
     assert paho.topic_matches_sub(FROM_DEVICES, topic)
     assert (
-        sum(paho.topic_matches_sub(wanted, topic) for wanted in (*ALL_BUT_CONTRIBUTIONS, CONTRIBUTIONS)) == 1
+        sum(paho.topic_matches_sub(pattern, topic) for pattern in (*ALL_BUT_CONTRIBUTIONS, CONTRIBUTIONS))
+        == 1
     )
 
 

@@ -53,8 +53,8 @@ def pull_some(peer: Any, pull: Pull, blocks: int) -> None:
     end, came = time.monotonic() + 300, 0
     while not pull.done and not pull.refused and came < blocks:
         assert time.monotonic() < end, "too slow"
-        if asked := pull.wanted(time.monotonic()):
-            peer.link.publish(topics.down("pi", "get"), encode(Get(blob=pull.blob, blocks=asked)))
+        if indices := pull.wanted(time.monotonic()):
+            peer.link.publish(topics.down("pi", "get"), encode(Get(blob=pull.blob, blocks=indices)))
         try:
             event = peer.inbox.get(timeout=0.02)
         except queue.Empty:

@@ -25,8 +25,8 @@ def trained():
     model, head = open_model(bundle), bundle.manifest.head
     features = model.features(bundle.manifest.input.prepare(RAW[:1200])).astype(np.float64)
     features = np.c_[features, np.ones(len(features))]
-    wanted = np.eye(10)[Y[:1200]] * 16 - 8
-    fit = np.linalg.solve(features.T @ features + 1e-3 * np.eye(features.shape[1]), features.T @ wanted)
+    targets = np.eye(10)[Y[:1200]] * 16 - 8
+    fit = np.linalg.solve(features.T @ features + 1e-3 * np.eye(features.shape[1]), features.T @ targets)
     new = {head.weight: fit[:-1].T.astype(np.float32), head.bias: fit[-1].astype(np.float32)}
     return bundle, {
         **bundle.weights(),
@@ -51,14 +51,14 @@ def samples(tmp_path):
     return write
 
 
-def shown(capsys, *words):
+def check(capsys, *words):
     code = main(["data", "check", *words])
     output = capsys.readouterr()
     return code, output.out, output.err
 
 
 def test_samples_that_the_model_knows_are_said_to_be_right(samples, weights, capsys):
-    code, out, _ = shown(capsys, samples(RAW[1200:], Y[1200:]), "--weights", weights)
+    code, out, _ = check(capsys, samples(RAW[1200:], Y[1200:]), "--weights", weights)
     assert code == 0
     assert "the model is right in 8" in out
     assert "WARNING" not in out
@@ -66,18 +66,18 @@ def test_samples_that_the_model_knows_are_said_to_be_right(samples, weights, cap
 
 def test_inverted_samples_are_named(samples, weights, capsys):
     path = samples(16 - RAW[1200:], Y[1200:])
-    _, out, _ = shown(capsys, path, "--weights", weights)
+    _, out, _ = check(capsys, path, "--weights", weights)
     assert "; with dark and light exchanged it would be right in 8" in out
     assert ": are they inverted?" in out
-    _, out, _ = shown(capsys, path, "--weights", weights, "--format", "json")
+    _, out, _ = check(capsys, path, "--weights", weights, "--format", "json")
     assert "inverted" in json.loads(out)["model"]["hint"]
 
 
 def test_the_untrained_weights_of_a_task_say_nothing(samples, capsys):
     for x in (RAW, 16 - RAW, RAW.swapaxes(2, 3)):
-        _, out, _ = shown(capsys, samples(x, Y))
+        _, out, _ = check(capsys, samples(x, Y))
         assert "the model" not in out
-    _, out, _ = shown(capsys, samples(RAW))
+    _, out, _ = check(capsys, samples(RAW))
     assert "the model" not in out
 
 
@@ -85,7 +85,7 @@ def test_a_bundle_with_trained_weights_is_asked(samples, trained, tmp_path, caps
     bundle, fitted = trained
     graphs = {name: bundle.graph(name) for name in bundle.manifest.graphs}
     place = bundles.write(tmp_path / "fitted", bundle.manifest, fitted, graphs).path
-    _, out, _ = shown(capsys, samples(16 - RAW[1200:], Y[1200:]), "--bundle", str(place))
+    _, out, _ = check(capsys, samples(16 - RAW[1200:], Y[1200:]), "--bundle", str(place))
     assert "are they inverted?" in out
 
 
@@ -102,12 +102,12 @@ def test_the_model_that_a_device_keeps_is_asked(samples, trained, tmp_path, caps
     )  # fmt: skip
     PersonalModelStore(folder).keep(offer, bundle, fitted)
     chosen = ("--state", str(folder)) if how == "--state" else ("--bundle", "digits-wrn-10-1")
-    _, out, _ = shown(capsys, samples(16 - RAW[1200:], Y[1200:]), *chosen)
+    _, out, _ = check(capsys, samples(16 - RAW[1200:], Y[1200:]), *chosen)
     assert "are they inverted?" in out
 
 
 def test_samples_without_labels_are_described(samples, weights, capsys):
-    code, out, _ = shown(capsys, samples(RAW[1200:]), "--weights", weights)
+    code, out, _ = check(capsys, samples(RAW[1200:]), "--weights", weights)
     assert code == 1  # no sample can be trained on
     assert "of 300 without labels, the model says " in out
 
@@ -116,6 +116,6 @@ def test_weights_that_are_of_another_model_are_refused(samples, tmp_path, capsys
     other = tmp_path / "other.safetensors"
     other.write_bytes(tensors.encode({"a": np.zeros(3, np.float32)}))
     for path in (other, tmp_path / "none.safetensors"):
-        code, _, err = shown(capsys, samples(RAW, Y), "--weights", str(path))
+        code, _, err = check(capsys, samples(RAW, Y), "--weights", str(path))
         assert code == 2
         assert f"{path} has no weights of digits-wrn-10-1" in err

@@ -158,10 +158,10 @@ def test_what_was_spent_of_privacy_is_told_of_each_device_that_keeps_things_here
     device, whole = examining.privacy(tmp_path)
     assert (whole.what, whole.state) == ("privacy", "missing")
     assert "cannot be read" in whole.found
-    said = (
+    text = (
         f"epsilon {total_epsilon([event], 1e-3):.2f} at delta 0.001 spent, 3 rounds at most with any sample"
     )
-    assert (device.what, device.state, device.found) == ("privacy of pi-1", "ok", said)
+    assert (device.what, device.state, device.found) == ("privacy of pi-1", "ok", text)
 
 
 def test_an_extra_that_is_not_installed_is_named_with_its_use(monkeypatch):

@@ -32,7 +32,7 @@ SIGNER = Signer(bytes(range(32)))
 AUTHORITY = make_authority("device-runtime", NOW, 100)
 
 
-def found(connection, now=None):
+def findings_of(connection, now=None):
     return {finding.what: finding for finding in examine(connection, now or time.time())}
 
 
@@ -77,7 +77,7 @@ def test_what_is_not_there_is_said_with_where_to_look():
 
 @needs_mosquitto
 def test_a_wrong_password_ends_the_examination_with_how_to_enrol_anew(running):
-    findings = found(plain(running().url, password="wrong"))
+    findings = findings_of(plain(running().url, password="wrong"))
     assert findings["credentials"].state == "problem"
     assert "refused user 'pi-1'" in findings["credentials"].found
     assert "device add NAME --again" in findings["credentials"].advice
@@ -86,7 +86,7 @@ def test_a_wrong_password_ends_the_examination_with_how_to_enrol_anew(running):
 
 @needs_mosquitto
 def test_a_fenced_broker_is_sound(running):
-    findings = found(plain(running().url))
+    findings = findings_of(plain(running().url))
     for what in ("broker", "tls", "credentials", "own branch", "access list", "packet limit", "clock"):
         assert findings[what].state == "ok", findings[what]
     assert findings["offer"].state == "missing"
@@ -95,7 +95,7 @@ def test_a_fenced_broker_is_sound(running):
 @needs_mosquitto
 def test_a_device_that_is_not_called_like_its_user_may_not_write_its_branch(running):
     broker = running({"other": "one", "aggregator": "all"})
-    findings = found(plain(broker.url, "other"))
+    findings = findings_of(plain(broker.url, "other"))
     assert findings["own branch"].state == "problem"
     assert "pattern write fl/v1/d/%u/up/LEAF" in findings["own branch"].advice
 
@@ -103,7 +103,7 @@ def test_a_device_that_is_not_called_like_its_user_may_not_write_its_branch(runn
 @needs_mosquitto
 def test_a_broker_without_an_access_list_is_found_out(running, monkeypatch):
     connection = plain(running({}).url, None, None)
-    finding = found(connection)["access list"]
+    finding = findings_of(connection)["access list"]
     assert finding.state == "missing"
     for what in (
         f"write {topics.up(examining_broker.NOBODY, 'trial')}",
@@ -112,12 +112,12 @@ def test_a_broker_without_an_access_list_is_found_out(running, monkeypatch):
         assert what in finding.found
     connection = replace(connection, url=replace(connection.url, insecure=True))
     monkeypatch.setattr(BrokerUrl, "loopback", property(lambda self: False))
-    assert found(connection)["access list"].state == "problem"
+    assert findings_of(connection)["access list"].state == "problem"
 
 
 @pytest.mark.slow
 def test_what_amqtt_does_not_tell_is_not_claimed(running):
-    findings = found(plain(running(kind="amqtt").url))
+    findings = findings_of(plain(running(kind="amqtt").url))
     assert findings["credentials"].state == "ok"
     assert "MQTT 3.1.1 does not say" in findings["own branch"].found
     assert findings["packet limit"].state == "missing"
@@ -125,7 +125,7 @@ def test_what_amqtt_does_not_tell_is_not_claimed(running):
 
 @needs_mosquitto
 @pytest.mark.parametrize(
-    ("line", "state", "said"),
+    ("line", "state", "message"),
     [
         ("message_size_limit 500", "problem", "packets of 1024 bytes are refused"),
         ("max_packet_size 4096", "missing", "packets of 4096 bytes are taken"),
@@ -133,10 +133,10 @@ def test_what_amqtt_does_not_tell_is_not_claimed(running):
         ("message_size_limit 131072", "ok", "packets of 131072 bytes are taken"),
     ],
 )
-def test_a_packet_limit_is_a_problem_only_where_nothing_can_pass(running, monkeypatch, line, state, said):
+def test_a_packet_limit_is_a_problem_only_where_nothing_can_pass(running, monkeypatch, line, state, message):
     monkeypatch.setattr(mosquitto, "LIMITS", (line,))
-    finding = found(plain(running().url))["packet limit"]
-    assert (finding.state, said in finding.found) == (state, True), finding
+    finding = findings_of(plain(running().url))["packet limit"]
+    assert (finding.state, message in finding.found) == (state, True), finding
     assert ("message_size_limit 524288" in finding.advice) == (state != "ok")
 
 
@@ -147,7 +147,7 @@ def test_a_limit_that_a_broker_of_mqtt_3_does_not_state_is_found_by_trying(runni
     proxy = Proxy(running().url)
     try:
         proxy.packet_limit = limit
-        finding = found(plain(proxy.url))["packet limit"]
+        finding = findings_of(plain(proxy.url))["packet limit"]
     finally:
         proxy.close()
     assert (finding.state, f"packets of {limit} bytes are taken" in finding.found) == ("ok", True), finding
@@ -156,7 +156,7 @@ def test_a_limit_that_a_broker_of_mqtt_3_does_not_state_is_found_by_trying(runni
 @needs_mosquitto
 @pytest.mark.parametrize("days, state", [(90, "ok"), (20, "missing")])
 def test_a_certificate_that_ends_soon_is_worth_a_word(running, days, state):
-    findings = found(secure(running(names=("127.0.0.1",), days=days)))
+    findings = findings_of(secure(running(names=("127.0.0.1",), days=days)))
     assert findings["tls"].state == state
     assert ("renew" in findings["tls"].advice) == (state == "missing")
     assert findings["credentials"].state == "ok"
@@ -164,7 +164,7 @@ def test_a_certificate_that_ends_soon_is_worth_a_word(running, days, state):
 
 @needs_mosquitto
 @pytest.mark.parametrize(
-    "host, names, authority, said, advice",
+    "host, names, authority, message, advice",
     [
         ("127.0.0.1", ("192.0.2.1",), AUTHORITY, "IP address mismatch", "broker init --name ADDRESS"),
         ("localhost", ("192.0.2.1",), AUTHORITY, "Hostname mismatch", "broker init --name HOST"),
@@ -177,10 +177,10 @@ def test_a_certificate_that_ends_soon_is_worth_a_word(running, days, state):
         ),
     ],
 )
-def test_why_a_certificate_is_not_believed_is_told_apart(running, host, names, authority, said, advice):
-    findings = found(secure(running(names=names), host, authority))
+def test_why_a_certificate_is_not_believed_is_told_apart(running, host, names, authority, message, advice):
+    findings = findings_of(secure(running(names=names), host, authority))
     assert findings["tls"].state == "problem"
-    assert said in findings["tls"].found
+    assert message in findings["tls"].found
     assert advice in findings["tls"].advice
     assert "credentials" not in findings
 
@@ -194,14 +194,14 @@ def test_an_expired_certificate_and_one_that_is_yet_to_begin_have_their_own_advi
         moment = datetime.fromtimestamp(NOW.timestamp() + days * DAY_S, timezone.utc)
         with monkeypatch.context() as patched:
             patched.setitem(globals(), "NOW", moment)
-            finding = found(secure(running(names=("127.0.0.1",), days=1)))["tls"]
+            finding = findings_of(secure(running(names=("127.0.0.1",), days=1)))["tls"]
         assert (finding.state, code in finding.found, advice in finding.advice) == ("problem", True, True)
 
 
 @needs_mosquitto
 def test_tls_where_there_is_none_is_said(running):
-    seen = found(secure(running()))["tls"]
-    assert (seen.state, "is TLS spoken there" in seen.advice) == ("problem", True)
+    finding = findings_of(secure(running()))["tls"]
+    assert (finding.state, "is TLS spoken there" in finding.advice) == ("problem", True)
 
 
 @needs_mosquitto
@@ -220,7 +220,7 @@ def test_whose_offers_there_are(running, by, state):
     while link.unacknowledged():
         time.sleep(0.01)
     link.close()
-    findings = found(plain(broker.url, key=SIGNER.public))
+    findings = findings_of(plain(broker.url, key=SIGNER.public))
     assert findings["offer"].state == state
     assert ("round 3, signed by the aggregator" in findings["offer"].found) == (state == "ok")
     assert findings["clock"].state == "problem"
@@ -244,9 +244,9 @@ def test_an_enrolment_that_others_can_read_is_a_problem(tmp_path):
     options = argparse.Namespace(
         broker=None, name=None, state=tmp_path, ca=None, cert=None, key=None, insecure=False
     )
-    assert found(connect(options))["enrolment"].state == "ok"
+    assert findings_of(connect(options))["enrolment"].state == "ok"
     (tmp_path / "enrolment.json").chmod(0o644)
-    finding = found(connect(options))["enrolment"]
+    finding = findings_of(connect(options))["enrolment"]
     assert (finding.state, finding.advice) == ("problem", f"chmod 600 {tmp_path / 'enrolment.json'}")
 
 
@@ -255,10 +255,10 @@ def test_a_device_without_a_key_of_its_own_is_told_what_the_broker_could_do(tmp_
     flags = {"broker": None, "name": None, "ca": None, "cert": None, "key": None, "insecure": False}
     for secret, state in ((bytes(32), "ok"), (b"", "missing")):
         Enrolment(url, "pi-1", "secret", b"der", bytes(32), 5, secret).save(tmp_path)
-        finding = found(connect(argparse.Namespace(**flags, state=tmp_path)))["enrolment"]
+        finding = findings_of(connect(argparse.Namespace(**flags, state=tmp_path)))["enrolment"]
         assert finding.state == state
         assert ("whoever runs the broker can send updates in its name" in finding.found) == (not secret)
     assert "device add pi-1 --again" in finding.advice
     flags["broker"] = "mqtt://127.0.0.1:1"
-    finding = found(connect(argparse.Namespace(**flags, state=tmp_path / "none")))["enrolment"]
+    finding = findings_of(connect(argparse.Namespace(**flags, state=tmp_path / "none")))["enrolment"]
     assert "whoever runs the broker can send updates in its name" in finding.found

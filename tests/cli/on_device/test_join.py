@@ -26,10 +26,10 @@ def joined(tmp_path, monkeypatch):
     monkeypatch.setattr("device_runtime.device.connection.connecting._root", lambda: tmp_path / "state")
     (tmp_path / "samples.npz").write_bytes(b"")
 
-    def made(url, client_id, *_):
+    def new_link(url, client_id, *_):
         raise Joined(url, client_id)
 
-    monkeypatch.setattr("device_runtime.device.agent.joined.Link", made)
+    monkeypatch.setattr("device_runtime.device.agent.joined.Link", new_link)
 
     def run(*arguments):
         parser = argparse.ArgumentParser()

@@ -44,7 +44,7 @@ def test_json_has_the_kinds_and_their_runs(capsys):
 @pytest.mark.slow
 def test_local_data_is_taken_where_it_is_given(capsys, tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((6, 8, 8), np.uint8), y=np.arange(6) // 2)
-    told = (
+    arguments = (
         "measure",
         "--kinds",
         "class-means",
@@ -55,7 +55,7 @@ def test_local_data_is_taken_where_it_is_given(capsys, tmp_path):
         "--meter",
         "modelled",
     )
-    assert main([*told]) == 0
+    assert main([*arguments]) == 0
     assert "class-means" in capsys.readouterr().out
 
 

@@ -39,7 +39,7 @@ def test_what_is_kept_is_told_and_how_good_it_is(device, capsys):
 
 def test_files_are_answered_and_what_is_none_is_said(device, tmp_path, capsys):
     (tmp_path / "a.png").write_bytes(b"no picture")
-    given = [
+    arguments = [
         "predict",
         "--state",
         str(device),
@@ -48,7 +48,7 @@ def test_files_are_answered_and_what_is_none_is_said(device, tmp_path, capsys):
         str(tmp_path / "a.png"),
         str(tmp_path / "x.npy"),
     ]
-    assert main(given) == 1
+    assert main(arguments) == 1
     output = capsys.readouterr()
     assert output.out.count("x.npy [0]") == output.out.count("x.npy [1]") == 1
     assert output.out.count("%") == 4

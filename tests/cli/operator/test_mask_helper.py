@@ -87,25 +87,25 @@ def test_a_broker_that_refuses_is_told_apart(state, capsys):
 
 
 @pytest.mark.parametrize(
-    "wrong, said",
+    "wrong, message",
     [
         (("--metrics", "nowhere"), "'nowhere' is not HOST:PORT, nor a port of this machine"),
         (("--metrics", "127.0.0.1:70000"), "'127.0.0.1:70000' is not HOST:PORT"),
         (("--min-group", "0"), "'0' is not a whole number, 1 or more"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused_with_their_value(wrong, said, capsys):
+def test_arguments_that_make_no_sense_are_refused_with_their_value(wrong, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["mask-helper", URL, *wrong])
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_limits_may_stand_in_a_file_and_the_command_line_wins(state, tmp_path, monkeypatch):
-    file, seen = tmp_path / "helper.toml", []
+    file, calls = tmp_path / "helper.toml", []
     file.write_text(f'broker = "{URL}"\nname = "club"\nstate = "{state}"\nmin-group = 7\nmost_values = 99\n')
-    monkeypatch.setattr(mask_helper, "_serve", lambda options, *_: seen.append(options))
+    monkeypatch.setattr(mask_helper, "_serve", lambda options, *_: calls.append(options))
     assert main(["mask-helper", "--config", str(file), "--most-values", "1000"]) == 0
-    [options] = seen
+    [options] = calls
     assert (options.min_group, options.most_values, options.most_devices) == (7, 1000, 100_000)
 
 
@@ -131,10 +131,10 @@ def test_a_service_runs_it_with_its_options_and_leave_takes_it_away(
     assert ("systemctl", "--user", "restart", "device-runtime-club.service") in ran
     command = shlex.split(re.search(r"^ExecStart=:(.*)$", unit, re.MULTILINE)[1])
     assert command[1:] == ["mask-helper", "--config", str(state / "device.toml")]
-    seen = []
-    monkeypatch.setattr(mask_helper, "_serve", lambda options, *_: seen.append(options))
+    calls = []
+    monkeypatch.setattr(mask_helper, "_serve", lambda options, *_: calls.append(options))
     assert main(command[1:]) == 0
-    assert (seen[0].min_group, seen[0].metrics, seen[0].broker) == (7, "127.0.0.1:9000", URL)
+    assert (calls[0].min_group, calls[0].metrics, calls[0].broker) == (7, "127.0.0.1:9000", URL)
     assert main(["leave", "--state", str(state), "--yes"]) == 0
     assert "a mask helper's key, and which masks it has summed" in capsys.readouterr().out
     assert not state.exists() and not list(Path(tmp_path).rglob("*.service"))

@@ -86,7 +86,7 @@ def test_an_empty_folder_may_be_there_also_as_the_present_one(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("full", "full is not empty: give the name of a new folder"),
         ("full/mine.txt", "full/mine.txt is a file: give the name of a new folder"),
@@ -96,14 +96,14 @@ def test_an_empty_folder_may_be_there_also_as_the_present_one(tmp_path, monkeypa
         ("s" * 65, "use 1 to 64 letters, digits"),
     ],
 )
-def test_it_refuses_in_one_line_and_leaves_what_is_there(name, said, tmp_path, monkeypatch, capsys):
+def test_it_refuses_in_one_line_and_leaves_what_is_there(name, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     assert main(["new", name]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("device-runtime: ")
-    assert said in line
+    assert message in line
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "mine.txt"]
 
 

@@ -52,7 +52,7 @@ def test_vectors_of_a_text_s_vocabulary_are_written(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--devices", "2000"], "2000 devices, but 1437 training samples"),
         (["--data", "mnist"], "source mnist needs a path"),
@@ -65,12 +65,12 @@ def test_vectors_of_a_text_s_vocabulary_are_written(tmp_path, capsys):
         (["--out", "p.pdf"], "--out p.pdf: the picture is a PNG"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(tmp_path, monkeypatch, capsys, arguments, said):
+def test_what_cannot_be_done_is_one_line(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert main(["partition", *arguments]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert said in lines[0]
+    assert message in lines[0]
 
 
 def test_a_table_s_columns_are_chosen_and_said_and_its_clients_are_kept_together(tmp_path, capsys):

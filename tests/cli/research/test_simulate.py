@@ -52,7 +52,7 @@ def run(folder, *arguments, timeout=300):
     )
 
 
-def asked(*arguments):
+def plan_for(*arguments):
     parser = ArgumentParser()
     simulate.add_arguments(parser)
     return plan_of(parser.parse_args(arguments))
@@ -151,7 +151,7 @@ def test_the_presets_and_policies_are_listed_one_line_each(capsys):
 
 
 def test_flags_stand_over_the_scenario(small):
-    plan = asked(
+    plan = plan_for(
         str(small / "small.toml"), "--devices", "9", "--rounds", "3", "--deadline", "7", "--alpha", "0.1",
         "--devices-per-round", "5", "--partition", "dirichlet", "--bundle", "digits-wrn-10-1",
     )  # fmt: skip
@@ -161,24 +161,28 @@ def test_flags_stand_over_the_scenario(small):
 
 
 def test_nothing_at_all_compares_choosing_with_dropping_and_a_scenario_alone_is_as_it_is():
-    assert asked().comparison.policies == ("choose", "drop")
-    assert asked("digits").comparison.policies == ("choose",)
+    assert plan_for().comparison.policies == ("choose", "drop")
+    assert plan_for("digits").comparison.policies == ("choose",)
 
 
 def test_scenarios_that_differ_are_kept_apart_by_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folders = {asked("digits").folder, asked("digits", "--rounds", "3").folder, asked("digits").folder}
+    folders = {
+        plan_for("digits").folder,
+        plan_for("digits", "--rounds", "3").folder,
+        plan_for("digits").folder,
+    }
     assert len(folders) == 2
     assert all(re.fullmatch(r"runs/digits-[0-9a-f]{6}", str(folder)) for folder in folders)
 
 
 def test_a_folder_remembers_its_policies_seeds_and_target(tmp_path):
     folder = str(tmp_path / "run")
-    asked(
+    plan_for(
         "digits", "--compare", "kinds=drop,full", "--seeds", "3", "--target", "80%", "--run-dir", folder
     ).save()
-    again = asked("--run-dir", folder)
-    assert again.scenario == asked("digits").scenario
+    again = plan_for("--run-dir", folder)
+    assert again.scenario == plan_for("digits").scenario
     assert (again.comparison.policies, again.comparison.seeds) == (("drop", "full"), 3)
     assert again.comparison.target == pytest.approx(0.8)
 
@@ -241,5 +245,5 @@ def test_the_scenario_of_the_docs_is_one(small):
     docs = Path(simulate.__file__).parents[3] / "docs" / "simulation.md"
     [text] = re.findall(r"```toml\n(# clinic\.toml.*?)```", docs.read_text("utf-8"), re.S)
     (small / "clinic.toml").write_text(text)
-    scenario = asked(str(small / "clinic.toml")).scenario
+    scenario = plan_for(str(small / "clinic.toml")).scenario
     assert (scenario.name, scenario.devices, scenario.fleet.name) == ("clinic", 200, "fleet")

@@ -88,7 +88,7 @@ def test_broken_clips_are_left_out_and_counted(root, caplog):
 
 def test_features_are_computed_once(root, monkeypatch):
     first = load(spec(root), 0)
-    monkeypatch.setattr(module, "_computed", lambda *given: pytest.fail("computed again"))
+    monkeypatch.setattr(module, "_computed", lambda *arguments: pytest.fail("computed again"))
     again = load(spec(root), 7)
     assert np.array_equal(first.train_x, again.train_x)
     assert np.array_equal(first.groups, again.groups)

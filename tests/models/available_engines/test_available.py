@@ -115,7 +115,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
     """The bundle of a family; with few sets and cross-entropy alone it is exported in a tenth of the time."""
 
     @cache
-    def made(name: str, every_objective: bool) -> Case:
+    def new_case(name: str, every_objective: bool) -> Case:
         family = FAMILIES[name]
         graphs_too = family.ort_training and not available()
         if name == "wrn-group" and not every_objective and not graphs_too:
@@ -135,7 +135,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
         module = build(family.network, family.settings)
         return Case(family, export(module, spec, tmp_path_factory.mktemp(name)))
 
-    return made
+    return new_case
 
 
 def samples(bundle: Bundle) -> tuple[np.ndarray, np.ndarray]:
@@ -253,10 +253,10 @@ def test_engines_give_the_same_contribution_to_every_objective(case, family, eng
     if engine == "onnxruntime-training" and objective != "train":
         pytest.skip("it trains on cross-entropy only")
     skip_if_missing(engine)
-    made = case(family, every_objective=True)
-    check_contributions(made, engine, objective)
+    lesson = case(family, every_objective=True)
+    check_contributions(lesson, engine, objective)
     if objective == "train":
-        check_outputs(made, engine)
+        check_outputs(lesson, engine)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.errors import BundleError
 
 
-def shown(capsys, *words: str) -> str:
+def inspection(capsys, *words: str) -> str:
     parser = argparse.ArgumentParser()
     inspect.add_arguments(parser)
     assert inspect.run(parser.parse_args(words)) == 0
@@ -19,7 +19,7 @@ def shown(capsys, *words: str) -> str:
 
 
 def test_example_shows_parameters_by_level_and_graphs(capsys, digits):
-    out = shown(capsys, *shlex.split(COMMANDS["inspect"].example)[2:])
+    out = inspection(capsys, *shlex.split(COMMANDS["inspect"].example)[2:])
     lines = out.splitlines()
     assert digits.sha256 in lines[0]
     assert "input 1x8x8, 64 features, 10 labels" in out
@@ -37,14 +37,14 @@ def test_token_ids_and_their_range_are_named(capsys, digits, tmp_path):
     manifest = msgspec.structs.replace(digits.manifest, input=spec, source=None)
     graphs = {name: digits.graph(name) for name in manifest.graphs}
     write(tmp_path / "b", manifest, digits.weights(), graphs)
-    out = shown(capsys, str(tmp_path / "b"))
+    out = inspection(capsys, str(tmp_path / "b"))
     assert "input 1x8x8 token ids from 0 to 49, 64 features" in out
     assert f"made with {manifest.producer}, weights stored as float32" in out
 
 
 def test_json_holds_the_whole_manifest(capsys, digits):
     figures = msgspec.json.decode(
-        shown(capsys, str(digits.path), "--format", "json"), type=inspect.BundleFigures
+        inspection(capsys, str(digits.path), "--format", "json"), type=inspect.BundleFigures
     )
     assert figures.manifest == digits.manifest
     assert figures.sha256 == digits.sha256
@@ -53,4 +53,4 @@ def test_json_holds_the_whole_manifest(capsys, digits):
 
 def test_unknown_bundle_is_refused(capsys):
     with pytest.raises(BundleError, match="neither a bundle folder"):
-        shown(capsys, "nowhere")
+        inspection(capsys, "nowhere")

@@ -22,7 +22,7 @@ def test_a_single_column_needs_no_axis():
 
 
 @pytest.mark.parametrize(
-    ("target", "raw", "said"),
+    ("target", "raw", "message"),
     [
         (HOUSES, np.zeros((3, 1)), r"float64 \(3, 1\), expected numbers \(n, 2\): price, area"),
         (HOUSES, np.array([["a", "b"]]), "expected numbers"),
@@ -30,13 +30,13 @@ def test_a_single_column_needs_no_axis():
         (targets_of("bce", ("a",)), np.array([0.5]), "targets hold 0.5, expected 0 or 1"),
     ],
 )
-def test_targets_that_do_not_fit_are_refused_with_what_was_expected(target, raw, said):
-    with pytest.raises(TensorError, match=said):
+def test_targets_that_do_not_fit_are_refused_with_what_was_expected(target, raw, message):
+    with pytest.raises(TensorError, match=message):
         target.prepare(raw)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("settings", "message"),
     [
         ({"loss": "mean", "labels": ("a",)}, "no loss 'mean'; there are cross-entropy, mse,"),
         ({"loss": "bce", "labels": ("a",), "compared": "input"}, "loss 'bce' of input is none of"),
@@ -47,9 +47,9 @@ def test_targets_that_do_not_fit_are_refused_with_what_was_expected(target, raw,
         ({"loss": "huber", "labels": ("a",), "delta": -1.0}, "delta, is not above 0"),
     ],
 )
-def test_a_loss_that_does_not_fit_its_targets_is_refused(given, said):
-    with pytest.raises(ValueError, match=said):
-        targets_of(given.pop("loss"), given.pop("labels"), given.pop("compared", ""), **given)
+def test_a_loss_that_does_not_fit_its_targets_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        targets_of(settings.pop("loss"), settings.pop("labels"), settings.pop("compared", ""), **settings)
 
 
 def test_a_manifest_without_a_loss_has_cross_entropy_and_keeps_its_bytes(bundle):

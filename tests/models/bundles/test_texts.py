@@ -35,16 +35,16 @@ def loaded(text_bundle):
 def skipped(place, bundle):
     samples = LocalSamples(SampleSource.of(place), bundle.manifest, texts=bundle.texts)
     samples.refresh()
-    return {one.reason: one.examples for one in samples.skipped}
+    return {group.reason: group.examples for group in samples.skipped}
 
 
 def test_a_file_in_a_class_folder_is_one_text(tmp_path, loaded, ids):
     for label, name, text in (("Positive", "a.txt", GOOD), ("negative", "b.txt", f"\ufeff{BAD}\n")):
         (tmp_path / label).mkdir()
         (tmp_path / label / name).write_text(text, "utf-8")
-    found = loaded(tmp_path)
-    assert (found.x.tolist(), found.y.tolist()) == (ids(GOOD, BAD), [1, 0])
-    assert (found.x.dtype, found.y.dtype) == (np.uint16, np.int32)  # as they are stored
+    samples = loaded(tmp_path)
+    assert (samples.x.tolist(), samples.y.tolist()) == (ids(GOOD, BAD), [1, 0])
+    assert (samples.x.dtype, samples.y.dtype) == (np.uint16, np.int32)  # as they are stored
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_a_file_in_a_class_folder_is_one_text(tmp_path, loaded, ids):
 )
 def test_a_row_of_a_table_is_a_text_and_its_label(tmp_path, loaded, ids, name, content, columns):
     (tmp_path / name).write_text(content, "utf-8")
-    found = loaded(SampleSource(tmp_path / name, **columns))
-    assert (found.x.tolist(), found.y.tolist()) == (ids(GOOD, BAD), [1, 0])
+    samples = loaded(SampleSource(tmp_path / name, **columns))
+    assert (samples.x.tolist(), samples.y.tolist()) == (ids(GOOD, BAD), [1, 0])
 
 
 def test_a_quote_in_a_tsv_is_a_character_and_joins_no_lines(tmp_path, loaded, ids):
@@ -78,8 +78,8 @@ def test_what_a_query_gives_is_texts(tmp_path, loaded, ids, text_bundle):
         database.executemany("INSERT INTO said VALUES (?, ?, ?)", rows)
     for query in ("SELECT text, mood FROM said ORDER BY id", "SELECT * FROM said ORDER BY id"):
         place = f"sqlite:{tmp_path}/a.db?{query}"
-        found = loaded(place)
-        assert (found.x.tolist(), found.y.tolist()) == (ids(GOOD, BAD), [1, 0])
+        samples = loaded(place)
+        assert (samples.x.tolist(), samples.y.tolist()) == (ids(GOOD, BAD), [1, 0])
         assert skipped(place, text_bundle) == {"an empty text": ("row 3",)}
 
 
@@ -90,11 +90,11 @@ def test_what_is_no_text_is_left_out_and_said(tmp_path, text_bundle):
     (tmp_path / "positive" / "empty.txt").write_bytes(b"")
     (tmp_path / "positive" / "spaces.txt").write_bytes(b" \n ")
     (tmp_path / "positive" / "x.pgm").write_bytes(b"P5 1 1 255 \x00")
-    found = skipped(tmp_path, text_bundle)
-    assert found["not a text in UTF-8"] == ("positive/latin.txt: unexpected end of data at byte 3",)
-    assert found["an empty file"] == ("positive/empty.txt",)
-    assert found["an empty text"] == ("positive/spaces.txt",)
-    assert any("no picture" in reason for reason in found)
+    reasons = skipped(tmp_path, text_bundle)
+    assert reasons["not a text in UTF-8"] == ("positive/latin.txt: unexpected end of data at byte 3",)
+    assert reasons["an empty file"] == ("positive/empty.txt",)
+    assert reasons["an empty text"] == ("positive/spaces.txt",)
+    assert any("no picture" in reason for reason in reasons)
 
 
 def test_which_column_has_the_texts_is_asked_where_it_is_not_clear(tmp_path, text_bundle):
@@ -128,12 +128,12 @@ def test_ids_that_were_made_elsewhere_are_still_taken(tmp_path, text_bundle, loa
 
 def test_the_report_says_how_texts_are_read_and_how_many_fill_the_input(tmp_path, text_bundle):
     (tmp_path / "a.tsv").write_text(f"{GOOD}\t1\n{'film ' * 40}\t0\n")
-    told = report(open_samples(tmp_path, text_bundle.manifest, texts=text_bundle.texts))
-    assert told.filled == 1
-    text = "\n".join(lines(told))
+    summary = report(open_samples(tmp_path, text_bundle.manifest, texts=text_bundle.texts))
+    assert summary.filled == 1
+    text = "\n".join(lines(summary))
     assert "the task takes texts as 24 tokens (byte-pairs/1), read as '{text} It was{mask} .'" in text
     assert "; 1 fill them, and lose what is beyond" in text
-    assert told.stored == {"text in a table, labels in column 1 (it holds labels of the task)": 2}
+    assert summary.stored == {"text in a table, labels in column 1 (it holds labels of the task)": 2}
 
 
 def test_the_columns_can_be_said_on_the_command_line():
@@ -149,10 +149,10 @@ def test_ids_are_kept_narrow_and_held_out_and_judged_as_their_long_form(tmp_path
     (tmp_path / "a.tsv").write_text("".join(f"{text}\t{number % 2}\n" for number, text in enumerate(texts)))
     samples = open_samples(tmp_path, text_bundle.manifest, Selection(0.3, 5), text_bundle.texts)
     ids = text_bundle.texts.ids(texts)
-    held = is_held_out(ids, 0.3, 5)
-    assert ids.dtype == np.int64 and 40 < held.sum() < 80
-    assert samples.held.x.tolist() == ids[held].tolist()
-    assert samples.training.x.tolist() == ids[~held].tolist()
+    holdout = is_held_out(ids, 0.3, 5)
+    assert ids.dtype == np.int64 and 40 < holdout.sum() < 80
+    assert samples.held.x.tolist() == ids[holdout].tolist()
+    assert samples.training.x.tolist() == ids[~holdout].tolist()
     assert samples.memory_bytes == 200 * (24 * 2 + 4)
 
 

@@ -71,10 +71,10 @@ def wav_bytes():
 def digit_png():
     """A picture of the shape of a digit, one grey value all over."""
 
-    def made(value=128, size=8):
+    def picture(value=128, size=8):
         return _png(np.full((size, size), value, np.uint8))
 
-    return made
+    return picture
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def samples_of(folder, bundle, **keep):
     return samples
 
 
-def held(samples):
+def holdout_of(samples):
     """Grey values by label, in any order."""
     return sorted(zip(samples.training.x[:, 0, 0, 0].tolist(), samples.training.y.tolist(), strict=True))
 
@@ -89,7 +89,7 @@ def test_after_any_changes_it_is_as_if_it_were_read_anew(folder, bundle):
             os.utime(folder.add(name, int(rng.integers(256))), ns=(step, step))
         samples.refresh()
         anew = samples_of(folder, bundle, held_out=0.3)
-        assert held(samples) == held(anew)
+        assert holdout_of(samples) == holdout_of(anew)
         assert (len(samples.held), samples.forms) == (len(anew.held), anew.forms)
 
 
@@ -295,7 +295,7 @@ def test_a_few_held_out_samples_are_trained_on_unless_somebody_wishes_them_held_
     tenth = samples_of(folder, bundle, held_out=0.1)
     assert 0 < len(tenth.held) < 10
     assert (len(unasked.training), len(unasked.held)) == (60, 0)
-    assert held(unasked) == sorted(
+    assert holdout_of(unasked) == sorted(
         zip(*(np.concatenate(both).tolist() for both in (
             (tenth.training.x[:, 0, 0, 0], tenth.held.x[:, 0, 0, 0]), (tenth.training.y, tenth.held.y)
         )), strict=True)

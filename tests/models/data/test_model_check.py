@@ -50,7 +50,7 @@ def digits(bundle):
     return manifest, knows(manifest.input.prepare(RAW[:1000]), Y[:1000])
 
 
-def asked(manifest, outputs, raw, y):
+def check_of(manifest, outputs, raw, y):
     return check_model(LocalData(manifest.input.prepare(raw), y), manifest, outputs)
 
 
@@ -58,7 +58,7 @@ OTHER, MINE = RAW[1000:], Y[1000:]
 
 
 def test_samples_like_those_that_it_knows_are_said_to_be_right_and_nothing_else(digits):
-    check = asked(*digits, OTHER, MINE)
+    check = check_of(*digits, OTHER, MINE)
     assert check.right > 0.8
     assert (check.hint, check.guessing, check.trained) == ("", False, True)
     assert check.said == f"the model is right in {check.right:.0%} of 300"
@@ -76,7 +76,7 @@ def test_samples_like_those_that_it_knows_are_said_to_be_right_and_nothing_else(
     ],
 )
 def test_a_mistake_that_would_explain_wrong_answers_is_named(digits, change, hint):
-    check = asked(*digits, change(OTHER), MINE)
+    check = check_of(*digits, change(OTHER), MINE)
     assert re.search(hint, check.hint), check
     assert check.trained
 
@@ -91,7 +91,7 @@ def test_a_mistake_that_would_explain_wrong_answers_is_named(digits, change, hin
     ],
 )
 def test_labels_that_are_shifted_or_exchanged_are_named(digits, labels, hint):
-    check = asked(*digits, OTHER, labels)
+    check = check_of(*digits, OTHER, labels)
     assert re.search(hint, check.hint) if hint else not check.hint, check
 
 
@@ -122,23 +122,23 @@ def test_an_untrained_model_names_no_mistake_whatever_the_samples(bundle):
 
         classes = np.isin(MINE, range(2 if seed % 2 else 10))
         for raw in (OTHER[classes], 16 - OTHER[classes], OTHER[classes] * 16):
-            check = asked(manifest, outputs, raw, MINE[classes])
+            check = check_of(manifest, outputs, raw, MINE[classes])
             assert not check.hint, (seed, check)
             assert not check_unlabelled(manifest.input.prepare(raw / 16), manifest, outputs).hint
 
 
 def test_a_model_that_always_says_the_same_is_said_to_guess(bundle):
-    check = asked(bundle.manifest, lambda x: np.eye(10, dtype=np.float32)[[3] * len(x)] * 99, OTHER, MINE)
+    check = check_of(bundle.manifest, lambda x: np.eye(10, dtype=np.float32)[[3] * len(x)] * 99, OTHER, MINE)
     assert check.guessing
     assert not check.hint
     assert check.said.endswith("of 300, no better than guessing")
 
 
 def test_of_few_samples_and_of_one_class_only_the_share_is_said(digits):
-    check = asked(*digits, 16 - OTHER[:10], MINE[:10])
+    check = check_of(*digits, 16 - OTHER[:10], MINE[:10])
     assert not check.hint
     of_one = MINE == 3
-    assert not asked(*digits, 16 - OTHER[of_one], MINE[of_one]).hint
+    assert not check_of(*digits, 16 - OTHER[of_one], MINE[of_one]).hint
 
 
 def test_without_labels_it_says_what_it_sees_and_how_sure_it_is(digits):
@@ -189,9 +189,9 @@ def test_a_large_network_is_asked_about_few_samples(bundle, digits):
         asked_about.append(len(x))
         return outputs(x)
 
-    asked(manifest, counted, 16 - OTHER, MINE)
+    check_of(manifest, counted, 16 - OTHER, MINE)
     assert 2 <= asked_about.count(300) <= 3  # as they are, inverted, and at most one more
     assert sum(asked_about) <= 300 * 3 + 40 * 6
     asked_about.clear()
-    asked(manifest, counted, OTHER[MINE < 2], MINE[MINE < 2])
+    check_of(manifest, counted, OTHER[MINE < 2], MINE[MINE < 2])
     assert len(asked_about) == 1  # nothing would be better

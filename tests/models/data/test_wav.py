@@ -66,12 +66,12 @@ def test_the_extensible_header_and_other_chunks_are_read():
     [
         (b"", "no RIFF WAVE"),
         (b"RIFF\0\0\0\0WAVE", "WAVE without samples"),
-        (lambda made: made(SAMPLES.tobytes())[:-2], "31998 of 32000 bytes"),
-        (lambda made: made(b""), "a sound without samples"),
-        (lambda made: made(bytes(4), kind=6, bits=8), "WAVE format 6"),
-        (lambda made: made(bytes(4), bits=12), "12 bits"),
-        (lambda made: made(bytes(4), rate=100), "100 Hz, expected 4000 to 384000"),
-        (lambda made: made(bytes(4), channels=0), "0 channels"),
+        (lambda to_wav: to_wav(SAMPLES.tobytes())[:-2], "31998 of 32000 bytes"),
+        (lambda to_wav: to_wav(b""), "a sound without samples"),
+        (lambda to_wav: to_wav(bytes(4), kind=6, bits=8), "WAVE format 6"),
+        (lambda to_wav: to_wav(bytes(4), bits=12), "12 bits"),
+        (lambda to_wav: to_wav(bytes(4), rate=100), "100 Hz, expected 4000 to 384000"),
+        (lambda to_wav: to_wav(bytes(4), channels=0), "0 channels"),
         (b"RIFF\0\0\0\0WAVEdata\4\0\0\0abcd", "without its format"),
     ],
 )

@@ -23,8 +23,8 @@ def lacking(monkeypatch):
     """Makes packages look as if they were not installed."""
 
     def take_away(*names: str) -> None:
-        found = engines._installed
-        monkeypatch.setattr(engines, "_installed", lambda name: name not in names and found(name))
+        installed = engines._installed
+        monkeypatch.setattr(engines, "_installed", lambda name: name not in names and installed(name))
 
     return take_away
 

@@ -22,7 +22,7 @@ def tensors():
     return {name: 0.5 + rng.random(shape, np.float32) for name, shape in shapes.items()}
 
 
-def found(initialiser: Initialiser, tensors):
+def place_of(initialiser: Initialiser, tensors):
     """The names of what lies in the initialiser, and how it is written anew."""
     total = float(initialiser[1].sum(dtype=np.float64))
     ways = (CandidateValue.of(value, tensors).placed(initialiser, total) for value in values(GRAPH, NAMES))
@@ -45,7 +45,7 @@ def test_kernels_lie_in_blocks_of_channels(tensors, block, inner):
     for o, i, y, x in np.ndindex(12, 5, 3, 3):
         within = (i // block, y, x, i % block) if inner else (i, y, x, 0)
         content[(o // block, *within, o % block)] = tensors["kernel"][o, i, y, x]
-    place = found(((outs, ins, 3, 3), content.ravel()), tensors)
+    place = place_of(((outs, ins, 3, 3), content.ravel()), tensors)
     assert place.value.sources == ("kernel",)
     np.testing.assert_array_equal(written(place, tensors, content.size), content.ravel())
 
@@ -62,14 +62,14 @@ def test_normalisations_are_folded_into_kernels_and_biases(tensors):
     }
     for sources, value in values.items():
         content = np.concatenate([value.ravel(), np.zeros(4)]).astype(np.float32)
-        place = found(((*value.shape,), content), tensors)
+        place = place_of(((*value.shape,), content), tensors)
         assert place.value.sources == sources
         np.testing.assert_allclose(written(place, tensors, content.size), content, rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_made_in_no_known_way_is_not_placed(tensors):
-    assert found(((12,), np.sqrt(tensors["gain"])), tensors) is None
-    assert found(((12,), tensors["gain"][::-1].copy()), tensors) is None  # the same sum
+    assert place_of(((12,), np.sqrt(tensors["gain"])), tensors) is None
+    assert place_of(((12,), tensors["gain"][::-1].copy()), tensors) is None  # the same sum
 
 
 def test_nodes_and_initialisers_are_read_as_the_onnx_package_reads_them(digits):

@@ -96,9 +96,9 @@ def test_which_way_depends_on_the_number_of_samples(digits, data, monkeypatch):
     probe = OnnxModel(digits, watch=Watch()).probe("all")
     assert not loaded
     trained = len(digits.manifest.names("all"))
-    for samples, made in ((9, [trained]), (9, []), (19, []), (20, [0]), (20, [0]), (3, [])):
+    for samples, builds in ((9, [trained]), (9, []), (19, []), (20, [0]), (20, [0]), (3, [])):
         probe.loss(x[:samples], y[:samples])
-        assert loaded == made
+        assert loaded == builds
         loaded.clear()
 
 

@@ -32,7 +32,7 @@ class Unruly(nn.Module):
         return x
 
 
-def said(*layers) -> str:
+def warning(*layers) -> str:
     module = nn.Sequential(*layers, nn.Linear(8, 3)).eval()
     torch.manual_seed(0)
     return left_out(FunctionalModule(module, str(len(layers)), torch.randn(4, 8)))
@@ -56,7 +56,7 @@ def said(*layers) -> str:
     ],
 )
 def test_layers_that_do_something_else_in_training_are_found(layers, expected):
-    assert said(*layers) == expected
+    assert warning(*layers) == expected
 
 
 def test_attention_with_dropout_and_code_of_the_module_itself_are_found():

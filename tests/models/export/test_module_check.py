@@ -59,7 +59,7 @@ class Cosine(nn.Linear):
 
 def hooked(inputs, outputs):
     head = nn.Linear(inputs, outputs)
-    head.register_forward_hook(lambda layer, given, logits: 2 * logits)
+    head.register_forward_hook(lambda layer, features, logits: 2 * logits)
     return head
 
 
@@ -209,7 +209,7 @@ def test_a_linear_layer_alone_is_a_network(tmp_path):
 
 def test_what_a_hook_puts_in_front_of_the_head_is_a_part_of_the_features(tmp_path):
     def shift(net):
-        net.head.register_forward_pre_hook(lambda layer, given: (given[0] + 1,))
+        net.head.register_forward_pre_hook(lambda layer, inputs: (inputs[0] + 1,))
 
     exported(Of(usual, shift), tmp_path)
 

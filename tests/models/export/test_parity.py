@@ -31,12 +31,12 @@ class Twins(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one = nn.LayerNorm(8)
+        self.norm = nn.LayerNorm(8)
         self.two = nn.LayerNorm(8)
         self.head = nn.Linear(8, 3)
 
     def forward(self, x):
-        return self.head(self.two(torch.tanh(self.one(x))))
+        return self.head(self.two(torch.tanh(self.norm(x))))
 
 
 @pytest.fixture
@@ -214,14 +214,14 @@ class Counting(Twins):
     """Takes the number of samples as a Python number, which tracing makes a constant."""
 
     def forward(self, x):
-        return self.head(self.two(self.one(x)) * int(x.shape[0]))
+        return self.head(self.two(self.norm(x)) * int(x.shape[0]))
 
 
 class Reshaping(Twins):
     """Says the traced batch itself."""
 
     def forward(self, x):
-        return self.head(self.two(self.one(x)).reshape(TRACED_BATCH, 8))
+        return self.head(self.two(self.norm(x)).reshape(TRACED_BATCH, 8))
 
 
 def test_a_batch_frozen_to_the_traced_size_is_caught_and_explained(tmp_path):
@@ -242,7 +242,7 @@ class Branching(Twins):
     """Right for every batch but the last that is tried."""
 
     def forward(self, x):
-        return self.head(self.two(self.one(x)) * (2 if x.shape[0] == BATCHES[-1] else 1))
+        return self.head(self.two(self.norm(x)) * (2 if x.shape[0] == BATCHES[-1] else 1))
 
 
 def test_a_branch_on_the_batch_size_is_caught_where_it_is_taken(tmp_path):

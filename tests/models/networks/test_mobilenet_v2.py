@@ -43,9 +43,9 @@ def test_paddings_share_their_parameters_and_are_one_pixel_apart_at_stride_two()
     x = torch.randn(1, 3, 8, 8)
     moved = torch.nn.functional.pad(x, (0, 1, 0, 1))[..., 1:, 1:]  # its first row and column are lost
     with torch.no_grad():
-        one, other = plain.features[0][0](moved), same.features[0][0](x)
-    torch.testing.assert_close(one[..., 1:, 1:], other[..., 1:, 1:])
-    assert not torch.allclose(one[..., 0, :], other[..., 0, :])
+        inner, other = plain.features[0][0](moved), same.features[0][0](x)
+    torch.testing.assert_close(inner[..., 1:, 1:], other[..., 1:, 1:])
+    assert not torch.allclose(inner[..., 0, :], other[..., 0, :])
 
 
 def test_fresh_network_passes_on_what_it_sees():

@@ -41,12 +41,12 @@ def test_what_lies_above_level_mid_is_the_last_group_and_the_head():
 def test_features_are_the_averaged_last_group():
     module = wrn(10, 2, 3, 7).eval()
     x = torch.randn(2, 3, 32, 32)
-    seen = []
-    module.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    features = []
+    module.head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
     assert module(x).shape == (2, 7)
     maps = torch.relu(module.norm(module.group3(module.group2(module.group1(module.conv1(x))))))
     assert maps.shape == (2, 128, 8, 8)
-    torch.testing.assert_close(seen[0], maps.mean((2, 3)))
+    torch.testing.assert_close(features[0], maps.mean((2, 3)))
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])

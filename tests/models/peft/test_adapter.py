@@ -75,10 +75,10 @@ def test_network_that_takes_no_image_of_the_sizes_tried_is_refused():
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two = nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1)
+            self.first, self.second = nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1)
 
         def forward(self, x):
-            return self.two(self.one(x))
+            return self.second(self.first(x))
 
     network = nn.Sequential(Block(), nn.Flatten(), nn.Linear(2 * 5 * 5, 2))
     with pytest.raises(ExportError, match="takes no image of 32x32, 64x64, 224x224"):

@@ -72,8 +72,8 @@ def test_same_seed_draws_the_same(make, kind, name):
         torch_peft.inject(network, name, {"seed": seed})
         return list(network.state_dict().values())
 
-    def equal(one: list, other: list) -> bool:
-        return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    def equal(left: list, other: list) -> bool:
+        return all(torch.equal(a, b) for a, b in zip(left, other, strict=True))
 
     assert equal(drawn(7), drawn(7))
     assert not equal(drawn(7), drawn(8))

@@ -16,8 +16,8 @@ from device_runtime.models.peft.tunable_sets import change_warning
 
 
 def test_sets_that_change_the_network_are_said_where_they_share_a_bundle():
-    said = change_warning({"head": {}, "prefix": {}, "all": {}})
-    assert said.startswith(
+    warning = change_warning({"head": {}, "prefix": {}, "all": {}})
+    assert warning.startswith(
         "untrained prefix tokens change what the network computes, in forward and all, head"
     )
     both = change_warning({"prompt": {}, "prefix": {}})

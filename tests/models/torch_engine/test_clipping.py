@@ -122,7 +122,7 @@ def test_no_samples_leave_noise_alone_of_the_torch_engine_too(digits):
 def test_a_network_that_cannot_be_run_so_goes_sample_by_sample(digits, caplog):
     model = TorchModel(digits)
     trainer = model.trainer("head")
-    decides = lambda _, given: (given[0],) if given[0].sum() < 1e9 else None  # noqa: E731  (vmap cannot)
+    decides = lambda _, inputs: (inputs[0],) if inputs[0].sum() < 1e9 else None  # noqa: E731  (vmap cannot)
     model.untuned.module.register_forward_pre_hook(decides)
     ours, theirs = private(trainer), private(OnnxModel(digits).trainer("head"))
     x, y = np.ones((3, 1, 8, 8), np.float32), np.arange(3)

@@ -62,13 +62,13 @@ def test_only_networks_of_the_registry_with_their_own_settings_are_built(digits,
 
 
 def test_a_bundle_names_no_files_here(digits, monkeypatch):
-    seen = {}
+    arguments = {}
     monkeypatch.setattr(
         "device_runtime.models.networks.build",
-        lambda name, settings: seen.update(settings) or build("wrn", SETTINGS),
+        lambda name, settings: arguments.update(settings) or build("wrn", SETTINGS),
     )
     TorchModel(made_from(digits, Source("gru", {"vectors": "/etc/hostname", "hidden": 8})))
-    assert seen == {"hidden": 8}
+    assert arguments == {"hidden": 8}
 
 
 def test_a_network_of_other_sizes_takes_no_memory(digits, monkeypatch):

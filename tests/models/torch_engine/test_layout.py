@@ -24,11 +24,11 @@ def test_what_are_no_images_stays_as_it_is():
 def test_poolings_hand_gradients_on_in_the_layout_of_their_maps():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 9, 2))
-    x, seen = torch.randn(2, 3, 8, 8), []
+    x, slopes = torch.randn(2, 3, 8, 8), []
     [expected] = torch.autograd.grad(module(x).square().sum(), [module[0].weight])
 
-    def watched(part, given, output):
-        output.register_hook(seen.append)
+    def watched(part, inputs, output):
+        output.register_hook(slopes.append)
 
     def gradient():
         """Of the convolution; the gradient that the pooling is handed goes to `seen`."""
@@ -40,7 +40,7 @@ def test_poolings_hand_gradients_on_in_the_layout_of_their_maps():
     assert torch.allclose(gradient(), expected, atol=1e-5)
     keep_layout(module)
     assert torch.allclose(gradient(), expected, atol=1e-5)
-    assert [slope.is_contiguous(memory_format=INNERMOST) for slope in seen] == [False, True]
+    assert [slope.is_contiguous(memory_format=INNERMOST) for slope in slopes] == [False, True]
 
 
 def test_the_first_trained_group_norm_has_its_gradients_where_nothing_below_is_trained():

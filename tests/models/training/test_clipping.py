@@ -136,8 +136,8 @@ def test_clipped_gradients_of_the_shipped_bundle_are_those_of_torch_func(digits,
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     free = {name: state.pop(name) for name in digits.manifest.names(tunable)}
 
-    def loss(values, one, label):
-        logits = torch.func.functional_call(module, {**state, **values}, (one[None],))
+    def loss(values, sample, label):
+        logits = torch.func.functional_call(module, {**state, **values}, (sample[None],))
         return torch.nn.functional.cross_entropy(logits, label[None])
 
     each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(

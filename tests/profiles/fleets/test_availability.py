@@ -57,8 +57,8 @@ WINDOWS = st.lists(st.tuples(MINUTES, MINUTES), min_size=1, max_size=2)
 def test_the_closed_form_is_what_a_scan_by_minutes_finds(windows, minute):
     device = of(*[(start * 60, length * 60) for start, length in windows])
     day = DAY // 60
-    there = [any((m - start) % day < length for start, length in windows) for m in range(day)]
-    ahead = [there[(minute + k) % day] for k in range(day + 1)]
+    presence = [any((m - start) % day < length for start, length in windows) for m in range(day)]
+    ahead = [presence[(minute + k) % day] for k in range(day + 1)]
     now = minute * 60.0
     assert device.available(0, now) == ahead[0]
     assert device.present(now)[0] == ahead[0]

@@ -30,25 +30,25 @@ def test_groups_have_their_counts_and_are_mixed():
     spec = load("boards")
     drawn = spec.draw(1000, 1)
     groups = [drawn.group(i) for i in range(1000)]
-    wanted = {"zero-2w": 100, "pi-3": 200, "pi-4": 350, "pi-5": 200, "jetson-nano": 100, "orin-nano": 50}
-    assert {name: groups.count(name) for name in wanted} == wanted
+    sizes = {"zero-2w": 100, "pi-3": 200, "pi-4": 350, "pi-5": 200, "jetson-nano": 100, "orin-nano": 50}
+    assert {name: groups.count(name) for name in sizes} == sizes
     assert 45 < groups[:200].count("pi-4") < 95  # 70 expected, standard deviation 6
     assert groups != [spec.draw(1000, 2).group(i) for i in range(1000)]
 
 
 def test_the_same_seed_makes_the_same_devices_and_another_does_not():
-    one, same, other = (load("mixed").draw(300, seed) for seed in (5, 5, 6))
-    assert [one.profile(i) for i in range(300)] == [same.profile(i) for i in range(300)]
-    assert (one.draws.windows == same.draws.windows).all()
-    assert [one.profile(i) for i in range(300)] != [other.profile(i) for i in range(300)]
+    first, same, other = (load("mixed").draw(300, seed) for seed in (5, 5, 6))
+    assert [first.profile(i) for i in range(300)] == [same.profile(i) for i in range(300)]
+    assert (first.draws.windows == same.draws.windows).all()
+    assert [first.profile(i) for i in range(300)] != [other.profile(i) for i in range(300)]
 
 
 def test_the_order_in_which_groups_are_written_changes_no_device():
     spec = load("mixed")
     turned = FleetSpec(name="mixed", groups=dict(reversed(spec.groups.items())))
-    one, other = spec.draw(41, 3), turned.draw(41, 3)
-    assert [one.name(i) for i in range(41)] == [other.name(i) for i in range(41)]
-    assert [one.profile(i) for i in range(41)] == [other.profile(i) for i in range(41)]
+    first, other = spec.draw(41, 3), turned.draw(41, 3)
+    assert [first.name(i) for i in range(41)] == [other.name(i) for i in range(41)]
+    assert [first.profile(i) for i in range(41)] == [other.profile(i) for i in range(41)]
 
 
 def test_a_spread_that_is_set_changes_no_other_draw():
@@ -110,8 +110,10 @@ def test_memory_is_never_more_than_the_device_has():
 def test_a_battery_in_joule_and_its_level_at_the_start():
     drawn = fleet(battery={"wh": 10, "charge_w": 5, "start": 0.8, "start_spread": 0.4, "minimum": 0.3})
     batteries = [drawn.battery(i) for i in range(len(drawn))]
-    assert {(one.capacity_j, one.charge_w, one.minimum) for one in batteries} == {(36_000.0, 5, 0.3)}
-    starts = np.array([one.start for one in batteries])
+    assert {(battery.capacity_j, battery.charge_w, battery.minimum) for battery in batteries} == {
+        (36_000.0, 5, 0.3)
+    }
+    starts = np.array([battery.start for battery in batteries])
     assert starts.min() == pytest.approx(0.4, abs=0.01)
     assert starts.max() == 1.0
     assert np.mean(starts == 1.0) == pytest.approx(
@@ -183,11 +185,11 @@ def test_chances_are_of_the_device_s_own_group_and_repeat():
     }})  # fmt: skip
     drawn = spec.draw(40, 2)
     devices = np.array([39, 3, 17, 8])
-    one, same = (drawn.disturbances(devices, np.random.default_rng(9)) for _ in range(2))
-    assert [isnan(share) for share in one.crash] == [drawn.group(i) == "never" for i in devices]
-    assert (one.slowdown == 1).all()
-    assert set(one.away_s) <= {60.0, 600.0}
-    np.testing.assert_array_equal(one.crash, same.crash)
+    first, same = (drawn.disturbances(devices, np.random.default_rng(9)) for _ in range(2))
+    assert [isnan(share) for share in first.crash] == [drawn.group(i) == "never" for i in devices]
+    assert (first.slowdown == 1).all()
+    assert set(first.away_s) <= {60.0, 600.0}
+    np.testing.assert_array_equal(first.crash, same.crash)
     assert len(drawn.disturbances(np.array([], np.int64), np.random.default_rng(9)).drop) == 0
 
 
@@ -204,9 +206,9 @@ def test_every_preset_can_be_drawn(name):
 
 def test_phones_come_at_night_four_times_as_many_as_by_day():
     drawn = load("phones").draw(20_000, 1)
-    there = [drawn.present(3600.0 * hour).mean() for hour in range(24)]
-    assert max(there) / min(there) == pytest.approx(4, abs=0.5)
-    assert np.argmax(there) in (1, 2, 3, 4, 5)
+    shares = [drawn.present(3600.0 * hour).mean() for hour in range(24)]
+    assert max(shares) / min(shares) == pytest.approx(4, abs=0.5)
+    assert np.argmax(shares) in (1, 2, 3, 4, 5)
 
 
 def test_most_of_the_straggler_heavy_fleet_is_five_times_slower_than_the_fast_and_half_ten_times():
@@ -256,9 +258,9 @@ def refused(**changes):
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(changes, message):
-    said = refused(**changes)
-    assert said.startswith(message)
-    assert "\n" not in said
+    text = refused(**changes)
+    assert text.startswith(message)
+    assert "\n" not in text
 
 
 def test_a_redrawn_fleet_draws_its_stragglers_anew_for_every_round():
@@ -272,10 +274,10 @@ def test_a_redrawn_fleet_draws_its_stragglers_anew_for_every_round():
     slow = np.zeros(10)
     for number in range(1, 201):
         now = fleet.in_round(number)
-        mine = [now.profile(i).speed.flops_per_s < rate for i in range(10)]
-        assert mine == [now.group(i) == "slow" for i in range(10)]
-        assert sum(mine) == 5
-        slow += mine
+        slow_ones = [now.profile(i).speed.flops_per_s < rate for i in range(10)]
+        assert slow_ones == [now.group(i) == "slow" for i in range(10)]
+        assert sum(slow_ones) == 5
+        slow += slow_ones
     assert np.abs(slow - 100).max() < 4 * np.sqrt(200 * 0.25)
     assert np.array_equal(fleet.in_round(7).draws.group, fleet.in_round(7).draws.group)
     permanent = read({"name": "f", "groups": groups}).draw(10, 3)
