@@ -96,10 +96,10 @@ class Fleet:
     `acknowledged` counts the PUBACKs of the broker. Messages with QoS 1 are acknowledged at once.
     """
 
-    def __init__(self, host: str, port: int, heard: Heard) -> None:
+    def __init__(self, host: str, port: int, on_message: Heard) -> None:
         self.acknowledged = 0
         self._where = (host, port)
-        self._heard = heard
+        self._on_message = on_message
         self._selector = selectors.DefaultSelector()
         self.connections: list[Connection] = []
 
@@ -145,6 +145,6 @@ class Fleet:
                 if first & 0x06:
                     connection.out += PUBACK + body[at : at + 2]
                     at += 2
-                self._heard(connection, topic, body[at:])
+                self._on_message(connection, topic, body[at:])
             elif kind == 0x20 and body[1]:
                 raise ConnectionError(f"the broker refused a connection with code {body[1]}")

@@ -93,15 +93,15 @@ def in_node(zipped: Path) -> dict[str, Any]:
     """On one thread: there is no more in Node."""
     command = [shutil.which("node") or "node", str(ROOT / "benchmarks" / "browser_steps.js"), str(zipped)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(ran.stdout)
-    return found
+    report: dict[str, Any] = json.loads(ran.stdout)
+    return report
 
 
 class _Handler(SimpleHTTPRequestHandler):
     """The repository's files, isolated from other sites, a page that is empty, and the bundle."""
 
     protocol_version = "HTTP/1.1"
-    made: Mapping[str, tuple[str, bytes]] = {}  # by path: what it is, and its content
+    files: Mapping[str, tuple[str, bytes]] = {}  # by path: what it is, and its content
     extensions_map = SimpleHTTPRequestHandler.extensions_map | {".mjs": "text/javascript"}
 
     def end_headers(self) -> None:
@@ -110,10 +110,10 @@ class _Handler(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def do_GET(self) -> None:
-        if self.path not in self.made:
+        if self.path not in self.files:
             super().do_GET()
             return
-        kind, content = self.made[self.path]
+        kind, content = self.files[self.path]
         self.send_response(200)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(content)))
@@ -125,9 +125,9 @@ class _Handler(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def served(made: Mapping[str, tuple[str, bytes]]) -> Iterator[str]:
+def served(files: Mapping[str, tuple[str, bytes]]) -> Iterator[str]:
     """Where the repository's files are, and these by path: of what type, and their content."""
-    handler = type("Handler", (_Handler,), {"made": made})
+    handler = type("Handler", (_Handler,), {"made": files})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(ROOT)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -137,12 +137,12 @@ def served(made: Mapping[str, tuple[str, bytes]]) -> Iterator[str]:
 
 
 @contextmanager
-def isolated_page(flags: Sequence[str], made: Mapping[str, tuple[str, bytes]]) -> Iterator[Any]:
+def isolated_page(flags: Sequence[str], files: Mapping[str, tuple[str, bytes]]) -> Iterator[Any]:
     """Opens an empty page of a new Chromium, which can import the project's modules and fetch `made`."""
     from playwright.sync_api import sync_playwright
 
     program = next(filter(None, map(shutil.which, CHROMIUM)))
-    with served({PAGE: ("text/html", b""), **made}) as url, sync_playwright() as playwright:
+    with served({PAGE: ("text/html", b""), **files}) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", *flags])
         page = browser.new_page()
         page.goto(url + PAGE)
@@ -154,13 +154,13 @@ def renderers() -> list[psutil.Process]:
     """The processes of pages, and of the GPU, that this process has started."""
     kinds = ("--type=renderer", "--type=gpu-process")
     started = psutil.Process().children(recursive=True)
-    return [one for one in started if any(kind in one.cmdline() for kind in kinds)]
+    return [process for process in started if any(kind in process.cmdline() for kind in kinds)]
 
 
 def in_chromium(zipped: Path, threads: int, gpu: bool) -> dict[str, Any]:
     """Processor time and memory are those of the page's own process, and of the GPU's."""
-    made = {"/bundle.zip": ("application/zip", zipped.read_bytes())}
-    with isolated_page(GPU if gpu else (), made) as page:
+    files = {"/bundle.zip": ("application/zip", zipped.read_bytes())}
+    with isolated_page(GPU if gpu else (), files) as page:
         opening = """async (how) => {
           const module = await import("/benchmarks/browser_steps.js");
           const bundle = new Uint8Array(await (await fetch("/bundle.zip")).arrayBuffer());
@@ -176,16 +176,16 @@ def in_chromium(zipped: Path, threads: int, gpu: bool) -> dict[str, Any]:
             runs = page.evaluate("() => trials.runs()")
             cpu = (_cpu(workers) - used) / runs["count"]
             graphs[name] = {"first": first, "least": runs["least"], "cpu": cpu}
-            memory = max(memory, sum(one.memory_info().rss for one in workers))
+            memory = max(memory, sum(worker.memory_info().rss for worker in workers))
             page.evaluate("() => trials.close()")
     return {"engine": f"{engine}{' isolated' if isolated else ''}", "graphs": graphs, "memory": memory}
 
 
 def _cpu(processes: Sequence[psutil.Process]) -> float:
-    return sum(sum(one.cpu_times()[:2]) for one in processes)
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
-def told(results: Mapping[str, Mapping[str, Any]]) -> str:
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """A table: graphs down, places across; cpu, least and first in ms."""
     places = list(results)
     names = list(results[places[0]]["graphs"])
@@ -195,7 +195,10 @@ def told(results: Mapping[str, Mapping[str, Any]]) -> str:
         rows.append(
             [
                 name,
-                *(" / ".join(f"{1000 * one[key]:.3g}" for key in ("cpu", "least", "first")) for one in cells),
+                *(
+                    " / ".join(f"{1000 * cell[key]:.3g}" for key in ("cpu", "least", "first"))
+                    for cell in cells
+                ),
             ]
         )
     rows.append(["peak MB", *(f"{results[place]['memory'] / 1e6:.0f}" for place in places)])
@@ -211,26 +214,26 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["native", "node", "chromium"])
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     everything = {}
     with tempfile.TemporaryDirectory() as folder:
         chosen = (
-            {path.name: path.resolve() for path in given.bundle}
-            if given.bundle
+            {path.name: path.resolve() for path in options.bundle}
+            if options.bundle
             else bundles(Path(folder), None)
         )
         for called, path in chosen.items():
             zipped = Path(folder) / f"{called}.zip"
             zipped.write_bytes(pack(path))
-            results = everything[called] = _measured(path, zipped, given)
-            print(f"\n{called}\n{told(results)}", flush=True)
-    if given.json:
-        given.json.write_text(json.dumps(everything, indent=1))
+            results = everything[called] = _measured(path, zipped, options)
+            print(f"\n{called}\n{table(results)}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(everything, indent=1))
 
 
-def _measured(bundle: Path, zipped: Path, given: argparse.Namespace) -> dict[str, Any]:
+def _measured(bundle: Path, zipped: Path, options: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    if "native" in given.only:
+    if "native" in options.only:
         command = [
             sys.executable,
             "-c",
@@ -238,12 +241,12 @@ def _measured(bundle: Path, zipped: Path, given: argparse.Namespace) -> dict[str
         ]
         ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
         results["native"] = json.loads(ran.stdout)
-    if "node" in given.only:
+    if "node" in options.only:
         results["node"] = in_node(zipped)
-    for threads in given.threads:
-        if "chromium" in given.only:
+    for threads in options.threads:
+        if "chromium" in options.only:
             results[f"chromium, {threads}"] = in_chromium(zipped, threads, gpu=False)
-    if given.gpu:
+    if options.gpu:
         results["chromium, WebGPU"] = in_chromium(zipped, 1, gpu=True)
     return results
 

@@ -66,7 +66,7 @@ def _plain(message: Message) -> str:
     if not isinstance(message, Offer):
         return repr(message).replace("=-0.0", "=0.0")  # which is written as a whole number there
     try:
-        kinds = [(one.name, _floats(msgspec.msgpack.decode(one.settings))) for one in message.kinds]
+        kinds = [(kind.name, _floats(msgspec.msgpack.decode(kind.settings))) for kind in message.kinds]
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise messages.MessageError(str(error)) from None
     base = msgspec.structs.replace(message.base, tail=())
@@ -76,7 +76,7 @@ def _plain(message: Message) -> str:
 def _tail(base: Base) -> object:
     """Its steps; one that is no number has many forms."""
     try:
-        return _told(steps.unpack(base.tail))
+        return _plain_steps(steps.unpack(base.tail))
     except messages.MessageError:
         return base.tail
 
@@ -84,9 +84,9 @@ def _tail(base: Base) -> object:
 def _floats(value: Any) -> Any:
     """Numbers as those of JavaScript, which has one sort alone; entries in order."""
     if isinstance(value, dict):
-        return sorted((_named(key), _floats(one)) for key, one in value.items())
+        return sorted((_named(key), _floats(inner)) for key, inner in value.items())
     if isinstance(value, list):
-        return [_floats(one) for one in value]
+        return [_floats(inner) for inner in value]
     return value + 0.0 if isinstance(value, int | float) else value
 
 
@@ -99,7 +99,7 @@ def _named(key: Any) -> str:
 
 
 def message_pairs() -> Iterator[Pair]:
-    sound = {one.name: one.sound for one in targets()}
+    sound = {target.name: target.sound for target in targets()}
     sound |= {"Offer": (messages.encode(offer()),), "Signed": (messages.encode(_signed()),)}
     sound["FromDevice"] = (messages.encode(FromDevice(signature=bytes(64), message=b"a hello")),)
     plain = (messages.State, messages.Hello, messages.Plan, messages.Receipt, messages.Get)
@@ -120,8 +120,8 @@ def _whole(message: Any) -> Any:
 def offer() -> Offer:
     """Of the second round of a run, after a step."""
     blob = Blob(bytes(range(32)), 313_000)
-    taken = steps.pack([_step(1), _step(2)], 77)
-    base = Base(checkpoint=(blob, blob), sha=bytes(32), line=bytes(8), steps=2, at=2, tail=taken, log=(blob,))
+    tail = steps.pack([_step(1), _step(2)], 77)
+    base = Base(checkpoint=(blob, blob), sha=bytes(32), line=bytes(8), steps=2, at=2, tail=tail, log=(blob,))
     return Offer(
         task="t", run="r", round=3, seed=steps.round_seed(77, 3), deadline_s=20.5, remaining_s=3.25,
         bundle=blob, base=base, aside=blob,
@@ -136,8 +136,8 @@ def _step(number: int, width: int = 2) -> Step:
 
 def _signed() -> Signed:
     change = Succession(bytes(32), bytes(range(32)), 1_700_000_000, bytes(64))
-    said = messages.encode(offer())
-    return Signed(issued=1_700_000_000, signature=bytes(64), offer=said, successions=(change,))
+    content = messages.encode(offer())
+    return Signed(issued=1_700_000_000, signature=bytes(64), offer=content, successions=(change,))
 
 
 def contribution() -> Contribution:
@@ -147,11 +147,11 @@ def contribution() -> Contribution:
     return Contribution(**who, boot=1, seq=2, kind="zeroth-order", num_examples=9, metrics=metrics, body=body)
 
 
-def _told(read: tuple[Step, ...]) -> Any:
+def _plain_steps(read: tuple[Step, ...]) -> Any:
     return [
-        [one.round, one.generator, str(one.seed), one.tunable, _bits(one.lr), _bits(one.share),
-         [_bits(value) for value in one.scalars]]
-        for one in read
+        [step.round, step.generator, str(step.seed), step.tunable, _bits(step.lr), _bits(step.share),
+         [_bits(value) for value in step.scalars]]
+        for step in read
     ]  # fmt: skip
 
 
@@ -161,12 +161,12 @@ def _bits(value: float) -> str:
 
 def _twice(data: bytes) -> str:
     """A word on names that stand twice in an object, each of which Python looks at."""
-    found: list[bool] = []
+    repeats: list[bool] = []
     try:
-        json.loads(data, object_pairs_hook=lambda pairs: found.append(len(dict(pairs)) < len(pairs)))
+        json.loads(data, object_pairs_hook=lambda pairs: repeats.append(len(dict(pairs)) < len(pairs)))
     except (ValueError, RecursionError):
         return ""
-    return ", with a name twice" if any(found) else ""
+    return ", with a name twice" if any(repeats) else ""
 
 
 def _manifest(data: bytes) -> Any:
@@ -175,8 +175,8 @@ def _manifest(data: bytes) -> Any:
     except ModelError as error:
         raise BundleError(f"{error}{_twice(data)}") from None
     check_manifest(read)
-    told = msgspec.to_builtins(read)
-    return {name: value for name, value in told.items() if name != "seal"}
+    fields = msgspec.to_builtins(read)
+    return {name: value for name, value in fields.items() if name != "seal"}
 
 
 def _settings(data: bytes) -> Any:
@@ -200,14 +200,14 @@ def _with_kind(kind: Kind) -> bytes:
 
 def _read_topic(data: bytes) -> Any:
     try:
-        found = topics.parse(data.decode())
+        address = topics.parse(data.decode())
     except UnicodeDecodeError as error:
         raise topics.TopicError(str(error)) from None
-    return [found.device, found.leaf, found.sha.hex(), found.index]
+    return [address.device, address.leaf, address.sha.hex(), address.index]
 
 
 def pairs() -> list[Pair]:
-    of = {one.name: one.sound for one in targets()}
+    of = {target.name: target.sound for target in targets()}
     folder = shipped_folder("digits-wrn-10-1")
     whole = Bundle.open(folder)
     written = (folder / "manifest.json").read_bytes()
@@ -221,8 +221,8 @@ def pairs() -> list[Pair]:
         _with_kind(registry.write(registry.make(name))) for name in (*registry.DEFAULT_KINDS, "peft")
     )
     graph = whole.graph("train.all")
-    nodes = next(one.content for one in graph_check.fields(graph) if one.number == 7)
-    some = b"".join(one.encoded for one in list(graph_check.fields(nodes))[:6])
+    nodes = next(field.content for field in graph_check.fields(graph) if field.number == 7)
+    some = b"".join(field.encoded for field in list(graph_check.fields(nodes))[:6])
     return [
         *message_pairs(),
         Pair("offer or signed", (messages.encode(offer()), messages.encode(_signed())),
@@ -231,13 +231,13 @@ def pairs() -> list[Pair]:
         Pair("safetensors", of["safetensors"], tensors.decode,
              lambda ours, theirs: tensors.encode(ours) == theirs, (ModelError,), "safetensors"),
         Pair("manifest", (unsealed, written), _manifest, as_json, (ModelError,), "json", 0.3),
-        Pair("bundle zip", of["bundle zip"][:1], lambda data: [[name, len(one)] for name, one in
+        Pair("bundle zip", of["bundle zip"][:1], lambda data: [[name, len(content)] for name, content in
              archive.read_zip(data).items()], as_json, (ModelError,), share=0.5),
         Pair("bundle", (whole.packed(),), share=0.005),
-        Pair("protobuf", (some,), lambda data: [[one.number, len(one.content), len(one.encoded)] for one in
+        Pair("protobuf", (some,), lambda data: [[tag.number, len(tag.content), len(tag.encoded)] for tag in
              graph_check.fields(data)], as_json, (ModelError,)),
         Pair("onnx graph", (graph,), share=0.1),
-        Pair("steps", (log, named), lambda data: _told(steps.decode(data)), as_json, form="msgpack"),
+        Pair("steps", (log, named), lambda data: _plain_steps(steps.decode(data)), as_json, form="msgpack"),
         Pair("next round", (after, led), _next, same_message(Offer),
              before=("Offer", messages.encode(offer()))),
         Pair("short contribution", (short,), lambda data: small.full_contribution(data, contribution()),

@@ -46,7 +46,7 @@ class Rounds:
     def asked(self, ask: AskRecord) -> None:
         pass
 
-    def trained(self, job: TrainingJob, made: Update) -> None:
+    def trained(self, job: TrainingJob, update: Update) -> None:
         pass
 
     def closed(self, line: SimulatedRound) -> None:
@@ -146,8 +146,8 @@ def main() -> None:
         measured[name] = np.array([recalls(policy, head, seed) for seed in range(options.seeds)])
         print(f"{name}: done", flush=True)
     rows = [
-        (name, *(f"{value:.1f}" for value in found.mean(0)[[10, *ALONE]]), f"{found.mean(0)[:7].mean():.1f}")
-        for name, found in measured.items()
+        (name, *(f"{value:.1f}" for value in runs.mean(0)[[10, *ALONE]]), f"{runs.mean(0)[:7].mean():.1f}")
+        for name, runs in measured.items()
     ]
     headers = ("", "all samples", *(f"digit {digit}" for digit in ALONE), "digits 0 to 6")
     print(tabulate(rows, headers, disable_numparse=True))

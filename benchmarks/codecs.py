@@ -69,15 +69,15 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
     seconds = []
     for _ in range(5):
         began = time.process_time()
-        made = work()
+        result = work()
         seconds.append(time.process_time() - began)
-    return 1e3 * min(seconds), made
+    return 1e3 * min(seconds), result
 
 
-def sizes(codec: Chain, made: list[Any]) -> tuple[float, ...]:
+def sizes(codec: Chain, updates_: list[Any]) -> tuple[float, ...]:
     """Bytes, and milliseconds of encoding and decoding."""
     rows = []
-    for base, update, specs in made:
+    for base, update, specs in updates_:
         encoding_ms, encoded = timed(lambda b=base, u=update: codec.encode(u, b, NO_TENSORS))
         decoding_ms, read = timed(lambda b=base, e=encoded, s=specs: codec.decode(e.body, b, s))
         tensors.check(read, specs)
@@ -117,19 +117,19 @@ def numbers_of(word: str) -> str:
 
 @cache
 def learnt(word: str, seeds: int, rounds: int) -> str:
-    found = [100 * accuracy(word, seed, rounds) for seed in range(seeds)]
-    if not found:
+    accuracies = [100 * accuracy(word, seed, rounds) for seed in range(seeds)]
+    if not accuracies:
         return ""
-    return f"{mean(found):.1f}%" + (f" ± {stdev(found):.1f}" if len(found) > 1 else "")
+    return f"{mean(accuracies):.1f}%" + (f" ± {stdev(accuracies):.1f}" if len(accuracies) > 1 else "")
 
 
-def zstd_beside_zlib(made: list[Any]) -> str:
+def zstd_beside_zlib(updates_: list[Any]) -> str:
     """What both make of the same bytes."""
     import zstandard
 
     rows = []
     for word in ("", "delta", "delta+half", "delta+int8"):
-        bodies = [codec_named(word).encode(update, base, NO_TENSORS).body for base, update, _ in made]
+        bodies = [codec_named(word).encode(update, base, NO_TENSORS).body for base, update, _ in updates_]
         packs = [partial(zlib.compress, level=6)]
         packs += [zstandard.ZstdCompressor(level=level).compress for level in (3, 10, 19)]
         packed = [f"{median(len(pack(body)) for body in bodies) / 1e3:.1f}" for pack in packs]
@@ -142,11 +142,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="of the simulated runs; 0: none")
     parser.add_argument("--rounds", type=int, default=8)
     args = parser.parse_args()
-    made = list(updates())
-    whole = sizes(codec_named(""), made)[0]
+    every = list(updates())
+    whole = sizes(codec_named(""), every)[0]
     rows = []
     for word in WORDS:
-        size, encoding_ms, decoding_ms = sizes(codec_named(word), made)
+        size, encoding_ms, decoding_ms = sizes(codec_named(word), every)
         rows.append(
             (
                 word or "(none)",
@@ -160,7 +160,7 @@ def main() -> None:
     headers = ("codec", "kB", "of whole", "encode ms", "decode ms", f"accuracy after {args.rounds} rounds")
     print(tabulate(rows, headers=headers, disable_numparse=True))
     try:
-        print("\n" + zstd_beside_zlib(made))
+        print("\n" + zstd_beside_zlib(every))
     except ImportError:
         print("\nzstandard is not installed, and is not needed: it is only compared here")
 

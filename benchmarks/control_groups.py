@@ -31,15 +31,15 @@ class Group:
     @property
     def killed(self) -> int:
         """Processes that the kernel has killed here for want of memory."""
-        found = dict(line.split() for line in (self.memory / "memory.oom_control").read_text().splitlines())
-        return int(found["oom_kill"])
+        counts = dict(line.split() for line in (self.memory / "memory.oom_control").read_text().splitlines())
+        return int(counts["oom_kill"])
 
 
 @contextmanager
 def group(memory_bytes: int, quota: float | None = None) -> Iterator[Group]:
     """A group that may use so much memory, and `quota` of one core. Raises OSError where none can be made."""
-    with ExitStack() as made:
-        memory = _made("memory", made)
+    with ExitStack() as until:
+        memory = _new_group("memory", until)
         for name, value in (
             ("memory.limit_in_bytes", memory_bytes),
             ("memory.swappiness", 0),
@@ -49,14 +49,14 @@ def group(memory_bytes: int, quota: float | None = None) -> Iterator[Group]:
         if quota is None:
             yield Group(memory)
             return
-        cpu = _made("cpu", made)
+        cpu = _new_group("cpu", until)
         (cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (cpu / "cpu.cfs_quota_us").write_text(str(round(quota * PERIOD_US)))
         (cpu / "cpu.shares").write_text(str(SHARES))
         yield Group(memory, (cpu,))
 
 
-def _made(part: str, until: ExitStack) -> Path:
+def _new_group(part: str, until: ExitStack) -> Path:
     folder = ROOT / part / f"device-runtime-{os.getpid()}"
     folder.mkdir()
     until.callback(folder.rmdir)

@@ -77,7 +77,7 @@ class Emulated:
             what = ("--no-index", "--no-compile", "--quiet", "--find-links", house, "--target", self.site)
             run(*self.python, "-m", "pip", "install", *what, "--root-user-action=ignore", "device-runtime")
 
-    def said(self, *words: str) -> str:
+    def output_of(self, *words: str) -> str:
         """What the emulated Python prints."""
         return output(*self.python, *words, environment=self.environment)
 
@@ -98,13 +98,13 @@ def output(*words: object, environment: dict[str, str] | None = None) -> str:
     )
 
 
-def compared(trial: Trial, there: Done, here: Done) -> tuple[object, ...]:
+def compared(trial: Trial, emulated: Done, here: Done) -> tuple[object, ...]:
     """A row of the table."""
-    if not (there.accepted and here.accepted):
-        who = "the emulated device" if not there.accepted else "the device here"
+    if not (emulated.accepted and here.accepted):
+        who = "the emulated device" if not emulated.accepted else "the device here"
         return (trial.name, trial.bundle, f"{who} had no update accepted", "", "", "", "")
-    off = rounds.off_by(there.served, here.served)
-    sent = there.sent
+    off = rounds.off_by(emulated.served, here.served)
+    sent = emulated.sent
     return (
         trial.name,
         trial.bundle,
@@ -125,10 +125,10 @@ def all_rounds(
     """Each kind on the emulated device, then here."""
     for number, trial in enumerate(TRIALS):
         homes = [folder / f"{number:02d}-{where}" for where in ("there", "here")]
-        there, here = (
+        emulated, here = (
             rounds.one_round(trial, place, home, bundles) for place, home in zip(places, homes, strict=True)
         )
-        yield trial, there, here
+        yield trial, emulated, here
 
 
 def main() -> int:
@@ -142,14 +142,14 @@ def main() -> int:
     native = wheel.environment(folder / "native", own)
     kinds.export(folder / "bundles")
     say("profile")
-    print(emulated.said(*emulated.command[len(emulated.python) :], "profile"))
+    print(emulated.output_of(*emulated.command[len(emulated.python) :], "profile"))
     say("directions: four of 1,000,003 elements")
     program = folder / "directions.py"
     program.write_text(DIRECTIONS)
-    hashes = [emulated.said(str(program)), output(native / "python", program)]
+    hashes = [emulated.output_of(str(program)), output(native / "python", program)]
     print("".join(hashes))
     say("a masked update")
-    print(emulated.said(str(Path(__file__).parent / "masking_device.py"), "--repeats", "5"))
+    print(emulated.output_of(str(Path(__file__).parent / "masking_device.py"), "--repeats", "5"))
     say("one round of every kind")
     data, passed, table = folder / "bundles" / "data.npz", True, []
     places = (
@@ -157,10 +157,10 @@ def main() -> int:
         Place([str(native / "device-runtime")], data),
     )
     with tempfile.TemporaryDirectory() as runs:
-        for trial, there, here in all_rounds(places, Path(runs), folder / "bundles"):
-            table.append(compared(trial, there, here))
-            print(f"{trial.name}: {rounds.told(there)}", flush=True)
-            passed &= there.accepted and here.accepted and rounds.off_by(there.served, here.served) <= MOST
+        for trial, far, here in all_rounds(places, Path(runs), folder / "bundles"):
+            table.append(compared(trial, far, here))
+            print(f"{trial.name}: {rounds.last_words(far)}", flush=True)
+            passed &= far.accepted and here.accepted and rounds.off_by(far.served, here.served) <= MOST
     print(tabulate(table, HEADERS, disable_numparse=True))
     return int(not passed or len({line.split()[1] for line in hashes}) > 1)
 

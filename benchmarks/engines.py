@@ -228,16 +228,18 @@ def timed(row: Row, folder: Path, repeats: int) -> dict[str, float]:
     for turn in range(-3, repeats):
         for engine in sorted(steps, reverse=bool(turn % 2)):
             time.sleep(PAUSE_S)
-            began, worked = time.perf_counter(), time.process_time()
+            began, cpu_began = time.perf_counter(), time.process_time()
             steps[engine]()
             if turn >= 0:
-                cpu[engine].append(1e3 * (time.process_time() - worked))
+                cpu[engine].append(1e3 * (time.process_time() - cpu_began))
                 wall[engine].append(1e3 * (time.perf_counter() - began))
-    found = {f"{engine} ms": median(wall[engine]) for engine in STEP}
-    found["ratio"] = found["onnx ms"] / found["torch ms"]
-    found["cpu"] = median(cpu["onnx"]) / median(cpu["torch"])
-    found["least"], found["usual"] = (min(cpu[engine]) / min(cpu["torch"]) for engine in ("onnx", "usual"))
-    return found
+    figures = {f"{engine} ms": median(wall[engine]) for engine in STEP}
+    figures["ratio"] = figures["onnx ms"] / figures["torch ms"]
+    figures["cpu"] = median(cpu["onnx"]) / median(cpu["torch"])
+    figures["least"], figures["usual"] = (
+        min(cpu[engine]) / min(cpu["torch"]) for engine in ("onnx", "usual")
+    )
+    return figures
 
 
 def peak_here(engine: str, row: Row, folder: Path) -> dict[str, float]:
@@ -246,10 +248,10 @@ def peak_here(engine: str, row: Row, folder: Path) -> dict[str, float]:
     for _ in range(STEPS):
         step()
     status = Path("/proc/self/status").read_text()  # getrusage would count the parent before exec, too
-    found = {f"{engine} MB": 1024 * int(status.partition("VmHWM:")[2].split()[0]) / 1e6}
+    figures = {f"{engine} MB": 1024 * int(status.partition("VmHWM:")[2].split()[0]) / 1e6}
     if engine == "onnx":
-        found["start ms"] = median(_start_ms(row, folder) for _ in range(STARTS))
-    return found
+        figures["start ms"] = median(_start_ms(row, folder) for _ in range(STARTS))
+    return figures
 
 
 def _start_ms(row: Row, folder: Path) -> float:
@@ -263,19 +265,19 @@ def _start_ms(row: Row, folder: Path) -> float:
 def measured_apart(engine: str, row: Row, folder: Path) -> dict[str, float]:
     """What `peak_here` finds in a new process."""
     command = [sys.executable, __file__, "--measure", engine, str(folder), json.dumps(asdict(row))]
-    found: dict[str, float] = json.loads(subprocess.check_output(command, text=True))
-    return found
+    figures: dict[str, float] = json.loads(subprocess.check_output(command, text=True))
+    return figures
 
 
 def measure(row: Row, folder: Path, repeats: int) -> dict[str, Any]:
     """All columns of a row."""
-    found: dict[str, Any] = {**asdict(row), **timed(row, folder, repeats)}
+    figures: dict[str, Any] = {**asdict(row), **timed(row, folder, repeats)}
     alone = Row(row.network, row.tunable, 1, row.batch)
     for engine in STEP:
-        found.update(measured_apart(engine, alone, folder))
-    found["of torch"] = found["onnx MB"] / found["torch MB"]
-    found["graph KB"] = Bundle.open(folder).entry(f"train.{row.tunable}").bytes / 1e3
-    return found
+        figures.update(measured_apart(engine, alone, folder))
+    figures["of torch"] = figures["onnx MB"] / figures["torch MB"]
+    figures["graph KB"] = Bundle.open(folder).entry(f"train.{row.tunable}").bytes / 1e3
+    return figures
 
 
 def rows(patterns: Iterable[str]) -> Iterator[Row]:
@@ -307,12 +309,12 @@ def main() -> None:
         print(json.dumps(peak_here(engine, Row(**json.loads(row)), Path(folder))))
         return
     repeats = options.repeats or (8 if options.quick else 30)
-    wanted = list(rows(options.rows or (["*/1/8"] if options.quick else ["*"])))
+    table_rows = list(rows(options.rows or (["*/1/8"] if options.quick else ["*"])))
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.cache or Path(temporary)
         table = []
-        for index, row in enumerate(wanted, start=1):
-            say(f"{index} of {len(wanted)}: {row}")
+        for index, row in enumerate(table_rows, start=1):
+            say(f"{index} of {len(table_rows)}: {row}")
             table.append(measure(row, exported(row.network, folder), repeats))
             if options.json:
                 options.json.write_text(json.dumps(table, indent=1))

@@ -67,7 +67,7 @@ def compare(latency_s: float) -> None:
     prepared, noted = prepare(scenario(latency_s), SEED), Noted()
     served = simulate(prepared, observer=noted)
     wire = perform(prepared, WireCourse(SEED, until_s=10_000))
-    opened = {told.round: at for at, told in wire.events if isinstance(told, RoundOpened)}
+    opened = {event.round: at for at, event in wire.events if isinstance(event, RoundOpened)}
     records = {(r.round, r.device): (at - opened[r.round], r) for at, r in wire.contributions}
     same = sum(
         records.get((a.round, a.device), (0, None))[1] is not None

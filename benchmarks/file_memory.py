@@ -132,17 +132,17 @@ def _rows(cases: list[str], size: int) -> Iterator[tuple[object, ...]]:
         with tempfile.TemporaryDirectory() as home:
             path = Path(home) / f"samples{ending}"
             write(path, size)
-            there = sum(f.stat().st_size for f in ([path] if path.is_file() else path.rglob("*.*")))
+            stored = sum(f.stat().st_size for f in ([path] if path.is_file() else path.rglob("*.*")))
             grown = []
             for where in ("device", "simulation"):
-                one = json.dumps([case, where, str(path)])
-                command = [sys.executable, __file__, "--one", one]
+                job = json.dumps([case, where, str(path)])
+                command = [sys.executable, __file__, "--one", job]
                 environment = {"XDG_CACHE_HOME": home, "PATH": "/usr/bin:/bin"}
                 done = subprocess.run(command, capture_output=True, text=True, env=environment)
                 if done.returncode:
                     raise SystemExit(done.stderr)
-                grown.append(json.loads(done.stdout.splitlines()[-1]) / there)
-            yield (case, there / 1e6, *grown)
+                grown.append(json.loads(done.stdout.splitlines()[-1]) / stored)
+            yield (case, stored / 1e6, *grown)
 
 
 def _grown(case: str, where: str, path: str) -> int:
@@ -150,17 +150,17 @@ def _grown(case: str, where: str, path: str) -> int:
     source, _, write = CASES[case]
     with tempfile.TemporaryDirectory() as home:  # a small file, for imports and buffers
         small = Path(home) / Path(path).name
-        given = write(small, 200_000)
-        manifest = replace(Bundle.open(find_bundle("digits-wrn-10-1")).manifest, input=given)
+        spec = write(small, 200_000)
+        manifest = replace(Bundle.open(find_bundle("digits-wrn-10-1")).manifest, input=spec)
         if "target" in case:
             manifest = replace(manifest, loss=PRICE, labels=PRICE.columns)
         _read(where, source, small, manifest)
     before = resident_bytes()
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    held = _read(where, source, Path(path), manifest)
-    found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
-    assert found and held is not None
-    return 1024 * int(found[1]) - before
+    samples = _read(where, source, Path(path), manifest)
+    peak = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
+    assert peak and samples is not None
+    return 1024 * int(peak[1]) - before
 
 
 def _read(where: str, source: str, path: Path, manifest: Manifest) -> object:

@@ -99,9 +99,9 @@ def installed_mb(folder: Path) -> list[tuple[str, float]]:
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", str(ROOT)], check=True)
     [site] = (folder / "venv" / "lib").glob("python*/site-packages")
     parts = [(path.name, _size(path) / 1e6) for path in site.iterdir() if path.is_dir()]
-    shown = [part for part in parts if part[1] > 1 and part[0] not in ("pip", "setuptools", "pkg_resources")]
+    large = [part for part in parts if part[1] > 1 and part[0] not in ("pip", "setuptools", "pkg_resources")]
     total = (_size(folder / "venv") - before) / 1e6
-    return [("device-runtime and all it needs", total), *sorted(shown, key=lambda part: -part[1])]
+    return [("device-runtime and all it needs", total), *sorted(large, key=lambda part: -part[1])]
 
 
 def _size(path: Path) -> int:

@@ -108,8 +108,10 @@ def targets() -> list[Target]:
     return [
         Target("graph", examined, (ModelError,), graphs.sound, 1.0, graphs.mutated),
         *(
-            Target(type(one).__name__, message_of(type(one)), (BrokerError,), (messages.encode(one),))
-            for one in sound
+            Target(
+                type(message).__name__, message_of(type(message)), (BrokerError,), (messages.encode(message),)
+            )
+            for message in sound
         ),
         Target(
             "topic",
@@ -129,7 +131,7 @@ def targets() -> list[Target]:
         Target("task", tasks.decode, (TaskError,), (task, json.dumps(json.loads(task), indent=1).encode())),
         Target(
             "url",
-            text(lambda one: BrokerUrl.parse(one, None, True)),
+            text(lambda url: BrokerUrl.parse(url, None, True)),
             (UrlError,),
             (b"mqtts://pi:p%40ss@host.example:8883", b"mqtt://[::1]:1883?mqtt=5"),
         ),
@@ -153,8 +155,8 @@ def fuzz(target: Target, inputs: int, seed: int, keep: Path | None = None) -> Ou
     """Feed it. Whatever it raises beside its own errors is counted as a failure."""
     draw = random.Random(f"{seed}:{target.name}")  # noqa: S311 - inputs
     outcome, process = Outcome(), psutil.Process()
-    for one in target.sound:
-        target.decode(one)  # they are sound
+    for example in target.sound:
+        target.decode(example)  # they are sound
     before, started = process.memory_info().rss, time.perf_counter()
     for number in range(inputs):
         with warnings.catch_warnings():
@@ -197,12 +199,12 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder for inputs that failed")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    chosen = [one for one in targets() if options.only in (None, one.name)]
+    chosen = [decoder for decoder in targets() if options.only in (None, decoder.name)]
     if not chosen:
         parser.error(
-            f"there is no decoder {options.only!r}; there are {', '.join(one.name for one in targets())}"
+            f"there is no decoder {options.only!r}; there are {', '.join(each.name for each in targets())}"
         )
-    whole, rows, failed = sum(one.share for one in chosen), [], 0
+    whole, rows, failed = sum(decoder.share for decoder in chosen), [], 0
     for target in chosen:
         inputs = max(1, round(options.inputs * target.share / whole))
         print(f"{target.name}: {inputs:,} inputs ...", file=sys.stderr, flush=True)

@@ -84,7 +84,7 @@ class Answer:
     verdict: int
     seconds: float
     growth: int
-    said: bytes
+    content: bytes
 
 
 class Node:
@@ -119,13 +119,13 @@ class Node:
 
 
 def _write(stdin: BinaryIO, name: str, inputs: list[bytes]) -> None:
-    told = name.encode()
+    name_bytes = name.encode()
     for data in inputs:
-        stdin.write(struct.pack("<I", len(told)) + told + struct.pack("<I", len(data)) + data)
+        stdin.write(struct.pack("<I", len(name_bytes)) + name_bytes + struct.pack("<I", len(data)) + data)
     stdin.flush()
 
 
-def made(draw: random.Random, pair: Pair) -> bytes:
+def mutant(draw: random.Random, pair: Pair) -> bytes:
     """Damaged bytes, or a sound input with other values in one to three places."""
     if not pair.form or draw.random() < 0.5:
         return mutated(draw, pair.sound)
@@ -135,8 +135,8 @@ def made(draw: random.Random, pair: Pair) -> bytes:
         return msgspec.msgpack.encode(_other(draw, value, (*VALUES, b"", b"abc", bytes(32))))
     head = 0 if pair.form == "json" else 8
     end = head and 8 + int.from_bytes(data[:8], "little")
-    told = json.dumps(_other(draw, json.loads(data[head : end or None]), (*VALUES, "\ud800"))).encode()
-    return told if not head else len(told).to_bytes(8, "little") + told + data[end:]
+    head_ = json.dumps(_other(draw, json.loads(data[head : end or None]), (*VALUES, "\ud800"))).encode()
+    return head_ if not head else len(head_).to_bytes(8, "little") + head_ + data[end:]
 
 
 def _other(draw: random.Random, value: Any, values: tuple[Any, ...]) -> Any:
@@ -159,9 +159,9 @@ def _other(draw: random.Random, value: Any, values: tuple[Any, ...]) -> Any:
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in list(inner):
+    for key, inner_ in list(inner):
         yield value, key
-        yield from _places(one)
+        yield from _places(inner_)
 
 
 def fuzz(pair: Pair, node: Node, inputs: int, seed: int, keep: Path | None = None) -> Outcome:
@@ -170,11 +170,11 @@ def fuzz(pair: Pair, node: Node, inputs: int, seed: int, keep: Path | None = Non
     outcome, started = Outcome(), time.perf_counter()
     if pair.before:
         list(node.answers(f"before {pair.before[0]}", [pair.before[1]]))
-    for one in node.answers(pair.name, list(pair.sound)):
-        if one.verdict != 1:
-            raise OSError(f"a sound {pair.name} is not read: {one.said.decode()}")
+    for reply in node.answers(pair.name, list(pair.sound)):
+        if reply.verdict != 1:
+            raise OSError(f"a sound {pair.name} is not read: {reply.content.decode()}")
     while outcome.inputs < inputs:
-        batch = [made(draw, pair) for _ in range(min(BATCH, inputs - outcome.inputs))]
+        batch = [mutant(draw, pair) for _ in range(min(BATCH, inputs - outcome.inputs))]
         for data, answer in zip(batch, node.answers(pair.name, batch), strict=True):
             before = outcome.failed
             _judge(pair, data, answer, outcome)
@@ -190,9 +190,9 @@ def _judge(pair: Pair, data: bytes, answer: Answer, outcome: Outcome) -> None:
     outcome.refused += answer.verdict == 0
     outcome.slowest_s = max(outcome.slowest_s, answer.seconds)
     outcome.growth = max(outcome.growth, answer.growth)
-    said = answer.said.decode("utf-8", "replace")[:400]
+    text = answer.content.decode("utf-8", "replace")[:400]
     if answer.verdict == 2:
-        outcome.fails(outcome.inputs, f"node: {' '.join(said.split())}")
+        outcome.fails(outcome.inputs, f"node: {' '.join(text.split())}")
     elif answer.seconds > SLOWEST_S:
         outcome.fails(outcome.inputs, f"node took {answer.seconds:.1f} s for {len(data)} bytes")
     elif answer.growth > GROWTH_BYTES + GROWTH_PER_BYTE * len(data):
@@ -202,14 +202,14 @@ def _judge(pair: Pair, data: bytes, answer: Answer, outcome: Outcome) -> None:
 
 
 def _compare(pair: Pair, data: bytes, answer: Answer, outcome: Outcome) -> None:
-    refusal = said = answer.said.decode("utf-8", "replace")
+    refusal = text = answer.content.decode("utf-8", "replace")
     try:
         ours = pair.read(data) if pair.read else None
         if answer.verdict == 1:
-            if not pair.alike(ours, answer.said):
-                outcome.fails(outcome.inputs, f"Python reads something else: {said[:200]} / {ours!r:.200}")
+            if not pair.alike(ours, answer.content):
+                outcome.fails(outcome.inputs, f"Python reads something else: {text[:200]} / {ours!r:.200}")
             return
-        wrong = f"Python reads what Node refuses: {said[:300]}"
+        wrong = f"Python reads what Node refuses: {text[:300]}"
     except pair.errors as error:
         if answer.verdict == 0:
             return
@@ -231,12 +231,12 @@ def main() -> int:
     parser.add_argument("--only", metavar="NAME", help="one decoder")
     parser.add_argument("--keep", type=Path, help="folder for inputs that failed")
     options = parser.parse_args()
-    chosen = [one for one in pairs() if options.only in (None, one.name)]
+    chosen = [decoder for decoder in pairs() if options.only in (None, decoder.name)]
     if not chosen:
         parser.error(
-            f"there is no decoder {options.only!r}; there are {', '.join(one.name for one in pairs())}"
+            f"there is no decoder {options.only!r}; there are {', '.join(each.name for each in pairs())}"
         )
-    whole, rows, failed = sum(one.share for one in chosen), [], 0
+    whole, rows, failed = sum(decoder.share for decoder in chosen), [], 0
     node = Node()
     try:
         for pair in chosen:

@@ -47,18 +47,18 @@ def picture(form: str, mode: str = "RGB", **settings: object) -> bytes:
     return file.getvalue()
 
 
-def decoded(ending: str, given: InputSpec) -> Callable[[bytes], object]:
+def decoded(ending: str, spec: InputSpec) -> Callable[[bytes], object]:
     """Decodes a file with this ending for the input."""
 
     def decode(data: bytes) -> object:
         kind = single.content_of(data) if ending in single.PICTURES else ""
         used = kind if kind in single.DECODERS and kind in single.PICTURES else ending
-        return single.DECODERS[used](data).raw(given)
+        return single.DECODERS[used](data).raw(spec)
 
     return decode
 
 
-def in_file(ending: str, sample_format: SampleFormat, given: InputSpec, query: str = "") -> InFile:
+def in_file(ending: str, sample_format: SampleFormat, spec: InputSpec, query: str = "") -> InFile:
     """Reads a file of many samples by its format."""
 
     def read(path: Path) -> object:
@@ -68,7 +68,7 @@ def in_file(ending: str, sample_format: SampleFormat, given: InputSpec, query: s
             layout = table.layout(path, source)
             if layout.file is not None:
                 return list(table.listed(path, layout))
-        return sum(1 for _ in sample_format.read(unit, WantedSamples(given, source, 64 << 20)))
+        return sum(1 for _ in sample_format.read(unit, WantedSamples(spec, source, 64 << 20)))
 
     return InFile(f"samples{ending}", read)
 
@@ -78,7 +78,7 @@ def chunks_mutated(draw: random.Random, sound: tuple[bytes, ...]) -> bytes:
     if draw.random() < 0.3:
         return mutated(draw, sound)
     data = draw.choice(sound)
-    place, made = len(PNG), PNG
+    place, png = len(PNG), PNG
     while place + 12 <= len(data):
         (length,) = struct.unpack_from(">I", data, place)
         kind, body = data[place + 4 : place + 8], data[place + 8 : place + 8 + length]
@@ -92,8 +92,8 @@ def chunks_mutated(draw: random.Random, sound: tuple[bytes, ...]) -> bytes:
                 body = bytes(header)
             else:
                 body = mutated(draw, (body or b"\0",))
-        made += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-    return made
+        png += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    return png
 
 
 def members_mutated(draw: random.Random, sound: tuple[bytes, ...]) -> bytes:
@@ -133,8 +133,8 @@ def cells_mutated(draw: random.Random, sound: tuple[bytes, ...]) -> bytes:
             rows.insert(draw.randrange(len(rows)), list(draw.choice(rows)))
     mark, end = draw.choice((b",", b",", b";", b"\t", b"|")), draw.choice((b"\n", b"\r\n", b"\r"))
     head = b"\xef\xbb\xbf" if draw.random() < 0.1 else b""
-    made = head + end.join(mark.join(row) for row in rows)
-    return made.decode("latin-1").encode("utf-16") if draw.random() < 0.03 else made
+    content = head + end.join(mark.join(row) for row in rows)
+    return content.decode("latin-1").encode("utf-16") if draw.random() < 0.03 else content
 
 
 def npz(**arrays: object) -> bytes:
@@ -220,7 +220,7 @@ def sample_targets() -> list[Target]:
         npz(x=np.zeros((2, 3, 8, 8)), y=np.array([0, 1]), class_names=np.array(["a", "b"])),
     )
     rows = (ROWS, ROWS.replace(b",", b";"), FILES, ROWS.split(b"\n", 1)[1])
-    tabbed = tuple(one.replace(b",", b"\t") for one in rows)
+    tabbed = tuple(row.replace(b",", b"\t") for row in rows)
     steps = (STEPS, STEPS.replace(b"t,x", b"0,x"))
     texts = ("a text, é".encode(), b"\xef\xbb\xbfmarked")
     query = "SELECT * FROM seen"

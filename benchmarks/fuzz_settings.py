@@ -91,7 +91,7 @@ TOKENIZERS = (
             "pre_tokenizer": {"type": "ByteLevel"},
             "model": {
                 "type": "BPE",
-                "vocab": {one: number for number, one in enumerate((*SYMBOLS, "te", "xt"))},
+                "vocab": {symbol: number for number, symbol in enumerate((*SYMBOLS, "te", "xt"))},
                 "merges": ["t e", "x t"],
             },
         }
@@ -172,8 +172,8 @@ def scenario_of(path: Path) -> object:
 
 
 def labels_of(path: Path) -> object:
-    made = LabelMap.of(SampleSource(path.parent), ("yes", "no"))
-    return made.names
+    label_map = LabelMap.of(SampleSource(path.parent), ("yes", "no"))
+    return label_map.names
 
 
 def device_of(path: Path) -> object:
@@ -205,7 +205,7 @@ def setting_targets() -> list[Target]:
         SumSeed("pi-1", "full", Mask(key, (bytes(16),))),
         SumSeed("pi-2", "full", Mask(key, (bytes(16),))),
     )
-    asked = SumRequest(
+    sum_request = SumRequest(
         id=key, task="t", run="r", round=3, kind="full", at=0, min_group=2, values=100, sums=0,
         body=msgspec.msgpack.encode(seeds),
     )  # fmt: skip
@@ -216,7 +216,7 @@ def setting_targets() -> list[Target]:
     tasks_of = (TASK, (ROOT / "deploy" / "task.toml").read_bytes())
     servers = ((ROOT / "deploy" / "server.toml").read_bytes(),)
     return [
-        Target("sum request", sums_of, (BrokerError, SumRefused), (messages.encode(asked),), 0.5),
+        Target("sum request", sums_of, (BrokerError, SumRefused), (messages.encode(sum_request),), 0.5),
         Target("sum answer", message_of(SumAnswer), (BrokerError,), (messages.encode(answer),), 0.3),
         Target("compact offer", offer_of, (BrokerError,), (compact_round.encode_offer(following),), 0.3),
         Target("step log", step_log.decode, (BrokerError,), (step_log.encode([step, step]),), 0.5),

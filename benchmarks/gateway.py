@@ -62,8 +62,8 @@ Told = tuple["Device", Event]
 class Device:
     """One connection. What it hears goes to a queue that all share."""
 
-    def __init__(self, number: int, url: BrokerUrl, heard: queue.SimpleQueue[Told]) -> None:
-        self.name, self._heard = f"page-{number}", heard
+    def __init__(self, number: int, url: BrokerUrl, events: queue.SimpleQueue[Told]) -> None:
+        self.name, self._events = f"page-{number}", events
         self.round = self.counted = 0
         gone = messages.encode(State(boot=1, online=False))
         here = messages.encode(State(boot=1, online=True))
@@ -76,7 +76,7 @@ class Device:
         self.link = Link(url, self.name, self, options)  # type: ignore[arg-type]
 
     def put(self, event: Event) -> None:
-        self._heard.put((self, event))
+        self._events.put((self, event))
 
     def say(self, leaf: str, message: messages.Message) -> None:
         self.link.publish(topics.up(self.name, leaf), messages.encode(message))
@@ -101,7 +101,7 @@ class Rounds:
 
     kind: str
     devices: list[Device]
-    heard: queue.SimpleQueue[Told]
+    events: queue.SimpleQueue[Told]
     blobs: Blobs
 
     def __post_init__(self) -> None:
@@ -115,8 +115,10 @@ class Rounds:
         self.small = {"body": body} if len(body) <= INLINE_LIMIT else {}
         first = next(iter(update))
         self.large = {
-            one.name: self.blobs.put(tensors.encode({**update, first: update[first] + np.float32(1e-3 * n)}))
-            for n, one in enumerate(() if self.small else self.devices)
+            device.name: self.blobs.put(
+                tensors.encode({**update, first: update[first] + np.float32(1e-3 * n)})
+            )
+            for n, device in enumerate(() if self.small else self.devices)
         }
 
     def until(self, done: Callable[[], bool]) -> float:
@@ -124,9 +126,9 @@ class Rounds:
         began = time.monotonic()
         while not done():
             if time.monotonic() - began > PATIENCE_S:
-                raise TimeoutError(f"not in {PATIENCE_S:g} s: {sum(one.counted for one in self.devices)}")
+                raise TimeoutError(f"not in {PATIENCE_S:g} s: {sum(page.counted for page in self.devices)}")
             try:
-                device, event = self.heard.get(timeout=0.1)
+                device, event = self.events.get(timeout=0.1)
             except queue.Empty:
                 continue
             if isinstance(event, Received) and event.payload:
@@ -184,8 +186,8 @@ def served(broker: Mosquitto, options: argparse.Namespace, folder: Path) -> tupl
         )
     end = time.monotonic() + 60
     while time.monotonic() < end and process.poll() is None:
-        if found := re.search(r"browsers join at (\S+)/join/", log.read_text()):
-            return process, found[1]
+        if match := re.search(r"browsers join at (\S+)/join/", log.read_text()):
+            return process, match[1]
         time.sleep(0.1)
     raise RuntimeError(log.read_text())
 
@@ -196,23 +198,23 @@ def measured(way: str, options: argparse.Namespace, folder: Path) -> list[list[o
     assert isinstance(broker, Mosquitto)
     process, page = served(broker, options, folder)
     processes = {"aggregator": psutil.Process(process.pid), "Mosquitto": psutil.Process(broker.pid)}
-    look: Callable[[], dict[str, Used]] = lambda: {k: Used.of(one) for k, one in processes.items()}  # noqa: E731
+    look: Callable[[], dict[str, Used]] = lambda: {k: Used.of(watched) for k, watched in processes.items()}  # noqa: E731
     direct = str(broker.web_url).replace("://", f"://{WEB_USER}:web@")
     url = BrokerUrl.parse(page.replace("http", "ws", 1) + "/join/mqtt" if way == "gateway" else direct)
-    heard: queue.SimpleQueue[Told] = queue.SimpleQueue()
-    devices = [Device(number, url, heard) for number in range(options.devices)]
-    rounds = Rounds(options.kind, devices, heard, Blobs(folder / "blobs"))
+    events: queue.SimpleQueue[Told] = queue.SimpleQueue()
+    devices = [Device(number, url, events) for number in range(options.devices)]
+    rounds = Rounds(options.kind, devices, events, Blobs(folder / "blobs"))
     try:
         time.sleep(REST_S)
         alone = look()
         for device in devices:
             device.link.connect()
         time.sleep(REST_S)
-        there = look()
+        joined = look()
         hello = Hello(boot=1, num_examples=10, profile="page", memory_bytes=2**30, engine="none")
         for device in devices:
             device.say("hello", hello)
-        seconds = rounds.until(lambda: all(one.counted >= options.rounds for one in devices))
+        seconds = rounds.until(lambda: all(client.counted >= options.rounds for client in devices))
         after = look()
     finally:
         for device in devices:
@@ -227,10 +229,10 @@ def measured(way: str, options: argparse.Namespace, folder: Path) -> list[list[o
             way,
             name,
             shared(alone[name].megabytes),
-            shared(1e3 * (there[name].megabytes - alone[name].megabytes) / of_one),
+            shared(1e3 * (joined[name].megabytes - alone[name].megabytes) / of_one),
             shared(1e3 * (after[name].megabytes - alone[name].megabytes) / of_one),
-            shared(1e3 * (there[name].seconds - alone[name].seconds) / of_one),
-            shared(1e3 * (after[name].seconds - there[name].seconds) / of_one / options.rounds),
+            shared(1e3 * (joined[name].seconds - alone[name].seconds) / of_one),
+            shared(1e3 * (after[name].seconds - joined[name].seconds) / of_one / options.rounds),
             shared(seconds / options.rounds),
         ]
         for name in processes

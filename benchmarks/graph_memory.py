@@ -52,9 +52,9 @@ def shaped(graph: Graph) -> int:
 
 def table(bundle: str) -> list[tuple[object, ...]]:
     graphs = Bundle.open(find_bundle(bundle)).manifest.graphs
-    seen = {name: in_a_process(bundle, name) for name in graphs if name.partition(".")[0] in WHAT}
-    known = {name: round(MARGIN * seen[name]) + MARGIN_BYTES for name in KNOWN}
-    said = held_bytes(known, graphs, {name: graph.rows(BATCH) for name, graph in graphs.items()})
+    peaks = {name: in_a_process(bundle, name) for name in graphs if name.partition(".")[0] in WHAT}
+    measured = {name: round(MARGIN * peaks[name]) + MARGIN_BYTES for name in KNOWN}
+    estimates = held_bytes(measured, graphs, {name: graph.rows(BATCH) for name, graph in graphs.items()})
     return [
         (
             bundle.rpartition("/")[2],
@@ -63,9 +63,9 @@ def table(bundle: str) -> list[tuple[object, ...]]:
             f"{size / 1e6:.1f}",
             f"{shaped(graphs[name]) / 1e6:.1f}",
             f"{size / shaped(graphs[name]):.2f}",
-            f"{said[name] / size:.2f}",
+            f"{estimates[name] / size:.2f}",
         )
-        for name, size in seen.items()
+        for name, size in peaks.items()
     ]
 
 

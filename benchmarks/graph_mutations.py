@@ -59,9 +59,9 @@ Tree = list[list[Any]]
 
 def sound() -> tuple[bytes, ...]:
     """Those of the test vectors, and two of the smallest graphs of the shipped bundle."""
-    known = json.loads(VECTORS.read_text())["allowed"]
+    examples = json.loads(VECTORS.read_text())["allowed"]
     digits = Bundle.open(shipped_folder("digits-wrn-10-1"))
-    return (*(bytes.fromhex(one["graph"]) for one in known), digits.graph("forward"))
+    return (*(bytes.fromhex(example["graph"]) for example in examples), digits.graph("forward"))
 
 
 def apart(data: bytes, kind: str = "model") -> Tree:
@@ -94,21 +94,21 @@ class Graphs:
 
     def __init__(self) -> None:
         self.sound = sound()
-        refused = [bytes.fromhex(one["graph"]) for one in json.loads(VECTORS.read_text())["refused"]]
+        refused = [bytes.fromhex(example["graph"]) for example in json.loads(VECTORS.read_text())["refused"]]
         self._trees = [tree for data in (*self.sound, *refused) if (tree := _tried(data))]
 
-    def mutated(self, draw: random.Random, given: tuple[bytes, ...]) -> bytes:
+    def mutated(self, draw: random.Random, graphs: tuple[bytes, ...]) -> bytes:
         """One graph in two hundred is a large one, and one in ten is changed byte by byte as well."""
-        small = given[:-1] if len(given) > 1 else given
-        data = draw.choice(small) if draw.random() < 0.995 else given[-1]
+        small = graphs[:-1] if len(graphs) > 1 else graphs
+        data = draw.choice(small) if draw.random() < 0.995 else graphs[-1]
         tree = apart(data)
         for _ in range(draw.choice((1, 1, 2, 3, 6))):
             self._change(draw, tree)
-        made = together(tree)
-        if draw.random() < 0.1 and made:
-            at = draw.randrange(len(made))
-            made = made[:at] + draw.randbytes(draw.randrange(3)) + made[at + draw.randrange(3) :]
-        return made
+        mutant = together(tree)
+        if draw.random() < 0.1 and mutant:
+            at = draw.randrange(len(mutant))
+            mutant = mutant[:at] + draw.randbytes(draw.randrange(3)) + mutant[at + draw.randrange(3) :]
+        return mutant
 
     def _change(self, draw: random.Random, tree: Tree) -> None:
         place = draw.choice(list(_places(tree)) or [tree])  # all of it may have been taken out
@@ -159,7 +159,7 @@ def _places(tree: Tree) -> Iterator[Tree]:
 
 def _copy(field: list[Any]) -> list[Any]:
     content = field[2]
-    return [*field[:2], [_copy(one) for one in content] if isinstance(content, list) else content]
+    return [*field[:2], [_copy(inner) for inner in content] if isinstance(content, list) else content]
 
 
 def examined(data: bytes) -> None:
@@ -172,22 +172,30 @@ def examined(data: bytes) -> None:
     assert data[4:8] != b"ORTM"
     assert not (model.functions or model.training_info or model.metadata_props)
     assert not model.graph.sparse_initializer
-    taken = [tensor for tensor in model.graph.initializer if _is_outside(tensor)]
-    assert {tensor.name for tensor in taken} == names and len(taken) == len(names), "other names"
-    for tensor in taken:
-        said = [(entry.key, entry.value) for entry in tensor.external_data]
-        assert len(said) == len({key for key, _ in said}) == 3, said
-        assert dict(said) | {"length": ""} == {"location": "weights", "offset": "0", "length": ""}, said
-        assert int(dict(said)["length"]) >= 0, said
+    outside = [tensor for tensor in model.graph.initializer if _is_outside(tensor)]
+    assert {tensor.name for tensor in outside} == names and len(outside) == len(names), "other names"
+    for tensor in outside:
+        entries = [(entry.key, entry.value) for entry in tensor.external_data]
+        assert len(entries) == len({key for key, _ in entries}) == 3, entries
+        assert dict(entries) | {"length": ""} == {"location": "weights", "offset": "0", "length": ""}, entries
+        assert int(dict(entries)["length"]) >= 0, entries
     for node in model.graph.node:
         assert node.op_type not in ("Loop", "If", "Scan", "SequenceMap"), node.op_type
         assert node.domain in ("", "ai.onnx", "com.microsoft"), node.domain
-        for one in node.attribute:
+        for attribute in node.attribute:
             assert not (
-                one.HasField("g") or one.graphs or one.HasField("sparse_tensor") or one.sparse_tensors
+                attribute.HasField("g")
+                or attribute.graphs
+                or attribute.HasField("sparse_tensor")
+                or attribute.sparse_tensors
             )
-            assert not (one.tensors or one.ref_attr_name or one.HasField("tp") or one.type_protos)
-            assert not (one.HasField("t") and _is_outside(one.t)), one.name
+            assert not (
+                attribute.tensors
+                or attribute.ref_attr_name
+                or attribute.HasField("tp")
+                or attribute.type_protos
+            )
+            assert not (attribute.HasField("t") and _is_outside(attribute.t)), attribute.name
 
 
 def _is_outside(tensor: Any) -> bool:

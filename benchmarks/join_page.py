@@ -42,11 +42,11 @@ GROUPS = ("WASM", "libraries", "device", "page")
 T = TypeVar("T")
 
 
-def until(found: Callable[[], T | None]) -> T:
+def until(condition: Callable[[], T | None]) -> T:
     """What it gives, once it gives something."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
-        if (value := found()) is not None:
+        if (value := condition()) is not None:
             return value
         time.sleep(LOOK_S)
     raise SystemExit(f"nothing came of it in {PATIENCE_S:.0f} s")
@@ -103,13 +103,13 @@ def visit(browser: Browser, service: Service, samples: Path) -> tuple[dict[str, 
     passed("its first contribution is acknowledged")
 
     def loaded() -> dict[str, list[int]]:
-        known = {
+        transfers = {
             path: (sent, over)
             for where in (page, page.workers[0])
             for path, sent, over in where.evaluate(LOADED)
         }
         sums = {name: [0, 0, 0] for name in GROUPS}
-        for path, (sent, over) in known.items():
+        for path, (sent, over) in transfers.items():
             for place, value in enumerate((1, sent, over)):
                 sums[group(path)][place] += value
         return sums
@@ -150,7 +150,7 @@ def main() -> None:
     rows.append(["all", *(sum(weights[name][place] for name in GROUPS) for place in range(3))])
     print(tabulate(rows, headers=("what", "files", "bytes", "bytes of the next visit")))
     print()
-    rows = [[what, *(f(one[what] for one in seconds) for f in (median, min, max))] for what in seconds[0]]
+    rows = [[what, *(f(line[what] for line in seconds) for f in (median, min, max))] for what in seconds[0]]
     print(tabulate(rows, headers=("seconds until", "median", "least", "most"), floatfmt=".1f"))
 
 

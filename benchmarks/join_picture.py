@@ -77,8 +77,8 @@ def main() -> None:
         try:
             pages = []
             for number, scheme in enumerate(SCHEMES):
-                mine = slice(number * SAMPLES, (number + 1) * SAMPLES)
-                x, y = digits.images[mine].astype(np.uint8), digits.target[mine]
+                rows = slice(number * SAMPLES, (number + 1) * SAMPLES)
+                x, y = digits.images[rows].astype(np.uint8), digits.target[rows]
                 np.savez(folder / f"{scheme}.npz", x=x, y=y)
                 pages.append(joined(browser, service.url, scheme, folder / f"{scheme}.npz"))
             for page in pages:

@@ -38,20 +38,22 @@ def main() -> None:
     options.add_argument("--width", type=int, default=128)
     options.add_argument("--steps", type=int, default=2000)
     options.add_argument("--seed", type=int, default=0)
-    asked = options.parse_args()
+    arguments = options.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(asked.seed)
+    torch.manual_seed(arguments.seed)
     texts = texts_of(DATA / "sst2_train.tsv")
     tokenizer = learn_tokenizer(texts, "byte-pairs/1", TOKENS)
-    ids, held = (rows(tokenizer, some) for some in (texts, texts_of(DATA / "sst2_dev.tsv")))
-    model = network(asked.width)
+    ids, holdout = (rows(tokenizer, some) for some in (texts, texts_of(DATA / "sst2_dev.tsv")))
+    model = network(arguments.width)
     begun = time.process_time()
-    train(model, ids, held, asked.steps, np.random.default_rng(asked.seed))
-    asked.out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(asked.out)
-    (asked.out / "tokenizer.json").write_bytes(encode(tokenizer))
-    print(f"{asked.out}: {asked.steps} steps in {time.process_time() - begun:.0f} s of processor time")
+    train(model, ids, holdout, arguments.steps, np.random.default_rng(arguments.seed))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(arguments.out)
+    (arguments.out / "tokenizer.json").write_bytes(encode(tokenizer))
+    print(
+        f"{arguments.out}: {arguments.steps} steps in {time.process_time() - begun:.0f} s of processor time"
+    )
 
 
 def network(width: int) -> nn.Module:
@@ -70,14 +72,14 @@ def network(width: int) -> nn.Module:
 def rows(file: TokenizerFile, texts: list[str]) -> list[NDArray[np.int64]]:
     """The ids of each text, at most LENGTH, with what stands around it."""
     tokenizer = file.tokenizer()
-    found = (list(tokenizer.ids(text))[: LENGTH - 2] for text in texts)
-    return [np.array([START, *ids, END]) for ids in found]
+    texts_ids = (list(tokenizer.ids(text))[: LENGTH - 2] for text in texts)
+    return [np.array([START, *ids, END]) for ids in texts_ids]
 
 
 def train(
     model: nn.Module,
     ids: list[NDArray[np.int64]],
-    held: list[NDArray[np.int64]],
+    holdout: list[NDArray[np.int64]],
     steps: int,
     rng: np.random.Generator,
 ) -> None:
@@ -86,8 +88,8 @@ def train(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / WARM, (steps - step) / max(1, steps - WARM))
     )
-    fixed = [batch for batch, _ in zip(batches(held, np.random.default_rng(1)), range(8), strict=False)]
-    seen = 0.0
+    fixed = [batch for batch, _ in zip(batches(holdout, np.random.default_rng(1)), range(8), strict=False)]
+    total = 0.0
     for step, (x, where, y) in zip(range(1, steps + 1), batches(ids, rng), strict=False):
         loss = masked_loss(model, x, where, y)
         optimizer.zero_grad()
@@ -95,13 +97,13 @@ def train(
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        seen += loss.item()
+        total += loss.item()
         if step % 100 == 0 or step == steps:
             with torch.no_grad():
                 other = sum(masked_loss(model, *batch).item() for batch in fixed) / len(fixed)
-            mean = seen / (step % 100 or 100)
+            mean = total / (step % 100 or 100)
             print(f"step {step}: loss {mean:.3f}, on other sentences {other:.3f}", flush=True)
-            seen = 0.0
+            total = 0.0
 
 
 def masked_loss(model: nn.Module, x: Tensor, where: Tensor, y: Tensor) -> Tensor:
@@ -125,13 +127,13 @@ def batches(
         for chosen in rng.permutation(len(alike)):
             part = [ids[i] for i in alike[chosen]]
             x = np.full((len(part), max(map(len, part))), PADDING)
-            for row, one in zip(x, part, strict=True):
-                row[: len(one)] = one
+            for row, sample in zip(x, part, strict=True):
+                row[: len(sample)] = sample
             where = (rng.random(x.shape) < CHOSEN) & (x > MASK)
             y = torch.from_numpy(x[where])
             draw, other = rng.random(len(y)), rng.integers(MASK + 1, TOKENS, len(y))
-            kept = np.where(draw < MASKED + CHANGED, other, x[where])
-            x[where] = np.where(draw < MASKED, MASK, kept)
+            shown_ids = np.where(draw < MASKED + CHANGED, other, x[where])
+            x[where] = np.where(draw < MASKED, MASK, shown_ids)
             yield torch.from_numpy(x), torch.from_numpy(where), y
 
 

@@ -26,11 +26,11 @@ def main() -> None:
     options.add_argument("--samples", type=int, default=4000)
     options.add_argument("--tests", type=int, default=600)
     options.add_argument("--epochs", type=int, default=3)
-    asked = options.parse_args()
+    arguments = options.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    bundle = Bundle.open(asked.bundle)
-    spec = DataSpec(source="sst2", path=DATA, max_train=asked.samples, max_test=asked.tests)
+    bundle = Bundle.open(arguments.bundle)
+    spec = DataSpec(source="sst2", path=DATA, max_train=arguments.samples, max_test=arguments.tests)
     data = load(spec, 0, bundle)
     x, test_x = (torch.from_numpy(part.astype(np.int64)) for part in (data.train_x, data.test_x))
     y, test_y = torch.from_numpy(data.train_y), torch.from_numpy(data.test_y)
@@ -39,7 +39,7 @@ def main() -> None:
     own = {name: torch.from_numpy(weights[name]) for name in module.state_dict() if name in weights}
     module.load_state_dict(own, strict=False)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
-    for epoch in range(1, asked.epochs + 1):
+    for epoch in range(1, arguments.epochs + 1):
         losses = []
         for rows in torch.randperm(len(x)).split(32):
             loss = torch.nn.functional.cross_entropy(module(x[rows]), y[rows])

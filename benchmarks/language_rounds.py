@@ -98,21 +98,21 @@ def main() -> None:
     options.add_argument("--length", type=int, default=64)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--heads", action="store_true", help="the head alone, answered by a word")
-    asked = options.parse_args()
-    if asked.heads:
-        done = [run(asked, method, "word") for method in HEADS]
+    arguments = options.parse_args()
+    if arguments.heads:
+        done = [run(arguments, method, "word") for method in HEADS]
     else:
-        done = [run(asked, method, answer) for answer in ANSWERS for method in METHODS]
+        done = [run(arguments, method, answer) for answer in ANSWERS for method in METHODS]
     print(tabulate(done, headers="keys", tablefmt="github"))
 
 
-def run(asked: argparse.Namespace, method: str, answer: str) -> dict[str, Any]:
+def run(options: argparse.Namespace, method: str, answer: str) -> dict[str, Any]:
     """The row of one cell."""
-    asked.out.mkdir(parents=True, exist_ok=True)
-    rounds, task = HEADS[method] if asked.heads else (asked.rounds, METHODS[method])
-    sizes = (asked.seed, rounds, asked.samples, asked.tests, asked.length)
-    name = f"{method}, head" if asked.heads else method
-    file = asked.out / f"{name}-{answer}-{'-'.join(map(str, sizes))}.json".replace(" ", "_")
+    options.out.mkdir(parents=True, exist_ok=True)
+    rounds, task = HEADS[method] if options.heads else (options.rounds, METHODS[method])
+    sizes = (options.seed, rounds, options.samples, options.tests, options.length)
+    name = f"{method}, head" if options.heads else method
+    file = options.out / f"{name}-{answer}-{'-'.join(map(str, sizes))}.json".replace(" ", "_")
     if file.exists():
         return json.loads(file.read_text())
     table = {
@@ -120,16 +120,16 @@ def run(asked: argparse.Namespace, method: str, answer: str) -> dict[str, Any]:
         "eval_every": max(1, rounds // 4),
         "data": {
             "source": "sst2", "path": DATA, "partition": "iid",
-            "max_train": asked.samples, "max_test": asked.tests,
+            "max_train": options.samples, "max_test": options.tests,
         },
         "task": {
-            "bundle": str(bundle(asked, answer).resolve()), "rounds": rounds, "round_deadline_s": 1e6,
+            "bundle": str(bundle(options, answer).resolve()), "rounds": rounds, "round_deadline_s": 1e6,
             **task,
         },
     }  # fmt: skip
     course = Course(10)
-    executor = OnFeatures if asked.heads else PlainExecutor
-    simulate(prepare(scenario.load("uniform", table), asked.seed), executor, course)
+    executor = OnFeatures if options.heads else PlainExecutor
+    simulate(prepare(scenario.load("uniform", table), options.seed), executor, course)
     row = {
         "method": name,
         "answer": answer,
@@ -144,12 +144,19 @@ def run(asked: argparse.Namespace, method: str, answer: str) -> dict[str, Any]:
     return row
 
 
-def bundle(asked: argparse.Namespace, answer: str) -> Path:
+def bundle(options: argparse.Namespace, answer: str) -> Path:
     """Exported, unless it is there. One that answers by a new head is drawn by the seed."""
-    folder = asked.out / f"{answer.replace(' ', '-')}-{asked.length}-{asked.seed}"
+    folder = options.out / f"{answer.replace(' ', '-')}-{options.length}-{options.seed}"
     if not (folder / "manifest.json").exists():
-        words = ["export", "roberta", "--weights", str(asked.model), "--tokenizer", str(asked.model)]
-        words += ["--input", str(asked.length), "--labels", "negative,positive", "--seed", str(asked.seed)]
+        words = ["export", "roberta", "--weights", str(options.model), "--tokenizer", str(options.model)]
+        words += [
+            "--input",
+            str(options.length),
+            "--labels",
+            "negative,positive",
+            "--seed",
+            str(options.seed),
+        ]
         words += [
             "--tunable",
             "all",

@@ -56,23 +56,23 @@ def main() -> None:
 
 def _growing(rng: np.random.Generator) -> list[tuple[str, float, float, float]]:
     """10,000 images of 3x32x32 in four files; then 1,000 more; then nothing new."""
-    given: Manifest = replace(Bundle.open(find_bundle("digits-wrn-10-1")).manifest, input=COLOURS)
-    found = []
+    manifest: Manifest = replace(Bundle.open(find_bundle("digits-wrn-10-1")).manifest, input=COLOURS)
+    rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number in range(4):
             _save(folder / f"{number}.npz", rng, 2500)
         before = psutil.Process().memory_info().rss
-        samples = LocalSamples(SampleSource(folder), given, Selection(0.1))
+        samples = LocalSamples(SampleSource(folder), manifest, Selection(0.1))
         for what in ("10,000 images read", "1,000 more in a new file", "nothing new"):
             began = time.perf_counter()
             samples.refresh()
             seconds = time.perf_counter() - began
             grown = psutil.Process().memory_info().rss - before
-            found.append((what, seconds, samples.memory_bytes / 1e6, grown / 1e6))
+            rows.append((what, seconds, samples.memory_bytes / 1e6, grown / 1e6))
             if what.startswith("10"):
                 _save(folder / "new.npz", rng, 1000)
-    return found
+    return rows
 
 
 def _save(path: Path, rng: np.random.Generator, count: int) -> None:

@@ -38,12 +38,12 @@ DEVICES, VALUES, SUMS = (10, 100, 1000), 1_000_000, 2
 def seeds(devices: int) -> bytes:
     """An encoded list of the seeds of so many devices, each for two helpers."""
     publics = (crypto_scalarmult_base(SECRET), crypto_scalarmult_base(b"\x22" * 32))
-    made = []
+    entries = []
     for number in range(devices):
         name = f"device-{number:06d}"
         mask, _ = seal(os.urandom(32), publics, MaskPurpose("digits", "run-1", 1, "full", "", name, 2))
-        made.append(SumSeed(name, "", mask))
-    return msgspec.msgpack.encode(tuple(made))
+        entries.append(SumSeed(name, "", mask))
+    return msgspec.msgpack.encode(tuple(entries))
 
 
 def measured(folder: Path, values: int) -> dict[str, float]:
@@ -58,11 +58,11 @@ def measured(folder: Path, values: int) -> dict[str, float]:
     before = memory_mb()
     moments = [time.process_time()]
     check_request(request, limits)
-    one = opened_set(SECRET, request, content, limits)
+    request_set = opened_set(SECRET, request, content, limits)
     moments.append(time.process_time())
-    ledger.record(one, 0)
+    ledger.record(request_set, 0)
     moments.append(time.process_time())
-    total = sum_of_masks(one)
+    total = sum_of_masks(request_set)
     moments.append(time.process_time())
     (folder / "answer").write_bytes(total.to_bytes())
     peak = memory_mb()
@@ -94,11 +94,11 @@ def main() -> None:
             folder = Path(name)
             (folder / "seeds").write_bytes(seeds(devices))
             words = [sys.executable, __file__, "--measure", name, "--values", str(options.values)]
-            found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-        total = sum(found[part] for part in ("open", "note", "add"))
+            run = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+        total = sum(run[part] for part in ("open", "note", "add"))
         rows.append(
-            [devices, options.values, f"{found['open']:.2f}", f"{found['note']:.2f}", f"{found['add']:.2f}",
-             f"{total:.2f}", f"{found['before']:.0f}", f"{found['peak']:.0f}", int(found["ledger"] / devices)]
+            [devices, options.values, f"{run['open']:.2f}", f"{run['note']:.2f}", f"{run['add']:.2f}",
+             f"{total:.2f}", f"{run['before']:.0f}", f"{run['peak']:.0f}", int(run["ledger"] / devices)]
         )  # fmt: skip
     columns = (
         "devices",

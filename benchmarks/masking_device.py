@@ -68,23 +68,23 @@ def made_up(values: int) -> tuple[Manifest, Tensors, Update]:
     parameters = tuple(Parameter(f"layer-{n}", (size,), "float32", "up", ("all",)) for n in range(TENSORS))
     manifest = Bundle.open(shipped_folder("digits-wrn-10-1")).manifest
     manifest = msgspec.structs.replace(manifest, parameters=parameters)
-    base = {one.name: rng.normal(0, 0.1, size).astype(np.float32) for one in parameters}
+    base = {parameter.name: rng.normal(0, 0.1, size).astype(np.float32) for parameter in parameters}
     new = {name: (w + rng.normal(0, 0.01, size)).astype(np.float32) for name, w in base.items()}
     return manifest, base, Update("full", new, SAMPLES, 0.5)
 
 
-def ways(manifest: Manifest, base: Tensors, made: Update) -> Iterator[tuple[str, Callable[[], int]]]:
+def ways(manifest: Manifest, base: Tensors, update: Update) -> Iterator[tuple[str, Callable[[], int]]]:
     """How the update can be made ready to send; each gives its bytes."""
 
     def clear() -> int:
-        return len(codec_named("").encode(made.tensors, base, NO_TENSORS).body)
+        return len(codec_named("").encode(update.tensors, base, NO_TENSORS).body)
 
     yield "in the clear", clear
     for helpers in (1, 2, 3):
-        given = RoundInputs(offer_of(helpers), "", base, NO_TENSORS)
+        inputs = RoundInputs(offer_of(helpers), "", base, NO_TENSORS)
 
-        def hidden(given: RoundInputs = given) -> int:
-            sent = masked(made, given, manifest, "pi-1", os.urandom(SECRET_BYTES))
+        def hidden(round_inputs: RoundInputs = inputs) -> int:
+            sent = masked(update, round_inputs, manifest, "pi-1", os.urandom(SECRET_BYTES))
             return len(sent.body) + len(sent.mask.key) + sum(map(len, sent.mask.tags))
 
         yield f"masked, {helpers} helper{'s' if helpers > 1 else ''}", hidden
@@ -127,11 +127,11 @@ def epoch(cache: Path, repeats: int) -> Iterator[tuple[Any, ...]]:
     x = rng.standard_normal((SAMPLES, *NETWORKS[NETWORK].input.shape), np.float32)
     data = LocalData(x, rng.integers(10, size=SAMPLES))
     run = Run(1, "pi-1", clock=lambda: 0.0, deadline=inf)
-    made = kind.train(model, data, run)
+    update = kind.train(model, data, run)
     whole = least_ms(lambda: kind.train(model, data, run), 3)
-    values = f"{sum(value.size for value in made.tensors.values()):,}"
+    values = f"{sum(value.size for value in update.tensors.values()):,}"
     yield values, f"an epoch of {SAMPLES} samples", "", f"{whole:.0f}", ""
-    for how, work in ways(bundle.manifest, bundle.weights(), made):
+    for how, work in ways(bundle.manifest, bundle.weights(), update):
         took = least_ms(work, repeats)
         yield values, how, f"{work():,}", f"{took:.2f}: {took / whole:.2%}", f"{peak_mb(work):.2f}"
 
@@ -143,7 +143,7 @@ def chromium() -> Iterator[tuple[Any, ...]]:
     for values in SIZES:
         with isolated_page((), {}) as page:
             page.evaluate("async () => { globalThis.m = await import('/benchmarks/masked_updates.js') }")
-            [process] = [one for one in renderers() if "--type=renderer" in one.cmdline()]
+            [process] = [renderer for renderer in renderers() if "--type=renderer" in renderer.cmdline()]
             before = process.memory_info().rss
             parts = page.evaluate("values => m.timed(values)", values)
             peak = f"{(_most_bytes(process.pid) - before) / 1e6:.0f}"
@@ -153,7 +153,9 @@ def chromium() -> Iterator[tuple[Any, ...]]:
 
 def _most_bytes(pid: int) -> int:
     """The most memory that a process has had (Linux)."""
-    [line] = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM")]
+    [line] = [
+        text for text in Path(f"/proc/{pid}/status").read_text().splitlines() if text.startswith("VmHWM")
+    ]
     return 1024 * int(line.split()[1])
 
 

@@ -97,8 +97,8 @@ def run(over: Mapping[str, Any], seed: int) -> list[SimulatedRound]:
 
 
 def percent(values: Iterable[float]) -> str:
-    known = [100 * value for value in values]
-    return f"{mean(known):.1f}" + (f" ± {stdev(known):.1f}" if len(known) > 1 else "")
+    percents = [100 * value for value in values]
+    return f"{mean(percents):.1f}" + (f" ± {stdev(percents):.1f}" if len(percents) > 1 else "")
 
 
 def by_group(seeds: int) -> None:
@@ -123,15 +123,15 @@ def of_group(fleet: Mapping[str, Any], size: int, wait_for: str, seeds: int) -> 
     task = {**fleet["task"], "wait_for": wait_for, **({"masks": {"min_group": size}} if size else {})}
     runs = [run({**fleet, "task": task}, seed) for seed in range(seeds)]
     last = [lines[-5:] for lines in runs]
-    asked = sum(line.asked for lines in runs for line in lines)
+    requests = sum(line.asked for lines in runs for line in lines)
     unopened = sum(line.unopened for lines in runs for line in lines) if size else 0
     idle = sum(line.sat_out for lines in runs for line in lines)
     return (
         str(size or "in the clear"),
         percent(mean(line.eval_acc for line in lines) for lines in last),
         percent(mean(mean(line.eval_acc_by_class[WEAK]) for line in lines) for lines in last),
-        f"{unopened / asked:.0%}",
-        f"{idle / asked:.0%}",
+        f"{unopened / requests:.0%}",
+        f"{idle / requests:.0%}",
     )
 
 

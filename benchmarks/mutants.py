@@ -62,7 +62,9 @@ def tried(folder: Path, sample: int | None, seed: int) -> dict[str, int | None]:
     drawn = [
         name
         for start in MACHINES.values()
-        for name in random.Random(seed).sample([one for one in names if one.startswith(start)], sample)  # noqa: S311
+        for name in random.Random(seed).sample(  # noqa: S311
+            [each for each in names if each.startswith(start)], sample
+        )
     ]
     codes = mutate(folder, *drawn)
     return {name: codes[name] for name in drawn}
@@ -70,8 +72,8 @@ def tried(folder: Path, sample: int | None, seed: int) -> dict[str, int | None]:
 
 def missed(codes: dict[str, int | None], machine: str) -> tuple[list[str], int]:
     """The names of a machine's mutants that no test finds, and the number of all its mutants."""
-    mine = {name: code for name, code in codes.items() if name.startswith(MACHINES[machine])}
-    return [name for name, code in mine.items() if code in MISSED], len(mine)
+    own = {name: code for name, code in codes.items() if name.startswith(MACHINES[machine])}
+    return [name for name, code in own.items() if code in MISSED], len(own)
 
 
 def main() -> None:
@@ -79,9 +81,9 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="only so many mutants of each machine")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where the copy of the code is made, and kept")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        codes = tried(given.folder or Path(temporary), given.sample, given.seed)
+        codes = tried(options.folder or Path(temporary), options.sample, options.seed)
     rows = []
     for machine in MACHINES:
         names, count = missed(codes, machine)

@@ -100,31 +100,33 @@ def backbone(folder: Path, size: int = SIZE) -> Bundle:
         labels = tuple(str(name) for name in file["class_names"])
     module = build("squeezenet", {"version": "1.0", "classes": len(labels)})
     load_weights(module, WEIGHTS, skip_head="classifier.1")
-    taken = InputSpec((3, size, size), 1 / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    return export(module, ExportSpec("squeezenet-ncm", taken, labels, sets={"head": {}}), folder)
+    spec = InputSpec((3, size, size), 1 / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    return export(module, ExportSpec("squeezenet-ncm", spec, labels, sets={"head": {}}), folder)
 
 
 def features(model: OnnxModel, photos: Photos) -> Matrix:
     """(n, 512), with progress on stderr."""
-    found: list[Matrix] = []
+    parts: list[Matrix] = []
     for part in photos.parts():
-        found.append(model.features(model.manifest.input.prepare(part)))
-        print(f"\r{PART * len(found)} of {len(photos.files)} images", end="", file=sys.stderr)
+        parts.append(model.features(model.manifest.input.prepare(part)))
+        print(f"\r{PART * len(parts)} of {len(photos.files)} images", end="", file=sys.stderr)
     print(file=sys.stderr)
-    return np.concatenate(found)
+    return np.concatenate(parts)
 
 
 def nearest_class_mean(bundle: Bundle, train: Photos, test: Photos, threads: int = 1) -> Result:
     """Rows of the head from the train images; its accuracy on the test images."""
     model = OnnxModel(bundle, threads=threads)
     began = time.perf_counter()
-    known, asked = features(model, train), features(model, test)
-    seconds = 1000 * (time.perf_counter() - began) / (len(known) + len(asked))
-    rows = np.stack([known[train.y == label].mean(0) for label in range(len(bundle.manifest.labels))])
+    train_features, test_features = features(model, train), features(model, test)
+    seconds = 1000 * (time.perf_counter() - began) / (len(train_features) + len(test_features))
+    rows = np.stack(
+        [train_features[train.y == label].mean(0) for label in range(len(bundle.manifest.labels))]
+    )
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     head = bundle.manifest.head
     weights = {head.weight: rows, head.bias: np.zeros(len(rows), np.float32)}
-    logits = SoftmaxHead(bundle.manifest, weights).logits(asked)
+    logits = SoftmaxHead(bundle.manifest, weights).logits(test_features)
     return Result("pooled", accuracy_and_loss(logits, test.y).eval_acc, seconds)
 
 

@@ -81,26 +81,26 @@ def fleet(slow: float, up: int) -> dict[str, Any]:
 
 def scenario(name: str, order: tuple[str, ...]) -> dict[str, Any]:
     """As a TOML file would have it."""
-    one, known = DATA[name], shared()
+    source, tables = DATA[name], shared()
     folder = data_folder(None, os.environ)
-    entry = known.entry(name, "cpu")
+    entry = tables.entry(name, "cpu")
     samples = exporting.BundleSamples(entry, folder.form(entry, "cpu"))
-    made = "digits-wrn-10-1" if name == "digits" else "cnn-quarter"
+    network = "digits-wrn-10-1" if name == "digits" else "cnn-quarter"
     kinds = [
         {
             "name": kind,
-            "settings": {**SETTINGS.get(kind, {}), **(one["training"] if kind in TRAINING else {})},
+            "settings": {**SETTINGS.get(kind, {}), **(source["training"] if kind in TRAINING else {})},
         }
         for kind in (*TRAINING, *order)
     ]
     return {
-        **one["scenario"],
+        **source["scenario"],
         "eval_every": 2,
-        "fleet": fleet(*one["fleet"]),
-        "data": msgspec.to_builtins(spec_of(samples, one["data"], folder)),
+        "fleet": fleet(*source["fleet"]),
+        "data": msgspec.to_builtins(spec_of(samples, source["data"], folder)),
         "task": {
-            **one["task"],
-            "bundle": exporting.bundle(made, known, samples, folder),
+            **source["task"],
+            "bundle": exporting.bundle(network, tables, samples, folder),
             "head": "closed-form",
             "kinds": kinds,
         },
@@ -110,15 +110,17 @@ def scenario(name: str, order: tuple[str, ...]) -> dict[str, Any]:
 def toml(value: Any) -> str:
     """In one line."""
     if isinstance(value, list | tuple):
-        return f"[{', '.join(toml(one) for one in value)}]"
+        return f"[{', '.join(toml(inner) for inner in value)}]"
     if not isinstance(value, dict):
         return json.dumps(value)
-    return f"{{ {', '.join(f'{name} = {toml(one)}' for name, one in value.items() if one is not None)} }}"
+    return (
+        f"{{ {', '.join(f'{name} = {toml(inner)}' for name, inner in value.items() if inner is not None)} }}"
+    )
 
 
 def run(file: Path, out: Path, seeds: int) -> None:
-    asked = ["--compare", "kinds=choose", "--seeds", str(seeds), "--parallel", "1", "--workers", "1"]
-    command = [sys.executable, "-m", "device_runtime", "simulate", str(file), *asked, "--run-dir", str(out)]
+    options = ["--compare", "kinds=choose", "--seeds", str(seeds), "--parallel", "1", "--workers", "1"]
+    command = [sys.executable, "-m", "device_runtime", "simulate", str(file), *options, "--run-dir", str(out)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -129,10 +131,12 @@ def lines(file: Path) -> list[dict[str, Any]]:
 def row(label: str, out: Path, alone: bool) -> tuple[str, ...]:
     """Of an order: its means over the seeds."""
     runs = sorted((out / "runs").iterdir())
-    last = [[one for one in lines(run / "rounds.jsonl") if one["eval_acc"] is not None][-5:] for run in runs]
-    accuracies = [mean(one["eval_acc"] for one in some) for some in last]
-    energy = mean(sum(one["energy_j"] for one in lines(run / "asks.jsonl")) for run in runs)
-    weak = mean(mean(one["eval_acc_by_class"][7:10]) for some in last for one in some)
+    last = [
+        [line for line in lines(run / "rounds.jsonl") if line["eval_acc"] is not None][-5:] for run in runs
+    ]
+    accuracies = [mean(line["eval_acc"] for line in some) for some in last]
+    energy = mean(sum(line["energy_j"] for line in lines(run / "asks.jsonl")) for run in runs)
+    weak = mean(mean(line["eval_acc_by_class"][7:10]) for some in last for line in some)
     by_seed = ", ".join(f"{accuracy:.1%}" for accuracy in accuracies)
     return label, f"{mean(accuracies):.1%} ({by_seed})", f"{weak:.1%}" if alone else "-", f"{energy:,.0f} J"
 

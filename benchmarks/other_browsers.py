@@ -55,15 +55,15 @@ def measured(which: str, bundle: bytes) -> dict[str, Any]:
     def done(tab: driven.Tab) -> str:
         nonlocal peak
         peak = max(peak, *map(_page_bytes, psutil.Process().children(recursive=True)))
-        said = str(tab.run("return document.title"))
-        return said if said.startswith("{") else ""
+        title = str(tab.run("return document.title"))
+        return title if title.startswith("{") else ""
 
-    made = {
+    files = {
         PAGE: ("text/html", HTML),
         "/run.js": ("text/javascript", RUN),
         "/bundle.zip": ("application/zip", bundle),
     }
-    with tempfile.TemporaryDirectory() as folder, served(made) as url:
+    with tempfile.TemporaryDirectory() as folder, served(files) as url:
         browser: driven.Browser = getattr(driven, which)
         with browser(Path(folder) / which) as tab:
             tab.open(url + PAGE)
@@ -76,11 +76,11 @@ def main() -> None:
     parser.add_argument("bundles", nargs="+", type=Path)
     rows = []
     for path in parser.parse_args().bundles:
-        found = [measured(which, pack(path)) for which in ("firefox", "webkit")]
-        for name in found[0]["graphs"]:
-            least = [f"{1000 * one['graphs'][name]['least']:.3g}" for one in found]
+        reports = [measured(which, pack(path)) for which in ("firefox", "webkit")]
+        for name in reports[0]["graphs"]:
+            least = [f"{1000 * report['graphs'][name]['least']:.3g}" for report in reports]
             rows.append([path.name, name, *least])
-        rows.append([path.name, "peak MB", *(f"{one['MB']:.0f}" for one in found)])
+        rows.append([path.name, "peak MB", *(f"{report['MB']:.0f}" for report in reports)])
     print(tabulate(rows, headers=["bundle", "graph", "Firefox", "WebKit"], disable_numparse=True))
 
 

@@ -35,9 +35,9 @@ Values = np.ndarray[Any, Any]
 def outputs(folder: Path) -> Iterator[tuple[str, Values]]:
     """Name and value of everything that the graphs of a bundle give."""
     bundle = Bundle.open(folder)
-    model, rng, given = OnnxModel(bundle), np.random.default_rng(0), bundle.manifest.input
-    shape = (SAMPLES, *given.shape)
-    ids = given.vocabulary
+    model, rng, spec = OnnxModel(bundle), np.random.default_rng(0), bundle.manifest.input
+    shape = (SAMPLES, *spec.shape)
+    ids = spec.vocabulary
     x = rng.standard_normal(shape, np.float32) if ids is None else rng.integers(0, ids, shape)
     y = rng.integers(0, len(bundle.manifest.labels), SAMPLES)
     for precision in PRECISIONS:
@@ -68,17 +68,17 @@ def main() -> int:
     what.add_argument("--write", type=Path, metavar="FILE")
     what.add_argument("--compare", type=Path, metavar="FILE")
     options = parser.parse_args()
-    found: dict[str, Values] = {}
+    outputs_: dict[str, Values] = {}
     for folder in options.bundles:
         print(folder, file=sys.stderr, flush=True)
-        found.update({f"{folder.name}: {name}": np.array(value) for name, value in outputs(folder)})
+        outputs_.update({f"{folder.name}: {name}": np.array(value) for name, value in outputs(folder)})
     if options.write:
-        np.savez(options.write, **found)
+        np.savez(options.write, **outputs_)
         return 0
     expected = np.load(options.compare)
     off = {
         k: float(np.abs(v - expected[k]).max() / max(np.abs(expected[k]).max(), 1e-9))
-        for k, v in found.items()
+        for k, v in outputs_.items()
     }
     rows = [(name, f"{value:.1e}") for name, value in off.items()]
     print(f"{platform.machine()}, ONNX Runtime {metadata.version('onnxruntime')}, numpy {np.__version__}")

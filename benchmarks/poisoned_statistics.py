@@ -140,8 +140,8 @@ def one_class(sent: Statistics, rng: np.random.Generator) -> Statistics:
     sums[label] = sent.sums.sums.sum(axis=0)
     counts = np.zeros_like(sent.sums.counts)
     counts[label] = total
-    found = ClassSums(sums, counts)
-    return Statistics(found, found, sent.moments, sent.right)
+    sums_ = ClassSums(sums, counts)
+    return Statistics(sums_, sums_, sent.moments, sent.right)
 
 
 def hidden_directions(sent: Statistics, rng: np.random.Generator) -> Statistics:
@@ -192,9 +192,9 @@ class Recording(NullObserver):
             self.rounds.append(RecordedRound(base))
         return self._inner.run(bases, jobs)
 
-    def trained(self, job: TrainingJob, made: Update) -> None:
-        own = {name: np.array(value) for name, value in made.tensors.items()}
-        self.rounds[-1].updates.append((job.name, replace(made, tensors=own, memory=None)))
+    def trained(self, job: TrainingJob, update: Update) -> None:
+        own = {name: np.array(value) for name, value in update.tensors.items()}
+        self.rounds[-1].updates.append((job.name, replace(update, tensors=own, memory=None)))
 
     def closed(self, line: SimulatedRound) -> None:
         self.lines.append(line)
@@ -241,48 +241,52 @@ class Replay:
         self, rule: str, attack: Attack | None, number: int, carried: CarriedState
     ) -> tuple[float, CarriedState]:
         """The accuracy after one round, and the state for the next."""
-        kept, task = self._rounds[number - 1], self._prepared.scenario.task
-        model = RoundModel(self._manifest, kept.base, number, task.round_seed(number), tools=self._tools)
+        recording, task = self._rounds[number - 1], self._prepared.scenario.task
+        model = RoundModel(self._manifest, recording.base, number, task.round_seed(number), tools=self._tools)
         kinds = {name: kind.strategy for name, kind in self._kinds.items()}
-        said = [(device, self._said(attack, device, one, number)) for device, one in kept.updates]
+        updates = [
+            (device, self._lie(attack, device, update, number)) for device, update in recording.updates
+        ]
         sizes = [
-            kind_statistics.most_samples(kinds[one.kind].variant_named(one.variant), one.num_examples)
-            for _, one in said
+            kind_statistics.most_samples(
+                kinds[update.kind].variant_named(update.variant), update.num_examples
+            )
+            for _, update in updates
         ]
         folding = Folding(kinds, model, carried, task.server)
         with Screen(folding, Robust(rule), sizes=sizes) as screen:  # type: ignore[arg-type]
-            for device, made in said:
-                screen.add(made, self._kinds[made.kind].weight_of(made), device)
+            for device, sent in updates:
+                screen.add(sent, self._kinds[sent.kind].weight_of(sent), device)
             merged, _ = screen.merged()
         self._model.load(merged.closed_form or merged.served)
         return evaluate(self._model, self._x, self._y).eval_acc, merged.carried
 
-    def _said(self, attack: Attack | None, device: str, update: Update, number: int) -> Update:
+    def _lie(self, attack: Attack | None, device: str, update: Update, number: int) -> Update:
         if attack is None or device != attack.device or number not in attack.rounds:
             return update
         kind = self._kinds[update.kind]
         strategy = kind.strategy.variant_named(update.variant)
-        asked = kind_statistics.statistics_of(strategy)
+        request = kind_statistics.statistics_of(strategy)
         rest, sent = class_statistics.split_statistics(update.tensors)
-        if asked is None or not sent:
+        if request is None or not sent:
             return update
-        shape = class_statistics.shape_of(asked, self._manifest)
+        shape = class_statistics.shape_of(request, self._manifest)
         rng = np.random.default_rng(number)
-        known = attack.lie(class_statistics.decode(sent, shape), rng)
-        times = min(attack.size, 0.99 * LARGEST / known.sums.counts.sum())
-        counts = np.floor(known.sums.counts * times).astype(np.int64)
-        grown = counts.sum() / known.sums.counts.sum()
-        sums = known.sums.recounted(counts)
+        lies = attack.lie(class_statistics.decode(sent, shape), rng)
+        times = min(attack.size, 0.99 * LARGEST / lies.sums.counts.sum())
+        counts = np.floor(lies.sums.counts * times).astype(np.int64)
+        grown = counts.sum() / lies.sums.counts.sum()
+        sums = lies.sums.recounted(counts)
         lied = Statistics(
-            sums, sums if known.moment_sums.counts.any() else known.moment_sums, known.moments * grown
+            sums, sums if lies.moment_sums.counts.any() else lies.moment_sums, lies.moments * grown
         )
-        content = {**rest, **class_statistics.encode(replace(lied, right=known.right), asked)}
-        made = replace(update, tensors=content, num_examples=max(update.num_examples, int(counts.sum())))
+        content = {**rest, **class_statistics.encode(replace(lied, right=lies.right), request)}
+        message = replace(update, tensors=content, num_examples=max(update.num_examples, int(counts.sum())))
         origin = UpdateOrigin(kind, strategy, self._manifest, self._rounds[number - 1].base)
-        if why := update_refusal(made.tensors, made.num_examples, origin):
+        if why := update_refusal(message.tensors, message.num_examples, origin):
             raise SystemExit(f"the lie is refused before it counts: {why}")
         # an update that trains the extractor keeps its own weight: the statistics alone lie
-        return replace(made, num_examples=update.num_examples) if strategy.trains_extractor else made
+        return replace(message, num_examples=update.num_examples) if strategy.trains_extractor else message
 
 
 def recorded(partition: str, rounds: int, seed: int) -> tuple[PreparedRun, Recording]:
@@ -310,8 +314,8 @@ def recorded(partition: str, rounds: int, seed: int) -> tuple[PreparedRun, Recor
         return recording[0]
 
     class Forward(NullObserver):
-        def trained(self, job: TrainingJob, made: Update) -> None:
-            recording[0].trained(job, made)
+        def trained(self, job: TrainingJob, update: Update) -> None:
+            recording[0].trained(job, update)
 
         def closed(self, line: SimulatedRound) -> None:
             recording[0].closed(line)
@@ -338,9 +342,9 @@ def main() -> None:
     first = options.first
     once, always = range(first, first + 1), range(first, options.rounds + 1)
     for partition in options.partition:
-        prepared, known = recorded(partition, options.rounds, options.seed)
-        replay = Replay(prepared, known.rounds)
-        names = sorted({device for device, _ in known.rounds[0].updates})[: options.liars]
+        prepared, recording_ = recorded(partition, options.rounds, options.seed)
+        replay = Replay(prepared, recording_.rounds)
+        names = sorted({device for device, _ in recording_.rounds[0].updates})[: options.liars]
         honest = {rule: replay.accuracies(rule, None) for rule in options.robust}
         for rule, values in honest.items():
             print(f"{partition}, robust {rule}, nobody lies:", " ".join(f"{100 * v:.1f}" for v in values))
@@ -351,7 +355,7 @@ def main() -> None:
                 for rule in options.robust:
                     for when in (once, always):
                         attacks = [Attack(device, lie, times, when) for device in names]
-                        lied = [replay.accuracies(rule, one) for one in attacks]
+                        lied = [replay.accuracies(rule, attack) for attack in attacks]
                         worst = [harm(honest[rule], values, first) for values in lied]
                         row += [f"{100 * max(w[0] for w in worst):.1f}", max(w[1] for w in worst)]
                 rows.append(row)

@@ -106,21 +106,23 @@ class Liar:
     claimed: float
     rounds: range
 
-    def said(self, made: Update, job: TrainingJob, base: Tensors) -> Update:
+    def lie_of(self, update: Update, job: TrainingJob, base: Tensors) -> Update:
         own = {
             name: value
-            for name, value in made.tensors.items()
+            for name, value in update.tensors.items()
             if value.dtype == np.float32 and not name.startswith(PREFIX)
         }
         start = {}
         for name, value in own.items():
-            known = base.get(name.removeprefix(FEW_SHOT))
-            start[name] = known if known is not None and known.shape == value.shape else 0 * value
-        told = self.lie(own, start, np.random.default_rng(job.round))
-        count = min(LARGEST, made.num_examples * self.claimed)
-        content = {**made.tensors, **{name: np.asarray(value, np.float32) for name, value in told.items()}}
+            base_value = base.get(name.removeprefix(FEW_SHOT))
+            start[name] = (
+                base_value if base_value is not None and base_value.shape == value.shape else 0 * value
+            )
+        lies = self.lie(own, start, np.random.default_rng(job.round))
+        count = min(LARGEST, update.num_examples * self.claimed)
+        content = {**update.tensors, **{name: np.asarray(value, np.float32) for name, value in lies.items()}}
         counted = "counts" in content or any(name.startswith(PREFIX) for name in content)
-        return replace(made, tensors=content, num_examples=made.num_examples if counted else int(count))
+        return replace(update, tensors=content, num_examples=update.num_examples if counted else int(count))
 
 
 class LyingExecutor:
@@ -132,12 +134,12 @@ class LyingExecutor:
         self._inner, self._liar = inner, liar
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
-        for job, made in zip(jobs, self._inner.run(bases, jobs), strict=True):
+        for job, update in zip(jobs, self._inner.run(bases, jobs), strict=True):
             liar = self._liar
-            if liar and job.device == 0 and job.round in liar.rounds and isinstance(made, Update):
-                yield liar.said(made, job, bases[job.base])
+            if liar and job.device == 0 and job.round in liar.rounds and isinstance(update, Update):
+                yield liar.lie_of(update, job, bases[job.base])
             else:
-                yield made
+                yield update
 
     def close(self) -> None:
         self._inner.close()
@@ -206,10 +208,10 @@ def main() -> None:
             honest = accuracies(scenario, None)
             print(f"{name}, nobody lies:", " ".join(f"{100 * value:.1f}" for value in honest))
             rows: list[list[Any]] = []
-            for said in options.lie:
-                row: list[Any] = [said]
+            for lie in options.lie:
+                row: list[Any] = [lie]
                 for when in (range(begin, begin + 1), range(begin, rounds + 1)):
-                    loss = (honest - accuracies(scenario, Liar(*LIES[said], when)))[begin - 1 :]
+                    loss = (honest - accuracies(scenario, Liar(*LIES[lie], when)))[begin - 1 :]
                     row += [
                         f"{100 * loss.max():.1f}",
                         int((loss > BACK + 1e-9).sum()),

@@ -88,15 +88,15 @@ def measure_here(folder: str, precision: str) -> dict[str, float]:
 
 def measure(bundle: Bundle, repeats: int) -> dict[str, dict[str, float]]:
     """By precision, in turns, so that a busy moment of the machine hits each."""
-    there = [precision for precision in PRECISIONS if graph_name(precision) in bundle.manifest.graphs]
-    found: dict[str, list[dict[str, float]]] = {precision: [] for precision in there}
+    precisions = [precision for precision in PRECISIONS if graph_name(precision) in bundle.manifest.graphs]
+    figures: dict[str, list[dict[str, float]]] = {precision: [] for precision in precisions}
     for _ in range(repeats):
-        for precision in there:
+        for precision in precisions:
             command = [sys.executable, __file__, "--measure", str(bundle.path), precision]
-            found[precision].append(json.loads(subprocess.check_output(command, text=True)))
+            figures[precision].append(json.loads(subprocess.check_output(command, text=True)))
     return {
         precision: {key: median(run[key] for run in runs) for key in runs[0]}
-        for precision, runs in found.items()
+        for precision, runs in figures.items()
     }
 
 
@@ -116,12 +116,12 @@ def with_precisions(bundle: Bundle, folder: Path) -> Bundle:
     manifest, files = bundle.manifest, {name: bundle.graph(name) for name in bundle.manifest.graphs}
     for precision in PRECISIONS[1:]:
         try:
-            made = lower_forward(files["forward"], weights, manifest.input, precision)
+            export_ = lower_forward(files["forward"], weights, manifest.input, precision)
         except ParityError as error:
             print(f"{manifest.name}: {error}", file=sys.stderr)
             continue
-        files[f"forward.{precision}"] = made.onnx
-        manifest = replace(manifest, graphs=manifest.graphs | {f"forward.{precision}": made.graph})
+        files[f"forward.{precision}"] = export_.onnx
+        manifest = replace(manifest, graphs=manifest.graphs | {f"forward.{precision}": export_.graph})
     return write(folder, manifest, weights, files)
 
 
@@ -140,13 +140,13 @@ def convolutional(name: str, settings: dict[str, str], spec: InputSpec, folder: 
     train, test = ncm_cifar10.read("train", TRAIN), ncm_cifar10.read("test", TEST)
 
     def score(run: Callable[[Matrix], list[Matrix]]) -> tuple[str, float]:
-        known, asked = (
+        train_features, test_features = (
             np.concatenate([run(spec.prepare(part))[1] for part in photos.parts()])
             for photos in (train, test)
         )
-        means = np.stack([known[train.y == label].mean(0) for label in range(10)])
+        means = np.stack([train_features[train.y == label].mean(0) for label in range(10)])
         means /= np.linalg.norm(means, axis=1, keepdims=True)
-        return "accuracy", float(((asked @ means.T).argmax(1) == test.y).mean())
+        return "accuracy", float(((test_features @ means.T).argmax(1) == test.y).mean())
 
     return Network(with_precisions(bundle, folder / "b"), score)
 
@@ -185,10 +185,10 @@ def transformer(size: str, folder: Path) -> Network:
     torch.manual_seed(0)
     module, spec = build("vit", {"size": size}), InputSpec((3, 224, 224))
     labels = tuple(str(number) for number in range(10))
-    made = export(
+    plain = export(
         module, ExportSpec(f"vit-{size}", spec, labels, sets={"head": {}}, objectives=()), folder / "a"
     )
-    bundle = with_precisions(made, folder / "b")
+    bundle = with_precisions(plain, folder / "b")
     x = np.random.default_rng(1).standard_normal((64, *spec.shape), np.float32)
     exact = run_with(opened(bundle, "float32"))(x)[0].argmax(1)
 

@@ -68,8 +68,8 @@ def runs(options: argparse.Namespace, folder: Path) -> Iterator[Cell]:
 
 
 def _done(place: Place, order: Order) -> tuple[tuple[Seen, ...], str]:
-    with group(round(1e6 * place.cap_mb), place.quota) as held:
-        output, died = children.output(held, device.__name__, msgspec.msgpack.encode(order), LONGEST_S)
+    with group(round(1e6 * place.cap_mb), place.quota) as control:
+        output, died = children.output(control, device.__name__, msgspec.msgpack.encode(order), LONGEST_S)
     return tuple(msgspec.msgpack.decode(output, type=list[Seen])) if output else (), died
 
 

@@ -57,8 +57,8 @@ def steps(row: Row, folder: Path, device: str) -> Iterator[tuple[str, Callable[[
         return lambda: trainer.loss_and_grads(x, y)
 
     def private(trainer: Gradients) -> Callable[[], object]:
-        made = PrivateGradients(trainer, Privacy(1.0, 1.0, np.random.default_rng(0)), BATCH)
-        return lambda: made.loss_and_grads(x, y)
+        gradients = PrivateGradients(trainer, Privacy(1.0, 1.0, np.random.default_rng(0)), BATCH)
+        return lambda: gradients.loss_and_grads(x, y)
 
     bundle = Bundle.open(folder)
     if device == "cpu":
@@ -74,15 +74,15 @@ def steps(row: Row, folder: Path, device: str) -> Iterator[tuple[str, Callable[[
 def timed(row: Row, folder: Path, device: str, repeats: int) -> dict[str, Any]:
     """Median milliseconds of each column, the steps in turns."""
     clock = time.process_time if device == "cpu" else time.perf_counter
-    found: dict[str, list[float]] = {}
-    made = dict(steps(row, folder, device))
+    times: dict[str, list[float]] = {}
+    by_name = dict(steps(row, folder, device))
     for turn in range(-1, repeats):
-        for name, step in made.items():
+        for name, step in by_name.items():
             began = clock()
             step()
             if turn >= 0:
-                found.setdefault(name, []).append(1e3 * (clock() - began))
-    return {"network": row.network, "set": row.tunable, **{name: median(ms) for name, ms in found.items()}}
+                times.setdefault(name, []).append(1e3 * (clock() - began))
+    return {"network": row.network, "set": row.tunable, **{name: median(ms) for name, ms in times.items()}}
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ def main() -> int:
         passed &= done.accepted
         version = output(programs / "python", "-c", "import platform; print(platform.python_version())")
         speed = f"{profile['speed']['flops_per_s'] / 1e9:.2f}"
-        rows.append((version, engine, numpy, speed, rounds.told(done)))
+        rows.append((version, engine, numpy, speed, rounds.last_words(done)))
         print(*rows[-1], sep="  ", flush=True)
     print(tabulate(rows, ("Python", "ONNX Runtime", "numpy", "GFLOP/s", "a round"), disable_numparse=True))
     return int(not passed)

@@ -41,7 +41,7 @@ sys.path[0] = str(PEERS)  # its modules import each other
 
 import processes
 from environments import python_of
-from runners import CASES, OURS, REFERENCE, RUNNERS, Case, wanted
+from runners import CASES, OURS, REFERENCE, RUNNERS, Case, peers_for
 from work import WORKS, Job, write
 
 LIMIT_S = 1800.0
@@ -76,23 +76,23 @@ class Place:
 def peers(options: argparse.Namespace, place: Place) -> int:
     """All peers on all cases, in turn: prints a table of each case, and the versions."""
     versions: dict[str, str] = {}
-    found: list[dict[str, Any]] = []
+    every: list[dict[str, Any]] = []
     repeats = 1 if options.quick else options.repeats
     for key in options.cases or CASES:
         case = CASES[key].quick() if options.quick else CASES[key]
-        rows = list(measured(place, key, case, wanted(options.peers, key), repeats))
+        rows = list(measured(place, key, case, peers_for(options.peers, key), repeats))
         for row in rows:
             versions |= row.pop("versions")
-        found += rows
+        every += rows
         ours = next((row["ms"] for row in rows if row["peer"] == OURS), rows[0]["ms"] if rows else 0.0)
         print(f"\n{key}: {case.cohort} of {case.users:,} users a round")
         print(
             tabulate(
-                [shown(row, ours) for row in rows], headers="keys", disable_numparse=True, stralign="right"
+                [cells(row, ours) for row in rows], headers="keys", disable_numparse=True, stralign="right"
             )
         )
         if options.json:
-            options.json.write_text(json.dumps({"versions": versions, "rows": found}, indent=1))
+            options.json.write_text(json.dumps({"versions": versions, "rows": every}, indent=1))
     print("\n" + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())))
     return 0
 
@@ -133,7 +133,7 @@ def measured(place: Place, key: str, case: Case, names: list[str], repeats: int)
         }
 
 
-def shown(row: dict[str, Any], ours: float) -> dict[str, str]:
+def cells(row: dict[str, Any], ours: float) -> dict[str, str]:
     """A line of the table."""
     return {
         "peer": row["peer"],
@@ -153,7 +153,7 @@ def check(options: argparse.Namespace, place: Place) -> int:
         small = replace(case, users=CHECKED_USERS, cohort=CHECKED_USERS, rounds=CHECKED_ROUNDS)
         data = str(place.data(small, checked=True))
         weights = {}
-        for name in (REFERENCE, *wanted(options.peers, key)):
+        for name in (REFERENCE, *peers_for(options.peers, key)):
             say(f"{key}, {name}")
             job = Job(
                 case.work, small.users, small.cohort, small.rounds, data, place.out(name, f"check-{key}")

@@ -60,7 +60,7 @@ TRIALS = (
     Trial("full", NETWORK, ONE),
     Trial("full+few-shot", NETWORK, ONE),
     Trial("sparse", NETWORK),
-    *(Trial("peft", NETWORK, {**ONE, "tunable": one}) for one in ("lora", "bias", "head")),
+    *(Trial("peft", NETWORK, {**ONE, "tunable": tunable}) for tunable in ("lora", "bias", "head")),
     Trial("entropy-subset", NETWORK, ONE),
     Trial("few-shot", NETWORK),
     Trial("local-zeroth-order", NETWORK, {"steps": 2, "lr": 1e-6}),
@@ -127,8 +127,8 @@ def export(out: Path, options: Mapping[str, Sequence[str]]) -> None:
     command += ["--labels", ",".join("0123456789"), "--out", str(out)]
     if out.name != NARROW:
         command += ["--new-head", "--weights", str(ncm_cifar10.WEIGHTS)]
-    given = (word for option, values in options.items() for value in values for word in (option, value))
-    subprocess.run([*command, *given], check=True)
+    words = (word for option, values in options.items() for value in values for word in (option, value))
+    subprocess.run([*command, *words], check=True)
 
 
 def predicted(trial: Trial, size: int, folder: Path) -> int:
@@ -169,9 +169,9 @@ def main() -> int:
         peak = predicted(trial, BOARD, folder)
         done, killed = on_board(trial, BOARD, folder)
         passed &= done.accepted and not killed
-        said = "accepted" if done.accepted else rounds.told(done)
+        status = "accepted" if done.accepted else rounds.last_words(done)
         in_round = f"{done.sent['peak_memory_bytes'] / 1e6:.0f}" if done.sent else ""
-        rows.append((trial.name, f"{peak / 1e6:.0f}", in_round, f"{done.peak_bytes / 1e6:.0f}", said))
+        rows.append((trial.name, f"{peak / 1e6:.0f}", in_round, f"{done.peak_bytes / 1e6:.0f}", status))
         print(*rows[-1], sep="  ", flush=True)
     if rows:
         headers = ("kind", "predicted MB", "in the round MB", "in all MB", f"on {BOARD} MiB")
@@ -179,11 +179,11 @@ def main() -> int:
     rows = []
     for network in options.networks.split(","):
         usual = Trial("full+few-shot", network, ONE, more=LESS)
-        for size in [int(one) for one in options.memory.split(",")]:
+        for size in [int(size_text) for size_text in options.memory.split(",")]:
             done, killed = on_board(usual, size, folder)
             passed &= not killed
-            held, sent = f"{done.peak_bytes / 1e6:.0f}", done.sent.get("kind", "nothing")
-            rows.append((network, size, held, sent, rounds.why(done)))
+            peak_mb, sent = f"{done.peak_bytes / 1e6:.0f}", done.sent.get("kind", "nothing")
+            rows.append((network, size, peak_mb, sent, rounds.why(done)))
             print(*rows[-1], sep="  ", flush=True)
     print(tabulate(rows, ("network", "MiB", "held MB", "sent", "why"), maxcolwidths=[None] * 4 + [80]))
     return int(not passed)

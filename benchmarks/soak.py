@@ -104,7 +104,7 @@ class Soak:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.options.seed)  # noqa: S311 - whom to kill
-        self.kept = {"persistence": self.options.persistence, "folder": self.folder / "broker"}
+        self.broker_options = {"persistence": self.options.persistence, "folder": self.folder / "broker"}
         self.broker = self._broker(0)
         url = self.broker.url
         serve = (
@@ -124,7 +124,7 @@ class Soak:
         end = time.monotonic() + 20
         while True:
             try:
-                started = brokers.start("mosquitto", BrokerOptions(port=port, **self.kept))
+                started = brokers.start("mosquitto", BrokerOptions(port=port, **self.broker_options))
             except Exception:
                 if time.monotonic() > end:
                     raise
@@ -163,7 +163,7 @@ class Soak:
         self.wait(lambda: self.rounds > 0 or self.log_has("round 1"), 120, "the first round does not begin")
         while sum(self.kills.values()) < self.options.kills:
             time.sleep(self.draw.expovariate(1 / self.options.every))
-            self.one()
+            self.disturb()
             done = sum(self.kills.values())
             if done % 10 == 0:
                 seconds = time.monotonic() - started
@@ -180,7 +180,7 @@ class Soak:
             lambda: f"contributions (device, round) have no receipt: {self.unreceipted(calm)}",
         )
 
-    def one(self) -> None:
+    def disturb(self) -> None:
         """One of them, in one way, for a while."""
         weights = {"aggregator": 3, "broker": 2, "device": 5} | ({"helper": 3} if self.helpers else {})
         whom = self.draw.choices(list(weights), list(weights.values()))[0]
@@ -250,12 +250,12 @@ class Soak:
 
     def unreceipted(self, until: int) -> list[tuple[str, int]]:
         """What waits in outboxes of rounds up to this one: device and round."""
-        found = []
+        waiting = []
         for device in self.devices:
             for path in (self.folder / device.name / "outbox").glob("*.msg"):
                 with suppress(FileNotFoundError):  # it has its receipt just now
-                    found.append((device.name, decode(path.read_bytes(), Contribution).round))
-        return [(name, number) for name, number in found if number <= until]
+                    waiting.append((device.name, decode(path.read_bytes(), Contribution).round))
+        return [(name, number) for name, number in waiting if number <= until]
 
     def audit(self) -> list[str]:
         """What does not agree; empty when all does."""
@@ -265,11 +265,11 @@ class Soak:
         wrong = []
         counted = Counter((number, device, kind) for number, device, kind, _ in stored)
         wrong += [f"{key} is counted {count} times" for key, count in counted.items() if count > 1]
-        self.told: Counter[str] = Counter()
+        self.statuses: Counter[str] = Counter()
         for device in self.devices:
             for number, kind, status, over in TOLD.findall(device.log.read_text(errors="replace")):
                 counts = (int(number), device.name, kind) in counted
-                self.told[status or f"{over}: {'it counts' if counts else 'it never came'}"] += 1
+                self.statuses[status or f"{over}: {'it counts' if counts else 'it never came'}"] += 1
                 if status in ("accepted", "duplicate") and not counts:
                     wrong.append(
                         f"{device.name} was told that {kind} of round {number} counts: it is not stored"
@@ -282,30 +282,32 @@ class Soak:
         missing = set(range(1, self.closed + 1)) - records.keys()
         wrong += [f"round {number} has no record" for number in sorted(missing)]
         for number, record in records.items():
-            told, kept = (
+            reported, stored_count = (
                 msgspec.msgpack.decode(record)["participants"],
                 len({device for _, device, _, into in stored if into == number}),
             )
-            if told != kept:
-                wrong.append(f"round {number} says {told} participants, contributions of {kept} are stored")
+            if reported != stored_count:
+                wrong.append(
+                    f"round {number} says {reported} participants, contributions of {stored_count} are stored"
+                )
         lines = (self.folder / "run" / "contributions.jsonl").read_bytes().splitlines()
-        closed = sum(one[3] in records for one in stored)
+        closed = sum(entry[3] in records for entry in stored)
         if len(lines) != closed:
             wrong.append(f"contributions.jsonl has {len(lines)} lines, of closed rounds {closed} are stored")
         self.stored = len(stored)
-        known = {(number, device) for number, device, _, _ in stored}
-        return wrong + [line for helper in self.helpers for line in self._audit_helper(helper, known)]
+        updates = {(number, device) for number, device, _, _ in stored}
+        return wrong + [line for helper in self.helpers for line in self._audit_helper(helper, updates)]
 
-    def _audit_helper(self, helper: Part, known: set[tuple[int, str]]) -> list[str]:
+    def _audit_helper(self, helper: Part, updates: set[tuple[int, str]]) -> list[str]:
         """What a helper has summed that the aggregator has no contribution of, or more than once."""
         with sqlite3.connect(self.folder / helper.name / "masks.sqlite") as db:
             query = "SELECT rounds.round, device FROM used JOIN rounds ON rounds.number = used.round"
             summed = Counter(db.execute(query))
             [self.sets] = db.execute("SELECT count(*) FROM sets").fetchone()
-        about = [f"{device} of round {number}" for number, device in summed.keys() - known]
+        about = [f"{device} of round {number}" for number, device in summed.keys() - updates]
         again = [f"{device} of round {number}" for (number, device), times in summed.items() if times > 1]
-        return [f"{helper.name} has summed {one}, which is not stored" for one in about] + [
-            f"{helper.name} has summed {one} twice" for one in again
+        return [f"{helper.name} has summed {update}, which is not stored" for update in about] + [
+            f"{helper.name} has summed {update} twice" for update in again
         ]
 
 
@@ -345,7 +347,7 @@ def main() -> int:
     kills = sum(soak.kills.values())
     print(tabulate(sorted(soak.kills.items()), ("killed", "times")))
     print()
-    print(tabulate(sorted(soak.told.items()), ("devices were told", "times")))
+    print(tabulate(sorted(soak.statuses.items()), ("devices were told", "times")))
     seconds = time.monotonic() - started
     print(
         f"\n{kills} kills, {soak.closed} rounds, {soak.stored} contributions stored, {seconds:.0f} s, "

@@ -126,7 +126,7 @@ async def strangers(site: Site, way: str, count: int, sources: list[str]) -> Non
         task.cancel()
 
 
-async def asked(site: Site) -> float:
+async def answer_s(site: Site) -> float:
     """Seconds until `/healthz` has answered; raises OSError, TimeoutError."""
     began = time.monotonic()
 
@@ -147,7 +147,7 @@ async def asked_for(site: Site, seconds: float) -> tuple[list[float], int]:
     answers, failed, end = [], 0, time.monotonic() + seconds
     while time.monotonic() < end:
         try:
-            answers.append(await asked(site))
+            answers.append(await answer_s(site))
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
             failed += 1
         await asyncio.sleep(ASK_EVERY_S)
@@ -182,8 +182,8 @@ def served(way: str, folder: Path) -> Iterator[tuple[str, Path]]:
     try:
         end = time.monotonic() + 60
         while time.monotonic() < end and process.poll() is None:
-            if found := re.search(r"http: (https?://\S+)", log.read_text()):
-                yield found[1], log
+            if match := re.search(r"http: (https?://\S+)", log.read_text()):
+                yield match[1], log
                 return
             time.sleep(0.1)
         raise RuntimeError(log.read_text())
@@ -228,7 +228,7 @@ def measured(way: str, addresses: int, options: argparse.Namespace) -> list[obje
             finally:
                 others.kill()
                 others.wait()
-            said = log.read_bytes()[before:]
+            lines = log.read_bytes()[before:]
     answers.sort()
     middle = answers[len(answers) // 2] if answers else float("nan")
     slowest = answers[-1] if answers else float("nan")
@@ -240,8 +240,8 @@ def measured(way: str, addresses: int, options: argparse.Namespace) -> list[obje
         failed,
         middle,
         slowest,
-        said.count(b"Traceback"),
-        said.count(b"\n"),
+        lines.count(b"Traceback"),
+        lines.count(b"\n"),
     ]
 
 

@@ -124,9 +124,9 @@ def main() -> None:
     parser.add_argument("--persons", type=int, default=12, help="Make up this many persons (default: 12).")
     parser.add_argument("--seconds", type=int, default=40, help="Of each recording (default: 40).")
     parser.add_argument("--seed", type=int, default=0, help="Draw by this seed (default: 0).")
-    asked = parser.parse_args()
-    write(asked.folder, asked.persons, asked.seconds, asked.seed)
-    print(f"{asked.folder}: {asked.persons} synthetic persons, {', '.join(GAITS)}")
+    options = parser.parse_args()
+    write(options.folder, options.persons, options.seconds, options.seed)
+    print(f"{options.folder}: {options.persons} synthetic persons, {', '.join(GAITS)}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ for name in ("kitchen.csv", "attic.csv", "test.csv"):
     houses(name)
 for name in ("pump-1.csv", "pump-2.csv"):
     np.savetxt(name, vibration(300), "%.3f", ",")
-known = np.column_stack([np.concatenate([vibration(100), vibration(30, 0.5)]), np.repeat([0, 1], [100, 30])])
+labelled = np.column_stack(
+    [np.concatenate([vibration(100), vibration(30, 0.5)]), np.repeat([0, 1], [100, 30])]
+)
 header = ",".join([*(f"s{number}" for number in range(16)), "label"])
-np.savetxt("known.csv", known, ["%.3f"] * 16 + ["%d"], ",", header=header, comments="")
+np.savetxt("known.csv", labelled, ["%.3f"] * 16 + ["%d"], ",", header=header, comments="")
 np.savetxt("today.csv", np.concatenate([vibration(2), vibration(1, 0.5)]), "%.3f", ",")

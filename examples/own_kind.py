@@ -66,15 +66,15 @@ class TopK(FedAvg):
 
     def train(self, model: Any, data: Any, run: Run) -> Update:
         base = model.weights
-        made = super().train(model, data, run)
-        change = flat({**base, **made.tensors}) - flat(base)
+        update = super().train(model, data, run)
+        change = flat({**base, **update.tensors}) - flat(base)
         if "left" in run.memory:
             change += run.memory["left"]
         count = self.count(change.size)
         largest = np.sort(np.argpartition(-np.abs(change), count - 1)[:count])
         sent = {"indices": largest.astype(np.int32), "values": change[largest]}
         change[largest] = 0.0
-        return replace(made, tensors=sent, memory={"left": change})
+        return replace(update, tensors=sent, memory={"left": change})
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         count = self.count(sum(spec.size for spec in manifest.stored() if spec.dtype == "float32"))

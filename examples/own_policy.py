@@ -26,5 +26,5 @@ class Frugal(ChoicePolicy):
     about: ClassVar[str] = "the richest update of at most 2 J, else the one of least energy"
 
     def pick(self, fitting: Sequence[Candidate], profile: DeviceProfile) -> Candidate | None:
-        cheap = [one for one in fitting if one.cost.energy_j <= BUDGET_J]
-        return cheap[0] if cheap else min(fitting, key=lambda one: one.cost.energy_j)
+        cheap = [plan for plan in fitting if plan.cost.energy_j <= BUDGET_J]
+        return cheap[0] if cheap else min(fitting, key=lambda plan: plan.cost.energy_j)

@@ -214,11 +214,11 @@ class Systemd:
         except TimeoutError:
             return None
 
-    def hears_at_last(self, wanted: str) -> None:
+    def hears_at_last(self, message: str) -> None:
         """Drops the beats before the wanted word; any other word fails the test."""
         end = time.monotonic() + 120.0
-        while (said := self.hears()) != wanted:
-            assert said == "WATCHDOG=1" and time.monotonic() < end, said
+        while (line := self.hears()) != message:
+            assert line == "WATCHDOG=1" and time.monotonic() < end, line
 
     def close(self) -> None:
         self._socket.close()
@@ -226,9 +226,9 @@ class Systemd:
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[Systemd]:
-    one = Systemd(tmp_path / "notify")
-    yield one
-    one.close()
+    new_systemd = Systemd(tmp_path / "notify")
+    yield new_systemd
+    new_systemd.close()
 
 
 class PostgresServer:
@@ -328,8 +328,8 @@ class PostgresServer:
 def _postgres_programs() -> Path | None:
     """Where distributions put what is not for everybody."""
     folders = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), Path("/usr/local/bin")]
-    found = shutil.which("initdb")
-    folders += [Path(found).parent] if found else []
+    initdb = shutil.which("initdb")
+    folders += [Path(initdb).parent] if initdb else []
     return next((folder for folder in folders if (folder / "initdb").exists()), None)
 
 
@@ -348,8 +348,8 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.fixture
 def database(request: pytest.FixtureRequest) -> str:
     """The URL where runs are kept; none is SQLite. A module that names DATABASES has its tests in each."""
-    wanted = getattr(request, "param", "sqlite")
-    return request.getfixturevalue("postgres").url if wanted == "postgres" else ""
+    kind = getattr(request, "param", "sqlite")
+    return request.getfixturevalue("postgres").url if kind == "postgres" else ""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -394,15 +394,15 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
         shared = shared.parent
 
     def made_once(name: str, make: Callable[[Path], object]) -> Path:
-        made, making = shared / "made" / name, shared / f"making-{os.getpid()}" / name
-        for path in (made, making):
+        target, making = shared / "made" / name, shared / f"making-{os.getpid()}" / name
+        for path in (target, making):
             path.parent.mkdir(exist_ok=True)
         with (shared / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not made.exists():
+            if not target.exists():
                 make(making)
-                making.rename(made)
-        return made
+                making.rename(target)
+        return target
 
     return made_once
 
@@ -450,11 +450,11 @@ class Exported:
 
         values = {"columns": ("price", "area"), "mean": (100.0, 0.0), "std": (30.0, 3.0)}
         flags = {"columns": ("a", "b", "c")}
-        given = {} if compared == "input" else flags if loss == "bce" else values
-        labels = given.get("columns", NORMAL)
+        columns = {} if compared == "input" else flags if loss == "bce" else values
+        labels = columns.get("columns", NORMAL)
         network = "autoencoder" if compared else "mlp"
         settings = {"inputs": 4, "hidden": 16, **({"code": 2} if compared else {"classes": len(labels)})}
-        target = targets_of(loss, labels, compared, **given)
+        target = targets_of(loss, labels, compared, **columns)
         name = f"{loss}{'-input' if compared else ''}"
         source = Source(network, settings)
         spec = ExportSpec(name, InputSpec((4,)), labels, loss=target, source=source)

@@ -89,16 +89,16 @@ class Proxy:
             except OSError:
                 client.close()
                 continue
-            for one in (client, broker):
-                one.settimeout(None)
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for side in (client, broker):
+                side.settimeout(None)
+                side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             pair = (client, broker, threading.Event())
             self._pairs.append(pair)
             for up in (True, False):
                 threading.Thread(target=self._pump, args=(pair, up), daemon=True).start()
 
     def _pump(self, pair, up):
-        here, there, frozen = pair if up else (pair[1], pair[0], pair[2])
+        here, far_end, frozen = pair if up else (pair[1], pair[0], pair[2])
         have, total = b"", 0
         try:
             while data := here.recv(8192 if self.bytes_per_s or self.cut_after else 65536):
@@ -118,35 +118,35 @@ class Proxy:
                 if self.delay_s:
                     time.sleep(self.delay_s)
                 if self._opaque:
-                    self._send(there, data, up)
+                    self._send(far_end, data, up)
                     continue
                 packets, have = _split(have + data)
                 for first, body in packets:
                     for packet in self._changed(up, first, body, here):
-                        self._send(there, packet, up)
+                        self._send(far_end, packet, up)
                 if up and self.packet_limit is not None and _length(have) > self.packet_limit:
                     return
         except OSError:
             pass
         finally:
             if not frozen.is_set():  # whoever is frozen hears nothing, not even of the end
-                for one in pair[:2]:
+                for side in pair[:2]:
                     with suppress(OSError):
-                        one.shutdown(socket.SHUT_RDWR)
+                        side.shutdown(socket.SHUT_RDWR)
 
-    def _send(self, there, packet, up):
+    def _send(self, far_end, packet, up):
         if not up:
             self.down += len(packet)
         if self.drip_s and not up:
             for number in packet:
-                there.sendall(bytes((number,)))
+                far_end.sendall(bytes((number,)))
                 time.sleep(self.drip_s)
         elif not up or self.bytes_per_s is None:
-            there.sendall(packet)
+            far_end.sendall(packet)
         else:
             piece = max(1, int(self.bytes_per_s / 20))
             for start in range(0, len(packet), piece):
-                there.sendall(packet[start : start + piece])
+                far_end.sendall(packet[start : start + piece])
                 time.sleep(len(packet[start : start + piece]) / self.bytes_per_s)
 
     def _changed(self, up, first, body, here):
@@ -171,11 +171,11 @@ class Proxy:
 
 
 def _reset(pair):
-    for one in pair[:2]:
+    for side in pair[:2]:
         with suppress(OSError):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            one.shutdown(socket.SHUT_RDWR)
-        one.close()
+            side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            side.shutdown(socket.SHUT_RDWR)
+        side.close()
 
 
 def _text(value):
@@ -204,18 +204,18 @@ def _header(data, start=0):
 
 def _length(data):
     """Bytes of the packet that begins here, as far as its header is here; 0 while it is not."""
-    found = _header(data)
-    return sum(found) if found else 0
+    header = _header(data)
+    return sum(header) if header else 0
 
 
 def _split(data):
     """Whole packets as (first byte, body), and the bytes that are left."""
     packets, start = [], 0
     while True:
-        found = _header(data, start)
-        if found is None or len(data) - found[0] < found[1]:
+        header = _header(data, start)
+        if header is None or len(data) - header[0] < header[1]:
             return packets, data[start:]
-        at, size = found
+        at, size = header
         packets.append((data[start], data[at : at + size]))
         start = at + size
 
@@ -227,7 +227,7 @@ class Peer:
     """
 
     def __init__(self, *answers: bytes | None, ends: bool | list[bool] = False, port: int = 0) -> None:
-        self.answers, self.connections, self.heard = list(answers), 0, bytearray()
+        self.answers, self.connections, self.stream = list(answers), 0, bytearray()
         self.ends = ends if isinstance(ends, list) else [ends]
         self._server = socket.create_server(("127.0.0.1", port))
         self._sockets: list[socket.socket] = []
@@ -242,10 +242,10 @@ class Peer:
         return f"mqtt://127.0.0.1:{self.port}"
 
     def hang_up(self):
-        for one in self._sockets:
+        for connection in self._sockets:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
         self._sockets.clear()
 
     def close(self):
@@ -268,7 +268,7 @@ class Peer:
 
     def _answer(self, client, answer, ends):
         with suppress(OSError):
-            self.heard += client.recv(4096)
+            self.stream += client.recv(4096)
             if answer is not None:
                 client.sendall(answer)
             if ends:
@@ -276,7 +276,7 @@ class Peer:
                 client.close()
                 return
             while data := client.recv(65536):
-                self.heard += data
+                self.stream += data
 
 
 @contextmanager
@@ -287,13 +287,13 @@ def black_hole() -> Iterator[int]:
         server.listen(0)
         waiting = []
         for _ in range(4):  # fill the queue of connections, so that further ones get no answer
-            one = socket.socket()
-            one.setblocking(False)
-            one.connect_ex(server.getsockname())
-            waiting.append(one)
+            caller = socket.socket()
+            caller.setblocking(False)
+            caller.connect_ex(server.getsockname())
+            waiting.append(caller)
         time.sleep(0.05)
         try:
             yield server.getsockname()[1]
         finally:
-            for one in waiting:
-                one.close()
+            for caller in waiting:
+                caller.close()

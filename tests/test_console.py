@@ -22,7 +22,7 @@ def line(form, **fields):
 
 
 @pytest.mark.parametrize(
-    "value, said",
+    "value, text",
     [
         (0.9629629629629629, "0.962963"),
         (1_700_000_000.1234567, "1700000000.123457"),
@@ -36,8 +36,8 @@ def line(form, **fields):
         ({"full": 0.1 + 0.2}, "\"{'full': 0.3}\""),
     ],
 )
-def test_numbers_in_the_log_as_text_have_the_digits_that_people_read(value, said):
-    assert line("text", x=value).endswith(f"info aggregator: round closed x={said}")
+def test_numbers_in_the_log_as_text_have_the_digits_that_people_read(value, text):
+    assert line("text", x=value).endswith(f"info aggregator: round closed x={text}")
 
 
 def test_numbers_in_the_log_as_json_are_exact():
@@ -52,7 +52,7 @@ def warning(text, at, number=1, level=logging.WARNING):
 
 def test_warnings_of_one_place_are_limited_and_what_was_left_out_is_counted():
     limited = LogLimit()
-    let = [one for one in range(100) if limited.filter(warning(f"message {one}", one / 10))]
+    let = [number for number in range(100) if limited.filter(warning(f"message {number}", number / 10))]
     assert let == list(range(WARNINGS))
     assert limited.filter(warning("another", 5.0, number=2))
     later = warning("the next", WITHIN_S)

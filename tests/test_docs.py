@@ -72,13 +72,13 @@ def commands(text: str) -> Iterator[list[str]]:
 def options(command: str) -> frozenset[str]:
     parser = argparse.ArgumentParser()
     import_module(COMMANDS[command].module).add_arguments(parser)
-    known, open_ = set(), [parser]
+    names, open_ = set(), [parser]
     while open_:
         for action in open_.pop()._actions:
-            known.update(action.option_strings)
+            names.update(action.option_strings)
             if isinstance(action, argparse._SubParsersAction):
                 open_.extend(action.choices.values())
-    return frozenset(known)
+    return frozenset(names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -90,8 +90,8 @@ def test_commands_and_options_of_a_page_exist(page: Path) -> None:
         if command not in COMMANDS:
             wrong.append(command)
             continue
-        given = {word.split("=")[0] for word in words if word.startswith("--")}
-        wrong += [f"{command} {option}" for option in given - options(command)]
+        flags = {word.split("=")[0] for word in words if word.startswith("--")}
+        wrong += [f"{command} {option}" for option in flags - options(command)]
     assert not wrong
 
 
@@ -112,13 +112,13 @@ def marked_slow(path, name):
 
 def test_the_page_of_faults_names_tests_that_exist_and_says_which_are_slow():
     wrong, path = [], None
-    for file, name, said in re.findall(
+    for file, name, mark in re.findall(
         r"`(tests/[\w/]+\.py)?(?:::(\w+))?`(?: \(\*((?:partly )?slow)\*\))?",
         (ROOT / "docs/faults.md").read_text("utf-8"),
     ):
         path = ROOT / file if file else path
         if not path.is_file():
             wrong.append(f"{file} does not exist")
-        elif name and (found := marked_slow(path, name)) != said:
-            wrong.append(f"{file}::{name} is {found or 'not slow'}")
+        elif name and (right_mark := marked_slow(path, name)) != mark:
+            wrong.append(f"{file}::{name} is {right_mark or 'not slow'}")
     assert wrong == []

@@ -90,8 +90,8 @@ def modules() -> tuple[Module, ...]:
 @cache
 def words() -> frozenset[str]:
     """The words of all code: identifiers, and words in strings that are not docstrings."""
-    found = {word for module in modules() for word in re.findall(r"\w+", module.code)}
-    return frozenset(found.union(dir(builtins), *(module.parts for module in modules())))
+    every = {word for module in modules() for word in re.findall(r"\w+", module.code)}
+    return frozenset(every.union(dir(builtins), *(module.parts for module in modules())))
 
 
 @cache
@@ -105,13 +105,13 @@ def dotted_words() -> frozenset[str]:
 
 def members(class_: str) -> set[str]:
     """The members of a class of this package, with those of its bases in this package."""
-    found: set[str] = set()
+    all_members: set[str] = set()
     for module in modules():
         if class_ in module.bases:
-            found |= module.members[class_]
+            all_members |= module.members[class_]
             for base in module.bases[class_]:
-                found |= members(base)
-    return found
+                all_members |= members(base)
+    return all_members
 
 
 def exists(name: str) -> bool:

@@ -26,9 +26,9 @@ def serve(broker, launched, tmp_path):
 
     def start(rounds=3, **flags):
         options = {"rounds": rounds, "deadline": 60, "min-devices": 2, **flags}
-        given = [part for name, value in options.items() for part in (f"--{name}", value)]
+        option_words = [part for name, value in options.items() for part in (f"--{name}", value)]
         where = ("--broker", broker.url, "--run-dir", tmp_path / "run")
-        return launched(tmp_path / "serve.log", "serve", "--bundle", "digits-wrn-10-1", *given, *where)
+        return launched(tmp_path / "serve.log", "serve", "--bundle", "digits-wrn-10-1", *option_words, *where)
 
     return start
 
@@ -38,8 +38,8 @@ def join(broker, launched, digits_in, tmp_path):
     """A device with data of its own, or with `data`."""
 
     def start(name, *extra, data=None):
-        mine = ("--data", data or digits_in(tmp_path / f"{name}.npz"), "--state", tmp_path / name)
-        return launched(tmp_path / f"{name}.log", "join", broker.url, "--name", name, *mine, *extra)
+        settings = ("--data", data or digits_in(tmp_path / f"{name}.npz"), "--state", tmp_path / name)
+        return launched(tmp_path / f"{name}.log", "join", broker.url, "--name", name, *settings, *extra)
 
     return start
 
@@ -59,14 +59,14 @@ def test_an_aggregator_killed_in_a_round_goes_on_with_what_it_had_acknowledged(
                 eventually(lambda least=acknowledged: sum(accepted().values()) >= least)
                 assert service.poll() is None
                 service.kill()
-        told = accepted()
+        counts = accepted()
         with serve(rounds=6) as service:
             assert service.wait(900) == 0
         assert (a.poll(), b.poll()) == (None, None)
     counted = Counter((c["round"], c["device"]) for c in lines(stored))
     assert set(counted.values()) == {1}
     assert {number for number, _ in counted} == set(range(1, 7))
-    for name, count in told.items():
+    for name, count in counts.items():
         assert sum(device == name for _, device in counted) >= count
 
 
@@ -276,9 +276,9 @@ def test_each_device_is_in_its_task_and_goes_on_to_the_next_when_it_may(
     assert set().union(*first.values()) <= {"a", "any"}
     assert "a" in first[1]
     assert set().union(*second.values()) <= {"c", "any"}
-    said = (tmp_path / "serve.log").read_text()
-    assert "digits: round 2 of 2" in said
-    assert "letters: round 4 of 4" in said
+    log = (tmp_path / "serve.log").read_text()
+    assert "digits: round 2 of 2" in log
+    assert "letters: round 4 of 4" in log
 
 
 @pytest.mark.slow
@@ -338,11 +338,11 @@ def test_a_round_that_waits_for_the_fast_closes_while_a_slow_device_is_at_work_w
         join("c", "--as", "pi-5", "--slow", "1500"),
     ):
         assert service.wait(900) == 0
-    duration_s = {one["round"]: one["duration_s"] for one in lines(tmp_path / "run" / "rounds.jsonl")}
+    duration_s = {row["round"]: row["duration_s"] for row in lines(tmp_path / "run" / "rounds.jsonl")}
     sent = lines(tmp_path / "run" / "contributions.jsonl")
-    assert {one["device"] for one in sent if one["round"] <= 2} == set("abc")
+    assert {row["device"] for row in sent if row["round"] <= 2} == set("abc")
     assert min(duration_s[number] for number in range(3, 23)) < 0.5 * duration_s[2]
     assert "s, when the fast were done; 1 at work)" in (tmp_path / "serve.log").read_text()
-    later = [one["round"] for one in sent if one["device"] == "c" and one["round"] > 2]
+    later = [row["round"] for row in sent if row["device"] == "c" and row["round"] > 2]
     assert later
     assert "is closed, counted in round" in (tmp_path / "c.log").read_text()

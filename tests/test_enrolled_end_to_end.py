@@ -53,9 +53,9 @@ class Enrolled:
             ports.add(find_port(BrokerOptions()))
         port, web_port = ports
         listeners = ["--port", port, *(["--websockets", web_port] if web else [])]
-        made = self._command("broker", "init", self.site, "--name", "127.0.0.1", *listeners, *user)
-        assert made.returncode == 0, made.stderr
-        self.start = next(line.strip() for line in made.stdout.splitlines() if "-c " in line).split()
+        process = self._command("broker", "init", self.site, "--name", "127.0.0.1", *listeners, *user)
+        assert process.returncode == 0, process.stderr
+        self.start = next(line.strip() for line in process.stdout.splitlines() if "-c " in line).split()
 
     def mosquitto(self):
         return self._launched(self.folder / "mosquitto.log", other=tuple(self.start))
@@ -73,15 +73,15 @@ class Enrolled:
         assert joined.returncode == 0, joined.stderr
 
     def join(self, name, *extra):
-        mine = ("--data", self._digits_in(self.folder / f"{name}.npz"), "--state", self.folder / name)
-        return self._launched(self.folder / f"{name}.log", "join", *mine, *extra)
+        settings = ("--data", self._digits_in(self.folder / f"{name}.npz"), "--state", self.folder / name)
+        return self._launched(self.folder / f"{name}.log", "join", *settings, *extra)
 
     def serve(self, rounds, *extra):
         options = f"--bundle digits-wrn-10-1 --kinds few-shot --rounds {rounds} --deadline 120".split()
         run = ["--enrolment", self.site, "--run-dir", self.folder / "run", "--min-devices", "2", *extra]
         return self._launched(self.folder / "serve.log", "serve", *options, *run)
 
-    def said(self, name):
+    def log_of(self, name):
         path = self.folder / f"{name}.log"
         return path.read_text() if path.exists() else ""
 
@@ -99,9 +99,11 @@ def test_two_enrolled_devices_take_part_over_tls_and_whoever_is_not_let_in_does_
             enrolled.enrol(name)
         revoked = command("device", "revoke", "pi-3", "--dir", enrolled.site)
         assert "has been told" in revoked.stderr
-        kept = Enrolment.load(tmp_path / "pi-1")
-        with enrolled.join("pi-1", "--until-done") as one, enrolled.join("pi-2", "--until-done") as two:
-            eventually(lambda: "connected" in enrolled.said("pi-1") and "connected" in enrolled.said("pi-2"))
+        enrolment = Enrolment.load(tmp_path / "pi-1")
+        with enrolled.join("pi-1", "--until-done") as first, enrolled.join("pi-2", "--until-done") as two:
+            eventually(
+                lambda: "connected" in enrolled.log_of("pi-1") and "connected" in enrolled.log_of("pi-2")
+            )
 
             # An offer of somebody else who may speak to all, by the broker's own word, is not acted on.
             forger = Link(
@@ -111,24 +113,24 @@ def test_two_enrolled_devices_take_part_over_tls_and_whoever_is_not_let_in_does_
             forged = _offer(b"forged")
             for payload in (Signer(bytes(32)).seal(topics.down("pi-1", "task"), forged, 1), b"\x93\x03"):
                 forger.publish(topics.down("pi-1", "task"), payload)
-            eventually(lambda: enrolled.said("pi-1").count("refused: it is not signed") == 2)
+            eventually(lambda: enrolled.log_of("pi-1").count("refused: it is not signed") == 2)
             forger.close()
 
             with enrolled.join("pi-3") as out:
                 assert out.wait(PATIENCE_S) == 2
-            assert "refused user 'pi-3'" in enrolled.said("pi-3")
+            assert "refused user 'pi-3'" in enrolled.log_of("pi-3")
 
             with enrolled.serve(2) as service:
-                assert service.wait(PATIENCE_S) == 0, enrolled.said("serve")
-            assert (one.wait(PATIENCE_S), two.wait(PATIENCE_S)) == (0, 0)
+                assert service.wait(PATIENCE_S) == 0, enrolled.log_of("serve")
+            assert (first.wait(PATIENCE_S), two.wait(PATIENCE_S)) == (0, 0)
         assert {(c["round"], c["device"]) for c in enrolled.contributions()} == {
             (number, name) for number in (1, 2) for name in ("pi-1", "pi-2")
         }
-        assert kept.password not in enrolled.said("pi-1") + enrolled.said("serve")
+        assert enrolment.password not in enrolled.log_of("pi-1") + enrolled.log_of("serve")
 
         examined = command("doctor", "--state", tmp_path / "pi-1", "--format", "json")
         assert examined.returncode == 0, examined.stdout
-        found = {one["what"]: one for one in json.loads(examined.stdout)}
+        findings = {finding["what"]: finding for finding in json.loads(examined.stdout)}
         for what in (
             "enrolment",
             "broker",
@@ -138,9 +140,9 @@ def test_two_enrolled_devices_take_part_over_tls_and_whoever_is_not_let_in_does_
             "access list",
             "packet limit",
         ):
-            assert found[what]["state"] == "ok", found[what]
-        assert "no aggregator has offered anything" in found["offer"]["found"]  # the task is over
-        assert found["clock"]["state"] == "ok"
+            assert findings[what]["state"] == "ok", findings[what]
+        assert "no aggregator has offered anything" in findings["offer"]["found"]  # the task is over
+        assert findings["clock"]["state"] == "ok"
         assert command("doctor", "--state", tmp_path / "pi-3").returncode == 1
         broker.send_signal(signal.SIGTERM)
 
@@ -154,7 +156,7 @@ def test_devices_over_web_sockets_and_one_over_tcp_go_on_where_mosquitto_was_kil
     with ExitStack() as stack:
         with enrolled.mosquitto() as broker:
             eventually(lambda: enrolled.running() or broker.poll() is not None)
-            if "Websockets support not available" in enrolled.said("mosquitto"):
+            if "Websockets support not available" in enrolled.log_of("mosquitto"):
                 pytest.skip("this mosquitto was built without WebSockets")
             for name in names:
                 enrolled.enrol(name)
@@ -163,15 +165,15 @@ def test_devices_over_web_sockets_and_one_over_tcp_go_on_where_mosquitto_was_kil
             eventually(lambda: len(enrolled.contributions()) >= len(names))
             broker.kill()
         stack.enter_context(enrolled.mosquitto())
-        assert service.wait(PATIENCE_S) == 0, enrolled.said("serve")
+        assert service.wait(PATIENCE_S) == 0, enrolled.log_of("serve")
         assert [device.wait(PATIENCE_S) for device in devices] == [0] * len(names)
         urls = {name: Enrolment.load(tmp_path / name).url for name in names}
         assert [url.partition("://")[0] for url in urls.values()] == ["wss", "wss", "mqtts"]
-        assert all(f"connected to {url} again" in enrolled.said(name) for name, url in urls.items())
+        assert all(f"connected to {url} again" in enrolled.log_of(name) for name, url in urls.items())
         examined = command("doctor", "--state", tmp_path / "pi-1", "--format", "json")
-        found = {one["what"]: one["state"] for one in json.loads(examined.stdout)}
-        assert {found[what] for what in ("broker", "tls", "credentials", "access list", "offer")} == {"ok"}
-    counted = Counter((one["round"], one["device"]) for one in enrolled.contributions())
+        states = {finding["what"]: finding["state"] for finding in json.loads(examined.stdout)}
+        assert {states[what] for what in ("broker", "tls", "credentials", "access list", "offer")} == {"ok"}
+    counted = Counter((row["round"], row["device"]) for row in enrolled.contributions())
     assert counted == Counter((number, name) for number in range(1, rounds + 1) for name in names)
 
 
@@ -183,7 +185,7 @@ def test_an_aggregator_with_another_key_gets_no_update(build, eventually):
         enrolled.enrol("pi-1")
         (enrolled.site / "aggregator.key").unlink()  # it is made anew, on first need
         with enrolled.join("pi-1") as device, enrolled.serve(1, "--min-devices", "1"):
-            eventually(lambda: "refused: it is not signed by the aggregator" in enrolled.said("pi-1"))
+            eventually(lambda: "refused: it is not signed by the aggregator" in enrolled.log_of("pi-1"))
             assert device.poll() is None
         assert not enrolled.contributions()
 

@@ -97,12 +97,12 @@ def test_a_device_is_paused_by_a_signal_or_a_command_stays_connected_and_goes_on
         before, at = cpu_s(device), time.monotonic()
         time.sleep(3.0)
         share = (cpu_s(device) - before) / (time.monotonic() - at)
-        held = len(counted(tmp_path))
+        count = len(counted(tmp_path))
         assert share < 0.25  # it looks around, and does nothing else
         assert run("policy", "--state", tmp_path / "pi").returncode == 1
         assert "disconnected" not in log.read_text()
         device.send_signal(signal.SIGUSR2)
-        eventually(lambda: len(counted(tmp_path)) > held)
+        eventually(lambda: len(counted(tmp_path)) > count)
         assert run("pause", "--state", tmp_path / "pi").returncode == 0
         eventually(lambda: log.read_text().count("paused: by hand, since") == 2)
         assert run("resume", "--state", tmp_path / "pi").returncode == 0
@@ -152,9 +152,9 @@ def test_what_waits_for_a_receipt_is_not_lost_by_leaving_unless_forced(broker, t
     refused = run("leave", "--state", tmp_path / "pi", "--yes")
     assert refused.returncode == 2
     assert "that wait for a receipt: 1." in refused.stderr
-    kept = run("leave", "--state", tmp_path / "pi", "--yes", "--keep-outbox", "--broker", broker.url)
-    assert kept.returncode == 0, kept.stderr
-    assert "said goodbye at" in kept.stdout
+    process = run("leave", "--state", tmp_path / "pi", "--yes", "--keep-outbox", "--broker", broker.url)
+    assert process.returncode == 0, process.stderr
+    assert "said goodbye at" in process.stdout
     assert sorted(path.name for path in (tmp_path / "pi").iterdir()) == ["blobs", "outbox"]
     assert leaving.unreceipted(tmp_path / "pi") == 1
     assert run("leave", "--state", tmp_path / "pi", "--yes", "--force").returncode == 0

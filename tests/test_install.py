@@ -121,15 +121,15 @@ def bare(installed, tmp_path_factory):
 
 def base_requirements():
     """The distributions that the wheel needs without any extra, and those that they need."""
-    found, left = set(), ["device-runtime"]
+    names, left = set(), ["device-runtime"]
     while left:
         for text in metadata.requires(left.pop()) or ():
             requirement = Requirement(text)
             name = requirement.name.lower()
-            if name not in found and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):
-                found.add(name)
+            if name not in names and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):
+                names.add(name)
                 left.append(name)
-    return sorted(found)
+    return sorted(names)
 
 
 def bare_environment():
@@ -152,25 +152,25 @@ def test_the_bare_environment_has_no_module_of_an_extra(bare):
     modules = {module for extra in EXTRAS.values() for module in extra.modules}
     modules |= {"PIL", "ray", "scipy", "pydantic", "websockets", "transformers", "pytest", "pip"}
     program = "import sys; from importlib.util import find_spec; print([*filter(find_spec, sys.argv[1:])])"
-    found = subprocess.check_output([bare, "-c", program, *modules], text=True, cwd=bare.parent)
-    assert found == "[]\n"
+    modules_ = subprocess.check_output([bare, "-c", program, *modules], text=True, cwd=bare.parent)
+    assert modules_ == "[]\n"
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
 def test_a_device_install_lists_all_commands_with_the_extra_that_they_need(words, bare, installed):
-    shown = bare_run(bare, installed, *words)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    said = " ".join(shown.stdout.split())
+    process = bare_run(bare, installed, *words)
+    assert (process.returncode, process.stderr) == (0, "")
+    text = " ".join(process.stdout.split())
     for name, command in COMMANDS.items():
         extra = f" (needs the extra `{command.needs}`)" if command.needs else ""
-        assert f" {name} {command.help}{extra} " in said
-    assert "pip install 'device-runtime[EXTRA]'" in said
+        assert f" {name} {command.help}{extra} " in text
+    assert "pip install 'device-runtime[EXTRA]'" in text
 
 
 def test_a_device_install_says_its_version(bare, installed):
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    shown = bare_run(bare, installed, "--version")
-    assert (shown.returncode, shown.stdout, shown.stderr) == (0, f"{version}\n", "")
+    process = bare_run(bare, installed, "--version")
+    assert (process.returncode, process.stdout, process.stderr) == (0, f"{version}\n", "")
 
 
 @pytest.fixture(scope="module")
@@ -186,25 +186,25 @@ for name in sys.argv[1:]:
         assert not left.code
     print("\f")
 """
-    shown = subprocess.run(
+    process = subprocess.run(
         [bare, "-c", program, *COMMANDS],
         cwd=bare.parent,
         env=bare_environment(),
         capture_output=True,
         text=True,
     )
-    assert (shown.returncode, shown.stderr) == (0, "")
-    return dict(zip(COMMANDS, shown.stdout.split("\f\n")[:-1], strict=True))
+    assert (process.returncode, process.stderr) == (0, "")
+    return dict(zip(COMMANDS, process.stdout.split("\f\n")[:-1], strict=True))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_device_install_has_help_of_each_command(name, helps):
-    command, shown = COMMANDS[name], helps[name]
-    assert shown.startswith(f"usage: device-runtime {name} ")
-    assert command.help in " ".join(shown.split())
-    assert f"\nExample: {command.example}\n" in shown
+    command, text = COMMANDS[name], helps[name]
+    assert text.startswith(f"usage: device-runtime {name} ")
+    assert command.help in " ".join(text.split())
+    assert f"\nExample: {command.example}\n" in text
     needs = f"Needs: pip install 'device-runtime[{command.needs}]'"
-    assert (needs in shown) == bool(command.needs)
+    assert (needs in text) == bool(command.needs)
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,8 @@ def test_the_list_of_commands_imports_none_of_them(bare):
 
 
 def test_python_m_device_runtime_is_the_command(bare, installed):
-    shown = subprocess.check_output([bare, "-m", "device_runtime", "--help"], text=True, cwd=bare.parent)
-    assert shown == bare_run(bare, installed, "--help").stdout
+    text = subprocess.check_output([bare, "-m", "device_runtime", "--help"], text=True, cwd=bare.parent)
+    assert text == bare_run(bare, installed, "--help").stdout
 
 
 @pytest.fixture
@@ -353,8 +353,8 @@ def test_the_wheel_holds_the_page_that_browsers_join_by_and_not_its_libraries(in
     """Which are 50 MB that a device has no use for: `device-runtime web fetch`."""
     page = installed / "device_runtime" / "_content" / "web"
     files = {str(path.relative_to(page)): path.stat().st_size for path in page.rglob("*") if path.is_file()}
-    known = subprocess.check_output(["git", "ls-files", "web"], cwd=ROOT, text=True).splitlines()
-    here = {path.removeprefix("web/") for path in known}
+    paths = subprocess.check_output(["git", "ls-files", "web"], cwd=ROOT, text=True).splitlines()
+    here = {path.removeprefix("web/") for path in paths}
     served = {path for path in here if path.startswith(("page/", "device/"))}
     assert {"page/index.html", "device/bytes.js", "vendor.js", "package-lock.json"} <= set(files)
     assert served <= set(files)
@@ -367,10 +367,10 @@ def test_the_device_s_image_starts_a_command_that_there_is():
     """Where the samples are is the one option that its default has; the enrolment tells the rest."""
     from device_runtime.cli.on_device import join
 
-    said = (ROOT / "deploy" / "device.Dockerfile").read_text()
+    text = (ROOT / "deploy" / "device.Dockerfile").read_text()
     [entry], words = (
         json.loads(line.split(" ", 1)[1])
-        for line in said.splitlines()
+        for line in text.splitlines()
         if line.startswith(("ENTRYPOINT", "CMD"))
     )
     parser = argparse.ArgumentParser()

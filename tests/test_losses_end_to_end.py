@@ -66,8 +66,8 @@ def test_a_regression_runs_from_tables_to_predictions_in_original_units(
     assert "no device can do this kind: class-means works by class" in log
     assert "R2 0." in log
     assert "R2 0." in (tmp_path / "a.log").read_text()
-    one = predicted(written(tmp_path / "new.csv", np.array([[1.0, 0.0, 0.0, 0.0]])))[0]
-    assert one["values"]["price"] == pytest.approx(130, abs=20)
+    prediction = predicted(written(tmp_path / "new.csv", np.array([[1.0, 0.0, 0.0, 0.0]])))[0]
+    assert prediction["values"]["price"] == pytest.approx(130, abs=20)
 
 
 def test_an_anomaly_is_told_by_the_error_of_its_reconstruction(exported, rounds, predicted, tmp_path):
@@ -83,6 +83,6 @@ def test_an_anomaly_is_told_by_the_error_of_its_reconstruction(exported, rounds,
     evaluation = written(tmp_path / "eval.csv", x, f"{HEADER},label", [kind])
     _, last = rounds(exported.of_loss("mse", "input"), tables, evaluation)
     assert last["metrics"]["AUROC"] > 0.8
-    found = predicted(written(tmp_path / "new.csv", np.array([[0.5, 0.5, -0.5, 0.5], [5, -5, 5, 5]])))
-    assert found[1]["error"] > found[1]["threshold"]
-    assert found[0]["error"] < found[1]["error"]
+    predictions = predicted(written(tmp_path / "new.csv", np.array([[0.5, 0.5, -0.5, 0.5], [5, -5, 5, 5]])))
+    assert predictions[1]["error"] > predictions[1]["threshold"]
+    assert predictions[0]["error"] < predictions[1]["error"]

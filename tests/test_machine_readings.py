@@ -41,16 +41,16 @@ def denied(request, monkeypatch):
 def test_memory_and_cores_are_cautious_where_they_are_hidden(denied, caplog):
     total, free = readings.machine_memory()
     assert 0 < free <= total
-    held = readings.resident_bytes()
-    assert 10 * 2**20 < held <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    size = readings.resident_bytes()
+    assert 10 * 2**20 < size <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert readings.core_count(physical=True) >= 1
     assert readings.own_cpu_s() > 0
     assert available_memory().total <= total
     for _ in range(3):
         readings.machine_memory()
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == len(set(said)) == 4  # once for each figure
-    assert all("cannot be read here" in line for line in said)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == len(set(lines)) == 4  # once for each figure
+    assert all("cannot be read here" in line for line in lines)
 
 
 def test_sensors_that_are_hidden_say_so(denied):
@@ -96,10 +96,10 @@ def test_a_limit_on_the_address_space_is_a_limit_on_memory():
         "from device_runtime.profiles.machine import available_memory as a; m = a(); print(m.total, m.free)"
     )
     limit = 2 * 2**30
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", f"import resource; resource.setrlimit(9, ({limit}, {limit})); {program}"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    total, free = map(int, said.split())
+    total, free = map(int, output.split())
     assert total <= limit
     assert free < limit

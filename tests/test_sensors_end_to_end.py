@@ -31,22 +31,32 @@ def test_devices_learn_activities_from_recordings_and_name_those_of_a_new_one(
     assert 0 <= simulated.runs[0].rounds[-1].eval_acc <= 1
 
     serving = ("--bundle", "bundle", "--rounds", 2, "--deadline", 600, "--kinds", "full", "--run-dir", "run")
-    mine = ("--name", "p01", "--state", "state", "--data", "people/p01", "--held-out", 0.2, "--personal-head")
+    settings = (
+        "--name",
+        "p01",
+        "--state",
+        "state",
+        "--data",
+        "people/p01",
+        "--held-out",
+        0.2,
+        "--personal-head",
+    )
     with (
         launched(tmp_path / "serve.log", "serve", *serving, "--broker", broker.url) as serve,
-        launched(tmp_path / "p01.log", "join", broker.url, *mine, "--until-done") as device,
+        launched(tmp_path / "p01.log", "join", broker.url, *settings, "--until-done") as device,
     ):
         assert device.wait(600) == 0
         assert serve.wait(600) == 0
-    held = json.loads(Path("state/personal/model.json").read_text())["rounds"][0]["served"]["num_examples"]
-    trained = [one["num_examples"] for one in lines(Path("run/contributions.jsonl"))]
-    assert trained == [4 * 2 * 17 - held] * 2  # 600 rows give 17 windows
-    assert held % 17 == 0
+    holdout = json.loads(Path("state/personal/model.json").read_text())["rounds"][0]["served"]["num_examples"]
+    trained = [row["num_examples"] for row in lines(Path("run/contributions.jsonl"))]
+    assert trained == [4 * 2 * 17 - holdout] * 2  # 600 rows give 17 windows
+    assert holdout % 17 == 0
 
-    asked = subprocess.run(
+    process = subprocess.run(
         [program, "predict", "--state", "state", "--format", "json", "people/p01/running/2.csv"],
         capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
-    answers = json.loads(asked.stdout)
-    assert [one["number"] for one in answers] == list(range(17))
-    assert sum(one["guesses"][0]["label"] == "running" for one in answers) > 8
+    answers = json.loads(process.stdout)
+    assert [answer["number"] for answer in answers] == list(range(17))
+    assert sum(answer["guesses"][0]["label"] == "running" for answer in answers) > 8

@@ -24,12 +24,12 @@ def test_after_a_signal_the_next_of_either_kind_ends_it_at_once(first):
 
 
 def test_an_abstract_address_is_reached_and_one_where_nobody_listens_is_survived(monkeypatch):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
-        there.bind("\0device-runtime-test-" + str(os.getpid()))
-        there.settimeout(120.0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind("\0device-runtime-test-" + str(os.getpid()))
+        listener.settimeout(120.0)
         monkeypatch.setenv("NOTIFY_SOCKET", "@device-runtime-test-" + str(os.getpid()))
         notify_systemd("READY=1")
-        assert there.recv(64) == b"READY=1"
+        assert listener.recv(64) == b"READY=1"
     notify_systemd("READY=1")
 
 

@@ -40,7 +40,7 @@ LACKS = [
 ]
 
 
-@pytest.mark.parametrize("error, words", LACKS, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize("error, words", LACKS, ids=lambda case: str(case)[:30])
 def test_what_is_lacking_is_said_with_what_to_do(error, words):
     assert words in shortage(error)
     assert "\n" not in shortage(error)

@@ -28,8 +28,8 @@ def join(broker, launched, digits_in, tmp_path):
     def start(name, run):
         first = 40 * "ab".index(name)
         data = digits_in(tmp_path / f"{name}.npz", slice(first, first + 40))
-        mine = ("--data", data, "--name", name, "--state", tmp_path / run / name)
-        return launched(tmp_path / run / f"{name}.log", "join", broker.url, *mine)
+        settings = ("--data", data, "--name", name, "--state", tmp_path / run / name)
+        return launched(tmp_path / run / f"{name}.log", "join", broker.url, *settings)
 
     return start
 

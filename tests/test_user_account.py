@@ -69,8 +69,8 @@ def test_temporary_files_lie_in_the_devices_folder_where_the_system_has_none(tmp
     monkeypatch.setenv("TMPDIR", "/nowhere")
     monkeypatch.setattr(tempfile, "_get_default_tempdir", none)
     user_account.provide_temporary_folder(tmp_path / "pi")
-    with tempfile.TemporaryDirectory() as made:
-        assert Path(made).parent == tmp_path / "pi" / "tmp"
+    with tempfile.TemporaryDirectory() as folder:
+        assert Path(folder).parent == tmp_path / "pi" / "tmp"
     assert os.environ["TMPDIR"] == str(tmp_path / "pi" / "tmp")
 
 

@@ -24,9 +24,9 @@ def join(broker, launched, digits_in, tmp_path):
     def start(name):
         first = 80 * "ab".index(name)
         data = digits_in(tmp_path / f"{name}.npz", slice(first, first + 80))
-        mine = ("--data", data, "--name", name, "--state", tmp_path / name)
+        settings = ("--data", data, "--name", name, "--state", tmp_path / name)
         slow = ("--as", "pi-4", "--slow", "3", "--until-done")
-        return launched(tmp_path / f"{name}.log", "join", broker.url, *mine, *slow)
+        return launched(tmp_path / f"{name}.log", "join", broker.url, *settings, *slow)
 
     return start
 
@@ -67,11 +67,13 @@ def test_heads_on_kept_features_measure_what_devices_do(monkeypatch, settings):
     kind = ZerothOrder(tunable="head", **settings)
     jobs = [TrainingJob(device, f"device-{device}", kind, 7, "1") for device in range(4)]
     bases = {"1": inputs.bundle.weights()}
-    plain, kept = ([*executor.run(bases, jobs)] for executor in (PlainExecutor(inputs), heads.Heads(inputs)))
-    for one, other in zip(plain, kept, strict=True):
-        assert one.num_examples == other.num_examples == 30
-        assert one.train_loss == pytest.approx(other.train_loss, rel=1e-6)
-        np.testing.assert_allclose(one.tensors["g"], other.tensors["g"], rtol=0, atol=1e-3)
+    plain, by_features = (
+        [*executor.run(bases, jobs)] for executor in (PlainExecutor(inputs), heads.Heads(inputs))
+    )
+    for update, other in zip(plain, by_features, strict=True):
+        assert update.num_examples == other.num_examples == 30
+        assert update.train_loss == pytest.approx(other.train_loss, rel=1e-6)
+        np.testing.assert_allclose(update.tensors["g"], other.tensors["g"], rtol=0, atol=1e-3)
 
 
 def test_in_a_simulated_fleet_late_scalars_are_steps_along_the_directions_of_their_rounds(monkeypatch):
@@ -79,9 +81,9 @@ def test_in_a_simulated_fleet_late_scalars_are_steps_along_the_directions_of_the
     merged, steps = Folding.merged, []
 
     def noted(self):
-        made = merged(self)
-        steps.append(made[0].steps)
-        return made
+        model = merged(self)
+        steps.append(model[0].steps)
+        return model
 
     class Asked(NullObserver):
         late = 0
@@ -96,8 +98,8 @@ def test_in_a_simulated_fleet_late_scalars_are_steps_along_the_directions_of_the
     data = {"samples_per_client": 20}
     fleet = {"name": "two", "groups": groups}
     over = {"fleet": fleet, "devices": 6, "slow": 50.0, "eval_every": 8, "data": data, "task": task}
-    watch, made = Asked(), scenario.load("uniform", over)
-    simulate(prepare(made, 0), PlainExecutor, watch)
+    watch, simulated = Asked(), scenario.load("uniform", over)
+    simulate(prepare(simulated, 0), PlainExecutor, watch)
     apart = [[step.round for step in together] for together in steps]
     assert watch.late > 0
     assert all(rounds[-1] == number or number not in rounds for number, rounds in enumerate(apart, 1))
@@ -106,5 +108,5 @@ def test_in_a_simulated_fleet_late_scalars_are_steps_along_the_directions_of_the
     ]
     assert late
     for step, number in late:
-        assert step.seed == made.task.round_seed(step.round)
-        assert step.share < made.task.late_share(number - step.round)
+        assert step.seed == simulated.task.round_seed(step.round)
+        assert step.share < simulated.task.late_share(number - step.round)

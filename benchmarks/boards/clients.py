@@ -65,10 +65,10 @@ def _row(name: str, folder: Path) -> dict[str, str]:
         "client": name,
         "installed MB": f"{megabytes:.0f}",
         "import, ms of processor": f"{median(imported):.0f}",
-        "joined after s": f"{median(one.seconds for one in idle):.1f}",
-        "of processor": f"{median(one.processor_s for one in idle):.2f}",
-        "MB then": f"{median(one.joined_megabytes for one in idle):.0f}",
-        "idle MB": f"{median(one.megabytes for one in idle):.0f}",
+        "joined after s": f"{median(figures.seconds for figures in idle):.1f}",
+        "of processor": f"{median(figures.processor_s for figures in idle):.2f}",
+        "MB then": f"{median(figures.joined_megabytes for figures in idle):.0f}",
+        "idle MB": f"{median(figures.megabytes for figures in idle):.0f}",
     }
 
 
@@ -102,8 +102,8 @@ def _client(name: str, programs: Path, home: Path, stack: ExitStack) -> Client:
 def _nvflare(programs: Path, home: Path) -> Client:
     """Its own `poc prepare` makes a server and a client with certificates."""
     environment = {**os.environ, "NVFLARE_POC_WORKSPACE": str(home / "poc")}
-    made = [programs / "nvflare", "poc", "prepare", "-n", "1"]
-    subprocess.run(made, check=True, capture_output=True, env=environment, stdin=subprocess.DEVNULL)
+    command = [programs / "nvflare", "poc", "prepare", "-n", "1"]
+    subprocess.run(command, check=True, capture_output=True, env=environment, stdin=subprocess.DEVNULL)
     site = home / "poc" / "example_project" / "prod_00"
 
     def program(role: str, where: str, uid: str, ready: str) -> Program:
@@ -153,8 +153,10 @@ def _idle(client: Client, programs: Path, home: Path) -> Idle:
         joined = held_mb(started[-1].pid)
         time.sleep(IDLE_S)
         members = list(family(started[-1].pid))
-        times = [one.cpu_times() for one in members]
-        spent = sum(one.user + one.system + one.children_user + one.children_system for one in times)
+        times = [member.cpu_times() for member in members]
+        spent = sum(
+            time_.user + time_.system + time_.children_user + time_.children_system for time_ in times
+        )
         return Idle(seconds, joined, spent, held_mb(started[-1].pid))
     finally:
         for process in reversed(started):
@@ -186,11 +188,11 @@ def _until_ready(program: Program, programs: Path, log: Path, started: list[subp
 
 def held_mb(pid: int) -> float:
     """Megabytes resident, of a process and its children."""
-    found = 0
+    total = 0
     for member in family(pid):
         with suppress(psutil.NoSuchProcess):
-            found += member.memory_info().rss
-    return found / 1e6
+            total += member.memory_info().rss
+    return total / 1e6
 
 
 def family(pid: int) -> Iterator[psutil.Process]:

@@ -89,13 +89,13 @@ def _row(extra: Extra, own: Path, plain: int, folder: Path) -> dict[str, str]:
 
 def _costs(python: Path, extra: Extra) -> dict[str, str]:
     program = _PROGRAM.format(before=extra.before, after=extra.imports)
-    seen = [_imported(python, program) for _ in range(REPEATS + 1)][1:]  # the first reads the disk
-    ms, megabytes = (median(values) for values in zip(*seen, strict=True))
+    costs = [_imported(python, program) for _ in range(REPEATS + 1)][1:]  # the first reads the disk
+    ms, megabytes = (median(values) for values in zip(*costs, strict=True))
     return {"import, ms of processor": f"{ms:.0f}", "resident MB": f"{megabytes:.0f}"}
 
 
 def _imported(python: Path, program: str) -> tuple[float, float]:
     """Milliseconds of the processor, and megabytes."""
-    said = subprocess.check_output([python, "-I", "-c", program], text=True, stderr=subprocess.DEVNULL)
-    ms, megabytes = said.splitlines()[-1].split()
+    output = subprocess.check_output([python, "-I", "-c", program], text=True, stderr=subprocess.DEVNULL)
+    ms, megabytes = output.splitlines()[-1].split()
     return float(ms), float(megabytes)

@@ -43,7 +43,7 @@ name = "trial"
 rounds = 1
 round_deadline_s = 900.0
 bundle = "{bundles / self.bundle}"
-family = [{", ".join(f'"{bundles / one}"' for one in self.family)}]
+family = [{", ".join(f'"{bundles / name}"' for name in self.family)}]
 {generic}
 [[kinds]]
 name = "{self.kind}"
@@ -64,7 +64,7 @@ SETS = {"tuned": ("head", "bias", "lora"), "vit": ("adapter", "prompt", "prefix"
 TRIALS = (
     *(Trial(kind, "tuned") for kind in EVERY_BUNDLE),
     Trial("sparse", "tuned"),
-    *(Trial("peft", bundle, {"tunable": one}) for bundle, sets in SETS.items() for one in sets),
+    *(Trial("peft", bundle, {"tunable": tunable}) for bundle, sets in SETS.items() for tunable in sets),
     Trial("width-slice", "plain", {"members": ["half"]}, ("half",)),
     Trial("representatives", "taught"),
     Trial("attention-transfer", "taught", {}, ("small",)),
@@ -108,9 +108,9 @@ def _cnn(
 def _exported(
     out: Path, network: str, settings: dict[str, int] | dict[str, float], more: Iterable[str]
 ) -> None:
-    given = _repeated("--set", (f"{name}={value}" for name, value in settings.items()))
+    settings_ = _repeated("--set", (f"{name}={value}" for name, value in settings.items()))
     subprocess.run(
-        [COMMAND, "export", network, *given, *more, "--out", str(out)], check=True, capture_output=True
+        [COMMAND, "export", network, *settings_, *more, "--out", str(out)], check=True, capture_output=True
     )
 
 

@@ -67,11 +67,11 @@ def one_round(trial: Trial, place: Place, folder: Path, bundles: Path) -> Done:
     service = _started(serve, folder / "serve.log")
     device = _started(join, folder / "device.log", place.environment)
     try:
-        said = folder / "device.log"
+        log_file = folder / "device.log"
         peak = _ended(
             device,
             began + LONGEST_S,
-            lambda: service.poll() not in (None, 0) or " refused " in said.read_text(errors="replace"),
+            lambda: service.poll() not in (None, 0) or " refused " in log_file.read_text(errors="replace"),
         )
         with suppress(subprocess.TimeoutExpired):
             service.wait(30)
@@ -89,7 +89,7 @@ def one_round(trial: Trial, place: Place, folder: Path, bundles: Path) -> Done:
     return Done(log, device.returncode, seconds, sent[0] if sent else {}, peak, served)
 
 
-def told(done: Done) -> str:
+def last_words(done: Done) -> str:
     """What the device said of its round, or last of all."""
     lines = done.log.splitlines() or ["nothing"]
     return next((line for line in lines if line.startswith("round 1: ")), lines[-1])
@@ -97,15 +97,15 @@ def told(done: Done) -> str:
 
 def why(done: Done) -> str:
     """Why a device sent no more than it did, as it told the aggregator, or the last that it said."""
-    return str(done.sent["why"]) if done.sent else told(done)
+    return str(done.sent["why"]) if done.sent else last_words(done)
 
 
-def off_by(one: Mapping[str, Values], other: Mapping[str, Values]) -> float:
+def off_by(left: Mapping[str, Values], other: Mapping[str, Values]) -> float:
     """The largest difference of a tensor, relative to its largest value; 0 for the same bits."""
-    if one.keys() != other.keys():
+    if left.keys() != other.keys():
         raise ValueError("not the same tensors")
     worst = 0.0
-    for name, value in one.items():
+    for name, value in left.items():
         if value.tobytes() != other[name].tobytes():
             scale = max(float(np.abs(other[name]).max()), 1e-9)
             worst = max(worst, float(np.abs(value.astype(float) - other[name]).max()) / scale)
@@ -129,7 +129,7 @@ def _ended(device: subprocess.Popen[bytes], until: float, pointless: Callable[[]
     peak = 0
     while device.poll() is None and time.monotonic() < until and not pointless():
         members = list(clients.family(device.pid))
-        of_each = [_held(member.pid, "VmHWM" if len(members) == 1 else "VmRSS") for member in members]
+        of_each = [_memory_bytes(member.pid, "VmHWM" if len(members) == 1 else "VmRSS") for member in members]
         peak = max(peak, sum(of_each))
         time.sleep(0.02)
     if device.poll() is None:
@@ -138,7 +138,7 @@ def _ended(device: subprocess.Popen[bytes], until: float, pointless: Callable[[]
     return peak
 
 
-def _held(pid: int, what: str) -> int:
+def _memory_bytes(pid: int, what: str) -> int:
     """Bytes; 0 for a process that is gone."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():

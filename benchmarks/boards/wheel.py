@@ -14,13 +14,13 @@ PIP = ("-m", "pip", "-qq", "--disable-pip-version-check")
 
 def built(folder: Path) -> Path:
     """Made from what is committed, in `folder`, unless it is there."""
-    if not (there := list(folder.glob("device_runtime-*.whl"))):
+    if not (wheels := list(folder.glob("device_runtime-*.whl"))):
         source = folder / "source"
         subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, source], check=True)
         command = [sys.executable, *PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source]
         subprocess.run(command, check=True)
-        there = list(folder.glob("device_runtime-*.whl"))
-    return there[0]
+        wheels = list(folder.glob("device_runtime-*.whl"))
+    return wheels[0]
 
 
 def environment(

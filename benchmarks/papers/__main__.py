@@ -148,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
         print(listing(data_folder(options.data_dir, os.environ), shared()))
         return 0
     try:
-        return _table(wanted(options), options)
+        return _table(table_of(options), options)
     except OSError as error:
         where = error.filename or options.run_dir
         raise SimulationError(f"{where}: {(error.strerror or str(error)).lower()}") from None
@@ -162,7 +162,7 @@ def learning_rates(text: str) -> tuple[float, ...]:
     return rates
 
 
-def wanted(options: argparse.Namespace) -> WantedTable:
+def table_of(options: argparse.Namespace) -> WantedTable:
     """The table that the options ask for. Raises ScenarioError."""
     table = catalogue.load(options.table)
     usual = Path("runs") / "papers" / f"{catalogue.stem(table.id)}-{options.scale}"
@@ -176,28 +176,28 @@ def wanted(options: argparse.Namespace) -> WantedTable:
         options.scale,
         seeds,
         options.run_dir or usual,
-        kept=options.kept,
+        store=options.kept,
         columns=() if options.rates else options.columns,
         rows=() if options.rates else options.rows,
         only_kept=options.only_kept,
     )
 
 
-def _table(mine: WantedTable, options: argparse.Namespace) -> int:
+def _table(request: WantedTable, options: argparse.Namespace) -> int:
     place = resolving.Resources(data_folder(options.data_dir, os.environ), shared(), options.device)
-    every = cells(mine, place)
-    failed = {} if mine.only_kept else _run(mine, every, options)
+    every = cells(request, place)
+    failed = {} if request.only_kept else _run(request, every, options)
     outcome = replace(
-        read(mine, every),
+        read(request, every),
         notes=resolving.notes(
-            mine.table, mine.scale, place.shared, {cell.column.id: cell.form for cell in every}
+            request.table, request.scale, place.shared, {cell.column.id: cell.form for cell in every}
         ),
         failed=tuple(f"{name}: {why}" for name, why in failed.items()),
     )
     print(rendering.json(outcome) if options.format == "json" else f"\n{rendering.text(outcome)}")
     if options.write is not None:
         for cell in every:
-            _keep(cell, range(mine.seeds))
+            _keep(cell, range(request.seeds))
     if options.rates:
         print("best:", ", ".join(f"{row} {rate:g}" for row, rate in best_rates(outcome.values).items()))
     elif options.write is not None:
@@ -218,23 +218,23 @@ def _keep(cell: Cell, seeds: Iterable[int]) -> None:
 
 
 def _write(outcome: TableOutcome, options: argparse.Namespace) -> None:
-    mine = outcome.wanted
-    words = [mine.table.id, "--scale", mine.scale, "--seeds", str(mine.seeds)]
+    request = outcome.request
+    words = [request.table.id, "--scale", request.scale, "--seeds", str(request.seeds)]
     if options.device != "cpu":
         words += ["--device", options.device]
     command = shlex.join(["python", "-m", "benchmarks.papers", *words, "--write", str(options.write)])
     pages.write(options.write, outcome, command)
 
 
-def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) -> dict[RunName, str]:
+def _run(request: WantedTable, every: Sequence[Cell], options: argparse.Namespace) -> dict[RunName, str]:
     """Does all missing runs, and returns those that failed, with the reason."""
     for plan in plans(every):
         plan.check_folder()
     out = sys.stderr if options.format == "json" else sys.stdout
-    mine.folder.mkdir(parents=True, exist_ok=True)
-    with interruptible(), folder_lock(mine.folder) as held:
-        missing = jobs(every, mine.seeds)
-        print(said(mine, every, len(missing)), file=out, flush=True)
+    request.folder.mkdir(parents=True, exist_ok=True)
+    with interruptible(), folder_lock(request.folder) as lock:
+        missing = jobs(every, request.seeds)
+        print(headline(request, every, len(missing)), file=out, flush=True)
         for plan in plans(every):
             if lacking := [job.name for job in missing.values() if job.plan is plan]:
                 check(plan.scenario, lacking, ExecutorRequest())
@@ -258,7 +258,7 @@ def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) 
         except KeyboardInterrupt:
             view.close()
             print(
-                f"stopped: {len(jobs(every, mine.seeds))} runs are left; the same command goes on",
+                f"stopped: {len(jobs(every, request.seeds))} runs are left; the same command goes on",
                 file=sys.stderr,
             )
             raise
@@ -275,14 +275,14 @@ def _rounds(job: TableJob) -> int:
     return of_policy(job.plan.scenario, job.name.policy).task.rounds
 
 
-def said(mine: WantedTable, every: Sequence[Cell], missing: int) -> str:
+def headline(request: WantedTable, every: Sequence[Cell], missing: int) -> str:
     """The first lines of the output: the table, and the runs to do."""
-    wanted = [cell for cell in every if mine.has(cell.column, cell.row)]
-    runs = total(wanted, mine.seeds)
-    there = f", {runs - missing} of them finished before" if missing < runs else ""
-    seeds = f"{mine.seeds} seed{'s' if mine.seeds > 1 else ''}"
-    about = f"scale {mine.scale}, {seeds}: {runs} runs{there}; kept in {mine.folder}/"
-    return f"{mine.table.id}: {mine.table.title}\n{about}"
+    shown_cells = [cell for cell in every if request.has(cell.column, cell.row)]
+    runs = total(shown_cells, request.seeds)
+    before = f", {runs - missing} of them finished before" if missing < runs else ""
+    seeds = f"{request.seeds} seed{'s' if request.seeds > 1 else ''}"
+    about = f"scale {request.scale}, {seeds}: {runs} runs{before}; kept in {request.folder}/"
+    return f"{request.table.id}: {request.table.title}\n{about}"
 
 
 class Noting:

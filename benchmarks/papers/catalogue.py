@@ -62,15 +62,15 @@ def table(content: Mapping[str, object], name: str) -> Table:
 
 def _written_out(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The columns with `like` resolved. Raises ValueError for one that names no earlier column."""
-    known: dict[str, dict[str, Any]] = {}
+    by_id: dict[str, dict[str, Any]] = {}
     written: list[dict[str, Any]] = []
     for column in columns:
         own = {name: value for name, value in column.items() if name != "like"}
         like = column.get("like")
-        if like is not None and like not in known:
+        if like is not None and like not in by_id:
             raise ValueError(f"column {column.get('id')} is like {like!r}, which is not an earlier column")
-        written.append({**(known[like] if like else {}), **own})
-        known[str(column.get("id"))] = written[-1]
+        written.append({**(by_id[like] if like else {}), **own})
+        by_id[str(column.get("id"))] = written[-1]
     return written
 
 

@@ -49,12 +49,12 @@ class ClaimVerdict:
     at_chance: bool = False
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         return self.ours.n > 0
 
     @property
     def verdict(self) -> Verdict:
-        if not self.known:
+        if not self.is_known:
             return "not run"
         if self.at_chance:
             return "at chance"
@@ -99,21 +99,21 @@ def claims(table: Table, scale: Scale) -> Iterable[tuple[TableClaim, tuple[str, 
     """All claims with their columns: those that the table names, then those of its orderings."""
     named = [(claim, _columns(table, scale, claim)) for claim in table.claims]
     yield from named
-    known = {
+    plain = {
         (claim.better, claim.than, column) for claim, columns in named if _plain(claim) for column in columns
     }
-    found: dict[tuple[str, str], list[str]] = {}
+    others: dict[tuple[str, str], list[str]] = {}
     for column in table.columns_at(scale):
         for pair in (pair for ordering in table.orderings for pair in pairwise(ordering)):
             better, than = _as_printed(table, column, pair)
             claim = TableClaim(text="", better=better, than=than)
-            if (better, than, column.id) in known or column.id not in _columns(table, scale, claim):
+            if (better, than, column.id) in plain or column.id not in _columns(table, scale, claim):
                 continue
             if better != than:
-                known.add((better, than, column.id))
-                found.setdefault((better, than), []).append(column.id)
+                plain.add((better, than, column.id))
+                others.setdefault((better, than), []).append(column.id)
     titles = {row.name: row.title for row in table.rows}
-    for (better, than), columns in found.items():
+    for (better, than), columns in others.items():
         yield (
             TableClaim(text=f"{titles[better]} over {titles[than]}", better=better, than=than),
             tuple(columns),
@@ -136,15 +136,15 @@ def _as_printed(table: Table, column: Column, pair: tuple[str, str]) -> tuple[st
 
 def _columns(table: Table, scale: Scale, claim: TableClaim) -> tuple[str, ...]:
     both = _rows(claim)
-    there = {
+    measures = {
         column.id: table.measure_of(column)
         for column in table.columns_at(scale)
         if both <= {row.name for row in table.rows_at(scale, column)}
     }
     if claim.fall is not None or claim.columns:
         named = claim.fall[1:] if claim.fall else claim.columns
-        return tuple(name for name in named if name in there)
-    return tuple(name for name, measure in there.items() if measure == table.measure)
+        return tuple(name for name in named if name in measures)
+    return tuple(name for name, measure in measures.items() if measure == table.measure)
 
 
 def _rows(claim: TableClaim) -> set[str]:

@@ -70,10 +70,10 @@ def bundle(
         "--weights": where.file(entry.weights) if entry.weights else learnt,
         "--tokenizer": where.file(entry.tokenizer) if entry.tokenizer else None,
     }
-    given = {option: file for option, file in files.items() if file is not None}
-    path = folder() / f"{name}-{_key(words, given.values())}"
+    options = {option: file for option, file in files.items() if file is not None}
+    path = folder() / f"{name}-{_key(words, options.values())}"
     if not _whole(path):
-        _export([*words, *(word for option, file in given.items() for word in (option, str(file)))], path)
+        _export([*words, *(word for option, file in options.items() for word in (option, str(file)))], path)
     return str(path)
 
 
@@ -139,12 +139,12 @@ def _export(words: list[str], path: Path) -> None:
     making = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=path.parent))
     try:
         options = parser.parse_args([*words, "--out", str(making)])
-        texts, given = command.texts_and_settings(options)
-        module = build(options, given)
+        texts, settings = command.texts_and_settings(options)
+        module = build(options, settings)
         from device_runtime.models.export.export import export
 
         print(f"exporting bundle {path.name}", file=sys.stderr, flush=True)
-        export(module, command.spec(options, texts, given), making)
+        export(module, command.spec(options, texts, settings), making)
         shutil.rmtree(path, ignore_errors=True)
         making.replace(path)
     finally:
@@ -160,14 +160,14 @@ def enlarged(spec: DataSpec, pixels: int, channels: int) -> Path:
     path = Path(spec.path).expanduser()
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     key = cache.content_key(files, "enlarged", spec.source, spec.classes, pixels, channels)
-    cache.cached(key, lambda: _made(spec, pixels, channels))
+    cache.cached(key, lambda: _photo_tables(spec, pixels, channels))
     folder = cache.folder() / key
     if not folder.is_dir():
         raise DataSetError(f"enlarged images cannot be kept in {cache.folder()}")
     return folder
 
 
-def _made(spec: DataSpec, pixels: int, channels: int) -> dict[str, NDArray[Any]]:
+def _photo_tables(spec: DataSpec, pixels: int, channels: int) -> dict[str, NDArray[Any]]:
     data = load(spec, seed=0)
     whose = {} if data.groups is None else {"groups": data.groups}
     return {

@@ -95,8 +95,8 @@ def _at_equal(
 
 def _best_base(among: MeasuredRun) -> float:
     """The best accuracy of the model that is distributed, where another one is served."""
-    known = [line.base_eval_acc for line in among.ran.rounds if not isnan(line.base_eval_acc)]
-    return max(known, default=nan)
+    accuracies = [line.base_eval_acc for line in among.ran.rounds if not isnan(line.base_eval_acc)]
+    return max(accuracies, default=nan)
 
 
 def _efficiency_after_round_1(among: MeasuredRun) -> float:
@@ -178,8 +178,8 @@ _BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, None: 1.0}
 
 def value_of(cell: str) -> float:
     """The first number of a cell such as "62.95±2.84", "4.5×10^8" or "5.49MB"; nan where there is none."""
-    found = _NUMBER.search(cell)
-    if found is None:
+    match = _NUMBER.search(cell)
+    if match is None:
         return nan
-    number = float(found["number"].replace(",", "")) * 10.0 ** int(found["power"] or 0)
-    return number * _BYTES[found["unit"]]
+    number = float(match["number"].replace(",", "")) * 10.0 ** int(match["power"] or 0)
+    return number * _BYTES[match["unit"]]

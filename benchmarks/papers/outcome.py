@@ -29,7 +29,7 @@ class TableOutcome:
     `notes`: how the data differs from the paper's. `failed`: runs that failed, and why.
     """
 
-    wanted: WantedTable
+    request: WantedTable
     values: Mapping[tuple[str, str], tuple[float, ...]]
     stragglers: Mapping[str, float]
     versions: Mapping[str, str]
@@ -43,41 +43,41 @@ class TableOutcome:
     @property
     def verdicts(self) -> tuple[ClaimVerdict, ...]:
         """The verdict on every claim; none at scale smoke, which only shows that the table can be run."""
-        if self.wanted.scale == "smoke":
+        if self.request.scale == "smoke":
             return ()
-        return verdicts(self.wanted.table, self.wanted.scale, self.values, self.chance)
+        return verdicts(self.request.table, self.request.scale, self.values, self.chance)
 
     @property
     def table(self) -> Table:
-        return self.wanted.table
+        return self.request.table
 
     def spread(self, row: str, column: str) -> SeedSpread:
         return spread(self.values.get((row, column), ()))
 
 
-def read(wanted: WantedTable, cells: Sequence[Cell]) -> TableOutcome:
+def read(request: WantedTable, cells: Sequence[Cell]) -> TableOutcome:
     """Reads every finished run; the outcome has no notes. Raises SimulationError for damaged files."""
-    ran = _ran(cells, wanted.seeds)
+    ran = _ran(cells, request.seeds)
     values = {
         (cell.row.name, cell.column.id): tuple(
-            _value(wanted.table, cell, seed, cells, ran) for seed in range(wanted.seeds)
+            _value(request.table, cell, seed, cells, ran) for seed in range(request.seeds)
         )
         for cell in cells
     }
     return TableOutcome(
-        wanted=wanted,
+        request=request,
         values=values,
         stragglers={
-            column.id: _stragglers(column.id, cells, ran, wanted.seeds) for column in wanted.table.columns
+            column.id: _stragglers(column.id, cells, ran, request.seeds) for column in request.table.columns
         },
         versions=max((each.run.info.versions for each in ran.values()), key=len, default={}),
         date=max((each.date for each in ran.values()), default=""),
         commits=tuple(sorted({commit for each in ran.values() for commit in each.commits or ("",)})),
         runs={
-            (cell.row.name, cell.column.id): tuple(_of(cell, seed, ran) for seed in range(wanted.seeds))
+            (cell.row.name, cell.column.id): tuple(_of(cell, seed, ran) for seed in range(request.seeds))
             for cell in cells
         },
-        chance=_chance(cells, ran, wanted.seeds),
+        chance=_chance(cells, ran, request.seeds),
     )
 
 
@@ -86,48 +86,48 @@ Runs = Mapping[str, StampedRun]
 
 
 def _ran(cells: Sequence[Cell], seeds: int) -> Runs:
-    found: dict[str, StampedRun] = {}
+    runs: dict[str, StampedRun] = {}
     for cell in cells:
         for seed in range(seeds):
-            if cell.key(seed) not in found and (run := cell.found(seed)) is not None:
-                found[cell.key(seed)] = run
-    return found
+            if cell.key(seed) not in runs and (run := cell.find(seed)) is not None:
+                runs[cell.key(seed)] = run
+    return runs
 
 
 def _of(cell: Cell, seed: int, ran: Runs) -> FinishedRun | None:
-    there = ran.get(cell.key(seed))
-    return there.run if there else None
+    run = ran.get(cell.key(seed))
+    return run.run if run else None
 
 
 def _value(table: Table, cell: Cell, seed: int, cells: Sequence[Cell], ran: Runs) -> float:
-    mine = _of(cell, seed, ran)
-    if mine is None:
+    own = _of(cell, seed, ran)
+    if own is None:
         return nan
     beside = {
         other.row.name: run
         for other in cells
         if other.column.id == cell.column.id and (run := _of(other, seed, ran)) is not None
     }
-    among = MeasuredRun(mine, beside, cell.column.until, _classes(cell, mine))
+    among = MeasuredRun(own, beside, cell.column.until, _classes(cell, own))
     return MEASURES[table.measure_of(cell.column, cell.row)].value(among)
 
 
 def _classes(cell: Cell, ran: FinishedRun) -> tuple[int, ...]:
     """The classes that the column's group holds alone. Raises SimulationError where it holds none alone."""
-    group, mine = cell.column.group, cell.setting.scenario
+    group, scenario = cell.column.group, cell.setting.scenario
     if not group:
         return ()
-    held = mine.data.held_alone(tuple(mine.fleet.groups), len(ran.info.labels))
-    if group not in held:
+    labels = scenario.data.held_alone(tuple(scenario.fleet.groups), len(ran.info.labels))
+    if group not in labels:
         raise SimulationError(f"{cell.column.id}: group {group} holds no class alone")
-    return held[group]
+    return labels[group]
 
 
 def _chance(cells: Sequence[Cell], ran: Runs, seeds: int) -> Mapping[str, float]:
-    found = ((cell, _of(cell, seed, ran)) for cell in cells for seed in range(seeds))
+    runs = ((cell, _of(cell, seed, ran)) for cell in cells for seed in range(seeds))
     return {
         cell.column.id: 1 / len(run.info.labels)
-        for cell, run in found
+        for cell, run in runs
         if run is not None and run.info.labels and not cell.column.group
     }
 
@@ -138,13 +138,13 @@ def _stragglers(column: str, cells: Sequence[Cell], ran: Runs, seeds: int) -> fl
     nan where its rows differ in this by ALIKE or more. Left out are rows without stragglers, as without a
     deadline, and those whose network nobody can train fully, as with prompts alone.
     """
-    mine = [cell for cell in cells if cell.column.id == column]
-    found = (_of(cell, seed, ran) for cell in mine for seed in range(seeds))
-    shares = [_share(run) for run in found if run is not None]
-    known = [share for share in shares if 0 < share < 1]
-    return mean(known) if known and max(known) - min(known) < ALIKE else nan
+    column_cells = [cell for cell in cells if cell.column.id == column]
+    runs = (_of(cell, seed, ran) for cell in column_cells for seed in range(seeds))
+    shares = [_share(run) for run in runs if run is not None]
+    partial = [share for share in shares if 0 < share < 1]
+    return mean(partial) if partial and max(partial) - min(partial) < ALIKE else nan
 
 
 def _share(run: FinishedRun) -> float:
-    asked = sum(line.asked for line in run.rounds)
-    return sum(line.stragglers for line in run.rounds) / asked if asked else 0.0
+    total = sum(line.asked for line in run.rounds)
+    return sum(line.stragglers for line in run.rounds) / total if total else 0.0

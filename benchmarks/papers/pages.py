@@ -46,8 +46,8 @@ class Section:
     @property
     def code(self) -> str:
         """The commits of the code of its runs, in words; "" for a section of an older version."""
-        found = _CODE.search(self.text)
-        return found[1] if found else ""
+        match = _CODE.search(self.text)
+        return match[1] if match else ""
 
     @property
     def verdicts(self) -> tuple[str, ...]:
@@ -67,21 +67,21 @@ class Section:
         """The most commits that changed its code since one of its runs; None if that is unknown."""
         paths = (*stamps.DECIDES, f"benchmarks/papers/tables/{catalogue.stem(self.name)}.toml")
         named = re.findall(r"\b[0-9a-f]{7,40}\b", self.code)
-        found = [stamps.commits_since(commit, paths) for commit in named]
-        known = [number for number in found if number is not None]
-        if "unknown" in self.code or not known or len(known) < len(found):
+        counts = [stamps.commits_since(commit, paths) for commit in named]
+        numbers = [number for number in counts if number is not None]
+        if "unknown" in self.code or not numbers or len(numbers) < len(counts):
             return None
-        return max(known)
+        return max(numbers)
 
     @property
     def state(self) -> str:
         """Whether its code has changed since, in words."""
-        made = f"by code of {self.code or 'an unknown commit'}"
+        code = f"by code of {self.code or 'an unknown commit'}"
         if self.since is None:
-            return made if "unknown" in made else f"{made}, which is not in this repository"
+            return code if "unknown" in code else f"{code}, which is not in this repository"
         if not self.since:
-            return made
-        return f"{made}, changed since in {self.since} commit{'s' if self.since > 1 else ''}"
+            return code
+        return f"{code}, changed since in {self.since} commit{'s' if self.since > 1 else ''}"
 
 
 def page(name: str) -> str:
@@ -105,10 +105,10 @@ def put(text: str, new: Section) -> str:
     """The page with this section: in place of the one of its table and scale, or in the order of tables."""
     mark = f"{new.name} {new.scale}"
     whole = f"<!-- {mark} -->\n{new.text}<!-- /{mark} -->\n"
-    found = list(_SECTION.finditer(text))
-    if same := [each for each in found if each[1] == mark]:
+    marks = list(_SECTION.finditer(text))
+    if same := [each for each in marks if each[1] == mark]:
         return text[: same[0].start()] + whole + text[same[0].end() :]
-    later = [each for each in found if _place(each[1]) > _place(mark)]
+    later = [each for each in marks if _place(each[1]) > _place(mark)]
     if later:
         return text[: later[0].start()] + whole + "\n" + text[later[0].start() :]
     return f"{text.rstrip()}\n\n{whole}"
@@ -128,7 +128,7 @@ def head(name: str) -> str:
 
 def write(folder: Path, outcome: TableOutcome, command: str) -> None:
     """Writes the table's section with its picture, and the index. Raises SimulationError."""
-    table, scale = outcome.table, outcome.wanted.scale
+    table, scale = outcome.table, outcome.request.scale
     picture = f"{PICTURES}/{catalogue.stem(table.id)}-{scale}.svg"
     drawn = pictures.svg(outcome)
     text = rendering.markdown(outcome, command, picture if drawn else "")
@@ -169,24 +169,26 @@ def write_index(folder: Path) -> None:
         raise SimulationError(f"cannot write {folder}: {(error.strerror or str(error)).lower()}") from None
 
 
-def index(there: Sequence[Section]) -> str:
+def index(on_disk: Sequence[Section]) -> str:
     """The index: every table of every paper, with its results, or the reason why it is not run."""
-    parts = [HEAD, _counts(there)]
+    parts = [HEAD, _counts(on_disk)]
     names = [*catalogue.names(), *catalogue.left_out()]
     for number in (*PAPERS, ""):
         title = f"{number}: {PAPERS[number]}" if number else OURS
-        mine = sorted((name for name in names if paper(name) == number), key=lambda name: _place(f"{name} ."))
-        rows = [f"| {_number(name)} | {_about(name)} | {_results(name, there)} |" for name in mine]
+        tables = sorted(
+            (name for name in names if paper(name) == number), key=lambda name: _place(f"{name} .")
+        )
+        rows = [f"| {_number(name)} | {_about(name)} | {_results(name, on_disk)} |" for name in tables]
         parts.append("\n".join([f"## {title}\n", "| table | compares | results |", "|---|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
 
 
-def _counts(there: Sequence[Section]) -> str:
+def _counts(on_disk: Sequence[Section]) -> str:
     """The number of claims by paper and verdict, without those of sections of an older version."""
     rows = ["## Claims\n", f"| paper | {' | '.join(VERDICTS)} |", f"|---|{'---|' * len(VERDICTS)}"]
     for number in (*PAPERS, ""):
-        found = [each for section in there if paper(section.name) == number for each in section.verdicts]
-        counts = " | ".join(str(found.count(verdict)) for verdict in VERDICTS)
+        verdicts = [each for section in on_disk if paper(section.name) == number for each in section.verdicts]
+        counts = " | ".join(str(verdicts.count(verdict)) for verdict in VERDICTS)
         rows.append(f"| {number or 'ours'} | {counts} |")
     return "\n".join(rows)
 
@@ -199,13 +201,13 @@ def _about(name: str) -> str:
     return "" if name in catalogue.left_out() else catalogue.load(name).title
 
 
-def _results(name: str, there: Iterable[Section]) -> str:
+def _results(name: str, on_disk: Iterable[Section]) -> str:
     """Links to the sections of the table, with their verdicts; or why there is none."""
     if why := catalogue.left_out().get(name):
         return f"not run: {why}"
     links = [
         f"[scale {each.scale}]({page(name)}#{each.anchor}){_about_runs(each)}"
-        for each in there
+        for each in on_disk
         if each.name == name
     ]
     return "<br>".join(links) or "can be run; no results yet"
@@ -216,8 +218,8 @@ def _about_runs(section: Section) -> str:
     counts = ((verdict, section.verdicts.count(verdict)) for verdict in VERDICTS)
     claims = ", ".join(f"{number} {verdict}" for verdict, number in counts if number)
     age = section.state if section.since is None else "code changed since" if section.since else ""
-    said = "; ".join(filter(None, (f"claims: {claims}" if claims else "", age)))
-    return f": {said}" if said else ""
+    text = "; ".join(filter(None, (f"claims: {claims}" if claims else "", age)))
+    return f": {text}" if text else ""
 
 
 HEAD = """# Results

@@ -75,17 +75,17 @@ def svg(outcome: TableOutcome) -> str | None:
 
 def _panels(outcome: TableOutcome) -> list[Column]:
     """The columns to draw: those with values, without those whose curves an earlier one has."""
-    found: list[Column] = []
-    seen: list[set[tuple[int, str]]] = []
-    for column in outcome.table.columns_at(outcome.wanted.scale):
-        mine = {(id(run), row.name) for row in _rows(outcome, column) for run in _runs(outcome, row, column)}
+    panels: list[Column] = []
+    run_sets: list[set[tuple[int, str]]] = []
+    for column in outcome.table.columns_at(outcome.request.scale):
+        runs_ = {(id(run), row.name) for row in _rows(outcome, column) for run in _runs(outcome, row, column)}
         if not _is_curve(outcome, column):
-            known = any(outcome.spread(row.name, column.id).n for row in _rows(outcome, column))
-            found += [column] if known else []
-        elif not any(mine <= runs for runs in seen):
-            found.append(column)
-            seen.append(mine)
-    return found
+            has_values = any(outcome.spread(row.name, column.id).n for row in _rows(outcome, column))
+            panels += [column] if has_values else []
+        elif not any(runs_ <= runs for runs in run_sets):
+            panels.append(column)
+            run_sets.append(runs_)
+    return panels
 
 
 def _axis(outcome: TableOutcome) -> Axis:
@@ -94,7 +94,7 @@ def _axis(outcome: TableOutcome) -> Axis:
 
 
 def _rows(outcome: TableOutcome, column: Column) -> tuple[SystemRow, ...]:
-    return outcome.table.rows_at(outcome.wanted.scale, column)
+    return outcome.table.rows_at(outcome.request.scale, column)
 
 
 def _runs(outcome: TableOutcome, row: SystemRow, column: Column) -> list[FinishedRun]:
@@ -190,12 +190,12 @@ def _stroke(outcome: TableOutcome, row: SystemRow) -> dict[str, Any]:
 def _legend(figure: Any, outcome: TableOutcome) -> None:
     from matplotlib.lines import Line2D
 
-    shown = [
+    rows = [
         row
         for row in outcome.table.rows
-        if any(_runs(outcome, row, column) for column in outcome.table.columns_at(outcome.wanted.scale))
+        if any(_runs(outcome, row, column) for column in outcome.table.columns_at(outcome.request.scale))
     ]
-    lines = [Line2D([], [], linewidth=2, **_stroke(outcome, row)) for row in shown]
+    lines = [Line2D([], [], linewidth=2, **_stroke(outcome, row)) for row in rows]
     figure.legend(
-        lines, [row.title for row in shown], loc="outside lower left", ncols=3, fontsize=8, handlelength=2.2
+        lines, [row.title for row in rows], loc="outside lower left", ncols=3, fontsize=8, handlelength=2.2
     )

@@ -96,9 +96,9 @@ class SharedTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         """The data set, or the one that replaces it at this scale. Raises ScenarioError."""
         if name not in self.data:
             raise ScenarioError(f"no data set {name!r} in shared.toml; it has {', '.join(self.data)}")
-        found = self.data[name]
-        instead = {"smoke": found.smoke, "cpu": found.cpu}.get(scale)
-        return self.data[instead] if instead else found
+        entry = self.data[name]
+        instead = {"smoke": entry.smoke, "cpu": entry.cpu}.get(scale)
+        return self.data[instead] if instead else entry
 
 
 @cache
@@ -127,7 +127,7 @@ class DataFolder:
             if self.path is not None and (self.path / form.file).exists():
                 return form
         raise DataSetError(
-            f"no {entry.title} for scale {scale} {self._said()}: expected "
+            f"no {entry.title} for scale {scale} {self._how()}: expected "
             f"{' or '.join(form.file for form in usable)}; {entry.get}"
         )
 
@@ -141,7 +141,7 @@ class DataFolder:
     def file(self, name: str) -> Path:
         """A file of the folder. Raises DataSetError if it is missing."""
         if self.path is None or not (self.path / name).exists():
-            raise DataSetError(f"no {name} {self._said()}")
+            raise DataSetError(f"no {name} {self._how()}")
         return self.path / name
 
     def has(self, entry: DataEntry, scale: Scale) -> bool:
@@ -151,18 +151,18 @@ class DataFolder:
             return False
         return True
 
-    def _said(self) -> str:
+    def _how(self) -> str:
         return f"in {self.path}" if self.path else f"without a data folder (--data-dir DIR, or ${ENV})"
 
 
-def data_folder(given: Path | None, environment: Mapping[str, str]) -> DataFolder:
+def data_folder(option: Path | None, environment: Mapping[str, str]) -> DataFolder:
     """The `given` folder, or $DEVICE_RUNTIME_DATA, or ../shared/data if it exists.
 
     Raises DataSetError for one of the first two that does not exist.
     """
-    said = given or (Path(environment[ENV]) if environment.get(ENV) else None)
-    if said is None:
+    place = option or (Path(environment[ENV]) if environment.get(ENV) else None)
+    if place is None:
         return DataFolder(BESIDE if BESIDE.is_dir() else None)
-    if not said.is_dir():
-        raise DataSetError(f"{said}: no such folder, for the data of tables")
-    return DataFolder(said)
+    if not place.is_dir():
+        raise DataSetError(f"{place}: no such folder, for the data of tables")
+    return DataFolder(place)

@@ -34,14 +34,14 @@ def folder() -> Path:
     return Path(platformdirs.user_cache_dir("device-runtime")) / "pretrained"
 
 
-def weights(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Path:
+def weights(training: Pretrain, shared: SharedTables, where: DataFolder) -> Path:
     """The file of the pretrained weights, trained if it is missing; training that was stopped resumes.
 
     Raises SimulationError, ModelError.
     """
-    mine = scenario(wanted, shared, where)
-    sha256 = fingerprint(of_policy(mine, CENTRALISED), NAME.seed)
-    run = folder() / f"{wanted.bundle}-{sha256[:6]}{bundle_sha256(mine.task.bundle)[:4]}"
+    own = scenario(training, shared, where)
+    sha256 = fingerprint(of_policy(own, CENTRALISED), NAME.seed)
+    run = folder() / f"{training.bundle}-{sha256[:6]}{bundle_sha256(own.task.bundle)[:4]}"
     if finished(run, sha256):
         return run / SERVED
     run.mkdir(parents=True, exist_ok=True)
@@ -51,23 +51,23 @@ def weights(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Path:
     return run / SERVED
 
 
-def scenario(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Scenario:
+def scenario(training: Pretrain, shared: SharedTables, where: DataFolder) -> Scenario:
     """The scenario of the training: all data on one device.
 
     Raises ScenarioError, DataSetError, ModelError.
     """
-    entry = shared.entry(wanted.data, "full")
+    entry = shared.entry(training.data, "full")
     samples = BundleSamples(entry, where.form(entry, "full"))
     return Scenario(
-        name=f"{wanted.bundle} on {wanted.data}",
+        name=f"{training.bundle} on {training.data}",
         fleet=fleets.load(COMPUTER),
         devices=1,
         engine="torch",
         data=spec_of(samples, {"partition": "iid"}, where),
         task=Task(
-            bundle=exporting.bundle(wanted.bundle, shared, samples, where),
-            rounds=wanted.rounds,
-            kinds=(KindSettings(name="full", settings=wanted.settings),),
+            bundle=exporting.bundle(training.bundle, shared, samples, where),
+            rounds=training.rounds,
+            kinds=(KindSettings(name="full", settings=training.settings),),
         ),
     )
 
@@ -76,10 +76,10 @@ def scenario(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Scena
 class ProgressPrinter(NullObserver):
     """An observer that prints its progress on standard error."""
 
-    wanted: Pretrain
+    training: Pretrain
 
     def closed(self, line: SimulatedRound) -> None:
         """Prints the accuracy of every round."""
-        what = f"training {self.wanted.bundle} on {self.wanted.data}"
-        so_far = f"round {line.round} of {self.wanted.rounds}, accuracy {line.eval_acc:.3f}"
+        what = f"training {self.training.bundle} on {self.training.data}"
+        so_far = f"round {line.round} of {self.training.rounds}, accuracy {line.eval_acc:.3f}"
         print(f"{what}: {so_far}", file=sys.stderr, flush=True)

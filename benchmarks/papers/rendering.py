@@ -43,7 +43,7 @@ def markdown(outcome: TableOutcome, command: str, picture: str = "") -> str:
         f"## {heading(outcome)}",
         f"```\n{command}\n```",
         table.caption,
-        f"{_made(outcome)}.",
+        f"{_about(outcome)}.",
         f"![{_alt(outcome)}]({picture})" if picture else "",
         *_tables(outcome, "github"),
         _claims(outcome, "github"),
@@ -60,13 +60,13 @@ def json(outcome: TableOutcome) -> str:
     table = outcome.table
     whole = {
         "table": table.id,
-        "scale": outcome.wanted.scale,
-        "seeds": outcome.wanted.seeds,
+        "scale": outcome.request.scale,
+        "seeds": outcome.request.seeds,
         "date": outcome.date,
         "commits": outcome.commits,
         "versions": outcome.versions,
         "differences": differences(outcome),
-        "columns": [_column_json(outcome, column) for column in table.columns_at(outcome.wanted.scale)],
+        "columns": [_column_json(outcome, column) for column in table.columns_at(outcome.request.scale)],
         "claims": [
             {
                 "text": each.claim.text,
@@ -89,17 +89,17 @@ def heading(outcome: TableOutcome) -> str:
     table = outcome.table
     number = table.id.partition("-t")[2]
     of = f"Table {number} of {PAPERS[table.paper]}" if table.paper else table.id
-    return f"{of}: {table.title} (scale {outcome.wanted.scale})"
+    return f"{of}: {table.title} (scale {outcome.request.scale})"
 
 
 def differences(outcome: TableOutcome) -> tuple[str, ...]:
     """Differences from the paper's setting, in sentences: of the data, of every scale, and of this one."""
     table = outcome.table
-    return (*outcome.notes, *table.differences, *table.scaled(outcome.wanted.scale).differences)
+    return (*outcome.notes, *table.differences, *table.scaled(outcome.request.scale).differences)
 
 
-def _made(outcome: TableOutcome) -> str:
-    seeds = outcome.wanted.seeds
+def _about(outcome: TableOutcome) -> str:
+    seeds = outcome.request.seeds
     spread = ", mean ± standard deviation" if seeds > 1 else ""
     packages = ", ".join(
         f"{name} {outcome.versions[name]}"
@@ -112,9 +112,9 @@ def _made(outcome: TableOutcome) -> str:
 
 def _code(commits: Sequence[str]) -> str:
     """The commits of the code; a "+" after one says that the code was changed since."""
-    known = ", ".join(commit for commit in commits if commit)
-    some_unknown = " and of unknown commits" if "" in commits and known else ""
-    return f"code of {known}{some_unknown}" if known else "code of an unknown commit"
+    hashes = ", ".join(commit for commit in commits if commit)
+    some_unknown = " and of unknown commits" if "" in commits and hashes else ""
+    return f"code of {hashes}{some_unknown}" if hashes else "code of an unknown commit"
 
 
 def _alt(outcome: TableOutcome) -> str:
@@ -124,8 +124,8 @@ def _alt(outcome: TableOutcome) -> str:
 
 def _tables(outcome: TableOutcome, style: Style) -> list[str]:
     """A table of text for each group of columns. Rows and columns without runs are left out."""
-    shown = [column for column in outcome.table.columns_at(outcome.wanted.scale) if _ran(outcome, column)]
-    return [_columns(outcome, group, style) for group in _groups(outcome, shown)]
+    columns = [column for column in outcome.table.columns_at(outcome.request.scale) if _ran(outcome, column)]
+    return [_columns(outcome, group, style) for group in _groups(outcome, columns)]
 
 
 def _groups(outcome: TableOutcome, columns: Sequence[Column]) -> list[list[Column]]:
@@ -140,12 +140,12 @@ def _groups(outcome: TableOutcome, columns: Sequence[Column]) -> list[list[Colum
 
 def _printed(outcome: TableOutcome, column: Column) -> bool:
     """Whether the paper has numbers for this column."""
-    return any(column.id in row.paper for row in outcome.table.rows_at(outcome.wanted.scale, column))
+    return any(column.id in row.paper for row in outcome.table.rows_at(outcome.request.scale, column))
 
 
 def _ran(outcome: TableOutcome, column: Column) -> list[SystemRow]:
     """The rows that have runs in this column."""
-    rows = outcome.table.rows_at(outcome.wanted.scale, column)
+    rows = outcome.table.rows_at(outcome.request.scale, column)
     return [row for row in rows if any(outcome.runs.get((row.name, column.id), ()))]
 
 
@@ -159,7 +159,7 @@ def _columns(outcome: TableOutcome, columns: Sequence[Column], style: Style) -> 
     else:
         title = f"{first.title}{_stragglers(outcome, first)}"
         own = [column.title.removeprefix(first.title).lstrip(", ") for column in columns]
-        titles = [mine or measure for mine, measure in zip(own, titles, strict=True)]
+        titles = [own_measure or measure for own_measure, measure in zip(own, titles, strict=True)]
     ran = {row.name for column in columns for row in _ran(outcome, column)}
     rows = [row for row in outcome.table.rows if row.name in ran]
     by_column = [_cells(outcome, column, rows) for column in columns]
@@ -174,18 +174,18 @@ def _cells(outcome: TableOutcome, column: Column, rows: Sequence[SystemRow]) -> 
     """Our results in a column; empty for rows that it does not have."""
     ours = {row.name: outcome.spread(row.name, column.id) for row in rows}
     unit = _unit(MEASURES[outcome.table.measure_of(column)], list(ours.values()))
-    mine = {row.name for row in outcome.table.rows_at(outcome.wanted.scale, column)}
-    return [_worded(ours[row.name], unit) if row.name in mine else "" for row in rows]
+    names = {row.name for row in outcome.table.rows_at(outcome.request.scale, column)}
+    return [_worded(ours[row.name], unit) if row.name in names else "" for row in rows]
 
 
 def _missing(outcome: TableOutcome) -> list[str]:
     """The rows and columns that have no runs yet, and how many claims need them."""
-    columns = outcome.table.columns_at(outcome.wanted.scale)
+    columns = outcome.table.columns_at(outcome.request.scale)
     run = {row.name for column in columns for row in _ran(outcome, column)}
-    every = [row for column in columns for row in outcome.table.rows_at(outcome.wanted.scale, column)]
+    every = [row for column in columns for row in outcome.table.rows_at(outcome.request.scale, column)]
     rows = dict.fromkeys(row.title for row in every if row.name not in run)
     without = dict.fromkeys(column.title for column in columns if not _ran(outcome, column))
-    claims = sum(not each.known for each in outcome.verdicts)
+    claims = sum(not each.is_known for each in outcome.verdicts)
     parts = [f"rows: {'; '.join(rows)}"] if rows else []
     parts += [f"columns: {'; '.join(without)}"] if without else []
     return [*parts, *([f"{UNJUDGED}{claims}"] if claims else [])]
@@ -202,13 +202,13 @@ def _stragglers(outcome: TableOutcome, column: Column) -> str:
 
 
 def _claims(outcome: TableOutcome, style: Style) -> str:
-    if outcome.wanted.scale == "smoke":
+    if outcome.request.scale == "smoke":
         return "Scale smoke shows that it works, and claims nothing."
     titles = {column.id: _named(column, outcome) for column in outcome.table.columns}
     rows = [
         (each.claim.text, titles[each.column], _paper(each), *_ours(each), each.words)
         for each in outcome.verdicts
-        if each.known
+        if each.is_known
     ]
     if not rows:
         return ""
@@ -230,7 +230,7 @@ def _paper(each: ClaimVerdict) -> str:
 
 def _ours(each: ClaimVerdict) -> tuple[str, str, str]:
     """The mean with its standard deviation, the interval of the mean, and the seeds in which it holds."""
-    if not each.known:
+    if not each.is_known:
         return DASH, DASH, DASH
     sd = f" ± {_amount(each.ours.sd, each).lstrip('+')}" if each.ours.n > 1 else ""
     ends = [_amount(end, each) for end in each.ours.interval or ()]
@@ -245,8 +245,8 @@ def _amount(value: float, each: ClaimVerdict) -> str:
 
 
 def _unit(measure: Measure, ours: Sequence[SeedSpread]) -> tuple[str, float]:
-    known = [each.mean for each in ours if not isnan(each.mean)]
-    return unit_for(max(known, default=0.0), measure.units)
+    means = [each.mean for each in ours if not isnan(each.mean)]
+    return unit_for(max(means, default=0.0), measure.units)
 
 
 def _table(rows: Sequence[Sequence[str]], heads: Sequence[str], look: tuple[Style, Sequence[str]]) -> str:
@@ -273,7 +273,7 @@ def _column_json(outcome: TableOutcome, column: Column) -> dict[str, object]:
                 "ours": asdict(outcome.spread(row.name, column.id)),
                 "seeds": outcome.values.get((row.name, column.id), ()),
             }
-            for row in table.rows_at(outcome.wanted.scale, column)
+            for row in table.rows_at(outcome.request.scale, column)
         ],
     }
 
@@ -301,13 +301,13 @@ def _line(table: Table, folder: DataFolder, shared: SharedTables) -> str:
 
 def ready(table: Table, folder: DataFolder, shared: SharedTables) -> str:
     """The scales at which the table can be run with the data that is there."""
-    there, missing = [], ""
+    scales, missing = [], ""
     for scale in (scale for scale in SCALES if scale in table.scales):
         entries = [shared.entry(column.data, scale) for column in table.columns_at(scale)]
         lacking = [entry.title for entry in entries if not folder.has(entry, scale)]
         if lacking:
             missing = missing or f"no {lacking[0]}"
         else:
-            there.append(scale)
-    ready = f"data for {', '.join(there)}" if there else ""
+            scales.append(scale)
+    ready = f"data for {', '.join(scales)}" if scales else ""
     return "; ".join(part for part in (ready, missing) if part)

@@ -39,7 +39,9 @@ MIXED = ("choose", "mixed")
 """Systems whose rounds offer exactly the kinds that the layers name."""
 A_DAY_S = 86_400.0
 WITHOUT_CLIPPING = Layer(
-    settings={kind: {"clip_norm": 0.0} for kind, made in KINDS.items() if hasattr(made, "clip_norm")}
+    settings={
+        kind: {"clip_norm": 0.0} for kind, kind_class in KINDS.items() if hasattr(kind_class, "clip_norm")
+    }
 )
 """The first layer of papers' tables, because papers do not clip gradients; our default is to clip."""
 
@@ -60,24 +62,24 @@ def notes(
 
     Raises ScenarioError.
     """
-    said: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for column in table.columns_at(scale):
-        entry, meant = shared.entry(column.data, scale), shared.data[column.data]
-        if entry is not meant:
-            said[f"{entry.title[0].upper()}{entry.title[1:]} stand for {meant.title}."] = None
+        entry, whole = shared.entry(column.data, scale), shared.data[column.data]
+        if entry is not whole:
+            lines[f"{entry.title[0].upper()}{entry.title[1:]} stand for {whole.title}."] = None
         form = forms[column.id]
         if form is not None and form.difference:
-            said[form.difference] = None
+            lines[form.difference] = None
     for column in table.columns_at(scale):
         entry = shared.entry(column.data, scale)
         used = (layer(table, scale, entry, (column, row)).bundle for row in table.rows_at(scale, column))
-        said |= dict.fromkeys(
+        lines |= dict.fromkeys(
             sentence
             for bundle in used
             if bundle in shared.bundles
             for sentence in shared.bundles[bundle].differences
         )
-    return tuple(said)
+    return tuple(lines)
 
 
 def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, SystemRow]) -> Layer:
@@ -85,8 +87,8 @@ def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, Syst
     column, row = cell
     below_all = WITHOUT_CLIPPING if table.paper else Layer()
     below = (below_all, entry.at.get(scale, Layer()), table.setting, table.scaled(scale).setting)
-    mine = row.columns.get(column.id, Layer()), column.cells.get(scale, {}).get(row.name, Layer())
-    return over((*below, *column.layers(scale), *row.layers(scale), *mine))
+    own = row.columns.get(column.id, Layer()), column.cells.get(scale, {}).get(row.name, Layer())
+    return over((*below, *column.layers(scale), *row.layers(scale), *own))
 
 
 def scenario(table: Table, scale: Scale, cell: tuple[Column, SystemRow], where: Resources) -> Scenario:
@@ -99,18 +101,18 @@ def scenario(table: Table, scale: Scale, cell: tuple[Column, SystemRow], where: 
     whole = layer(table, scale, entry, cell)
     samples = BundleSamples(entry, where.folder.form(entry, scale))
 
-    def made(name: str) -> str:
+    def bundle_of(name: str) -> str:
         bundle = where.shared.bundles.get(name)
         learnt = None
         if bundle is not None and bundle.pretrain is not None:
             learnt = pretraining.weights(bundle.pretrain, where.shared, where.folder)
         return exporting.bundle(name, where.shared, samples, where.folder, learnt)
 
-    def seconds(wanted: Deadline, bundle: str, spec: DataSpec) -> float:
+    def seconds(deadline: Deadline, bundle: str, spec: DataSpec) -> float:
         update = FullUpdate(bundle, spec, _devices(whole), whole.settings.get("full", {}))
-        return deadline_s(wanted, _fleet(whole, where.shared), whole.slow or 1.0, update)
+        return deadline_s(deadline, _fleet(whole, where.shared), whole.slow or 1.0, update)
 
-    real = CellParts(lambda: spec_of(samples, whole.data, where.folder), made, seconds)
+    real = CellParts(lambda: spec_of(samples, whole.data, where.folder), bundle_of, seconds)
     return _scenario(table, cell, whole, real, where)
 
 
@@ -128,17 +130,17 @@ def setting(
     def identity(name: str) -> str:
         return exporting.identity(name, shared, samples)
 
-    def stand_in(wanted: Deadline, bundle: str, spec: DataSpec) -> float:
-        if not wanted.full:
+    def stand_in(deadline: Deadline, bundle: str, spec: DataSpec) -> float:
+        if not deadline.full:
             return A_DAY_S
-        said = repr((wanted.full, wanted.group, sorted(whole.settings.get("full", {}).items())))
-        return float(int(hashlib.sha256(said.encode()).hexdigest()[:12], 16))
+        text = repr((deadline.full, deadline.group, sorted(whole.settings.get("full", {}).items())))
+        return float(int(hashlib.sha256(text.encode()).hexdigest()[:12], 16))
 
     parts = CellParts(lambda: named(samples, whole.data), identity, stand_in)
-    made = _scenario(table, cell, whole, parts, Resources(DataFolder(None), shared))
-    family = made.task.family
+    scenario_ = _scenario(table, cell, whole, parts, Resources(DataFolder(None), shared))
+    family = scenario_.task.family
     return CellSetting(
-        msgspec.structs.replace(made, task=msgspec.structs.replace(made.task, family=())), family
+        msgspec.structs.replace(scenario_, task=msgspec.structs.replace(scenario_.task, family=())), family
     )
 
 
@@ -196,12 +198,12 @@ def _task(whole: Layer, spec: DataSpec, parts: CellParts) -> Task:
         raise ValueError("no layer says which bundle")
     task: dict[str, Any] = {"bundle": parts.bundle(whole.bundle), **whole.task}
     if whole.family is not None:
-        task["family"] = [parts.bundle(one) for name in whole.family for one in _copies(name)]
+        task["family"] = [parts.bundle(member) for name in whole.family for member in _copies(name)]
     if whole.deadline is not None:
         task["round_deadline_s"] = parts.seconds(whole.deadline, task["bundle"], spec)
-    said = msgspec.convert(task, Task)
+    checked = msgspec.convert(task, Task)
     times = 1 if whole.times is None else whole.times
-    return msgspec.structs.replace(said, rounds=round(times * said.rounds))
+    return msgspec.structs.replace(checked, rounds=round(times * checked.rounds))
 
 
 def _copies(name: str) -> list[str]:
@@ -220,9 +222,9 @@ def _engine(whole: Layer, where: Resources) -> str:
 def _kinds(task: Task, whole: Layer, mixed: bool) -> tuple[KindSettings, ...]:
     """The task's kinds with the layers' settings; unless `mixed`, also kinds that only settings name."""
     kinds = task.kinds if whole.kinds is None else kinds_named(whole.kinds)
-    there = {kind.name for kind in kinds}
+    names = {kind.name for kind in kinds}
     named = dict.fromkeys((*whole.settings, *whole.first_epochs))
-    others = () if mixed else tuple(name for name in named if name not in there)
+    others = () if mixed else tuple(name for name in named if name not in names)
     return tuple(
         msgspec.structs.replace(
             kind,
@@ -256,21 +258,21 @@ class FullUpdate:
     settings: Settings
 
 
-def deadline_s(wanted: Deadline, fleet: FleetSpec, slow: float, update: FullUpdate) -> float:
+def deadline_s(deadline: Deadline, fleet: FleetSpec, slow: float, update: FullUpdate) -> float:
     """The seconds of a round's deadline, to two digits: see `Deadline`; by the median device of its group.
 
     Raises ScenarioError, DataSetError, ModelError.
     """
-    if not wanted.full:
+    if not deadline.full:
         return A_DAY_S
-    group = fleet.groups.get(wanted.group)
+    group = fleet.groups.get(deadline.group)
     if group is None:
-        there = ", ".join(fleet.groups)
-        raise ScenarioError(f"fleet {fleet.name} has no group {wanted.group}; it has {there}")
+        groups = ", ".join(fleet.groups)
+        raise ScenarioError(f"fleet {fleet.name} has no group {deadline.group}; it has {groups}")
     shipped_as = shipped(group.profile)
     rate = shipped_as.speed.flops_per_s * group.speed.factor / slow
     profile = replace(shipped_as, speed=replace(shipped_as.speed, flops_per_s=rate))
-    return _rounded(wanted.full * _takes_s(update, profile))
+    return _rounded(deadline.full * _takes_s(update, profile))
 
 
 def _takes_s(update: FullUpdate, profile: DeviceProfile) -> float:

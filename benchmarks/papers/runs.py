@@ -30,7 +30,7 @@ COMMAND = "python -m benchmarks.papers"
 class WantedTable:
     """The wanted table, with its scale, number of seeds, and folder of runs.
 
-    `kept` is the folder of kept runs; None: none are read. `columns` and `rows` name what is run; () is all.
+    `store` is the folder of kept runs; None: none are read. `columns` and `rows` name what is run; () is all.
     With `only_kept` nothing is run. Raises ScenarioError for names that the table does not have.
     """
 
@@ -38,7 +38,7 @@ class WantedTable:
     scale: Scale
     seeds: int
     folder: Path
-    kept: Path | None = None
+    store: Path | None = None
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     only_kept: bool = False
@@ -46,16 +46,16 @@ class WantedTable:
     def __post_init__(self) -> None:
         columns = [column.id for column in self.table.columns_at(self.scale)]
         rows = [row.name for row in self.table.rows]
-        for what, wanted, there in (("column", self.columns, columns), ("row", self.rows, rows)):
-            for name in wanted:
-                if name not in there:
-                    has = f"at scale {self.scale} it has {', '.join(there)}"
+        for what, asks, names in (("column", self.columns, columns), ("row", self.rows, rows)):
+            for name in asks:
+                if name not in names:
+                    has = f"at scale {self.scale} it has {', '.join(names)}"
                     raise ScenarioError(f"{self.table.id} has no {what} {name!r}; {has}")
 
     @property
     def kept_folder(self) -> Path | None:
         """The folder of kept runs, which all tables share; None at scale smoke, whose runs are not kept."""
-        return None if self.scale == "smoke" else self.kept
+        return None if self.scale == "smoke" else self.store
 
     def has(self, column: Column, row: SystemRow) -> bool:
         """Whether this cell is to be run."""
@@ -71,7 +71,7 @@ class Cell:
     """A row in a column, with the setting of its run and the data's form; `policy` is the row's system there.
 
     Cells with equal runs have the policy and the plan of the first of them. `plan` has the comparison that
-    is to have its runs; None if it is not wanted, or has every run in the folder `kept`.
+    is to have its runs; None if it is not wanted, or has every run in the folder `store`.
     """
 
     row: SystemRow
@@ -79,7 +79,7 @@ class Cell:
     setting: CellSetting
     form: Form | None
     policy: str
-    kept: Path | None
+    store: Path | None
     plan: ComparisonPlan | None = None
 
     def name(self, seed: int) -> RunName:
@@ -95,31 +95,31 @@ class Cell:
         return hashlib.sha256(f"{self.run} {seed}".encode()).hexdigest()
 
     def is_kept(self, seed: int) -> bool:
-        return self.kept is not None and kept.place(self.kept, self.name(seed), self.key(seed)).exists()
+        return self.store is not None and kept.place(self.store, self.name(seed), self.key(seed)).exists()
 
     def is_finished(self, seed: int) -> bool:
         """Whether the plan's folder has the finished run."""
         if self.plan is None:
             return False
-        mine = of_policy(self.plan.scenario, self.policy)
-        return finished(self.plan.of(self.name(seed)), fingerprint(mine, seed))
+        own = of_policy(self.plan.scenario, self.policy)
+        return finished(self.plan.of(self.name(seed)), fingerprint(own, seed))
 
-    def found(self, seed: int) -> StampedRun | None:
+    def find(self, seed: int) -> StampedRun | None:
         """The run, kept or in its folder; None if there is none. Raises SimulationError for damaged files."""
-        if self.kept is not None:
+        if self.store is not None:
             key = self.key(seed)
-            there = kept.read(kept.place(self.kept, self.name(seed), key), self.name(seed), key)
-            if there is not None:
-                return there
+            run = kept.read(kept.place(self.store, self.name(seed), key), self.name(seed), key)
+            if run is not None:
+                return run
         if self.plan is None or not self.is_finished(seed):
             return None
         return kept.of_folder(self.plan.of(self.name(seed)), self.name(seed))
 
     def keep(self, seed: int) -> None:
         """Keeps the run that is finished in its folder. Raises SimulationError, OSError."""
-        if self.kept is None or self.plan is None:
+        if self.store is None or self.plan is None:
             return
-        path, key = kept.place(self.kept, self.name(seed), self.key(seed)), self.key(seed)
+        path, key = kept.place(self.store, self.name(seed), self.key(seed)), self.key(seed)
         kept.write(path, kept.of_folder(self.plan.of(self.name(seed)), self.name(seed)), key)
 
 
@@ -130,21 +130,21 @@ class TableJob(RunJob):
     cell: Cell
 
 
-def cells(wanted: WantedTable, where: Resources) -> tuple[Cell, ...]:
+def cells(request: WantedTable, where: Resources) -> tuple[Cell, ...]:
     """The cells of every row in every column that has it.
 
     Bundles and data are made only for cells that are wanted and lack a run. Raises ScenarioError for an
     unknown system, and the errors of `resolving.scenario`.
     """
-    table, scale = wanted.table, wanted.scale
+    table, scale = request.table, request.scale
     every: list[Cell] = []
     for column in table.columns_at(scale):
         forms = where.folder.forms(where.shared.entry(column.data, scale), scale)
         options = [
-            [_cell(wanted, (column, row), form, where) for row in table.rows_at(scale, column)]
+            [_cell(request, (column, row), form, where) for row in table.rows_at(scale, column)]
             for form in forms
         ]
-        has_some = (cells for cells in options if _any_kept(cells, wanted.seeds))
+        has_some = (cells for cells in options if _any_kept(cells, request.seeds))
         every += next(has_some, options[0])
     first: dict[str, Cell] = {}
     for cell in every:
@@ -152,13 +152,13 @@ def cells(wanted: WantedTable, where: Resources) -> tuple[Cell, ...]:
     lacking = {
         cell.run
         for cell in every
-        if wanted.has(cell.column, cell.row)
-        and not all(first[cell.run].is_kept(seed) for seed in range(wanted.seeds))
+        if request.has(cell.column, cell.row)
+        and not all(first[cell.run].is_kept(seed) for seed in range(request.seeds))
     }
     columns: dict[bytes, str] = {}  # the first column of each setting: a folder keeps its name
     for cell in every:
         columns.setdefault(cell.setting.scenario.json(), cell.column.id)
-    planned = _planned(wanted, [cell for run, cell in first.items() if run in lacking], columns, where)
+    planned = _planned(request, [cell for run, cell in first.items() if run in lacking], columns, where)
     return tuple(
         replace(
             cell, policy=first[cell.run].policy, setting=first[cell.run].setting, plan=planned.get(cell.run)
@@ -167,10 +167,10 @@ def cells(wanted: WantedTable, where: Resources) -> tuple[Cell, ...]:
     )
 
 
-def _cell(wanted: WantedTable, pair: tuple[Column, SystemRow], form: Form | None, where: Resources) -> Cell:
+def _cell(request: WantedTable, pair: tuple[Column, SystemRow], form: Form | None, where: Resources) -> Cell:
     column, row = pair
-    setting = resolving.setting(wanted.table, wanted.scale, pair, where.shared, form)
-    return Cell(row, column, setting, form, row.system + column.modifier, wanted.kept_folder)
+    setting = resolving.setting(request.table, request.scale, pair, where.shared, form)
+    return Cell(row, column, setting, form, row.system + column.modifier, request.kept_folder)
 
 
 def _any_kept(every: Iterable[Cell], seeds: int) -> bool:
@@ -178,14 +178,14 @@ def _any_kept(every: Iterable[Cell], seeds: int) -> bool:
 
 
 def _planned(
-    wanted: WantedTable, owners: Sequence[Cell], columns: Mapping[bytes, str], where: Resources
+    request: WantedTable, owners: Sequence[Cell], columns: Mapping[bytes, str], where: Resources
 ) -> Mapping[str, ComparisonPlan]:
     """The comparisons of these cells, by their runs; cells with equal scenarios are in one.
 
     `columns`: by setting, the column whose name its folder has.
     """
     scenarios = {
-        cell.run: resolving.scenario(wanted.table, wanted.scale, (cell.column, cell.row), where)
+        cell.run: resolving.scenario(request.table, request.scale, (cell.column, cell.row), where)
         for cell in owners
     }
     settings: dict[bytes, list[Cell]] = {}
@@ -194,20 +194,22 @@ def _planned(
     return {
         cell.run: plan
         for alike in settings.values()
-        for plan in [_plan(wanted, scenarios[alike[0].run], alike, columns[alike[0].setting.scenario.json()])]
+        for plan in [
+            _plan(request, scenarios[alike[0].run], alike, columns[alike[0].setting.scenario.json()])
+        ]
         for cell in alike
     }
 
 
-def _plan(wanted: WantedTable, mine: Scenario, alike: Sequence[Cell], column: str) -> ComparisonPlan:
+def _plan(request: WantedTable, scenario: Scenario, alike: Sequence[Cell], column: str) -> ComparisonPlan:
     comparison = Comparison(
         policies=tuple(dict.fromkeys(cell.policy for cell in alike)),
-        seeds=wanted.seeds,
-        command=f"{COMMAND} {wanted.table.id} --scale {wanted.scale} --seeds {wanted.seeds}",
-        bundle=bundle_sha256(mine.task.bundle),
+        seeds=request.seeds,
+        command=f"{COMMAND} {request.table.id} --scale {request.scale} --seeds {request.seeds}",
+        bundle=bundle_sha256(scenario.task.bundle),
     )
-    folder = wanted.folder / f"{column}-{fingerprint(mine, 0)[:6]}"
-    return ComparisonPlan(mine, comparison, folder)
+    folder = request.folder / f"{column}-{fingerprint(scenario, 0)[:6]}"
+    return ComparisonPlan(scenario, comparison, folder)
 
 
 def plans(every: Iterable[Cell]) -> tuple[ComparisonPlan, ...]:

@@ -29,16 +29,16 @@ DECIDES = (
 
 def commit(root: Path = ROOT) -> str:
     """The short hash of the checked out commit, with "+" if the package was changed since; "" if unknown."""
-    if given := os.environ.get(ENV):
-        return given
-    found = git(root, "rev-parse", "--short", "HEAD").strip()
-    return found + ("+" if found and git(root, "status", "--porcelain", "--", CODE).strip() else "")
+    if variable := os.environ.get(ENV):
+        return variable
+    revision = git(root, "rev-parse", "--short", "HEAD").strip()
+    return revision + ("+" if revision and git(root, "status", "--porcelain", "--", CODE).strip() else "")
 
 
 def commits_since(commit: str, paths: Sequence[str], root: Path = ROOT) -> int | None:
     """The number of commits that changed these paths since that one; None if git does not know it."""
-    found = git(root, "rev-list", "--count", f"{commit.removesuffix('+')}..HEAD", "--", *paths).strip()
-    return int(found) if found else None
+    count = git(root, "rev-list", "--count", f"{commit.removesuffix('+')}..HEAD", "--", *paths).strip()
+    return int(count) if count else None
 
 
 def git(root: Path, *words: str) -> str:

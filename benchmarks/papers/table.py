@@ -195,8 +195,8 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             for name in {self.measure_of(column, row) for row in self.rows}:
                 if not MEASURES[name].by_class:
                     raise ScenarioError(f"{self.id}: {name} of column {column.id} is not of single classes")
-        self._known("column", columns, self._columns_named())
-        self._known("row", rows, self._rows_named())
+        self._check_names("column", columns, self._columns_named())
+        self._check_names("row", rows, self._rows_named())
 
     def _columns_named(self) -> Iterable[str]:
         for row in self.rows:
@@ -218,9 +218,9 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         for scaled in self.scales.values():
             yield from scaled.rows
 
-    def _known(self, what: str, known: list[str], named: Iterable[str]) -> None:
-        if unknown := [name for name in named if name not in known]:
-            raise ScenarioError(f"{self.id} has no {what} {unknown[0]!r}; it has {', '.join(known)}")
+    def _check_names(self, what: str, names: list[str], named: Iterable[str]) -> None:
+        if unknown := [name for name in named if name not in names]:
+            raise ScenarioError(f"{self.id} has no {what} {unknown[0]!r}; it has {', '.join(names)}")
 
     def scaled(self, scale: Scale) -> Scaled:
         """The table at this scale. Raises ScenarioError if it does not have it."""
@@ -237,14 +237,14 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return msgspec.structs.replace(self, scales={**self.scales, scale: part})
 
     def columns_at(self, scale: Scale) -> tuple[Column, ...]:
-        wanted = self.scaled(scale).columns
-        return tuple(column for column in self.columns if not wanted or column.id in wanted)
+        columns = self.scaled(scale).columns
+        return tuple(column for column in self.columns if not columns or column.id in columns)
 
     def rows_at(self, scale: Scale, column: Column) -> tuple[SystemRow, ...]:
         """The rows that are run in this column."""
         every = tuple(row.name for row in self.rows)
-        wanted = {*(self.scaled(scale).rows or every)} & {*column.rows.get(scale, every)}
-        rows = (row for row in self.rows if row.name in wanted)
+        names = {*(self.scaled(scale).rows or every)} & {*column.rows.get(scale, every)}
+        rows = (row for row in self.rows if row.name in names)
         return tuple(row for row in rows if not row.only or column.id in row.only)
 
     def measure_of(self, column: Column, row: SystemRow | None = None) -> str:

@@ -68,7 +68,7 @@ def _trained(system: str) -> Iterator[str]:
     except TaskError:  # it is a policy
         kinds = ()
     first = {kind.name for kind in kinds if kind.until_round == 1}
-    return (kind for kind, made in KINDS.items() if hasattr(made, "lr") and kind not in first)
+    return (kind for kind, kind_class in KINDS.items() if hasattr(kind_class, "lr") and kind not in first)
 
 
 def _name(row: SystemRow, rate: float) -> str:
@@ -83,7 +83,7 @@ def best_rates(values: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, f
     best: dict[str, tuple[float, float]] = {}
     for (name, _), each in values.items():
         row, _, rate = name.rpartition("@")
-        known = [value for value in each if not isnan(value)]
-        if known:
-            best[row] = max(best.get(row, (-inf, 0.0)), (mean(known), float(rate)))
+        accuracies = [value for value in each if not isnan(value)]
+        if accuracies:
+            best[row] = max(best.get(row, (-inf, 0.0)), (mean(accuracies), float(rate)))
     return {row: rate for row, (_, rate) in best.items()}

@@ -97,9 +97,9 @@ def measure(row: Row) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in executors}
     for turn in range(-1, TURNS):
         for name, executor in executors.items():
-            taken = timed(lambda executor=executor: [None for _ in executor.run(bases, jobs)])  # type: ignore[misc]
+            duration_s = timed(lambda executor=executor: [None for _ in executor.run(bases, jobs)])  # type: ignore[misc]
             if turn >= 0:
-                seconds[name].append(taken)
+                seconds[name].append(duration_s)
     for executor in executors.values():
         executor.close()
     rates = {name: row.clients / median(times) for name, times in seconds.items()}

@@ -36,7 +36,7 @@ class Row:
 
     series: str
     devices: int
-    asked: int
+    per_round: int
     bundle: str
     kind: str
 
@@ -67,9 +67,9 @@ def exported(folder: Path, width: int) -> Path:
         torch.manual_seed(0)
         source = Source("mlp", {"inputs": 64, "hidden": width})
         labels = tuple("0123456789")
-        given = InputSpec((1, 8, 8), scale=1 / 16)
+        spec = InputSpec((1, 8, 8), scale=1 / 16)
         export(
-            build(source.network, source.settings), ExportSpec(home.name, given, labels, source=source), home
+            build(source.network, source.settings), ExportSpec(home.name, spec, labels, source=source), home
         )
     return home
 
@@ -79,8 +79,8 @@ def growth(options: argparse.Namespace, folder: Path) -> int:
     table = []
     for row in rows(folder, options.quick):
         print(row, file=sys.stderr, flush=True)
-        told = subprocess.check_output([sys.executable, __file__, json.dumps(asdict(row))], text=True)
-        table.append(json.loads(told.splitlines()[-1]))
+        output = subprocess.check_output([sys.executable, __file__, json.dumps(asdict(row))], text=True)
+        table.append(json.loads(output.splitlines()[-1]))
     formats = ("", "", "", ",", ".2f", ".4f", ".0f")
     print(tabulate(table, headers="keys", floatfmt=formats))
     if options.json:
@@ -106,7 +106,7 @@ def measure(row: Row) -> dict[str, Any]:
     task = {
         "bundle": row.bundle,
         "rounds": ROUNDS,
-        "devices_per_round": row.asked,
+        "devices_per_round": row.per_round,
         "round_deadline_s": 600.0,
         "kinds": [{"name": row.kind, "settings": {"epochs": 1} if row.kind == "full" else {}}],
     }
@@ -124,7 +124,7 @@ def measure(row: Row) -> dict[str, Any]:
     return {
         "series": row.series,
         "devices": row.devices,
-        "asked": row.asked,
+        "asked": row.per_round,
         "parameters": prepared.inputs.bundle.manifest.num_parameters("all"),
         "first round s": marks[0] - began,
         "round s": median(seconds),

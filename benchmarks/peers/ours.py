@@ -53,7 +53,7 @@ class Marks:
         if ask.fate not in ("counted", "unheard"):
             raise SystemExit(f"{ask.device} in round {ask.round}: {ask.fate}, {ask.why}")
 
-    def trained(self, job: Training, made: Update) -> None:
+    def trained(self, job: Training, update: Update) -> None:
         if (job.name, job.seed) != (user_name(job.device), round_seed(job.round - 1)):
             raise SystemExit(f"device {job.device} is {job.name} with seed {job.seed}: not as in work.py")
 

@@ -42,7 +42,7 @@ def run(command: Sequence[str], log: Path, limit_s: float, sampled: bool = False
                 if time.monotonic() - began > limit_s:
                     raise RuntimeError(f"{log.stem} took longer than {limit_s:g} s; see {log}")
                 if sampled:
-                    peak = peak.larger(_held(process.pid))
+                    peak = peak.larger(_memory(process.pid))
                 time.sleep(EVERY_S)
         finally:
             _end(process)
@@ -51,7 +51,7 @@ def run(command: Sequence[str], log: Path, limit_s: float, sampled: bool = False
     return peak
 
 
-def _held(pid: int) -> Peak:
+def _memory(pid: int) -> Peak:
     pss = rss = 0
     for process in _tree(pid):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -70,7 +70,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """With all that it started."""
     if process.poll() is None:
-        for one in _tree(process.pid):
+        for member in _tree(process.pid):
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                member.kill()
         process.wait()

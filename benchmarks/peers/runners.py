@@ -64,7 +64,7 @@ REFERENCE = "float64"
 RUNNERS[REFERENCE] = Peer("bare", "reference.py", cases=())
 
 
-def wanted(patterns: list[str] | None, case: str) -> list[str]:
+def peers_for(patterns: list[str] | None, case: str) -> list[str]:
     """The peers that these patterns name, or all, that do this case."""
     return [
         name

@@ -109,8 +109,8 @@ class Job:
         parser.add_argument("--out", required=True, help="JSON file; weights go beside it as .npz")
         parser.add_argument("--workers", type=int, default=2, help="processes that train (2)")
         parser.add_argument("--check", action="store_true", help="train in the orders that the data has")
-        given, _ = parser.parse_known_args()  # runners may have more
-        return cls(**vars(given))
+        options, _ = parser.parse_known_args()  # runners may have more
+        return cls(**vars(options))
 
     @classmethod
     def of_json(cls, text: str) -> Job:
@@ -212,11 +212,11 @@ def weights(job: Job) -> Arrays:
 def report(job: Job, marks: list[float], final: Callable[[], Arrays], packages: tuple[str, ...]) -> None:
     """Writes what a runner found: `marks` are seconds at the start and after each round."""
     out = Path(job.out)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "job": asdict(job),
         "seconds": np.diff(marks).tolist(),
         "versions": {"python": sys.version.split()[0], **{name: metadata.version(name) for name in packages}},
     }
     if job.check:
         np.savez(out.with_suffix(".npz"), **final())
-    out.write_text(json.dumps(found))
+    out.write_text(json.dumps(result))

@@ -19,8 +19,8 @@ def output(group: Group, module: str, order: bytes, timeout_s: float) -> tuple[b
         return b"", f"not done in {timeout_s:.0f} s"
     if ended.returncode == 0:
         return ended.stdout, ""
-    said = ended.stderr.decode(errors="replace").strip().splitlines()
+    lines = ended.stderr.decode(errors="replace").strip().splitlines()
     killed = (
         "killed for want of memory" if ended.returncode in (-9, 137) else f"ended with {ended.returncode}"
     )
-    return b"", f"{killed}: {said[-1]}" if said else killed
+    return b"", f"{killed}: {lines[-1]}" if lines else killed

@@ -48,7 +48,7 @@ class Seen:
     predicted_bytes: int = 0
     peak_bytes: int = 0
     limit_bytes: int = 0
-    made: bool = False
+    has_update: bool = False
     tried: bool = False
     why: str = ""
 
@@ -68,13 +68,13 @@ def rounds(order: Order) -> list[Seen]:
     ]
 
 
-def _round(task: DeviceTask, given: RoundInputs) -> Seen:
+def _round(task: DeviceTask, inputs: RoundInputs) -> Seen:
     Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak of this process begins anew
     outcome = task.train_round(given, inf, Listener(lambda _: None, lambda _: None))
     return seen(outcome, task.engine_guard.limit_bytes, peak_bytes(Path("/proc/self/status").read_text()))
 
 
-def seen(outcome: WorkOutcome, limit_bytes: int, peak: int) -> Seen:
+def observation(outcome: WorkOutcome, limit_bytes: int, peak: int) -> Seen:
     """Of the form that was made in the end, or else of the first that was thought of."""
     chosen, made = outcome.plan.chosen, outcome.update is not None
     candidate = chosen or outcome.plan.candidates[0]
@@ -82,12 +82,12 @@ def seen(outcome: WorkOutcome, limit_bytes: int, peak: int) -> Seen:
     return Seen(
         label=candidate.label,
         predicted_s=cost.compute_s if cost else 0.0,
-        seconds=outcome.timings[-1].seconds if made and outcome.timings else 0.0,
+        seconds=outcome.timings[-1].seconds if has_update and outcome.timings else 0.0,
         predicted_bytes=cost.peak_memory_bytes if cost else 0,
         peak_bytes=peak,
         limit_bytes=limit_bytes,
-        made=made,
-        tried=made or bool(outcome.gave_up),
+        has_update=has_update,
+        tried=has_update or bool(outcome.gave_up),
         why="; ".join(outcome.reasons),
     )
 

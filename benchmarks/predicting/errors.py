@@ -39,14 +39,16 @@ class Errors:
 
     @classmethod
     def of(cls, cells: Sequence[Cell]) -> Errors | None:
-        made = [cell.rounds for cell in cells if cell.rounds and all(seen.made for seen in cell.rounds)]
-        if not made:
+        updates = [
+            cell.rounds for cell in cells if cell.rounds and all(round_.has_update for round_ in cell.rounds)
+        ]
+        if not updates:
             return None
         return cls(
-            median(_off(rounds[0].predicted_s, rounds[0].seconds) for rounds in made),
-            median(_off(rounds[-1].predicted_s, rounds[-1].seconds) for rounds in made),
-            median(_off(rounds[0].predicted_bytes, rounds[0].peak_bytes) for rounds in made),
-            median(_off(rounds[-1].predicted_bytes, rounds[-1].peak_bytes) for rounds in made),
+            median(_off(rounds[0].predicted_s, rounds[0].seconds) for rounds in updates),
+            median(_off(rounds[-1].predicted_s, rounds[-1].seconds) for rounds in updates),
+            median(_off(rounds[0].predicted_bytes, rounds[0].peak_bytes) for rounds in updates),
+            median(_off(rounds[-1].predicted_bytes, rounds[-1].peak_bytes) for rounds in updates),
         )
 
 
@@ -73,31 +75,31 @@ def table(cells: Sequence[Cell]) -> str:
 def _row(cells: Sequence[Cell], quotas: Sequence[float]) -> list[str]:
     by_quota = [Errors.of([cell for cell in cells if cell.quota == quota]) for quota in quotas]
     whole = Errors.of(cells)
-    time = [f"{one.first_s:.0%}, {one.then_s:.0%}" if one else "" for one in by_quota]
+    time = [f"{errors.first_s:.0%}, {errors.then_s:.0%}" if errors else "" for errors in by_quota]
     return [*time, f"{whole.first_bytes:.0%}, {whole.then_bytes:.0%}" if whole else ""]
 
 
 def fits(cells: Sequence[Cell]) -> Iterator[str]:
     """What came of what was let through, and how near it came to its limit."""
-    seen = [(cell, one) for cell in cells for one in cell.rounds]
-    tried = [(cell, one) for cell, one in seen if one.tried]
-    made = sum(one.made for _, one in seen)
+    rounds = [(cell, outcome) for cell in cells for outcome in cell.rounds]
+    tried = [(cell, outcome) for cell, outcome in rounds if outcome.tried]
+    done = sum(outcome.has_update for _, outcome in rounds)
     died = sum(bool(cell.died) for cell in cells)
     yield (
-        f"{len(seen)} rounds: {made} made, {len(seen) - len(tried)} refused before anything was begun, "
-        f"{len(tried) - made} given up; {died} processes died"
+        f"{len(rounds)} rounds: {done} made, {len(rounds) - len(tried)} refused before anything was begun, "
+        f"{len(tried) - done} given up; {died} processes died"
     )
     if tried:
-        cell, one = max(tried, key=lambda pair: pair[1].peak_bytes / pair[1].limit_bytes)
+        cell, worst = max(tried, key=lambda pair: pair[1].peak_bytes / pair[1].limit_bytes)
         yield (
-            f"nearest to its limit of those let through: {one.peak_bytes / one.limit_bytes:.1%} "
-            f"({mb(one.peak_bytes)} of {mb(one.limit_bytes)} MB: {cell.kind}, {cell.model}, "
+            f"nearest to its limit of those let through: {worst.peak_bytes / worst.limit_bytes:.1%} "
+            f"({mb(worst.peak_bytes)} of {mb(worst.limit_bytes)} MB: {cell.kind}, {cell.model}, "
             f"cap {cell.cap_mb:g} MB)"
         )
-        cell, one = max(tried, key=lambda pair: pair[1].peak_bytes / pair[1].predicted_bytes)
+        cell, worst = max(tried, key=lambda pair: pair[1].peak_bytes / pair[1].predicted_bytes)
         yield (
-            f"most beyond its prediction: {one.peak_bytes / one.predicted_bytes:.1%} "
-            f"({mb(one.peak_bytes)} of {mb(one.predicted_bytes)} MB: {cell.kind}, {cell.model})"
+            f"most beyond its prediction: {worst.peak_bytes / worst.predicted_bytes:.1%} "
+            f"({mb(worst.peak_bytes)} of {mb(worst.predicted_bytes)} MB: {cell.kind}, {cell.model})"
         )
     for cell in cells:
         if cell.died:
@@ -107,11 +109,11 @@ def fits(cells: Sequence[Cell]) -> Iterator[str]:
 def line(cell: Cell) -> str:
     """Predicted/measured of each round."""
     rounds = ", ".join(
-        f"{one.predicted_s:.3f}/{one.seconds:.3f} s "
-        f"{mb(one.predicted_bytes)}/{mb(one.peak_bytes)} of {mb(one.limit_bytes)} MB"
-        for one in cell.rounds
+        f"{outcome.predicted_s:.3f}/{outcome.seconds:.3f} s "
+        f"{mb(outcome.predicted_bytes)}/{mb(outcome.peak_bytes)} of {mb(outcome.limit_bytes)} MB"
+        for outcome in cell.rounds
     )
-    why = cell.died or next((one.why for one in cell.rounds if one.why), "")
+    why = cell.died or next((outcome.why for outcome in cell.rounds if outcome.why), "")
     return f"{cell.model} {cell.quota:.0%} {cell.cap_mb:g} MB {cell.kind}: {rounds} {why}"
 
 
@@ -126,13 +128,18 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
     mpl.use("agg")
     from matplotlib import pyplot
 
-    made = [cell for cell in cells if cell.rounds and all(one.made for one in cell.rounds)]
+    complete = [cell for cell in cells if cell.rounds and all(outcome.has_update for outcome in cell.rounds)]
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
     for place, name, colour in ((0, "first round", "#c26d5a"), (-1, "last round", "#4a7fa5")):
-        rounds = [cell.rounds[place] for cell in made]
+        rounds = [cell.rounds[place] for cell in complete]
         style = {"s": 14, "alpha": 0.7, "color": colour, "label": name, "linewidths": 0}
-        axes[0].scatter([one.seconds for one in rounds], [one.predicted_s for one in rounds], **style)
-        peaks = ([one.peak_bytes / 1e6 for one in rounds], [one.predicted_bytes / 1e6 for one in rounds])
+        axes[0].scatter(
+            [outcome.seconds for outcome in rounds], [outcome.predicted_s for outcome in rounds], **style
+        )
+        peaks = (
+            [outcome.peak_bytes / 1e6 for outcome in rounds],
+            [outcome.predicted_bytes / 1e6 for outcome in rounds],
+        )
         axes[1].scatter(*peaks, **style)
     for axis, unit, scale in zip(axes, ("seconds", "peak MB"), ("log", "linear"), strict=True):
         axis.set(xscale=scale, yscale=scale, xlabel=f"measured, {unit}", ylabel=f"predicted, {unit}")

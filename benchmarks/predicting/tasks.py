@@ -56,18 +56,18 @@ def samples(bundle: Path, count: int, path: Path) -> Path:
     return path
 
 
-def kinds(bundle: Path, wanted: str) -> dict[str, Kind]:
+def kinds(bundle: Path, names_text: str) -> dict[str, Kind]:
     """Those of `wanted` (names with commas; all, if empty) that the bundle has the graphs for.
 
     Raises KeyError for a name that there is not.
     """
     graphs = Bundle.open(bundle).manifest.graphs
-    names = wanted.split(",") if wanted else list(KINDS)
+    names = names_text.split(",") if names_text else list(KINDS)
     needs = {
         "peft bias": "train.bias",
         "representatives": "features.low",
         "attention-transfer": "features.low",
     }
     needs["prototypes"] = "features.up"
-    made = {name: registry.write(registry.make(*KINDS[name])) for name in names}
-    return {name: kind for name, kind in made.items() if needs.get(name, "forward") in graphs}
+    written = {name: registry.write(registry.make(*KINDS[name])) for name in names}
+    return {name: kind for name, kind in written.items() if needs.get(name, "forward") in graphs}

@@ -30,26 +30,26 @@ class Fetching:
     connection: Connection
     blob: Blob
     missing: set[int]
-    asked: set[int] = field(default_factory=set)
+    requests: set[int] = field(default_factory=set)
     last_s: float = 0.0
     again: int = 0
 
     def ask(self, now: float) -> None:
-        if self.asked and now - self.last_s > AGAIN_S:
-            self.again += len(self.asked)
-            self.asked.clear()
-        if 2 * len(self.asked) > WINDOW:
+        if self.requests and now - self.last_s > AGAIN_S:
+            self.again += len(self.requests)
+            self.requests.clear()
+        if 2 * len(self.requests) > WINDOW:
             return
-        blocks = sorted(self.missing - self.asked)[: WINDOW - len(self.asked)]
+        blocks = sorted(self.missing - self.requests)[: WINDOW - len(self.requests)]
         if blocks:
-            self.asked.update(blocks)
+            self.requests.update(blocks)
             self.last_s = now
             get = Get(blob=self.blob, blocks=tuple(blocks))
             up(self.connection, self.device, "get", messages.encode(get))
 
     def came(self, index: int, now: float) -> None:
         self.missing.discard(index)
-        self.asked.discard(index)
+        self.requests.discard(index)
         self.last_s = now
         self.ask(now)
 
@@ -62,7 +62,7 @@ def downloads(options: argparse.Namespace) -> list[Row]:
         answers = Answers()
         devices: dict[str, Fetching] = {}
 
-        def heard(_connection: Connection, topic: str, payload: bytes) -> None:
+        def on_message(_connection: Connection, topic: str, payload: bytes) -> None:
             parts = topic.split("/")
             if parts[5] == "block":
                 devices[parts[3]].came(int(parts[7]), time.perf_counter())
@@ -70,10 +70,10 @@ def downloads(options: argparse.Namespace) -> list[Row]:
                 answers.heard(_connection, topic, payload)
 
         where = BrokerUrl.parse(running.url)
-        fleet = Fleet(where.host, where.port, heard)
+        fleet = Fleet(where.host, where.port, on_message)
         for i in range(CONNECTIONS):
-            mine = [f"fl/v1/d/pi-{n}/dn/#" for n in range(i, count, CONNECTIONS)]
-            fleet.add(f"load-{i}", *mine, *(["fl/v1/d/first/dn/#"] if i == 0 else []))
+            topics = [f"fl/v1/d/pi-{n}/dn/#" for n in range(i, count, CONNECTIONS)]
+            fleet.add(f"load-{i}", *topics, *(["fl/v1/d/first/dn/#"] if i == 0 else []))
         with serving(running.url, Path(folder), "full", 1, bundle):
             blob = opened(fleet, answers).bundle
             for n in range(count):
@@ -81,15 +81,15 @@ def downloads(options: argparse.Namespace) -> list[Row]:
                 blocks = set(range(block_count(blob)))
                 devices[f"pi-{n}"] = Fetching(f"pi-{n}", connection, blob, blocks)
             started = time.perf_counter()
-            while any(one.missing for one in devices.values()):
-                for one in devices.values():
-                    one.ask(time.perf_counter())
+            while any(device.missing for device in devices.values()):
+                for fetching in devices.values():
+                    fetching.ask(time.perf_counter())
                 fleet.turn()
                 if time.perf_counter() - started > 900:
                     raise TimeoutError("not fetched in 900 s")
             seconds = time.perf_counter() - started
             fleet.close()
-    again = sum(one.again for one in devices.values())
+    again = sum(device.again for device in devices.values())
     total = count * block_count(blob)
     return [
         Row(

@@ -52,7 +52,7 @@ class Answers:
     gets: deque[tuple[str, Get]] = field(default_factory=deque)
     echoes: int = 0
 
-    def heard(self, _connection: Connection, topic: str, payload: bytes) -> None:
+    def on_message(self, _connection: Connection, topic: str, payload: bytes) -> None:
         _, _, _, device, _, leaf = topic.split("/", 5)
         if leaf == "receipt":
             receipt = messages.decode(payload, Receipt)
@@ -120,7 +120,7 @@ def broker() -> Iterator[Mosquitto]:
 def connected(url: str, answers: Answers, count: int = CONNECTIONS) -> Fleet:
     """`count` connections; device NAME-i-k belongs to connection i and hears through it."""
     where = BrokerUrl.parse(url)
-    fleet = Fleet(where.host, where.port, answers.heard)
+    fleet = Fleet(where.host, where.port, answers.on_message)
     for i in range(count):
         fleet.add(f"load-{i}")
     return fleet

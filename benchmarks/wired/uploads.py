@@ -107,11 +107,11 @@ def uploads(options: argparse.Namespace, size: int, count: int) -> tuple[float, 
             announcements = [
                 (
                     topics.up(f"pi-{number}", "contribution"),
-                    contribution(offer, "full", b"", blob=blob_of(one)),
+                    contribution(offer, "full", b"", blob=blob_of(content)),
                 )
-                for number, one in enumerate(bodies)
+                for number, content in enumerate(bodies)
             ]
-            senders = Senders(fleet, answers, {blob_of(one).sha: one for one in bodies})
+            senders = Senders(fleet, answers, {blob_of(content).sha: content for content in bodies})
             senders.send(announcements[:WARM], WARM)
             before, watch = process.memory_info().rss, _Watch(process)
             seconds = senders.send(announcements[WARM:], 16)

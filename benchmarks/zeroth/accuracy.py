@@ -89,11 +89,11 @@ class Cell:
     def kinds(self) -> list[dict[str, Any]]:
         """As a task has them. Raises ValueError for a method that there is not."""
         means = NCM.match(self.method)
-        named, _, given = self.method[means.end() if means else 0 :].partition(":")
+        named, _, text = self.method[means.end() if means else 0 :].partition(":")
         if named not in METHODS:
             raise ValueError(f"no method is called {named!r}; there are {', '.join(METHODS)}")
         kind, settings = METHODS[named]
-        own = dict(pair.split("=") for pair in given.split(",") if pair)
+        own = dict(pair.split("=") for pair in text.split(",") if pair)
         typed = {name: _typed(KINDS[kind], name, value) for name, value in own.items()}
         trained = {"name": kind, "settings": {"tunable": self.subset, **settings, **typed}}
         if means is None:
@@ -192,10 +192,10 @@ def run(args: argparse.Namespace) -> None:
     for cell in () if args.show else cells(args):
         path = args.out / f"{cell.name}.json"
         if not path.exists():
-            made = run_cell(cell, args.out)
-            path.write_text(json.dumps(made))
-            print(cell.name, f"{made['points'][-1]['accuracy']:.3f}", flush=True)
-    done = [shown.Done(Cell(**one["cell"]), one["points"]) for one in read(args.out)]
+            result = run_cell(cell, args.out)
+            path.write_text(json.dumps(result))
+            print(cell.name, f"{result['points'][-1]['accuracy']:.3f}", flush=True)
+    done = [shown.Done(Cell(**entry["cell"]), entry["points"]) for entry in read(args.out)]
     print(shown.ends(done))
     if args.show and done:
         print(f"\n{shown.goals(done)}")

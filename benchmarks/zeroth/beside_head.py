@@ -67,14 +67,14 @@ class Network:
         torch.manual_seed(0)
         data = loaded(args.data, args.size if args.data == "cifar10" else 32)
         rows = np.random.default_rng(args.seed).permutation(len(data.train_y))[: args.samples + HELD_BACK]
-        taken = {
+        parts = {
             "train": (data.train_x[rows[: args.samples]], data.train_y[rows[: args.samples]]),
             "held back": (data.train_x[rows[args.samples :]], data.train_y[rows[args.samples :]]),
             "test": (data.test_x[:TEST], data.test_y[:TEST]),
         }
         images = {
             name: torch.from_numpy(np.concatenate([prepared(part) for part in pictures(x, args.size)]))
-            for name, (x, _) in taken.items()
+            for name, (x, _) in parts.items()
         }
         module = backbone(len(data.labels)).requires_grad_(False)
         balance(module, images["train"][:200])
@@ -84,7 +84,7 @@ class Network:
             torch.nn.Sequential(*layers[args.first :]),
         )
         self.x = {name: torch.cat([before(part) for part in x.split(PART)]) for name, x in images.items()}
-        self.y = {name: torch.from_numpy(y.astype(np.int64)) for name, (_, y) in taken.items()}
+        self.y = {name: torch.from_numpy(y.astype(np.int64)) for name, (_, y) in parts.items()}
         self.classes = len(data.labels)
         self.biases: Biases = {n: p.clone() for n, p in self._late.named_parameters() if n.endswith("bias")}
         raw = torch.cat([self._maps(x, self.biases) for x in self.x["train"].split(PART)])
@@ -99,8 +99,8 @@ class Network:
         """float32 (n, 513): of a root mean square of about 1, and a column of ones."""
         import torch
 
-        made = [self._maps(part, biases) * self._scale for part in x.split(PART)]
-        return torch.nn.functional.pad(torch.cat(made), (0, 1), value=1.0)
+        maps = [self._maps(part, biases) * self._scale for part in x.split(PART)]
+        return torch.nn.functional.pad(torch.cat(maps), (0, 1), value=1.0)
 
     def all_features(self, biases: Biases) -> dict[str, Any]:
         import torch
@@ -126,9 +126,9 @@ class Network:
         import torch
 
         of, velocity, best = self.all_features(biases), torch.zeros_like(head), (np.inf, head)
-        wanted = torch.nn.functional.one_hot(self.y["train"], self.classes)
+        targets = torch.nn.functional.one_hot(self.y["train"], self.classes)
         for step in range(400):
-            slope = ((of["train"] @ head.T).softmax(1) - wanted).T @ of["train"] / len(wanted)
+            slope = ((of["train"] @ head.T).softmax(1) - targets).T @ of["train"] / len(targets)
             velocity = 0.9 * velocity + slope
             head = head - 0.03 * velocity
             if step % 5 == 4:
@@ -160,9 +160,9 @@ def by_scalars(net: Network, head: Any, option: Option, rate: float, passes: int
         x, y = net.x["train"][rows], net.y["train"][rows]
 
         def loss(z: Biases, length: float, x: Any = x, y: Any = y) -> float:
-            there = {name: biases[name] + length * units[name] * z[name] for name in biases}
+            moved = {name: biases[name] + length * units[name] * z[name] for name in biases}
             with torch.no_grad():
-                return float(net.loss(x, y, there, head).double())
+                return float(net.loss(x, y, moved, head).double())
 
         zs = [
             {
@@ -223,8 +223,8 @@ def run(args: argparse.Namespace) -> None:
     rows: list[tuple[Any, ...]] = []
 
     def tell(name: str, rate: float | str, passes: int, reached: Reached) -> None:
-        found = (f"{reached.loss:.3f}", f"{100 * reached.held_back:.1f}", f"{100 * reached.test:.1f}")
-        rows.append((name, rate, passes, *found))
+        figures = (f"{reached.loss:.3f}", f"{100 * reached.held_back:.1f}", f"{100 * reached.test:.1f}")
+        rows.append((name, rate, passes, *figures))
         print(*rows[-1], flush=True)
 
     tell("class means", "", 1, net.reached(means, net.biases))

@@ -61,13 +61,13 @@ class Heads:
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         for job in jobs:
             base = bases[job.base]
-            [known] = self._features.of(base, [job.device])
+            [samples] = self._features.of(base, [job.device])
             model: Any = _Model(self._manifest, base)
-            yield job.strategy.train(model, _data(known, self._manifest), run_of(job))
+            yield job.strategy.train(model, _data(samples, self._manifest), run_of(job))
 
     def close(self) -> None:
         self._features.forget()
 
 
-def _data(known: HeadSamples, manifest: Manifest) -> LocalData:
-    return LocalData(known.inputs[:, : manifest.head.features], known.y)
+def _data(samples: HeadSamples, manifest: Manifest) -> LocalData:
+    return LocalData(samples.inputs[:, : manifest.head.features], samples.y)

@@ -68,25 +68,25 @@ class Learning:
         folding = Folding({course.kind.name: course.kind}, self._model(number))
         if number > 1 and WAYS[course.way] is not None:
             late = Late(number - 1, course.task.round_seed(number - 1), course.task.late_share(1))
-            for made in self._made(number - 1, range(LATE)):
+            for update in self._updates(number - 1, range(LATE)):
                 folding.add(
-                    Update(made.kind, made.tensors, made.num_examples, 0.0, late=late),
-                    made.num_examples,
+                    Update(update.kind, update.tensors, update.num_examples, 0.0, late=late),
+                    update.num_examples,
                 )
-        for made in self._made(number, range(behind, DEVICES)):
-            folding.add(made, made.num_examples)
+        for update in self._updates(number, range(behind, DEVICES)):
+            folding.add(update, update.num_examples)
         self.weights.append(folding.merged()[0].base)
 
     def _model(self, number: int) -> RoundModel:
         manifest, seed = self._prepared.inputs.bundle.manifest, self._course.task.round_seed(number)
         return RoundModel(manifest, self.weights[number - 1], number, seed)
 
-    def _made(self, number: int, devices: Sequence[int]) -> list[Update]:
+    def _updates(self, number: int, devices: Sequence[int]) -> list[Update]:
         """What these devices send of a round."""
         key, seed = base_key(number), self._course.task.round_seed(number)
-        jobs = [TrainingJob(one, f"device-{one}", self._course.kind, seed, key) for one in devices]
-        made = self._heads.run({key: self.weights[number - 1]}, jobs)
-        return [one for one in made if isinstance(one, Update)]
+        jobs = [TrainingJob(device, f"device-{device}", self._course.kind, seed, key) for device in devices]
+        updates = self._heads.run({key: self.weights[number - 1]}, jobs)
+        return [update for update in updates if isinstance(update, Update)]
 
 
 def accuracy(prepared: PreparedRun, course: Course) -> float:
@@ -107,20 +107,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     data = {"partition": "iid"} if args.alpha is None else {"partition": "dirichlet", "alpha": args.alpha}
-    made = scenario.load("uniform", {"fleet": ALIKE, "devices": DEVICES, "data": data})
-    found: dict[tuple[str, float], list[float]] = {}
+    simulated = scenario.load("uniform", {"fleet": ALIKE, "devices": DEVICES, "data": data})
+    accuracies: dict[tuple[str, float], list[float]] = {}
     for seed in range(args.seeds):
-        prepared = prepare(made, seed)
+        prepared = prepare(simulated, seed)
         tasks = {
             way: Task(bundle=BUNDLE, seed=seed, staleness_weight=stale or 0.0) for way, stale in WAYS.items()
         }
         for lr in map(float, args.lr.split(",")):
             kind = ZerothOrder(num_z=8, lr=lr, tunable="head")
             for way in WAYS:
-                one = accuracy(prepared, Course(way, args.rounds, kind, tasks[way]))
-                found.setdefault((way, lr), []).append(one)
-    sizes = sorted({lr for _, lr in found})
-    rows = [[way, *(_cell(found[way, lr]) for lr in sizes)] for way in WAYS]
+                reached = accuracy(prepared, Course(way, args.rounds, kind, tasks[way]))
+                accuracies.setdefault((way, lr), []).append(reached)
+    sizes = sorted({lr for _, lr in accuracies})
+    rows = [[way, *(_cell(accuracies[way, lr]) for lr in sizes)] for way in WAYS]
     print(tabulate(rows, ["late scalars", *(f"lr {lr:g}" for lr in sizes)], tablefmt="github"))
 
 

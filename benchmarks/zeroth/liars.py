@@ -60,11 +60,11 @@ class Lying:
         self.name = inner.name
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
-        for job, made in zip(jobs, self._inner.run(bases, jobs), strict=True):
-            if isinstance(made, FailedJob) or job.device >= self._liars:
-                yield made
+        for job, update in zip(jobs, self._inner.run(bases, jobs), strict=True):
+            if isinstance(update, FailedJob) or job.device >= self._liars:
+                yield update
             else:
-                yield replace(made, tensors={"g": self._lie(made.tensors["g"])})
+                yield replace(update, tensors={"g": self._lie(update.tensors["g"])})
 
     def close(self) -> None:
         self._inner.close()

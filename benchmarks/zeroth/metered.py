@@ -89,9 +89,9 @@ class Meter:
         self._close()
 
     def _close(self) -> None:
-        for one in self._open:
+        for connection in self._open:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         self._open.clear()
 
     def _listen(self) -> None:
@@ -103,8 +103,8 @@ class Meter:
                     continue
                 broker = socket.create_connection(("127.0.0.1", self._behind))
                 self._open += [device, broker]
-                for one in (device, broker):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for side in (device, broker):
+                    side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for pair, way in (((device, broker), "up"), ((broker, device), "down")):
                     threading.Thread(target=self._hand_on, args=(*pair, way), daemon=True).start()
 
@@ -114,6 +114,6 @@ class Meter:
             while data := source.recv(65536):
                 packets.feed(data)
                 sink.sendall(data)
-        for one in (source, sink):
+        for side in (source, sink):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                side.shutdown(socket.SHUT_RDWR)

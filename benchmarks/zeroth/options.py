@@ -110,18 +110,18 @@ def drawn(option: Option, rng: np.random.Generator, shape: tuple[int, ...], colu
     if option.shape == "low-rank":
         left, right = (*shape[:2], 1), (shape[0], 1, shape[2])
         return rng.standard_normal(left, np.float32) * rng.standard_normal(right, np.float32)
-    made = rng.standard_normal(shape, np.float32)
-    return made * columns if option.columns else made
+    direction = rng.standard_normal(shape, np.float32)
+    return direction * columns if option.columns else direction
 
 
 def learn(data: Data, option: Option, rate: float, passes: int, seed: int) -> list[float]:
     """The accuracy at each quarter of the passes."""
     rng, head = np.random.default_rng(seed), data.class_means()
-    unit, kept, velocity = float(np.sqrt(np.square(head).mean())), head, np.zeros_like(head)
+    unit, average, velocity = float(np.sqrt(np.square(head).mean())), head, np.zeros_like(head)
     number = option.losses // 2 if option.sides == 2 else option.losses - 1
     columns = 1 / (data.x.std(0) + 0.1)
     columns /= np.sqrt(np.square(columns).mean())
-    rounds, weight, total, usual, found = passes // option.losses, 0.0, 0.0, 0.0, []
+    rounds, weight, total, usual, accuracies = passes // option.losses, 0.0, 0.0, 0.0, []
     for at in range(1, rounds + 1):
         z = drawn(option, rng, (number, *head.shape), columns)
         step, squares = np.zeros_like(head), 0.0
@@ -130,9 +130,9 @@ def learn(data: Data, option: Option, rate: float, passes: int, seed: int) -> li
             if option.own:
                 z = drawn(option, rng, (number, *head.shape), columns)
             share = len(part) / len(data.y)
-            there = data.losses(part, head + np.float32(EPS * unit) * z)
+            ahead = data.losses(part, head + np.float32(EPS * unit) * z)
             back = head - np.float32(EPS * unit) * z if option.sides == 2 else head[None]
-            g = (there - data.losses(part, back)) / (option.sides * EPS)
+            g = (ahead - data.losses(part, back)) / (option.sides * EPS)
             scalars += share * g
             squares += share**2 * float(np.square(g).mean())
             step += np.tensordot(share * g / number, z, 1).astype(np.float32)
@@ -145,10 +145,10 @@ def learn(data: Data, option: Option, rate: float, passes: int, seed: int) -> li
         velocity = option.momentum * velocity + (1 - option.momentum) * step
         fall = 1 - at / rounds if option.decay else 1.0
         head = head - np.float32(rate * unit * fall * np.sqrt(number) / usual) * velocity
-        kept = kept + (head - kept) * np.float32(max(1 - option.average, 1 / at))
+        average = average + (head - average) * np.float32(max(1 - option.average, 1 / at))
         if at % max(1, rounds // 4) == 0:
-            found.append(data.accuracy(kept if option.average else head))
-    return found[:4]
+            accuracies.append(data.accuracy(average if option.average else head))
+    return accuracies[:4]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -169,13 +169,14 @@ def run(args: argparse.Namespace) -> None:
     for name in args.only:
         tried = {
             rate: np.mean(
-                [learn(one, OPTIONS[name], rate, args.passes, seed) for seed, one in enumerate(sets)], 0
+                [learn(samples, OPTIONS[name], rate, args.passes, seed) for seed, samples in enumerate(sets)],
+                0,
             )
             for rate in RATES
         }
         best = max(tried, key=lambda rate: float(tried[rate].mean()))
         rows.append([name, f"{best:g}", *(f"{100 * value:.1f}" for value in tried[best])])
         print(*rows[-1], flush=True)
-    start = np.mean([one.accuracy(one.class_means()) for one in sets])
+    start = np.mean([samples.accuracy(samples.class_means()) for samples in sets])
     head = ["option", "rate", *(f"{round(args.passes * part / 4)} passes" for part in range(1, 5))]
     print(f"class means: {100 * start:.1f} %", tabulate(rows, head, tablefmt="github"), sep="\n")

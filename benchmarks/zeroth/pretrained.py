@@ -57,14 +57,14 @@ def subject(data: str, subset: str, folder: Path, size: int = 32) -> Subject:
         if not path.exists():
             _whole(path, size)
         return Subject(path, {"source": source, "path": str(DATA / name), "size": size})
-    kept, path = folder / f"{data}-features.npz", folder / f"{data}-{subset}"
-    if not kept.exists():
-        _keep_features(data, kept)
+    store, path = folder / f"{data}-features.npz", folder / f"{data}-{subset}"
+    if not store.exists():
+        _keep_features(data, store)
     if not path.exists():
-        with np.load(kept) as file:
+        with np.load(store) as file:
             scale = 1 / float(np.sqrt(np.square(file["x_train"], dtype=np.float64).mean()))
             _head(path, tuple(map(str, file["labels"])), scale, subset == "scaled-head")
-    return Subject(path, {"source": "npz", "path": str(kept)})
+    return Subject(path, {"source": "npz", "path": str(store)})
 
 
 def loaded(data: str, size: int = 32) -> DataSet:
@@ -89,8 +89,8 @@ def _keep_features(data: str, path: Path) -> None:
     arrays = {}
     with torch.no_grad():
         for part, x in (("train", whole.train_x[:MOST]), ("test", whole.test_x)):
-            shown = (torch.from_numpy(prepared(each)) for each in pictures(x))
-            arrays[f"x_{part}"] = np.concatenate([module.features(p).mean((2, 3)).numpy() for p in shown])
+            tensors = (torch.from_numpy(prepared(each)) for each in pictures(x))
+            arrays[f"x_{part}"] = np.concatenate([module.features(p).mean((2, 3)).numpy() for p in tensors])
     labels = np.array(whole.labels)
     np.savez(path, **arrays, y_train=whole.train_y[:MOST], y_test=whole.test_y, labels=labels)
 
@@ -99,9 +99,9 @@ def pictures(x: NDArray[Any], size: int = SIZE) -> Iterator[NDArray[np.uint8]]:
     """Of uint8 (n, 1 or 3, height, width), resized: uint8 (up to PART, 3, size, size)."""
     for start in range(0, len(x), PART):
         part = x[start : start + PART].transpose(0, 2, 3, 1)
-        made = [Image.fromarray(each[..., 0] if each.shape[-1] == 1 else each) for each in part]
-        sized = [one.convert("RGB").resize((size, size), Image.Resampling.BILINEAR) for one in made]
-        yield np.stack([np.asarray(one) for one in sized]).transpose(0, 3, 1, 2)
+        images = [Image.fromarray(each[..., 0] if each.shape[-1] == 1 else each) for each in part]
+        sized = [image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR) for image in images]
+        yield np.stack([np.asarray(image) for image in sized]).transpose(0, 3, 1, 2)
 
 
 def prepared(x: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -116,8 +116,8 @@ def _head(folder: Path, names: tuple[str, ...], scale: float, scaled: bool) -> B
 
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(512, len(names)))
-    taken = InputSpec((512,), scale)
-    return export(module, ExportSpec("features", taken, names, sets={"head": {}}, scaled=scaled), folder)
+    spec = InputSpec((512,), scale)
+    return export(module, ExportSpec("features", spec, names, sets={"head": {}}, scaled=scaled), folder)
 
 
 def _whole(folder: Path, size: int) -> Bundle:
@@ -127,11 +127,11 @@ def _whole(folder: Path, size: int) -> Bundle:
 
     torch.manual_seed(0)
     images = loaded("cifar10", size)
-    taken = InputSpec((3, size, size), 1 / 255, MEAN, STD)
+    spec = InputSpec((3, size, size), 1 / 255, MEAN, STD)
     module = backbone(len(images.labels))
-    balance(module, torch.from_numpy(taken.prepare(images.train_x[:CALIBRATION])))
+    balance(module, torch.from_numpy(spec.prepare(images.train_x[:CALIBRATION])))
     sets = {"bias": {}, "head": {}}
-    return export(module, ExportSpec("squeezenet", taken, tuple(images.labels), sets=sets), folder)
+    return export(module, ExportSpec("squeezenet", spec, tuple(images.labels), sets=sets), folder)
 
 
 def balance(module: Any, x: Any) -> None:

@@ -30,9 +30,9 @@ def replayed(vector: Vector, steps: int, generator: str, threads: int) -> tuple[
         tuple(ScaledDirection(step, p, float(scale), generator) for p, scale in enumerate(row))
         for step, row in enumerate(scales)
     ]
-    began, worked = time.perf_counter(), time.process_time()
+    began, cpu_began = time.perf_counter(), time.process_time()
     replaying.apply_moves(vector, moves, threads)
-    return time.perf_counter() - began, time.process_time() - worked
+    return time.perf_counter() - began, time.process_time() - cpu_began
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

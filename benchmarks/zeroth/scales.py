@@ -47,8 +47,8 @@ def normed(scale: Array) -> Array:
 
 
 def fixed(scale: Array) -> Scale:
-    made = normed(scale)
-    return lambda _: made
+    scale_ = normed(scale)
+    return lambda _: scale_
 
 
 def of_curvature(curvature: Array) -> Array:
@@ -97,8 +97,8 @@ def means(data: Data) -> Array:
 
 
 def mask(data: Data, of: Callable[[Data], Array], share: float) -> Scale:
-    known = of(data)
-    return fixed((known >= np.quantile(known, 1 - share)).astype(np.float32))
+    importance = of(data)
+    return fixed((importance >= np.quantile(importance, 1 - share)).astype(np.float32))
 
 
 SCALES: Mapping[str, Callable[[Data], Scale]] = {
@@ -126,7 +126,7 @@ def learn(data: Data, scale: Scale, rate: float, passes: int, seed: int) -> list
     unit, total, weight = float(np.sqrt(np.square(head).mean())), 0.0, 0.0
     count = round(SAMPLED * len(data.y))
     rounds = round(passes * len(data.y) / (count * (DIRECTIONS + 1)))
-    step, found = None, [data.accuracy(head)]
+    step, accuracies = None, [data.accuracy(head)]
     for at in range(1, rounds + 1):
         z = rng.choice(np.float32([-1, 1]), (DIRECTIONS, *head.shape)) * scale(step)
         rows = rng.permutation(len(data.y))[:count]
@@ -137,8 +137,8 @@ def learn(data: Data, scale: Scale, rate: float, passes: int, seed: int) -> list
         step = np.tensordot(g, z, 1).astype(np.float32)
         head = head - step
         if at in [rounds * part // 4 for part in range(1, 5)]:
-            found.append(data.accuracy(head))
-    return found
+            accuracies.append(data.accuracy(head))
+    return accuracies
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,10 +152,12 @@ def run(args: argparse.Namespace) -> None:
     sets = [load(args, seed) for seed in range(args.seeds)]
     rows: list[list[Any]] = []
     for name in args.only:
-        taken = [scaled(one) if name == FEATURES else one for one in sets]
+        samples = [scaled(part) if name == FEATURES else part for part in sets]
         of = SCALES.get(name, SCALES["none"])
         tried = {
-            rate: np.array([learn(one, of(one), rate, args.passes, seed) for seed, one in enumerate(taken)])
+            rate: np.array(
+                [learn(part, of(part), rate, args.passes, seed) for seed, part in enumerate(samples)]
+            )
             for rate in args.rates
         }
         best = max(tried, key=lambda rate: float(tried[rate].mean()))

@@ -42,8 +42,8 @@ PANEL = ("data", "subset", "partition", "clients", "in a round")
 def ends(done: Iterable[Done]) -> str:
     """A table of where each ended: mean and standard deviation over the seeds."""
     together: dict[tuple[object, ...], list[Done]] = {}
-    for one in done:
-        together.setdefault((*one.panel, one.cell.method, one.cell.rounds), []).append(one)
+    for run in done:
+        together.setdefault((*run.panel, run.cell.method, run.cell.rounds), []).append(run)
     rows = [
         (
             *key,
@@ -66,23 +66,23 @@ def goals(done: Iterable[Done]) -> str:
     over the seeds; the last column has the fewest of a method.
     """
     panels: dict[tuple[str, str, str, int, str], dict[str, list[Done]]] = {}
-    for one in done:
-        panels.setdefault(one.panel, {}).setdefault(one.cell.method, []).append(one)
+    for run in done:
+        panels.setdefault(run.panel, {}).setdefault(run.cell.method, []).append(run)
     rows = []
     for panel, methods in sorted(panels.items(), key=str):
         curves = {method: _curve(ones) for method, ones in methods.items()}
         ours, first, naive = (_best(curves, f"+{name}") for name in (OURS, FIRST_ORDER, NAIVE))
         if THESIS in curves and ours in curves and first in curves:
-            held = _held(curves[THESIS], curves[ours], curves[first])
+            verdicts = _verdicts(curves[THESIS], curves[ours], curves[first])
             end = f"{100 * curves[naive][-1]['accuracy']:.1f}" if naive in curves else ""
             seeds = min(len(methods[method]) for method in (THESIS, ours, first))
-            rows.append((*panel, *held, end, str(seeds)))
+            rows.append((*panel, *verdicts, end, str(seeds)))
     head = ("FedMeZO, %", "passes", "ours has it by", "ours, %", "passes", "first order then", "at its end")
     names = (*PANEL, *head, "DistMeZO-naive", "seeds")
     return tabulate(rows, names, tablefmt="github", disable_numparse=True)
 
 
-def _held(thesis: list[Point], ours: list[Point], first: list[Point]) -> tuple[str, ...]:
+def _verdicts(thesis: list[Point], ours: list[Point], first: list[Point]) -> tuple[str, ...]:
     goal, whole = thesis[-1]["accuracy"], ours[-1]["passes"]
     soon = next((f"{point['passes']:.0f}" for point in ours if point["accuracy"] >= goal), "never")
     alike = min(first, key=lambda point: abs(point["passes"] - whole))
@@ -107,8 +107,8 @@ def _curve(ones: Sequence[Done]) -> list[Point]:
 
 def _best(curves: Mapping[str, list[Point]], name: str) -> str:
     """Of methods with this in their names, the one that ends highest; empty where there is none."""
-    found = (method for method in curves if name in method)
-    return max(found, key=lambda method: curves[method][-1]["accuracy"], default="")
+    methods = (method for method in curves if name in method)
+    return max(methods, key=lambda method: curves[method][-1]["accuracy"], default="")
 
 
 def plot(done: Iterable[Done], path: Path) -> None:
@@ -119,16 +119,16 @@ def plot(done: Iterable[Done], path: Path) -> None:
     from matplotlib import pyplot
 
     panels: dict[str, list[Done]] = {}
-    for one in done:
-        if one.cell.seed == 0:
-            data, subset, partition, clients, share = one.panel
+    for run in done:
+        if run.cell.seed == 0:
+            data, subset, partition, clients, share = run.panel
             title = f"{data} {subset}, {partition}, {clients} clients, {share}"
-            panels.setdefault(title, []).append(one)
+            panels.setdefault(title, []).append(run)
     figure, axes = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 4), squeeze=False)
     for ax, (title, ones) in zip(axes[0], sorted(panels.items()), strict=True):
-        for one in ones:
-            passes, reached = ([point[name] for point in one.points] for name in ("passes", "accuracy"))
-            ax.plot(passes, reached, label=one.cell.method)
+        for run in ones:
+            passes, reached = ([point[name] for point in run.points] for name in ("passes", "accuracy"))
+            ax.plot(passes, reached, label=run.cell.method)
         ax.set(title=title, xlabel="forward passes of each sample", ylabel="accuracy", xscale="log")
         ax.legend(fontsize=7)
     figure.tight_layout()

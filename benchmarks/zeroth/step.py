@@ -241,14 +241,14 @@ def timed(row: Row, folder: Path, repeats: int) -> dict[str, Any]:
 def learnt(row: Row, folder: Path, steps: int) -> dict[str, float]:
     """The loss that both measure in the last tenth of so many steps."""
     ours, torchs, last = Device(row, folder), Mezo(row, folder), max(1, steps // 10)
-    found: dict[str, list[float]] = {"ours": [], "torch": []}
+    curves: dict[str, list[float]] = {"ours": [], "torch": []}
     for _ in range(steps):
-        found["ours"].append(ours.losses())
+        curves["ours"].append(ours.losses())
         ours.update()
-        found["torch"].append(torchs.step())
+        curves["torch"].append(torchs.step())
     return {
-        "loss before": found["ours"][0],
-        **{f"loss {name}": float(np.mean(losses[-last:])) for name, losses in found.items()},
+        "loss before": curves["ours"][0],
+        **{f"loss {name}": float(np.mean(losses[-last:])) for name, losses in curves.items()},
     }
 
 
@@ -276,7 +276,7 @@ def measured_apart(what: str, row: Row, folder: Path) -> float:
     return float(json.loads(subprocess.check_output(command, text=True)))
 
 
-def held(row: Row, folder: Path) -> dict[str, float]:
+def memory(row: Row, folder: Path) -> dict[str, float]:
     peaks = {what: measured_apart(what, row, folder) for what in ("inference", "step", "mezo")}
     return {
         "inference MB": peaks["inference"],
@@ -316,14 +316,14 @@ def run(args: argparse.Namespace) -> None:
         for name, tunable, sides, generator in product(args.networks, args.sets, args.sides, args.generators):
             row = Row(name, tunable, sides, args.num_z, args.samples, generator, args.lr)
             print(row, file=sys.stderr, flush=True)
-            found: dict[str, Any] = asdict(row)
+            figures: dict[str, Any] = asdict(row)
             if args.repeats:
-                found |= timed(row, exported(name, cache), args.repeats)
+                figures |= timed(row, exported(name, cache), args.repeats)
             if not args.no_memory:
-                found |= held(row, exported(name, cache))
+                figures |= memory(row, exported(name, cache))
             if args.learn:
-                found |= learnt(row, exported(name, cache), args.learn)
-            table.append(found)
+                figures |= learnt(row, exported(name, cache), args.learn)
+            table.append(figures)
             if args.json:
                 args.json.write_text(json.dumps(table, indent=1))
     print(tabulate(table, headers="keys", floatfmt=".3g"))

@@ -148,8 +148,8 @@ def rounds(args: argparse.Namespace, folder: Path, stack: ExitStack) -> tuple[Co
 
     def join(number: int, name: str) -> None:
         data = folder / f"{name}.npz"
-        mine = slice(number * args.samples, (number + 1) * args.samples)
-        np.savez(data, x=split.train.x[mine], y=split.train.y[mine])
+        rows = slice(number * args.samples, (number + 1) * args.samples)
+        np.savez(data, x=split.train.x[rows], y=split.train.y[rows])
         devices[name].join(data, folder / name, signer.public if args.signed else b"")
 
     began = time.monotonic()
@@ -225,11 +225,11 @@ def report(count: int, devices: list[Device]) -> None:
 def replaying(count: int) -> None:
     bundle = Bundle.open(shipped_at(BUNDLE))
     scalars = np.random.default_rng(0).normal(scale=0.1, size=(count, 2)).astype(np.float32)
-    made = [
+    line = [
         Step(n, GENERATOR, log.round_seed(0, n), "all", 1e-2, 1.0, tuple(map(float, pair)))
         for n, pair in enumerate(scalars, 1)
     ]
-    blobs = [log.encode(made[begin : begin + log.SEGMENT], 0) for begin in range(0, count, log.SEGMENT)]
+    blobs = [log.encode(line[begin : begin + log.SEGMENT], 0) for begin in range(0, count, log.SEGMENT)]
     began = time.perf_counter()
     replay(bundle.weights(), [step for data in blobs for step in log.decode(data)], bundle.manifest)
     seconds = time.perf_counter() - began

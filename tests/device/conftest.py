@@ -47,7 +47,7 @@ class ScriptedLink:
         self.waiting = []  # topics of what the broker has not acknowledged
 
     def unacknowledged(self, topic=""):
-        return sum(topic in ("", one) for one in self.waiting)
+        return sum(topic in ("", expected) for expected in self.waiting)
 
     def publish(self, topic, payload, retain=False):
         leaf = parse(topic).leaf
@@ -111,13 +111,13 @@ class Stage:
         bundle = bundle or self.bundle
         packed, weights = bundle.packed(), tensors.encode(bundle.weights())
         self.contents |= {blob_of(packed).sha: packed, blob_of(weights).sha: weights}
-        given = {
+        usual = {
             "task": "t", "run": "r", "round": number, "seed": 5, "deadline_s": ROUND_S,
             "remaining_s": ROUND_S, "bundle": blob_of(packed),
             "base": Base(checkpoint=(blob_of(weights),), sha=blob_of(weights).sha),
             "kinds": (registry.write(ClassMeans()),),
         }  # fmt: skip
-        return Offer(**{**given, **changes})
+        return Offer(**{**usual, **changes})
 
     def go(self, ticks=12):
         """Until so many looks have found nothing to do."""

@@ -86,13 +86,13 @@ class Killed(BaseException):
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_device_killed_as_it_keeps_a_coded_update_sends_the_very_same(stage, monkeypatch, where):
     """In round 2, before the update is on disk: it is made again, with what was left out of round 1's."""
-    lost = []
+    messages = []
     round_of(stage, 1, seed=1)
     with monkeypatch.context() as dying:
         add = stage.agent.runner.outbox.add
 
         def die(message):
-            lost.append(message)
+            messages.append(message)
             if where == "after":
                 add(message)
             raise Killed
@@ -102,7 +102,7 @@ def test_a_device_killed_as_it_keeps_a_coded_update_sends_the_very_same(stage, m
         with pytest.raises(Killed):
             stage.go()
     stage.start(boot=2)
-    assert round_of(stage, 2, seed=2) == lost[0].body
+    assert round_of(stage, 2, seed=2) == messages[0].body
 
 
 @pytest.mark.slow

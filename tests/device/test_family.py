@@ -73,8 +73,8 @@ def test_a_base_without_a_checkpoint_is_ignored(stage, offer, of, caplog):
 @pytest.mark.slow
 def test_what_a_base_has_of_the_bundle_is_looked_for_once(stage, offer, another, monkeypatch):
     """It takes reading and hashing the whole model: not at each look while the rest is fetched."""
-    looks, given = [], type(another).weights
-    monkeypatch.setattr(type(another), "weights", lambda bundle: looks.append(bundle) or given(bundle))
+    looks, weights_of = [], type(another).weights
+    monkeypatch.setattr(type(another), "weights", lambda bundle: looks.append(bundle) or weights_of(bundle))
     moved = offer(1, 0.25)
     looks.clear()
     stage.contents.pop(moved.family[0].base.checkpoint[0].sha)  # it never comes

@@ -95,4 +95,4 @@ def test_a_disk_that_stays_full_is_tried_ever_more_seldom(stage, monkeypatch, ca
         stage.clock.now += 1.0
     assert stage.contributions == []
     assert disk.writes < 30
-    assert sum("no space left" in one.getMessage().lower() for one in caplog.records) < 10
+    assert sum("no space left" in entry.getMessage().lower() for entry in caplog.records) < 10

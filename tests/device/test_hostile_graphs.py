@@ -43,8 +43,8 @@ def weights_from(location):
         parts = list(fields(content))
         if all(part.number != EXTERNAL_DATA for part in parts):
             return content
-        kept = b"".join(part.encoded for part in parts if part.number != EXTERNAL_DATA)
-        return kept + entry("location", location)
+        encoded = b"".join(part.encoded for part in parts if part.number != EXTERNAL_DATA)
+        return encoded + entry("location", location)
 
     return in_graph(
         lambda graph: b"".join(
@@ -119,9 +119,9 @@ def test_offer_of_a_graph_that_is_not_allowed_is_refused_in_one_line_and_an_hone
     caplog.set_level(logging.WARNING)
     stage.link.announce(stage.offer(bundle=hostile, kinds=(registry.write(ClassMeans()),)))
     assert stage.go().contributions == []
-    (said,) = [record.getMessage() for record in caplog.records if words in record.getMessage()]
-    assert said.startswith("round 1"), said
-    assert said.isprintable()
+    (message,) = [record.getMessage() for record in caplog.records if words in record.getMessage()]
+    assert message.startswith("round 1"), message
+    assert message.isprintable()
     stage.link.announce(stage.offer(number=2))
     assert [sent.round for sent in stage.go().contributions] == [2]
 
@@ -130,11 +130,11 @@ def test_offer_of_moon_with_privacy_is_refused_in_one_line_and_an_honest_round_f
     settings = {"terms": {"moon": {"mu": 1.0}, "dp-sgd": {"epsilon": 5.0}}}
     stage.link.announce(stage.offer(kinds=(Kind("full", encode_settings(settings)),)))
     assert stage.go().contributions == []
-    (said,) = [
-        one.getMessage()
-        for one in caplog.records
-        if "term moon: its features come from runs" in one.getMessage()
+    (message,) = [
+        line.getMessage()
+        for line in caplog.records
+        if "term moon: its features come from runs" in line.getMessage()
     ]
-    assert said.startswith("round 1 left out: ")
+    assert message.startswith("round 1 left out: ")
     stage.link.announce(stage.offer(number=2))
     assert [sent.round for sent in stage.go().contributions] == [2]

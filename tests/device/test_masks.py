@@ -72,11 +72,11 @@ def test_a_masked_update_opens_to_the_update_that_the_device_sends_in_the_clear(
         stage.link.announce(offered(stage, FEW, number=number, masks=masks))
         stage.go()
     masked, clear = stage.contributions
-    found = opened(stage, masked, FEW).update
+    update = opened(stage, masked, FEW).update
     for name, value in tensors.decode(clear.body).items():
-        np.testing.assert_allclose(found.tensors[name], value, atol=1e-6)
+        np.testing.assert_allclose(update.tensors[name], value, atol=1e-6)
     assert isnan(masked.metrics.train_loss) and clear.metrics.train_loss > 0
-    assert found.train_loss == pytest.approx(clear.metrics.train_loss, rel=1e-6)
+    assert update.train_loss == pytest.approx(clear.metrics.train_loss, rel=1e-6)
     assert (masked.num_examples, clear.mask) == (40, None)
 
 
@@ -90,15 +90,15 @@ def test_a_restart_before_the_receipt_sends_the_same_bytes_again_and_keeps_no_cl
     [again] = stage.contributions
     assert content(stage, again) == sent and first.blob is not None
     assert encode(msgspec.structs.replace(again, boot=first.boot)) == encode(first)
-    found, base = opened(stage, first, FULL).update.tensors, stage.bundle.weights()
-    kept = {path: path.read_bytes() for path in stage.folder.rglob("*") if path.is_file()}
-    assert any(sent in data for data in kept.values())
-    for path, data in kept.items():
+    sent_tensors, base = opened(stage, first, FULL).update.tensors, stage.bundle.weights()
+    files = {path: path.read_bytes() for path in stage.folder.rglob("*") if path.is_file()}
+    assert any(sent in data for data in files.values())
+    for path, data in files.items():
         assert SECRET not in data, path
-        for name, value in found.items():
+        for name, value in sent_tensors.items():
             learnt = value.tobytes()[:64]
             assert learnt == base[name].tobytes()[:64] or learnt not in data, (path, name)
-    assert any((value != base[name]).any() for name, value in found.items())
+    assert any((value != base[name]).any() for name, value in sent_tensors.items())
 
 
 def test_a_contribution_is_masked_anew_for_each_round(stage):
@@ -106,9 +106,9 @@ def test_a_contribution_is_masked_anew_for_each_round(stage):
     for number in (1, 2):
         stage.link.announce(offered(stage, FEW, number=number))
         stage.go()
-    one, two = stage.contributions
-    assert one.mask.key != two.mask.key
-    assert (np.frombuffer(one.body, np.uint8) != np.frombuffer(two.body, np.uint8)).mean() > 0.98
+    first, two = stage.contributions
+    assert first.mask.key != two.mask.key
+    assert (np.frombuffer(first.body, np.uint8) != np.frombuffer(two.body, np.uint8)).mean() > 0.98
 
 
 def test_masked_scalars_are_never_sent_in_compact_form(stage):
@@ -188,8 +188,8 @@ OTHER = HelperKey("other", crypto_scalarmult_base(b"\x08" * 32))
     ],
 )
 def test_an_owner_pins_mask_helpers_and_may_allow_masked_rounds_only(allowed, masks, why):
-    given = msgspec.structs.replace(MASKS, helpers=masks) if isinstance(masks, tuple) else masks
-    assert allowed.refuses_masks(given) == why
+    masks_ = msgspec.structs.replace(MASKS, helpers=masks) if isinstance(masks, tuple) else masks
+    assert allowed.refuses_masks(masks_) == why
 
 
 @pytest.mark.parametrize(

@@ -28,26 +28,26 @@ def test_a_device_learns_from_pictures_and_answers_with_its_own_model(
 ):
     run, state = tmp_path / "run", tmp_path / "pi"
     task = ("--bundle", "digits-wrn-10-1", "--rounds", 4, "--deadline", 600, "--kinds", "full")
-    mine = ("--name", "pi", "--state", state, "--data", pictures, "--held-out", 0.2, "--personal-head")
+    arguments = ("--name", "pi", "--state", state, "--data", pictures, "--held-out", 0.2, "--personal-head")
     with (
         launched(tmp_path / "serve.log", "serve", *task, "--broker", broker.url, "--run-dir", run) as serve,
-        launched(tmp_path / "pi.log", "join", broker.url, *mine, "--until-done") as device,
+        launched(tmp_path / "pi.log", "join", broker.url, *arguments, "--until-done") as device,
     ):
         assert device.wait(600) == 0
         assert serve.wait(600) == 0
-    trained = [one["num_examples"] for one in lines(run / "contributions.jsonl")]
+    trained = [line["num_examples"] for line in lines(run / "contributions.jsonl")]
     record = json.loads((state / "personal" / "model.json").read_text())
     assert record["rounds"][0]["served"]["num_examples"] + trained[0] == 300
     assert record["round"] == 5  # the model that a fifth round would have begun with
 
-    asked = subprocess.run(
+    process = subprocess.run(
         [program, "predict", "--state", state, "--format", "json", *sorted(pictures.glob("[1-6]/*.png"))],
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
-    answers = json.loads(asked.stdout)
-    right = [one["guesses"][0]["label"] == one["file"].split("/")[-2] for one in answers]
+    answers = json.loads(process.stdout)
+    right = [answer["guesses"][0]["label"] == answer["file"].split("/")[-2] for answer in answers]
     assert np.mean(right) > 0.7
-    assert (asked.returncode, "cut.png: a damaged picture" in asked.stderr) == (1, True)
+    assert (process.returncode, "cut.png: a damaged picture" in process.stderr) == (1, True)
 
     file = tmp_path / "mine.onnx"
     subprocess.run([program, "predict", "--state", state, "--export-onnx", file], timeout=600, check=True)

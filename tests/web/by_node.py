@@ -53,28 +53,28 @@ class Site:
 
 def node() -> str:
     """Where it is; skips the test where it is not, or lacks what it needs."""
-    found = shutil.which("node")
-    if found is None:
+    program = shutil.which("node")
+    if program is None:
         pytest.skip("node is not installed")
     if not (WEB / "vendor" / "ort").exists():
         pytest.skip("web/vendor is missing: npm ci && npm run vendor in web/")
-    return found
+    return program
 
 
-def made(site: Site, works: Sequence[Work]) -> list[Update]:
+def updates_of(site: Site, works: Sequence[Work]) -> list[Update]:
     """By the richest form of each kind, all in one process."""
-    return [update for update, _ in made_and_said(site, works, {})]
+    return [update for update, _ in updates_and_reports(site, works, {})]
 
 
-def made_and_said(
+def updates_and_reports(
     site: Site, works: Sequence[Work], more: Mapping[str, Any]
 ) -> list[tuple[Update, Mapping[str, Any]]]:
-    """As `made`, with what Node says of each; `more` is told to Node."""
+    """As `updates_of`, with what Node says of each; `more` is told to Node."""
     folder, data = site.folder, site.data
     (folder / "bundle.zip").write_bytes(site.bundle.packed())
     listed = [{"kind": work.kind, "settings": work.settings} for work in works]
-    told = {"seed": str(SEED), "device": DEVICE, "round": ROUND, "rare": RARE, "works": listed, **more}
-    (folder / "work.json").write_text(json.dumps(told), "utf-8")
+    order = {"seed": str(SEED), "device": DEVICE, "round": ROUND, "rare": RARE, "works": listed, **more}
+    (folder / "work.json").write_text(json.dumps(order), "utf-8")
     x = data.x if data.x.dtype == np.float32 else data.x.astype(np.int32)
     aside = {f"aside/{name}": value for name, value in site.aside.items()}
     (folder / "data").write_bytes(tensors.encode({"x": x, "y": data.y.astype(np.int32), **aside}))
@@ -83,14 +83,16 @@ def made_and_said(
     ran = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
     assert ran.returncode == 0, ran.stderr[-3000:]
     update = partial(_update, folder)
-    said = json.loads(ran.stdout)
-    return [(update(i, work, one), one) for i, (work, one) in enumerate(zip(works, said, strict=True))]
+    reports = json.loads(ran.stdout)
+    return [
+        (update(i, work, report), report) for i, (work, report) in enumerate(zip(works, reports, strict=True))
+    ]
 
 
-def _update(folder: Path, i: int, work: Work, said: Mapping[str, Any]) -> Update:
+def _update(folder: Path, i: int, work: Work, report: Mapping[str, Any]) -> Update:
     sent = tensors.decode((folder / f"data.{i}").read_bytes())
-    loss = math.nan if said["trainLoss"] is None else said["trainLoss"]
-    return Update(work.kind, sent, said["numExamples"], loss, said["form"])
+    loss = math.nan if report["trainLoss"] is None else report["trainLoss"]
+    return Update(work.kind, sent, report["numExamples"], loss, report["form"])
 
 
 def check(site: Site, work: Work, theirs: Update) -> None:
@@ -100,21 +102,21 @@ def check(site: Site, work: Work, theirs: Update) -> None:
     ours = kind_statistics.train(strategy, model, site.data, run)
 
     tensors.check(theirs.tensors, kind_statistics.expected(strategy, model.manifest))
-    update, found = class_statistics.split_statistics(theirs.tensors)
+    update, statistics = class_statistics.split_statistics(theirs.tensors)
     assert strategy.rejection_reason(update, theirs.num_examples) == ""
-    assert kind_statistics.rejection_reason(strategy, found, theirs.num_examples, model.manifest) == ""
+    assert kind_statistics.rejection_reason(strategy, statistics, theirs.num_examples, model.manifest) == ""
     assert (theirs.variant, theirs.num_examples) == (ours.variant, ours.num_examples)
     assert theirs.train_loss == pytest.approx(ours.train_loss, rel=1e-5, nan_ok=True)
     for name, value in ours.tensors.items():
         if name.endswith("rows"):
             width = model.manifest.head.features
-            if name in found and strategy.statistics is not None:
+            if name in statistics and strategy.statistics is not None:
                 width = strategy.statistics.projection(width).size
             same_rows(theirs.tensors[name], value, (len(model.manifest.labels), width))
             continue
-        far = ROUNDED.get(value.dtype.name, work.far) if name in found else work.far
-        made = theirs.tensors[name].astype(np.float64)
-        np.testing.assert_allclose(made, value.astype(np.float64), rtol=work.far, atol=far, err_msg=name)
+        far = ROUNDED.get(value.dtype.name, work.far) if name in statistics else work.far
+        numbers = theirs.tensors[name].astype(np.float64)
+        np.testing.assert_allclose(numbers, value.astype(np.float64), rtol=work.far, atol=far, err_msg=name)
 
     base = RoundModel(model.manifest, site.bundle.weights(), 1, SEED)
     effect = strategy.finish(
@@ -127,7 +129,7 @@ def check(site: Site, work: Work, theirs: Update) -> None:
 def same_rows(theirs: NDArray[np.uint8], ours: NDArray[np.uint8], shape: tuple[int, int]) -> None:
     """Equal counts, and means that are a step of their rounding apart at most."""
     assert theirs.shape == ours.shape
-    found, wanted = (class_sums.read_rows(rows, *shape) for rows in (theirs, ours))
-    np.testing.assert_array_equal(found.counts, wanted.counts)
-    most = 1.01 * np.abs(wanted.means()).max(axis=1, keepdims=True, initial=0) / 127
-    assert (np.abs(found.means() - wanted.means()) <= most + 1e-5).all()
+    sums, expected = (class_sums.read_rows(rows, *shape) for rows in (theirs, ours))
+    np.testing.assert_array_equal(sums.counts, expected.counts)
+    most = 1.01 * np.abs(expected.means()).max(axis=1, keepdims=True, initial=0) / 127
+    assert (np.abs(sums.means() - expected.means()) <= most + 1e-5).all()

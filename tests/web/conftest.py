@@ -66,11 +66,11 @@ class Visit:
         self.context = chromium.new_context(permissions=["camera", "microphone"], **context)
         self.context.set_default_timeout(PATIENCE_MS)
         self.wrong: list[str] = []
-        self.asked: list[str] = []
-        self.context.on("request", lambda request: self.asked.append(request.url))
+        self.requests: list[str] = []
+        self.context.on("request", lambda request: self.requests.append(request.url))
         self.context.on("weberror", lambda error: self.wrong.append(str(error.error)))
         self.context.on(
-            "console", lambda said: self.wrong.append(said.text) if said.type == "error" else None
+            "console", lambda line: self.wrong.append(line.text) if line.type == "error" else None
         )
         self.page = self.context.new_page()
 
@@ -92,10 +92,12 @@ class Visit:
         page.get_by_text("Round 4: working").wait_for()
         return page
 
-    def said(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[dict[str, Any]]:
         """To the scripted worker."""
-        told: list[dict[str, Any]] = self.page.workers[0].evaluate("JSON.parse(JSON.stringify(self.asked))")
-        return told
+        messages: list[dict[str, Any]] = self.page.workers[0].evaluate(
+            "JSON.parse(JSON.stringify(self.asked))"
+        )
+        return messages
 
     def draw(self, lines: list[list[tuple[float, float]]]) -> None:
         """Lines of points, as shares of the drawing area."""
@@ -122,20 +124,20 @@ def visit(chromium: Any) -> Iterator[Callable[..., Visit]]:
         return visits[-1]
 
     yield make
-    for one in visits:
-        one.context.close()
-        one.pages.shutdown()
+    for visitor in visits:
+        visitor.context.close()
+        visitor.pages.shutdown()
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Handwritten digits: a file for each of six devices, and one to evaluate on."""
-    known = pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn").load_digits()
+    dataset = pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn").load_digits()
     folder = tmp_path_factory.mktemp("digits")
-    order = np.random.default_rng(0).permutation(len(known.target))
-    x, y = known.images.astype(np.uint8)[order], known.target[order]
+    order = np.random.default_rng(0).permutation(len(dataset.target))
+    x, y = dataset.images.astype(np.uint8)[order], dataset.target[order]
     np.savez(folder / "held.npz", x=x[:HELD], y=y[:HELD])
     for number in range(DEVICES):
-        mine = slice(HELD + number, None, DEVICES)
-        np.savez(folder / f"{number}.npz", x=x[mine], y=y[mine])
+        rows = slice(HELD + number, None, DEVICES)
+        np.savez(folder / f"{number}.npz", x=x[rows], y=y[rows])
     return folder

@@ -60,12 +60,12 @@ class Tab:
     def open(self, url: str) -> None:
         self._line.do("url", {"url": url})
 
-    def run(self, script: str, *given: Any) -> Any:
+    def run(self, script: str, *arguments: Any) -> Any:
         """The body of a function, which may await; what it returns, through JSON. Raises DriverError."""
-        said = self._line.do("execute/async", {"script": AWAITED % script, "args": list(given)})
-        if "error" in said:
-            raise DriverError(f"{script}: {said['error']}")
-        return said.get("value")
+        reply = self._line.do("execute/async", {"script": AWAITED % script, "args": list(arguments)})
+        if "error" in reply:
+            raise DriverError(f"{script}: {reply['error']}")
+        return reply.get("value")
 
     def text(self) -> str:
         """That can be seen."""
@@ -82,20 +82,20 @@ class Tab:
 
     def reads(self, pattern: str, timeout_s: float = PATIENCE_S) -> re.Match[str]:
         """What the page says that is like this, once it does."""
-        found = self.until(lambda: re.search(pattern, self.text()), timeout_s)
-        assert found
-        return found
+        match = self.until(lambda: re.search(pattern, self.text()), timeout_s)
+        assert match
+        return match
 
     def click(self, selector: str) -> None:
         """Once it can be seen."""
-        seen = "return Boolean(document.querySelector(given[0])?.checkVisibility())"
-        self.until(lambda: self.run(seen, selector))
+        is_visible = "return Boolean(document.querySelector(given[0])?.checkVisibility())"
+        self.until(lambda: self.run(is_visible, selector))
         self.run("document.querySelector(given[0]).click()", selector)
 
     def choose(self, selector: str, path: Path) -> None:
         """A file, for an input of files."""
-        found = self._line.do("element", {"using": "css selector", "value": selector})
-        self._line.do(f"element/{found[ELEMENT]}/value", {"text": str(path)})
+        element = self._line.do("element", {"using": "css selector", "value": selector})
+        self._line.do(f"element/{element[ELEMENT]}/value", {"text": str(path)})
 
     def draw(self, lines: list[list[tuple[float, float]]]) -> None:
         """By the mouse: lines of points, as shares of the drawing area."""
@@ -149,13 +149,13 @@ def webkit(folder: Path, width: int = WIDTH, authority: str = "") -> Iterator[Ta
     log, port = folder / "log.txt", _free_port()
     command = ["WebKitWebDriver", f"--port={port}", "--host=127.0.0.1"]
     how = {"binary": SYSTEM_PYTHON, "args": [str(OPENS_WEBKIT), str(folder), str(width)]}
-    wanted = {"acceptInsecureCerts": bool(authority), "webkitgtk:browserOptions": how}
+    capabilities = {"acceptInsecureCerts": bool(authority), "webkitgtk:browserOptions": how}
     with ExitStack() as stack:
         screen = stack.enter_context(_screen())
         process = stack.enter_context(_running(command, log, DISPLAY=screen, HOME=str(folder)))
         _waited(lambda: _answers(port), process)
         line = Remote(port)
-        line.do("session", {"capabilities": {"alwaysMatch": wanted}})
+        line.do("session", {"capabilities": {"alwaysMatch": capabilities}})
         yield Tab(line, lambda: re.findall(r"^CONSOLE .*ERROR.*", log.read_text(), re.M))
 
 
@@ -163,9 +163,9 @@ def missing(which: str) -> str:
     """Why it cannot be driven here; empty: it can be."""
     if which == "firefox":
         return "" if shutil.which("firefox-esr") or shutil.which("firefox") else "no Firefox is installed"
-    there = all(map(shutil.which, ("WebKitWebDriver", "Xvfb", SYSTEM_PYTHON)))
-    asked = [SYSTEM_PYTHON, "-c", "import gi; gi.require_version('WebKit2', '4.1')"]
-    if there and subprocess.run(asked, capture_output=True).returncode == 0:
+    has_programs = all(map(shutil.which, ("WebKitWebDriver", "Xvfb", SYSTEM_PYTHON)))
+    command = [SYSTEM_PYTHON, "-c", "import gi; gi.require_version('WebKit2', '4.1')"]
+    if has_programs and subprocess.run(command, capture_output=True).returncode == 0:
         return ""
     return "needs webkit2gtk-driver, gir1.2-webkit2-4.1 and xvfb of Debian"
 
@@ -173,15 +173,15 @@ def missing(which: str) -> str:
 @contextmanager
 def _running(command: list[str], log: Path, **environment: str) -> Iterator["subprocess.Popen[bytes]"]:
     """In the end it is killed, with all that it has started."""
-    told = {**os.environ, **environment}
+    variables = {**os.environ, **environment}
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=told)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=variables)
     try:
         yield process
     finally:
-        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+        for part in [*psutil.Process(process.pid).children(recursive=True), process]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                part.kill()
         process.wait()
 
 
@@ -193,8 +193,8 @@ def _screen() -> Iterator[str]:
     process = subprocess.Popen(command, pass_fds=[writing], stderr=subprocess.DEVNULL)
     os.close(writing)
     try:
-        with os.fdopen(reading) as said:
-            yield f":{said.readline().strip()}"
+        with os.fdopen(reading) as output:
+            yield f":{output.readline().strip()}"
     finally:
         process.terminate()  # it removes its socket and its lock, as one that is killed does not
         process.wait()
@@ -216,6 +216,6 @@ def _answers(port: int) -> bool:
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -31,7 +31,7 @@ class DriverError(Exception):
 class Line(Protocol):
     """`what`: a command by its path in WebDriver; its value comes back. Raises DriverError."""
 
-    def do(self, what: str, given: dict[str, Any]) -> Any: ...
+    def do(self, what: str, body: dict[str, Any]) -> Any: ...
 
 
 class Marionette:
@@ -40,40 +40,40 @@ class Marionette:
     def __init__(self, port: int) -> None:
         self._line = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         self._number = 0
-        self._heard()
+        self._receive()
 
-    def do(self, what: str, given: dict[str, Any]) -> Any:
+    def do(self, what: str, body: dict[str, Any]) -> Any:
         if what.startswith("element/"):
-            return self._said("WebDriver:ElementSendKeys", {"id": what.split("/")[1], **given})
-        return self._said(WORDS[what], given)
+            return self._call("WebDriver:ElementSendKeys", {"id": what.split("/")[1], **body})
+        return self._call(WORDS[what], body)
 
     def in_chrome(self, script: str) -> Any:
         """Run it where the browser's own windows are."""
-        self._said("Marionette:SetContext", {"value": "chrome"})
-        found = self._said("WebDriver:ExecuteScript", {"script": script, "args": []})
-        self._said("Marionette:SetContext", {"value": "content"})
-        return found
+        self._call("Marionette:SetContext", {"value": "chrome"})
+        value = self._call("WebDriver:ExecuteScript", {"script": script, "args": []})
+        self._call("Marionette:SetContext", {"value": "content"})
+        return value
 
     def errors(self) -> list[str]:
         """Of pages and their workers, what they may not do (CSP) included."""
-        found: list[str] = self.in_chrome(ERRORS)
-        return found
+        errors: list[str] = self.in_chrome(ERRORS)
+        return errors
 
-    def _said(self, command: str, given: dict[str, Any]) -> Any:
+    def _call(self, command: str, body: dict[str, Any]) -> Any:
         self._number += 1
-        text = json.dumps([0, self._number, command, given]).encode()
+        text = json.dumps([0, self._number, command, body]).encode()
         self._line.sendall(b"%d:%b" % (len(text), text))
-        _, _, error, value = self._heard()
+        _, _, error, value = self._receive()
         if error:
             raise DriverError(f"{command}: {error['error']}: {error['message']}")
         return value["value"] if isinstance(value, dict) and set(value) == {"value"} else value
 
-    def _heard(self) -> Any:
+    def _receive(self) -> Any:
         length = b""
-        while (one := self._line.recv(1)) != b":":
-            if not one:
+        while (byte := self._line.recv(1)) != b":":
+            if not byte:
                 raise DriverError("the browser is gone")
-            length += one
+            length += byte
         text = b""
         while len(text) < int(length):
             text += self._line.recv(int(length) - len(text))
@@ -86,13 +86,13 @@ class Remote:
     def __init__(self, port: int) -> None:
         self._port, self._path = port, "/session"
 
-    def do(self, what: str, given: dict[str, Any]) -> Any:
+    def do(self, what: str, body: dict[str, Any]) -> Any:
         way = HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
         path = self._path if what == "session" else f"{self._path}/{what}"
         if what == "screenshot":
             way.request("GET", path)
         else:
-            way.request("POST", path, json.dumps(given), {"Content-Type": "application/json"})
+            way.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         value = json.load(answer := way.getresponse())["value"]
         if answer.status != HTTPStatus.OK:
             raise DriverError(f"{what}: {value}")

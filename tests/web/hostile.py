@@ -67,19 +67,19 @@ def repacked(files: Mapping[str, bytes] | None = None, **stated: Any) -> bytes:
     every = {**FILES, **(files or {})}
     manifest = json.loads(FILES["manifest.json"]) | {"seal": ""}
     for entry in (manifest["weights"], *manifest["graphs"].values()):
-        held = blob_of(every[entry["file"]])
-        entry["sha256"], entry["bytes"] = held.sha.hex(), held.size
+        blob = blob_of(every[entry["file"]])
+        entry["sha256"], entry["bytes"] = blob.sha.hex(), blob.size
     return pack_files(every | {"manifest.json": json.dumps(manifest | stated).encode()})
 
 
 class Aggregator:
-    """Answers hellos by `offer`, sealed by `signer`, and gets by `contents`; keeps in `heard` what came."""
+    """Answers hellos with `offer`, sealed by `signer`, and gets by `contents`; `messages`: what came."""
 
     def __init__(self, url: str, signer: Signer) -> None:
         self.signer = signer
         self.offer: Offer | None = None
         self.contents: dict[bytes, bytes] = {}
-        self.heard: list[Any] = []
+        self.messages: list[Any] = []
         self.blocks: Callable[[Get], Iterator[tuple[int, bytes]]] = self._blocks
         self._inbox: SimpleQueue[Event] = SimpleQueue()
         options = LinkOptions(subscriptions=(topics.FROM_DEVICES,))
@@ -104,12 +104,20 @@ class Aggregator:
     def of(self, kind: type[Any], run: str = "") -> list[Any]:
         """What was heard of a kind, of a run or of any."""
         return [
-            one for one in list(self.heard) if isinstance(one, kind) and run in ("", getattr(one, "run", ""))
+            message
+            for message in list(self.messages)
+            if isinstance(message, kind) and run in ("", getattr(message, "run", ""))
         ]
 
-    def receipt(self, made: Contribution, status: Any = "accepted", reason: str = "") -> None:
-        told = Receipt(boot=made.boot, seq=made.seq, round=made.round, status=status, reason=reason)
-        self.say("receipt", messages.encode(told))
+    def receipt(self, contribution: Contribution, status: Any = "accepted", reason: str = "") -> None:
+        receipt = Receipt(
+            boot=contribution.boot,
+            seq=contribution.seq,
+            round=contribution.round,
+            status=status,
+            reason=reason,
+        )
+        self.say("receipt", messages.encode(receipt))
 
     def _listen(self) -> None:
         while True:
@@ -120,7 +128,7 @@ class Aggregator:
             if leaf not in KINDS:
                 continue
             message = messages.decode(event.payload, KINDS[leaf])
-            self.heard.append(message)
+            self.messages.append(message)
             if isinstance(message, Hello) and self.offer is not None:
                 self.say("task", self.signer.seal(topics.down(DEVICE, "task"), self.offer, ISSUED))
             elif isinstance(message, Get):
@@ -154,7 +162,7 @@ class AttackedPage:
     def offered(self, **more: Any) -> Offer:
         """The first round of a new run, as an honest aggregator offers it; `more` stands over its fields."""
         self._runs += 1
-        given: dict[str, Any] = {
+        usual: dict[str, Any] = {
             "task": "digits",
             "run": f"run-{self._runs}",
             "round": 1,
@@ -165,7 +173,7 @@ class AttackedPage:
             "base": self.base,
             "kinds": (registry.write(registry.make("class-means")),),
         }
-        return Offer(**(given | more))
+        return Offer(**(usual | more))
 
     def join(self, samples: Path) -> None:
         self.page.fill("#name", DEVICE)
@@ -179,11 +187,11 @@ class AttackedPage:
         """It is served and contributed to, and the page says so."""
         offer = self.offered()
         self.aggregator.tell(offer)
-        made = self.until(lambda: self.aggregator.of(Contribution, offer.run))[0]
-        self.aggregator.receipt(made)
+        contribution = self.until(lambda: self.aggregator.of(Contribution, offer.run))[0]
+        self.aggregator.receipt(contribution)
         self.page.get_by_text("Round 1: received, and counted").wait_for()
         self.until(lambda: self.page.evaluate("document.getElementById('notice').textContent === ''"))
-        return made
+        return contribution
 
     def attack(self, offer: Offer, signer: Signer | None = None) -> None:
         self.begin()
@@ -191,40 +199,40 @@ class AttackedPage:
 
     def begin(self) -> None:
         """Of what is noted and heard, what comes from now on counts."""
-        self.aggregator.heard.clear()
+        self.aggregator.messages.clear()
         self.page.evaluate('document.getElementById("notice").textContent = ""')
         self._mark = self.page.evaluate("self.noted.length")
 
     def noted(self) -> list[str]:
-        said: list[str] = self.page.evaluate(f"self.noted.slice({self._mark})")
-        return [one for one in said if one]
+        lines: list[str] = self.page.evaluate(f"self.noted.slice({self._mark})")
+        return [line for line in lines if line]
 
     def refused(self, words: str) -> str:
         """The line in which the page says so; nothing was trained or sent."""
-        found = self.until(lambda: [one for one in self.noted() if re.search(words, one)])[0]
-        assert "\n" not in found and len(found) < 400
+        line = self.until(lambda: [text for text in self.noted() if re.search(words, text)])[0]
+        assert "\n" not in line and len(line) < 400
         assert self.aggregator.of(Contribution) == []
-        assert [one for one in self.aggregator.of(Plan) if one.kind] == []
+        assert [plan for plan in self.aggregator.of(Plan) if plan.kind] == []
         self.aggregator.offer = None
-        return str(found)
+        return str(line)
 
     def sound(self) -> None:
         """Nothing that was not foreseen has happened since the page was opened."""
-        said: list[str] = self.page.evaluate("self.noted")
-        assert [one[:400] for one in said if "this is a fault" in one or one.startswith("policy")] == []
-        assert [one for one in self.visit.wrong if "Security Policy" in one or "Uncaught" in one] == []
+        lines: list[str] = self.page.evaluate("self.noted")
+        assert [line[:400] for line in lines if "this is a fault" in line or line.startswith("policy")] == []
+        assert [line for line in self.visit.wrong if "Security Policy" in line or "Uncaught" in line] == []
         hosts = ("http://127.0.0.1:", "ws://127.0.0.1:", "blob:http://127.0.0.1:")
-        assert all(url.startswith(hosts) for url in self.visit.asked)
+        assert all(url.startswith(hosts) for url in self.visit.requests)
 
     def until(self, condition: Callable[[], Any]) -> Any:
         end = time.monotonic() + PATIENCE_S
-        while not (found := condition()):
+        while not (outcome := condition()):
             if time.monotonic() > end:
                 state = self.page.inner_text("#now-head + p")
-                noted = [one[:300] for one in self.noted()]
+                noted = [line[:300] for line in self.noted()]
                 pytest.fail(f"not within {PATIENCE_S} s; noted {noted}, state {state[:300]}")
             time.sleep(0.02)
-        return found
+        return outcome
 
 
 @contextmanager
@@ -234,18 +242,18 @@ def attacked_page(chromium: Any, folder: Path, **config: Any) -> Iterator[Attack
     The broker is amqtt: Mosquitto as Debian builds it sends a few KiB at a time over WebSockets.
     """
     pytest.importorskip("amqtt", reason="needs pip install 'device-runtime[aggregator]'")
-    known = pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn").load_digits()
+    dataset = pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn").load_digits()
     samples = folder / "mine.npz"
-    np.savez(samples, x=known.images[:60].astype(np.uint8), y=known.target[:60])
+    np.savez(samples, x=dataset.images[:60].astype(np.uint8), y=dataset.target[:60])
     running = brokers.start("amqtt", BrokerOptions(web=WebSockets()))
     aggregator = Aggregator(running.url, Signer(bytes(range(32))))
-    told = {
+    usual = {
         "enrolment": "open",
         "broker": {"url": running.web_url, "user": "", "password": ""},
         "key": aggregator.signer.public.hex(),
         "tasks": [{"name": "digits", "input": MANIFEST["input"], "labels": MANIFEST["labels"]}],
     }
-    pages = Pages(told | config, {}, {})
+    pages = Pages(usual | config, {}, {})
     visit = Visit(chromium, pages, viewport={"width": 360, "height": 800})
     try:
         visit.context.add_init_script(NOTED)

@@ -23,12 +23,12 @@ context.set_automation_allowed(True)
 
 def view(*_):
     settings = WebKit2.Settings(enable_write_console_messages_to_stdout=True)
-    made = WebKit2.WebView(web_context=context, is_controlled_by_automation=True, settings=settings)
+    new_view = WebKit2.WebView(web_context=context, is_controlled_by_automation=True, settings=settings)
     window = Gtk.Window(default_width=WIDTH, default_height=HEIGHT)
-    window.add(made)
+    window.add(new_view)
     window.show_all()
-    made.connect("close", lambda _: Gtk.main_quit())
-    return made
+    new_view.connect("close", lambda _: Gtk.main_quit())
+    return new_view
 
 
 context.connect("automation-started", lambda _, session: session.connect("create-web-view", view))

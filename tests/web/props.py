@@ -42,7 +42,9 @@ class Props:
         red, green, blue = np.kron(picture, np.ones((times, times, 1))).transpose(2, 0, 1) / 255
         luma = 0.299 * red + 0.587 * green + 0.114 * blue
         planes = [16 + 219 * luma]
-        planes += [128 + 224 * (one - luma)[::2, ::2] / far for one, far in ((blue, 1.772), (red, 1.402))]
+        planes += [
+            128 + 224 * (colour - luma)[::2, ::2] / far for colour, far in ((blue, 1.772), (red, 1.402))
+        ]
         frame = b"FRAME\n" + b"".join(np.rint(plane).astype(np.uint8).tobytes() for plane in planes)
         self._film.write_bytes(f"YUV4MPEG2 W{SIDE} H{SIDE} F20:1 Ip A1:1 C420\n".encode() + 4 * frame)
 
@@ -56,13 +58,13 @@ def record(page: Any) -> None:
 
 def nearest(features: NDArray[Any], samples: NDArray[Any], rate: int) -> tuple[float, NDArray[Any]]:
     """Where in a sound features (61, 40) were made, in s, and how far each is from Python's own there."""
-    wanted = samples_of(FRAMES)
+    count = samples_of(FRAMES)
     sound = resampled(samples.astype(np.float32), rate, RATE, len(samples) * RATE // rate)
 
     def far(first: int) -> NDArray[Any]:
-        return np.abs(log_mel(sound[None, first : first + wanted])[0].astype(int) - features)
+        return np.abs(log_mel(sound[None, first : first + count])[0].astype(int) - features)
 
-    coarse = min(range(0, len(sound) - wanted, 160), key=lambda first: far(first).mean())
-    around = range(max(0, coarse - 160), min(len(sound) - wanted, coarse + 160), 4)
+    coarse = min(range(0, len(sound) - count, 160), key=lambda first: far(first).mean())
+    around = range(max(0, coarse - 160), min(len(sound) - count, coarse + 160), 4)
     first = min(around, key=lambda first: far(first).mean())
     return first / RATE, far(first)

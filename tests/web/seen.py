@@ -31,11 +31,11 @@ def stored(page):
     return page.inner_text("#totals").split()[0]
 
 
-def keep(one, lines, label):
-    one.draw(lines)
+def keep(visitor, lines, label):
+    visitor.draw(lines)
     begins = re.compile(f"^{label}")  # what follows is how sure the model is: 1 %
-    one.page.locator(".label:enabled", has_text=begins).first.click()
-    one.page.wait_for_selector(".label:disabled")
+    visitor.page.locator(".label:enabled", has_text=begins).first.click()
+    visitor.page.wait_for_selector(".label:disabled")
 
 
 HIDE = """hidden => {

@@ -31,8 +31,8 @@ class Served:
 
     def contributions(self) -> list[dict[str, Any]]:
         """Of all its tasks."""
-        found = sorted(self.run.rglob("contributions.jsonl"))
-        return [json.loads(line) for path in found for line in path.read_text().splitlines()]
+        paths = sorted(self.run.rglob("contributions.jsonl"))
+        return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
     def rounds(self) -> list[dict[str, str]]:
         with (self.run / "rounds.csv").open() as table:
@@ -46,22 +46,22 @@ class Services:
         self._launched, self._eventually, self._folder = launched, eventually, folder
 
     @contextmanager
-    def __call__(self, *given: object, name: str = "run") -> Iterator[Served]:
+    def __call__(self, *arguments: object, name: str = "run") -> Iterator[Served]:
         """Start one; `given` are options."""
         log, run = self._folder / f"{name}.log", self._folder / name
         where = ("--http", "127.0.0.1:0", "--web", "--run-dir", run)
-        with self._launched(log, "serve", *given, *where) as process:
+        with self._launched(log, "serve", *arguments, *where) as process:
             offered = re.compile(r"browsers join at (\S+)")
             self._eventually(lambda: process.poll() or offered.search(log.read_text()))
-            found = offered.search(log.read_text())
-            assert found, log.read_text()
-            yield Served(process, log, run, Address(found[1] + "page/"))
+            match = offered.search(log.read_text())
+            assert match, log.read_text()
+            yield Served(process, log, run, Address(match[1] + "page/"))
 
 
 def task(path: Path, rounds: int, kind: str = "full", **settings: object) -> Path:
     """The file of a task of one kind."""
-    told = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
-    kinds = f"kinds = [{{ name = '{kind}', settings = {{ {told} }} }}]"
+    text = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
+    kinds = f"kinds = [{{ name = '{kind}', settings = {{ {text} }} }}]"
     path.write_text(f"bundle = 'digits-wrn-10-1'\nrounds = {rounds}\nround_deadline_s = 120\n{kinds}\n")
     return path
 

@@ -72,21 +72,21 @@ class _Handler(SimpleHTTPRequestHandler):
             super().do_GET()
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        token = self.server.tokens.get(asked["secret"])
-        claim = self.server.claims.setdefault(asked["secret"], asked["claim"])
-        if token is None or claim != asked["claim"]:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        token = self.server.tokens.get(request["secret"])
+        claim = self.server.claims.setdefault(request["secret"], request["claim"])
+        if token is None or claim != request["claim"]:
             self._say(410, json.dumps({"detail": "this link was used already"}), "application/json")
         else:
             self._say(200, json.dumps({"token": token}), "application/json")
 
-    def _say(self, status: int, said: str | bytes, kind: str) -> None:
-        data = said.encode() if isinstance(said, str) else said
+    def _say(self, status: int, content: str | bytes, kind: str) -> None:
+        data = content.encode() if isinstance(content, str) else content
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *said: object) -> None:
+    def log_message(self, *arguments: object) -> None:
         """Nothing."""

@@ -41,16 +41,16 @@ DRAWN = (
 """The ten digits, as somebody draws them: lines of points, as shares of the drawing area."""
 
 
-def read(one):
+def read(visitor):
     """What the model of a browser takes each of the drawn digits for."""
-    taken = []
+    digits = []
     for lines in DRAWN:
-        one.draw(lines)
-        said = one.page.get_by_text(re.compile(r"It takes this for “\d”"))
-        said.wait_for()
-        taken.append(int(re.search(r"“(\d)”", said.inner_text())[1]))
-        one.page.get_by_role("button", name="Clear").click()
-    return taken
+        visitor.draw(lines)
+        text = visitor.page.get_by_text(re.compile(r"It takes this for “\d”"))
+        text.wait_for()
+        digits.append(int(re.search(r"“(\d)”", text.inner_text())[1]))
+        visitor.page.get_by_role("button", name="Clear").click()
+    return digits
 
 
 @pytest.fixture
@@ -64,66 +64,66 @@ def browse(chromium):
     visits = []
 
     def join(served, samples):
-        one = Visit(chromium, served.pages)
-        visits.append(one)
-        page = one.open()
+        visitor = Visit(chromium, served.pages)
+        visits.append(visitor)
+        page = visitor.open()
         page.click("#join button")
         page.click("#files summary")
         page.set_input_files("#files-input", samples)
         page.get_by_text(re.compile(r"^\d+ samples kept")).wait_for()
-        return one
+        return visitor
 
     yield join
-    for one in visits:
-        one.context.close()
+    for guest in visits:
+        guest.context.close()
 
 
 def test_a_browser_joins_trains_contributes_and_sees_how_well_it_does(
     serve, browse, digits_in, eventually, tmp_path
 ):
     with serve(task(tmp_path / "digits.toml", rounds=2, epochs=1)) as served:
-        one = browse(served, digits_in(tmp_path / "mine.npz"))
-        one.page.get_by_text(re.compile("The task is over after 2 rounds")).wait_for()
-        eventually(lambda: one.page.locator("#chart circle").count() >= 2, timeout_s=120)
-        now = one.page.inner_text("section[aria-labelledby=now-head]")
+        visitor = browse(served, digits_in(tmp_path / "mine.npz"))
+        visitor.page.get_by_text(re.compile("The task is over after 2 rounds")).wait_for()
+        eventually(lambda: visitor.page.locator("#chart circle").count() >= 2, timeout_s=120)
+        now = visitor.page.inner_text("section[aria-labelledby=now-head]")
         assert "the whole model as it is after training" in now
-        one.draw([[(0.5, 0.1), (0.5, 0.9)]])
-        one.page.get_by_text(re.compile(r"It takes this for “\d”")).wait_for()
+        visitor.draw([[(0.5, 0.1), (0.5, 0.9)]])
+        visitor.page.get_by_text(re.compile(r"It takes this for “\d”")).wait_for()
         assert served.process.wait(600) == 0
     sent = served.contributions()
-    assert [one["round"] for one in sent] == [1, 2]
-    assert {one["kind"] for one in sent} == {"full"}
+    assert [row["round"] for row in sent] == [1, 2]
+    assert {row["kind"] for row in sent} == {"full"}
     hosts = ("http://127.0.0.1:", "ws://127.0.0.1:", "blob:http://127.0.0.1:")
-    assert all(url.startswith(hosts) for url in one.asked)
-    assert one.wrong == []
+    assert all(url.startswith(hosts) for url in visitor.requests)
+    assert visitor.wrong == []
 
 
 @pytest.mark.slow
 def test_three_browsers_and_three_python_devices_learn_as_well_as_six_in_python(
     serve, browse, launched, digits, tmp_path
 ):
-    accuracies, taken = {}, []
+    accuracies, readings = {}, []
     for browsers in (3, 0):
         name = f"with-{browsers}"
-        given = ("--bundle", "digits-wrn-10-1", "--rounds", "8", "--deadline", "40", "--min-devices", "6")
-        told = ("--kinds", "full", "--eval-data", digits / "held.npz")
+        options = ("--bundle", "digits-wrn-10-1", "--rounds", "8", "--deadline", "40", "--min-devices", "6")
+        kinds = ("--kinds", "full", "--eval-data", digits / "held.npz")
         with ExitStack() as stack:
-            served = stack.enter_context(serve(*given, *told, name=name))
+            served = stack.enter_context(serve(*options, *kinds, name=name))
             broker = re.search(r"join (mqtt://\S+)", served.log.read_text())[1]
             for number in range(browsers, DEVICES):
-                mine = ("--data", digits / f"{number}.npz", "--state", tmp_path / f"{name}-{number}")
+                settings = ("--data", digits / f"{number}.npz", "--state", tmp_path / f"{name}-{number}")
                 log = tmp_path / f"{name}-{number}.log"
-                stack.enter_context(launched(log, "join", broker, "--name", f"py-{number}", *mine))
+                stack.enter_context(launched(log, "join", broker, "--name", f"py-{number}", *settings))
             visits = [browse(served, digits / f"{number}.npz") for number in range(browsers)]
             assert served.process.wait(900) == 0
-            taken = read(visits[0]) if visits else taken
-            assert all(one.wrong == [] for one in visits)
-            counted = Counter(one["device"] for one in served.contributions())
+            readings = read(visits[0]) if visits else readings
+            assert all(visitor.wrong == [] for visitor in visits)
+            counted = Counter(row["device"] for row in served.contributions())
         assert len(counted) == DEVICES
         assert min(counted.values()) >= 7
         accuracies[browsers] = float(served.rounds()[-1]["eval_acc"])
-    print(f"accuracy by browsers among six devices: {accuracies}; drawn 0 to 9, taken for {taken}")
-    assert sum(digit == number for number, digit in enumerate(taken)) >= 8
+    print(f"accuracy by browsers among six devices: {accuracies}; drawn 0 to 9, taken for {readings}")
+    assert sum(digit == number for number, digit in enumerate(readings)) >= 8
     assert accuracies[3] > 0.9
     assert abs(accuracies[3] - accuracies[0]) < 0.03
 
@@ -132,26 +132,26 @@ def test_three_browsers_and_three_python_devices_learn_as_well_as_six_in_python(
 def test_a_browser_contributes_every_kind_one_task_after_the_other(serve, browse, digits, tmp_path):
     assert set(registry.DEFAULT_KINDS) <= set(KINDS)
     with serve(*one_of_each(tmp_path)) as served:
-        one = browse(served, digits / "0.npz")
+        visitor = browse(served, digits / "0.npz")
         assert served.process.wait(900) == 0
-        assert one.wrong == []
-    assert {one["kind"] for one in served.contributions()} == set(KINDS)
+        assert visitor.wrong == []
+    assert {row["kind"] for row in served.contributions()} == set(KINDS)
 
 
 @pytest.mark.slow
 def test_a_tab_killed_while_it_uploads_goes_on_when_it_is_opened_again(serve, browse, digits_in, tmp_path):
     with serve(task(tmp_path / "digits.toml", rounds=1, epochs=30)) as served:  # long enough to be seen at it
-        one = browse(served, digits_in(tmp_path / "mine.npz"))
-        one.page.get_by_text("Round 1: working").wait_for()
+        visitor = browse(served, digits_in(tmp_path / "mine.npz"))
+        visitor.page.get_by_text("Round 1: working").wait_for()
         served.process.send_signal(signal.SIGSTOP)  # the contribution is told of, and nobody fetches it
-        one.page.get_by_text("Round 1: done here, and sent").wait_for()
+        visitor.page.get_by_text("Round 1: done here, and sent").wait_for()
         with pytest.raises(Exception, match="crash"):
-            one.page.goto("chrome://crash")
-        one.page.close()
+            visitor.page.goto("chrome://crash")
+        visitor.page.close()
         served.process.send_signal(signal.SIGCONT)
-        page = one.page = one.context.new_page()
+        page = visitor.page = visitor.context.new_page()
         page.goto(served.pages.url)
         page.get_by_text(re.compile("received, and counted|task is over after 1 round")).wait_for()
         assert page.get_by_text("Computing it took").count() == 0  # it was not computed again
         assert served.process.wait(600) == 0
-    assert [(one["round"], one["kind"]) for one in served.contributions()] == [(1, "full")]
+    assert [(row["round"], row["kind"]) for row in served.contributions()] == [(1, "full")]

@@ -56,9 +56,9 @@ def joined():
         return visits[-1]
 
     yield make
-    for one in visits:
-        one.context.close()
-        one.pages.shutdown()
+    for visitor in visits:
+        visitor.context.close()
+        visitor.pages.shutdown()
 
 
 def word(height, begin_s, long_s=0.5, whole_s=6.0, rate=FAST_HZ):
@@ -71,9 +71,9 @@ def word(height, begin_s, long_s=0.5, whole_s=6.0, rate=FAST_HZ):
     return np.rint(noise)
 
 
-def guessed(one):
+def guessed(visitor):
     """What the model was last asked of, raw, flat."""
-    x = [said for said in one.said() if said["do"] == "guess"][-1]["x"]
+    x = [message for message in visitor.messages() if message["do"] == "guess"][-1]["x"]
     return (np.array(list(x.values())) * STD + MEAN) / SCALE
 
 
@@ -92,68 +92,68 @@ def test_the_second_around_a_word_is_kept_with_the_features_that_python_makes_of
 ):
     sound = word(8000, begin_s)
     props.say(sound, FAST_HZ)
-    one = joined(studio, "words")
-    record(one.page)
-    one.page.get_by_text("Recorded.").wait_for()
-    first_s, far = nearest(guessed(one).reshape(FRAMES, BANDS), sound, FAST_HZ)
+    visitor = joined(studio, "words")
+    record(visitor.page)
+    visitor.page.get_by_text("Recorded.").wait_for()
+    first_s, far = nearest(guessed(visitor).reshape(FRAMES, BANDS), sound, FAST_HZ)
     assert abs(first_s + 0.5 - (begin_s + 0.25)) < 0.1  # the middle of one in the middle of the other
     assert far.mean() < 0.3  # steps of half a decibel, of 255
     assert np.quantile(far, 0.99) < 2.5
-    assert states(one.page) == ["ended"]
-    one.page.locator(".label:enabled", has_text="stop").click()
-    one.page.get_by_text("1 sample,").wait_for()
-    assert one.wrong == []
+    assert states(visitor.page) == ["ended"]
+    visitor.page.locator(".label:enabled", has_text="stop").click()
+    visitor.page.get_by_text("1 sample,").wait_for()
+    assert visitor.wrong == []
 
 
 def test_who_says_nothing_is_told_so_and_may_keep_it(props, studio, joined):
     props.say(np.zeros(100), FAST_HZ)
-    one = joined(studio, "words")
-    record(one.page)
-    one.page.get_by_text("Nothing at all was heard").wait_for()
+    visitor = joined(studio, "words")
+    record(visitor.page)
+    visitor.page.get_by_text("Nothing at all was heard").wait_for()
     props.say(word(0, 0), FAST_HZ)
-    record(one.page)
-    one.page.get_by_text("It was quiet.").wait_for()
-    assert one.page.locator(".label:enabled").count() == 3
-    assert states(one.page) == ["ended", "ended"]
+    record(visitor.page)
+    visitor.page.get_by_text("It was quiet.").wait_for()
+    assert visitor.page.locator(".label:enabled").count() == 3
+    assert states(visitor.page) == ["ended", "ended"]
 
 
 def test_a_page_that_is_hidden_while_it_listens_lets_go_of_the_microphone(props, studio, joined):
     props.say(np.zeros(100), FAST_HZ)
-    one = joined(studio, "words")
-    one.page.get_by_role("button", name="Record").click()
-    one.page.get_by_text("Speak now").wait_for()
-    assert states(one.page) == ["live"]
-    one.page.evaluate(HIDE, True)
-    one.page.get_by_text("The microphone is off: the page was hidden.").wait_for()
-    assert states(one.page) == ["ended"]
-    assert one.page.locator(".label:enabled").count() == 0
-    one.page.evaluate(HIDE, False)
-    record(one.page)
-    assert states(one.page) == ["ended", "ended"]
-    assert one.page.locator("#trouble").is_hidden()
+    visitor = joined(studio, "words")
+    visitor.page.get_by_role("button", name="Record").click()
+    visitor.page.get_by_text("Speak now").wait_for()
+    assert states(visitor.page) == ["live"]
+    visitor.page.evaluate(HIDE, True)
+    visitor.page.get_by_text("The microphone is off: the page was hidden.").wait_for()
+    assert states(visitor.page) == ["ended"]
+    assert visitor.page.locator(".label:enabled").count() == 0
+    visitor.page.evaluate(HIDE, False)
+    record(visitor.page)
+    assert states(visitor.page) == ["ended", "ended"]
+    assert visitor.page.locator("#trouble").is_hidden()
 
 
 def test_a_picture_is_what_the_camera_sees(props, studio, joined):
     rng = np.random.default_rng(0)
     quarters = rng.integers(40, 216, (2, 2, 3)).astype(np.uint8)
     props.show(np.kron(quarters, np.ones((8, 8, 1), np.uint8)))
-    one = joined(studio, "colours")
-    one.page.get_by_role("button", name="Use the camera").click()
-    one.page.get_by_role("button", name="Take a picture").click()
-    one.page.wait_for_selector(".label.best:enabled")
-    x = [said for said in one.said() if said["do"] == "guess"][-1]["x"]
-    seen = (np.array(list(x.values())) * 0.2 + 0.5).reshape(3, 32, 32) * 255
+    visitor = joined(studio, "colours")
+    visitor.page.get_by_role("button", name="Use the camera").click()
+    visitor.page.get_by_role("button", name="Take a picture").click()
+    visitor.page.wait_for_selector(".label.best:enabled")
+    x = [message for message in visitor.messages() if message["do"] == "guess"][-1]["x"]
+    picture = (np.array(list(x.values())) * 0.2 + 0.5).reshape(3, 32, 32) * 255
     for row in range(2):
         for column in range(2):
-            part = seen[:, 16 * row + 2 : 16 * row + 14, 16 * column + 2 : 16 * column + 14]
+            part = picture[:, 16 * row + 2 : 16 * row + 14, 16 * column + 2 : 16 * column + 14]
             np.testing.assert_allclose(part.mean(axis=(1, 2)), quarters[row, column], atol=6)
-    assert one.wrong == []
+    assert visitor.wrong == []
 
 
-def camera_on(one):
-    one.page.get_by_role("button", name="Use the camera").click()
-    one.page.get_by_role("button", name="Take a picture").wait_for()
-    assert states(one.page)[-1] == "live"
+def camera_on(visitor):
+    visitor.page.get_by_role("button", name="Use the camera").click()
+    visitor.page.get_by_role("button", name="Take a picture").wait_for()
+    assert states(visitor.page)[-1] == "live"
 
 
 WORDS = {"shape": [1, 61, 40], "scale": 1 / 255, "mean": [0.3], "std": [0.4], "dtype": "float32"}
@@ -172,72 +172,74 @@ OTHER = {
 def test_the_camera_goes_off_by_its_button_when_the_page_is_hidden_or_left_and_for_another_model(
     studio, joined
 ):
-    one = joined(studio, "colours")
-    camera_on(one)
-    one.page.get_by_role("button", name="Switch it off").click()
-    assert states(one.page) == ["ended"]
-    assert one.page.locator("video").is_hidden()
+    visitor = joined(studio, "colours")
+    camera_on(visitor)
+    visitor.page.get_by_role("button", name="Switch it off").click()
+    assert states(visitor.page) == ["ended"]
+    assert visitor.page.locator("video").is_hidden()
 
-    camera_on(one)
-    one.page.evaluate(HIDE, True)
-    assert states(one.page) == ["ended"] * 2
-    one.page.evaluate(HIDE, False)
-    one.page.get_by_role("button", name="Use the camera").wait_for()
-    assert one.page.get_by_role("button", name="Take a picture").is_hidden()
+    camera_on(visitor)
+    visitor.page.evaluate(HIDE, True)
+    assert states(visitor.page) == ["ended"] * 2
+    visitor.page.evaluate(HIDE, False)
+    visitor.page.get_by_role("button", name="Use the camera").wait_for()
+    assert visitor.page.get_by_role("button", name="Take a picture").is_hidden()
 
-    camera_on(one)
-    one.page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide'))")
-    assert states(one.page) == ["ended"] * 3
+    camera_on(visitor)
+    visitor.page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide'))")
+    assert states(visitor.page) == ["ended"] * 3
 
-    one.page.reload()
-    one.page.get_by_text("Round 4: working").wait_for()
-    camera_on(one)
-    one.page.workers[0].evaluate("(told) => postMessage(told)", OTHER)
-    one.page.get_by_role("button", name="Record").wait_for()
-    assert states(one.page) == ["ended"]
-    assert one.wrong == []
+    visitor.page.reload()
+    visitor.page.get_by_text("Round 4: working").wait_for()
+    camera_on(visitor)
+    visitor.page.workers[0].evaluate("(told) => postMessage(told)", OTHER)
+    visitor.page.get_by_role("button", name="Record").wait_for()
+    assert states(visitor.page) == ["ended"]
+    assert visitor.wrong == []
 
 
 def test_a_camera_that_is_allowed_only_when_the_page_is_hidden_can_be_switched_on_later(studio, joined):
-    one = joined(studio, "colours")
-    one.page.evaluate(ALLOWED_LATER)
-    button = one.page.get_by_role("button", name="Use the camera")
+    visitor = joined(studio, "colours")
+    visitor.page.evaluate(ALLOWED_LATER)
+    button = visitor.page.get_by_role("button", name="Use the camera")
     button.click()
-    one.page.evaluate(HIDE, True)
-    one.page.get_by_text("The camera is off: the page was hidden.").wait_for()
-    one.page.evaluate("allow()")
-    one.page.evaluate(HIDE, False)
-    assert states(one.page) == ["ended"]
-    one.page.get_by_role("button", name="Use the camera").click()
-    one.page.evaluate("allow()")
-    one.page.get_by_role("button", name="Take a picture").wait_for()
-    one.page.get_by_role("button", name="Switch it off").click()
-    assert states(one.page) == ["ended", "ended"]
-    assert one.wrong == []
+    visitor.page.evaluate(HIDE, True)
+    visitor.page.get_by_text("The camera is off: the page was hidden.").wait_for()
+    visitor.page.evaluate("allow()")
+    visitor.page.evaluate(HIDE, False)
+    assert states(visitor.page) == ["ended"]
+    visitor.page.get_by_role("button", name="Use the camera").click()
+    visitor.page.evaluate("allow()")
+    visitor.page.get_by_role("button", name="Take a picture").wait_for()
+    visitor.page.get_by_role("button", name="Switch it off").click()
+    assert states(visitor.page) == ["ended", "ended"]
+    assert visitor.wrong == []
 
 
 def test_whoever_leaves_with_the_camera_on_has_it_switched_off(studio, joined):
-    one = joined(studio, "colours")
-    camera_on(one)
-    one.page.click("#leave")
-    one.page.wait_for_selector("#join:not([hidden])")
-    assert stopped(one.page) == 1
+    visitor = joined(studio, "colours")
+    camera_on(visitor)
+    visitor.page.click("#leave")
+    visitor.page.wait_for_selector("#join:not([hidden])")
+    assert stopped(visitor.page) == 1
 
 
 @pytest.mark.parametrize("case", ["words", "colours"])
 @pytest.mark.parametrize(
-    ("flags", "said"), [(REFUSING, "This page may not use the {}"), (WITHOUT, "This device has no {}")]
+    ("flags", "message"), [(REFUSING, "This page may not use the {}"), (WITHOUT, "This device has no {}")]
 )
-def test_what_the_browser_does_not_give_is_said_and_may_be_tried_again(flags, said, case, chromiums, joined):
+def test_what_the_browser_does_not_give_is_said_and_may_be_tried_again(
+    flags, message, case, chromiums, joined
+):
     browser = chromiums(flags)
-    one = joined(browser, case)
+    visitor = joined(browser, case)
     button, what = {"words": ("Record", "microphone"), "colours": ("Use the camera", "camera")}[case]
     for _ in range(2):
-        one.page.get_by_role("button", name=button).click()
-        one.page.get_by_text(said.format(what)).wait_for()
-        assert "Files can be chosen without it" in one.page.inner_text("#trouble")
-    assert one.page.get_by_role("button", name=button).is_enabled()
-    assert one.wrong == []
+        visitor.page.get_by_role("button", name=button).click()
+        visitor.page.get_by_text(message.format(what)).wait_for()
+        assert "Files can be chosen without it" in visitor.page.inner_text("#trouble")
+    assert visitor.page.get_by_role("button", name=button).is_enabled()
+    assert visitor.wrong == []
     browser.close()
 
 
@@ -246,17 +248,17 @@ def test_what_the_browser_does_not_give_is_said_and_may_be_tried_again(flags, sa
 def test_microphone_and_camera_fit_a_phone_and_can_be_read(case, scheme, props, studio, joined, tmp_path):
     props.say(word(8000, 1.2), FAST_HZ)
     props.show(np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8))
-    one = joined(studio, case, viewport={"width": 360, "height": 740}, color_scheme=scheme)
-    page, pictures = one.page, Path(os.environ.get("SCREENSHOTS", tmp_path))
+    visitor = joined(studio, case, viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    page, pictures = visitor.page, Path(os.environ.get("SCREENSHOTS", tmp_path))
     if case == "words":
         page.get_by_role("button", name="Record").click()
         page.get_by_text("Listening").or_(page.get_by_text("Speak now")).wait_for()
         page.locator("#teach").screenshot(path=pictures / f"listening-{scheme}.png")
     else:
-        camera_on(one)
+        camera_on(visitor)
         page.get_by_role("button", name="Take a picture").click()
     page.wait_for_selector(".label.best:enabled")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert [ratio for ratio in page.evaluate(CONTRAST) if ratio[0] < 4.5] == []
     page.locator("#teach").screenshot(path=pictures / f"{case}-{scheme}.png")
-    assert one.wrong == []
+    assert visitor.wrong == []

@@ -50,19 +50,21 @@ class Speech:
     def _of(self, arrays, part):
         numbers = [list(arrays["class_names"]).index(word) for word in WORDS]
         which = np.isin(arrays[f"y_{part}"], numbers)
-        labels = np.array([numbers.index(one) for one in arrays[f"y_{part}"][which]])
+        labels = np.array([numbers.index(number) for number in arrays[f"y_{part}"][which]])
         return arrays[f"x_{part}"][which], labels
 
     def training(self):
         """Features (n, 1, 61, 40) of all there are, as of sound of 8 kHz; labels (n,)."""
         x, y = self.clips("train")
         count = samples_of(FRAMES)
-        made = np.stack([log_mel(resampled(one.astype(np.float32), 8000, RATE, count)[None])[0] for one in x])
+        features = np.stack(
+            [log_mel(resampled(sound.astype(np.float32), 8000, RATE, count)[None])[0] for sound in x]
+        )
         more, labels = self._of(self._many, "train")
         more = np.where(np.arange(BANDS) < LOW_BANDS, more, 0)
-        return np.concatenate([made, more])[:, None], np.concatenate([y, labels])
+        return np.concatenate([features, more])[:, None], np.concatenate([y, labels])
 
-    def said(self, label, number):
+    def sound_of(self, label, number):
         """A clip that no training has seen, as it is heard by a microphone: silence, the word, silence."""
         x, y = self.clips("test")
         clip = resampled(x[y == label][number].astype(np.float32), 8000, FAST_HZ, FAST_HZ)
@@ -90,7 +92,7 @@ def trained(bundle, x, y, folder):
         order = rng.permutation(len(x))
         for begin in range(0, len(order), BATCH):
             some = order[begin : begin + BATCH]
-            moved = np.stack([np.roll(one, rng.integers(-8, 9), axis=1) for one in x[some]])
+            moved = np.stack([np.roll(feature, rng.integers(-8, 9), axis=1) for feature in x[some]])
             trainer.loss_and_grads(bundle.manifest.input.prepare(moved), y[some])
             steps.step(trainer.params.vector, trainer.grads.vector)
     weights = dict(model.weights) | trainer.params.views
@@ -136,14 +138,14 @@ def joined(studio):
         return visits[-1]
 
     yield join
-    for one in visits:
-        one.context.close()
+    for visitor in visits:
+        visitor.context.close()
 
 
 def taken_for(page):
-    said = page.get_by_text(re.compile(r"It takes this for “"))
-    said.wait_for()
-    return re.search(r"“(\w+)”", said.inner_text())[1]
+    text = page.get_by_text(re.compile(r"It takes this for “"))
+    text.wait_for()
+    return re.search(r"“(\w+)”", text.inner_text())[1]
 
 
 def keep(page, label):
@@ -153,18 +155,18 @@ def keep(page, label):
 
 def test_features_of_real_words_are_those_that_python_makes_of_the_same_file(speech, props, studio):
     script = "self.scripted = 'words';\n" + SCRIPTED.read_text()
-    one = Visit(studio, Pages(OPEN, {}, {"/join/worker.js": script}))
-    one.joined()
+    visitor = Visit(studio, Pages(OPEN, {}, {"/join/worker.js": script}))
+    visitor.joined()
     fars = []
     for number in range(6):
-        sound = speech.said(number % 3, number)
+        sound = speech.sound_of(number % 3, number)
         props.say(sound, FAST_HZ)
-        record(one.page)
-        x = [said for said in one.said() if said["do"] == "guess"][-1]["x"]
+        record(visitor.page)
+        x = [message for message in visitor.messages() if message["do"] == "guess"][-1]["x"]
         raw = (np.array(list(x.values())) * 0.376 + 0.305) * 255
         fars.append(nearest(raw.reshape(FRAMES, BANDS), sound, FAST_HZ)[1])
-    one.context.close()
-    one.pages.shutdown()
+    visitor.context.close()
+    visitor.pages.shutdown()
     print(f"log-mel, steps of half a decibel: mean {np.mean(fars):.3f}, 99% {np.quantile(fars, 0.99):.1f}")
     assert np.mean(fars) < 0.2
     assert np.quantile(fars, 0.99) < 1.5
@@ -172,30 +174,30 @@ def test_features_of_real_words_are_those_that_python_makes_of_the_same_file(spe
 
 def test_words_are_taught_learnt_and_then_read_right(words, speech, props, serve, joined, eventually):
     with serve(words) as served:
-        one = joined(served.pages)
+        visitor = joined(served.pages)
         for number in range(TAUGHT):
             for label, word in enumerate(WORDS):
-                props.say(speech.said(label, number), FAST_HZ)
-                record(one.page)
-                keep(one.page, word)
-        one.page.get_by_text(f"{TAUGHT * len(WORDS)} samples").wait_for()
+                props.say(speech.sound_of(label, number), FAST_HZ)
+                record(visitor.page)
+                keep(visitor.page, word)
+        visitor.page.get_by_text(f"{TAUGHT * len(WORDS)} samples").wait_for()
         before = len(served.contributions())
         eventually(lambda: len(served.contributions()) >= before + 3)
-        one.page.click("#pause")
+        visitor.page.click("#pause")
         right = []
         for number in range(TAUGHT, TAUGHT + JUDGED):
             for label, word in enumerate(WORDS):
-                props.say(speech.said(label, number), FAST_HZ)
-                record(one.page)
-                right.append(taken_for(one.page) == word)
-        assert one.wrong == []
-    knew = known(words, speech)
+                props.say(speech.sound_of(label, number), FAST_HZ)
+                record(visitor.page)
+                right.append(taken_for(visitor.page) == word)
+        assert visitor.wrong == []
+    knew = accuracy_of(words, speech)
     print(f"{sum(right)} of {len(right)} new words right after {before + 3} rounds; {knew} by Python before")
-    assert {one["kind"] for one in served.contributions()} == {"full"}
+    assert {row["kind"] for row in served.contributions()} == {"full"}
     assert sum(right) >= max(8, knew - 1)
 
 
-def known(bundle, speech):
+def accuracy_of(bundle, speech):
     """How many of the words that are judged the bundle reads right as it is, of their clips, in Python."""
     count, right = samples_of(FRAMES), 0
     x, y = speech.clips("test")
@@ -242,19 +244,19 @@ def test_pictures_are_taken_kept_as_they_are_and_learnt(program, props, serve, j
     wrn = ("wrn", "--set", "depth=10", "--set", "width=1", "--set", "classes=2")
     bundle = exported(program, tmp_path / "seen", *wrn, *shape)
     with serve(bundle) as served:
-        one = joined(served.pages)
+        visitor = joined(served.pages)
         for _ in range(8):
             label, picture = next(many)
             props.show(picture)
-            one.page.get_by_role("button", name="Use the camera").click()
-            one.page.get_by_role("button", name="Take a picture").click()
-            one.page.get_by_role("button", name="Switch it off").click()
-            keep(one.page, SEEN[label])
+            visitor.page.get_by_role("button", name="Use the camera").click()
+            visitor.page.get_by_role("button", name="Take a picture").click()
+            visitor.page.get_by_role("button", name="Switch it off").click()
+            keep(visitor.page, SEEN[label])
             if label == 0:  # they stand first, and the newest of them before the others
-                stored = np.array(one.page.locator("canvas.thumb").first.evaluate(THUMB))
+                stored = np.array(visitor.page.locator("canvas.thumb").first.evaluate(THUMB))
                 assert np.abs(stored.reshape(32, 32, 4)[:, :, :3] - picture.astype(int)).mean() < 8
-        one.page.get_by_text("8 samples").wait_for()
+        visitor.page.get_by_text("8 samples").wait_for()
         before = len(served.contributions())
         eventually(lambda: len(served.contributions()) >= before + 3)
-        assert one.wrong == []
-    assert {one["kind"] for one in served.contributions()} == {"full"}
+        assert visitor.wrong == []
+    assert {row["kind"] for row in served.contributions()} == {"full"}

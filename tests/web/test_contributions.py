@@ -75,12 +75,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 @pytest.fixture(scope="module")
-def made(site: Site) -> Mapping[str, Update]:
-    return dict(zip(KINDS, by_node.made(site, list(KINDS.values())), strict=True))
+def updates(site: Site) -> Mapping[str, Update]:
+    return dict(zip(KINDS, by_node.updates_of(site, list(KINDS.values())), strict=True))
 
 
 @pytest.mark.parametrize("called", KINDS)
 def test_a_contribution_made_in_node_is_believed_and_as_pythons_own(
-    called: str, site: Site, made: Mapping[str, Update]
+    called: str, site: Site, updates: Mapping[str, Update]
 ) -> None:
-    by_node.check(site, KINDS[called], made[called])
+    by_node.check(site, KINDS[called], updates[called])

@@ -40,9 +40,9 @@ def serve(broker, launched, tmp_path):
     """A service; `flags` are its options and their values, `files` its tasks."""
 
     def start(*files, run="run", **flags):
-        given = [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value)]
+        options = [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value)]
         where = ("--broker", broker.url, "--run-dir", tmp_path / run)
-        return launched(tmp_path / f"{run}.log", "serve", *given, *where, *files)
+        return launched(tmp_path / f"{run}.log", "serve", *options, *where, *files)
 
     return start
 
@@ -56,12 +56,21 @@ def join(broker, launched, digits, tmp_path):
 
     def start(name, number, *extra, program="node", web=True, run="run"):
         state = tmp_path / f"{run}-{name}"
-        mine = ("--name", name, "--data", digits / f"{number}.npz", "--state", state, "--until-done", *extra)
+        settings = (
+            "--name",
+            name,
+            "--data",
+            digits / f"{number}.npz",
+            "--state",
+            state,
+            "--until-done",
+            *extra,
+        )
         log = tmp_path / f"{run}-{name}.log"
         if program == "python":
-            return launched(log, "join", broker.url, *mine)
+            return launched(log, "join", broker.url, *settings)
         url = broker.web_url.replace("://", f"://{WEB_USER}:web@") if web else broker.url
-        return launched(log, "--broker", url, *mine, other=(node, str(WEB / "node" / "run.js")))
+        return launched(log, "--broker", url, *settings, other=(node, str(WEB / "node" / "run.js")))
 
     return start
 
@@ -89,9 +98,9 @@ class Overheard:
 
 @pytest.fixture
 def overheard(broker):
-    heard = Overheard(broker)
-    yield heard
-    heard.link.close()
+    messages = Overheard(broker)
+    yield messages
+    messages.link.close()
 
 
 def table(run):
@@ -101,19 +110,19 @@ def table(run):
 
 def counted(lines, run):
     """How often each (round, device) was counted."""
-    return Counter((one["round"], one["device"]) for one in lines(run / "contributions.jsonl"))
+    return Counter((row["round"], row["device"]) for row in lines(run / "contributions.jsonl"))
 
 
 def test_a_javascript_and_a_python_device_finish_a_run(serve, join, digits, lines, tmp_path):
-    told = {"kinds": "few-shot,full", "deadline": 600, "min-devices": 2, "eval-data": digits / "held.npz"}
-    started = serve(bundle=BUNDLE, rounds=2, **told), join("js", 0), join("py", 3, program="python")
+    options = {"kinds": "few-shot,full", "deadline": 600, "min-devices": 2, "eval-data": digits / "held.npz"}
+    started = serve(bundle=BUNDLE, rounds=2, **options), join("js", 0), join("py", 3, program="python")
     with ExitStack() as stack:
-        processes = [stack.enter_context(one) for one in started]
+        processes = [stack.enter_context(process) for process in started]
         assert [process.wait(600) for process in processes] == [0, 0, 0]
     run = tmp_path / "run"
     assert counted(lines, run) == {(number, name): 1 for number in (1, 2) for name in ("js", "py")}
     assert float(table(run)[-1]["eval_acc"]) > 0.5
-    sent = [one["bytes_up"] for one in lines(run / "contributions.jsonl") if one["round"] == 2]
+    sent = [row["bytes_up"] for row in lines(run / "contributions.jsonl") if row["round"] == 2]
     assert max(sent) - min(sent) < 30  # of times and losses, written in as few bytes as they take
 
 
@@ -127,8 +136,8 @@ def test_a_javascript_device_contributes_every_kind_one_task_after_the_other(ser
         files[-1].write_text(f"bundle = '{BUNDLE}'\nrounds = 2\nround_deadline_s = 600\nkinds = [{form}]\n")
     with serve(*files) as service, join("js", 0, web=False):
         assert service.wait(600) == 0
-    sent = [one for path in (tmp_path / "run").rglob("contributions.jsonl") for one in lines(path)]
-    assert {(one["kind"], one["round"]) for one in sent} == {(kind, n) for kind in KINDS for n in (1, 2)}
+    sent = [row for path in (tmp_path / "run").rglob("contributions.jsonl") for row in lines(path)]
+    assert {(row["kind"], row["round"]) for row in sent} == {(kind, n) for kind in KINDS for n in (1, 2)}
 
 
 def closed_form_task(path, statistics):
@@ -144,12 +153,12 @@ def test_class_statistics_of_a_javascript_device_make_the_head_that_is_served(se
     with serve(tmp_path / "task.toml") as service, join("js", 0, web=False):
         assert service.wait(600) == 0
     run = tmp_path / "run"
-    sent = [one["num_examples"] for one in lines(run / "contributions.jsonl")]
+    sent = [row["num_examples"] for row in lines(run / "contributions.jsonl")]
     with closing(Store(run, reading=True)) as store:
-        kept = tensors.decode(store.models.get(store.rounds.start(3).carried.memory[closed_form.MEMORY]))
+        memory = tensors.decode(store.models.get(store.rounds.start(3).carried.memory[closed_form.MEMORY]))
         assert [store.rounds.closed(number)[0].note for number in (1, 2)] == ["", ""]
-    known = closed_form.StatisticsPool.of(kept, 10, ClassStatistics().projection(64))
-    assert (known.rounds, known.samples) == (2, sum(sent) / 2)
+    pool = closed_form.StatisticsPool.of(memory, 10, ClassStatistics().projection(64))
+    assert (pool.rounds, pool.samples) == (2, sum(sent) / 2)
 
 
 @pytest.mark.slow
@@ -160,13 +169,13 @@ def test_a_javascript_device_counts_what_it_held_out_by_the_head_that_came_besid
     with serve(tmp_path / "task.toml") as service, join("js", 0, web=False):
         assert service.wait(600) == 0
     run = tmp_path / "run"
-    trained = [one["num_examples"] for one in lines(run / "contributions.jsonl")]
+    trained = [row["num_examples"] for row in lines(run / "contributions.jsonl")]
     with closing(Store(run, reading=True)) as store:
-        kept = tensors.decode(store.models.get(store.rounds.start(3).carried.memory[closed_form.MEMORY]))
+        memory = tensors.decode(store.models.get(store.rounds.start(3).carried.memory[closed_form.MEMORY]))
         note = store.rounds.closed(2)[0].note
-    held, closed, _ = kept["right"]
-    assert abs(held - trained[1]) <= 1
-    assert 0 <= closed <= held and note == held_out.trained_is_better(kept["right"])
+    total, closed, _ = memory["right"]
+    assert abs(total - trained[1]) <= 1
+    assert 0 <= closed <= total and note == held_out.trained_is_better(memory["right"])
 
 
 @pytest.mark.slow
@@ -182,7 +191,7 @@ def test_a_javascript_device_killed_while_it_uploads_counts_once_when_it_is_ther
             assert service.wait(600) == 0
             assert again.wait(600) == 0
     assert counted(lines, tmp_path / "run") == {(1, "js"): 1, (2, "js"): 1}
-    [first] = [one for one in lines(tmp_path / "run" / "contributions.jsonl") if one["round"] == 1]
+    [first] = [row for row in lines(tmp_path / "run" / "contributions.jsonl") if row["round"] == 1]
     log = (tmp_path / "run-js.log").read_text()
     assert log.count("round 1: full") == 1
     assert "round 1: full accepted" in log
@@ -207,16 +216,16 @@ def test_a_round_goes_on_with_a_javascript_device_when_the_aggregator_is_killed(
 
 @pytest.mark.slow
 def test_half_the_devices_in_javascript_learn_as_well_as_all_in_python(serve, join, digits, tmp_path):
-    told = {"kinds": "full", "deadline": 600, "min-devices": 6, "eval-data": digits / "held.npz"}
+    options = {"kinds": "full", "deadline": 600, "min-devices": 6, "eval-data": digits / "held.npz"}
     accuracies = {}
     for javascript in (3, 0):
         run = f"with-{javascript}"
-        with serve(bundle=BUNDLE, rounds=8, run=run, **told) as service, ExitStack() as stack:
+        with serve(bundle=BUNDLE, rounds=8, run=run, **options) as service, ExitStack() as stack:
             for n in range(DEVICES):
                 program = "node" if n < javascript else "python"
                 stack.enter_context(join(f"device-{n}", n, program=program, web=n == 0, run=run))
             assert service.wait(900) == 0
-        accuracies[javascript] = [float(one["eval_acc"]) for one in table(tmp_path / run)]
+        accuracies[javascript] = [float(row["eval_acc"]) for row in table(tmp_path / run)]
     print(json.dumps(accuracies))
     assert accuracies[3][-1] > 0.9
     assert abs(accuracies[3][-1] - accuracies[0][-1]) < 0.02
@@ -231,14 +240,22 @@ def test_a_device_in_node_takes_part_through_the_gateway_of_the_page(launched, e
         pytest.skip("needs Node, and: npm ci && npm run vendor in web/")
     with services(task(tmp_path / "task.toml", rounds=2, epochs=1)) as served:
         gateway = served.pages.origin.replace("http://", "ws://") + "/join/mqtt"
-        mine = ("--name", "node", "--data", digits / "0.npz", "--state", tmp_path / "node", "--until-done")
+        settings = (
+            "--name",
+            "node",
+            "--data",
+            digits / "0.npz",
+            "--state",
+            tmp_path / "node",
+            "--until-done",
+        )
         log = tmp_path / "node.log"
         words = (node, str(WEB / "node" / "run.js"))
-        with launched(log, "--broker", gateway, *mine, other=words) as device:
+        with launched(log, "--broker", gateway, *settings, other=words) as device:
             assert served.process.wait(900) == 0
             assert device.wait(600) == 0, log.read_text()
     sent = served.contributions()
-    assert [(one["device"], one["round"], one["kind"]) for one in sent] == [
+    assert [(row["device"], row["round"], row["kind"]) for row in sent] == [
         ("node", 1, "full"),
         ("node", 2, "full"),
     ]

@@ -35,8 +35,10 @@ class Address:
 
 def in_a_network():
     """An address of this machine that others could reach; None where it is in no network."""
-    known = [one.address for few in psutil.net_if_addrs().values() for one in few if one.family == AF_INET]
-    return next((address for address in known if not is_loopback(address)), None)
+    addresses = [
+        entry.address for few in psutil.net_if_addrs().values() for entry in few if entry.family == AF_INET
+    ]
+    return next((address for address in addresses if not is_loopback(address)), None)
 
 
 class House:
@@ -61,20 +63,20 @@ class House:
         command = (str(mosquitto.find()), "-c", str(self.opened.folder / "mosquitto.conf"))
         return self._launched(self.folder / "mosquitto.log", other=command)
 
-    def serve(self, *given):
+    def serve(self, *arguments):
         self._eventually(lambda: "running" in (self.folder / "mosquitto.log").read_text())
-        options = ("--config", self.folder / "server.toml", "--bundle", "digits-wrn-10-1", *given)
+        options = ("--config", self.folder / "server.toml", "--bundle", "digits-wrn-10-1", *arguments)
         return self._launched(self.folder / "serve.log", "serve", *options)
 
     def link(self):
         """A new one, for the page that the log names; the log itself holds none."""
         log = self.folder / "serve.log"
-        found = self._eventually(
+        match = self._eventually(
             lambda: re.search(r"browsers join at (https://\S+/join/)", log.read_text()), 60
         )
         assert "#link=" not in log.read_text()
         _, secret = link_book.make(self.opened, time.time(), 900)
-        return link_book.address(found[1], secret)
+        return link_book.address(match[1], secret)
 
     def sent(self):
         path = self.folder / "run" / "contributions.jsonl"
@@ -96,8 +98,8 @@ def phone(chromium):
         return visits[-1]
 
     yield make
-    for one in visits:
-        one.context.close()
+    for visitor in visits:
+        visitor.context.close()
 
 
 def test_a_phone_joins_by_a_one_time_link_over_tls_and_takes_part(house, phone, eventually, tmp_path):
@@ -108,8 +110,8 @@ def test_a_phone_joins_by_a_one_time_link_over_tls_and_takes_part(house, phone, 
         house.serve("--rounds", "2", "--deadline", "20", "--kinds", "few-shot") as service,
     ):
         link = house.link()
-        one = phone(link)
-        page = one.open()
+        visitor = phone(link)
+        page = visitor.open()
         page.click("#join button")
         page.wait_for_selector("#teach:not([hidden])")
         assert "link=" not in page.url
@@ -128,19 +130,19 @@ def test_a_phone_joins_by_a_one_time_link_over_tls_and_takes_part(house, phone, 
         page.get_by_text(re.compile("The task is over after 2 rounds")).wait_for()
         assert service.wait(600) == 0, (tmp_path / "serve.log").read_text()
     sent = house.sent()
-    assert [(one["round"], one["device"], one["kind"]) for one in sent] == [
+    assert [(row["round"], row["device"], row["kind"]) for row in sent] == [
         (number, entry.name, "few-shot") for number in (1, 2)
     ]
     ours = (f"https://{house.host}:", f"wss://{house.host}:", "blob:")
-    assert all(url.startswith(ours) for url in one.asked)
-    assert one.wrong == []
+    assert all(url.startswith(ours) for url in visitor.requests)
+    assert visitor.wrong == []
 
 
 @pytest.mark.slow
 def test_a_page_that_is_opened_again_is_the_same_device_and_needs_no_link(house, phone):
     with house.mosquitto(), house.serve("--rounds", "2", "--kinds", "few-shot"):
-        one = phone(house.link())
-        page = one.open()
+        visitor = phone(house.link())
+        page = visitor.open()
         page.click("#join button")
         page.wait_for_selector("#teach:not([hidden])")
         page.get_by_text("connected", exact=True).wait_for()
@@ -152,8 +154,8 @@ def test_a_page_that_is_opened_again_is_the_same_device_and_needs_no_link(house,
 
 def test_without_a_link_nobody_is_let_in_and_the_page_says_what_to_do(house, phone):
     with house.mosquitto(), house.serve("--rounds", "2"):
-        one = phone(house.link().partition("#")[0])
-        page = one.open()
+        visitor = phone(house.link().partition("#")[0])
+        page = visitor.open()
         page.get_by_text("Open the link, or scan the code").wait_for()
         assert page.is_hidden("#board")
         assert register.entries(house.opened) == []

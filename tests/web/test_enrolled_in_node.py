@@ -45,10 +45,10 @@ def site(command, launched, eventually, tmp_path):
         ports.add(find_port(BrokerOptions()))
     port, web = ports
     user = ["--run-as", pwd.getpwuid(0).pw_name] if os.geteuid() == 0 else []
-    made = command(
+    text = command(
         "broker", "init", folder, "--name", "127.0.0.1", "--port", port, "--websockets", web, *user
     )
-    start = next(line.strip() for line in made.splitlines() if "-c " in line).split()
+    start = next(line.strip() for line in text.splitlines() if "-c " in line).split()
     log = tmp_path / "mosquitto.log"
     with launched(log, other=tuple(start)):
         eventually(lambda: "running" in log.read_text())
@@ -62,19 +62,19 @@ def test_an_enrolled_javascript_device_follows_rounds_of_scalars_over_tls(
 ):
     added = command("device", "add", "js", "--dir", site, *(["--websockets"] if web else []))
     [token] = re.findall(r"fl1\.\S+", added)
-    mine = ("--data", digits_in(tmp_path / "js.npz"), "--state", tmp_path / "js", "--until-done")
-    told = ("--bundle", "digits-wrn-10-1", "--kinds", "zeroth-order", "--rounds", "5", "--deadline", "600")
+    settings = ("--data", digits_in(tmp_path / "js.npz"), "--state", tmp_path / "js", "--until-done")
+    task = ("--bundle", "digits-wrn-10-1", "--kinds", "zeroth-order", "--rounds", "5", "--deadline", "600")
     run = ("--enrolment", site, "--run-dir", tmp_path / "run")
     log = tmp_path / "js.log"
     with (
-        launched(tmp_path / "serve.log", "serve", *told, *run) as service,
-        launched(log, "--enrol", token, *mine, other=(NODE, str(WEB / "node" / "run.js"))) as device,
+        launched(tmp_path / "serve.log", "serve", *task, *run) as service,
+        launched(log, "--enrol", token, *settings, other=(NODE, str(WEB / "node" / "run.js"))) as device,
     ):
         assert service.wait(PATIENCE_S) == 0
         assert device.wait(600) == 0
     sent = lines(tmp_path / "run" / "contributions.jsonl")
-    assert [(one["device"], one["round"]) for one in sent] == [("js", number) for number in range(1, 6)]
-    assert all(one["bytes_up"] < 60 for one in sent if one["round"] > 2), "in few bytes"
+    assert [(row["device"], row["round"]) for row in sent] == [("js", number) for number in range(1, 6)]
+    assert all(row["bytes_up"] < 60 for row in sent if row["round"] > 2), "in few bytes"
     assert "ignored" not in log.read_text()
     assert token not in log.read_text()
 

@@ -115,5 +115,5 @@ def test_a_network_is_trained_in_node_as_in_python(called: str, tmp_path: Path) 
     fars = {"zeroth-order": SCALARS, "class-means": SUMS}
     works = [Work(kind, settings, fars.get(kind, 1e-5)) for kind, settings in case.work]
     site = Site(bundle, data, tmp_path)
-    for work, theirs in zip(works, by_node.made(site, works), strict=True):
+    for work, theirs in zip(works, by_node.updates_of(site, works), strict=True):
         by_node.check(site, work, theirs)

@@ -18,9 +18,9 @@ NAME = sorted(HONEST.weights())[0]
 
 @pytest.fixture(scope="module")
 def attacked(chromium, tmp_path_factory):
-    with attacked_page(chromium, tmp_path_factory.mktemp("attacked")) as one:
-        one.honest_round()
-        yield one
+    with attacked_page(chromium, tmp_path_factory.mktemp("attacked")) as page:
+        page.honest_round()
+        yield page
 
 
 def changed(**instead):
@@ -57,15 +57,15 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("which", WEIGHTS)
 def test_weights_that_do_not_fit_are_refused(attacked: AttackedPage, which):
-    made, words = WEIGHTS[which]
-    held = attacked.aggregator.hold(made())
-    attacked.attack(attacked.offered(base=Base(checkpoint=(held,), sha=held.sha)))
+    content, words = WEIGHTS[which]
+    blob = attacked.aggregator.hold(content())
+    attacked.attack(attacked.offered(base=Base(checkpoint=(blob,), sha=blob.sha)))
     attacked.refused(rf"round 1 left out: .*{words}")
 
 
 def test_weights_that_are_not_those_the_offer_names_in_the_end_are_refused(attacked: AttackedPage):
-    held = attacked.aggregator.hold(with_one(3.0))
-    attacked.attack(attacked.offered(base=Base(checkpoint=(held,), sha=bytes(32))))
+    blob = attacked.aggregator.hold(with_one(3.0))
+    attacked.attack(attacked.offered(base=Base(checkpoint=(blob,), sha=bytes(32))))
     attacked.refused(r"base model after 0 steps is not the aggregator's")
     attacked.honest_round()
 
@@ -73,8 +73,8 @@ def test_weights_that_are_not_those_the_offer_names_in_the_end_are_refused(attac
 def learnt(attacked: AttackedPage, offer):
     """What it takes is put together in spite of all, learnt, and sent."""
     attacked.attack(offer)
-    made = attacked.until(lambda: attacked.aggregator.of(Contribution, offer.run))[0]
-    attacked.aggregator.receipt(made)
+    contribution = attacked.until(lambda: attacked.aggregator.of(Contribution, offer.run))[0]
+    attacked.aggregator.receipt(contribution)
 
 
 def test_blocks_that_come_in_any_order_and_twice_are_put_together(attacked: AttackedPage):

@@ -20,17 +20,17 @@ from onnx import TensorProto, helper
 pytestmark = pytest.mark.slow
 
 FORWARD = "forward.onnx"
-RENAMED = {"toString" if name == "loss.mid" else name: one for name, one in MANIFEST["graphs"].items()}
+RENAMED = {"toString" if name == "loss.mid" else name: graph for name, graph in MANIFEST["graphs"].items()}
 
 
 @pytest.fixture(scope="module")
 def attacked(chromium, tmp_path_factory):
-    with attacked_page(chromium, tmp_path_factory.mktemp("attacked")) as one:
-        one.honest_round()
-        yield one
+    with attacked_page(chromium, tmp_path_factory.mktemp("attacked")) as page:
+        page.honest_round()
+        yield page
 
 
-def told(**changed):
+def lie(**changed):
     """The manifest with these paths changed: `graphs__forward__file` is graphs.forward.file."""
     manifest = copy.deepcopy(MANIFEST)
     for path, value in changed.items():
@@ -64,13 +64,13 @@ def test_a_bundle_that_is_not_what_it_is_named_by_is_refused(attacked: AttackedP
     attacked.attack(attacked.offered(bundle=attacked.aggregator.hold(packed, damaged)))
     attacked.refused(r"what came as blob [0-9a-f]{12} has another hash: discarded, fetch it anew")
     attacked.until(
-        lambda: [one for one in attacked.noted() if "what came as it had another hash twice" in one]
+        lambda: [line for line in attacked.noted() if "what came as it had another hash twice" in line]
     )
     attacked.honest_round()
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("content", "words"),
     [
         (lambda: b"no zip at all", r"round 1 left out: archive is not a sound zip"),
         (lambda: zipped(zipfile.ZIP_DEFLATED), r"archive has .* compressed, expected as it is"),
@@ -90,25 +90,25 @@ def test_a_bundle_that_is_not_what_it_is_named_by_is_refused(attacked: AttackedP
     ],
     ids=["rubbish", "packed", "bomb", "twice", "path", "many", "none", "deep", "damaged"],
 )
-def test_a_zip_that_is_no_bundle_is_refused(attacked: AttackedPage, made, words):
-    attacked.attack(attacked.offered(bundle=attacked.aggregator.hold(made())))
+def test_a_zip_that_is_no_bundle_is_refused(attacked: AttackedPage, content, words):
+    attacked.attack(attacked.offered(bundle=attacked.aggregator.hold(content())))
     attacked.refused(words)
 
 
 LIES = {
-    "head-shape": (told(parameters__0__shape=[3]), r"weights.safetensors of bundle .* expected \(3,\)"),
-    "no-labels": (told(labels=[]), r"manifest.labels is \[\], expected a list of at least 1"),
-    "labels-twice": (told(labels=["a"] * 10), r"label 'a' occurs twice"),
-    "more-labels": (told(labels=[str(n) for n in range(11)]), r"head parameter .* expected \(11, 64\)"),
-    "gigabytes": (told(parameters__0__shape=[2**31, 2**31]), r"expected \(2147483648, 2147483648\)"),
-    "beyond": (told(parameters__0__shape=[2**53]), r"shape\[0\] is 9007199254740992, expected a whole"),
-    "work": (told(graphs__forward__flops=-1), r"flops is -1, expected a whole number from 0"),
-    "path": (told(weights__file="../../weights"), r"names the file \"../../weights\", expected a plain"),
-    "no-forward": (told(graphs={}), r"lists no graph 'forward'"),
-    "strange-graph": (told(graphs=RENAMED), r"'toString' is none of"),
+    "head-shape": (lie(parameters__0__shape=[3]), r"weights.safetensors of bundle .* expected \(3,\)"),
+    "no-labels": (lie(labels=[]), r"manifest.labels is \[\], expected a list of at least 1"),
+    "labels-twice": (lie(labels=["a"] * 10), r"label 'a' occurs twice"),
+    "more-labels": (lie(labels=[str(n) for n in range(11)]), r"head parameter .* expected \(11, 64\)"),
+    "gigabytes": (lie(parameters__0__shape=[2**31, 2**31]), r"expected \(2147483648, 2147483648\)"),
+    "beyond": (lie(parameters__0__shape=[2**53]), r"shape\[0\] is 9007199254740992, expected a whole"),
+    "work": (lie(graphs__forward__flops=-1), r"flops is -1, expected a whole number from 0"),
+    "path": (lie(weights__file="../../weights"), r"names the file \"../../weights\", expected a plain"),
+    "no-forward": (lie(graphs={}), r"lists no graph 'forward'"),
+    "strange-graph": (lie(graphs=RENAMED), r"'toString' is none of"),
     "unknown": ({"hook": "alert(1)"}, r"has an unknown field \"hook\""),
-    "scale": (told(input__scale=0), r"scale or std of the input is 0"),
-    "bidi": (told(labels=["\u202e<b>", *MANIFEST["labels"][1:]]), r"names \"\u202e<b>\", expected printable"),
+    "scale": (lie(input__scale=0), r"scale or std of the input is 0"),
+    "bidi": (lie(labels=["\u202e<b>", *MANIFEST["labels"][1:]]), r"names \"\u202e<b>\", expected printable"),
     "format": ({"format": 99}, r"has format 99, this version reads 2: update the page"),
 }  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_a_manifest_that_lies_is_refused(attacked: AttackedPage, lie):
 
 
 def test_a_bundle_without_a_graph_that_it_states_is_refused(attacked: AttackedPage):
-    stated = MANIFEST | told(graphs__forward__file="nowhere.onnx") | {"seal": ""}
+    stated = MANIFEST | lie(graphs__forward__file="nowhere.onnx") | {"seal": ""}
     packed = pack_files(FILES | {"manifest.json": json.dumps(stated).encode()})
     attacked.attack(attacked.offered(bundle=attacked.aggregator.hold(packed)))
     attacked.refused(r"nowhere.onnx of bundle .* is missing")
@@ -143,8 +143,8 @@ def model(nodes, width=10, initialisers=(), opset=17):
         outputs,
         list(initialisers),
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    return made.SerializeToString()
+    model_ = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return model_.SerializeToString()
 
 
 def tensor(name, value):
@@ -159,30 +159,30 @@ CUT = helper.make_node("Slice", ["features", "from", "to", "axis"], ["logits"])
 def bundled(forward):
     graphs = {"forward": MANIFEST["graphs"]["forward"] | {"frozen": []}}
     """A bundle that can do nothing but pass forward, by this graph."""
-    held = blob_of(forward)
-    graphs["forward"] |= {"sha256": held.sha.hex(), "bytes": held.size}
+    blob = blob_of(forward)
+    graphs["forward"] |= {"sha256": blob.sha.hex(), "bytes": blob.size}
     stated = MANIFEST | {"graphs": graphs, "seal": ""}
     weights = {"weights.safetensors": FILES["weights.safetensors"]}
     return pack_files(weights | {FORWARD: forward, "manifest.json": json.dumps(stated).encode()})
 
 
-def outside_of_the_bundle(**said):
+def outside_of_the_bundle(**entries):
     far = TensorProto(name="far", data_type=TensorProto.FLOAT, dims=[64], data_location=TensorProto.EXTERNAL)
-    for key, value in said.items():
+    for key, value in entries.items():
         far.external_data.add(key=key, value=value)
     add = helper.make_node("Add", ["flat", "far"], ["features"])
     return model([FLAT, add, CUT], initialisers=[far, *TEN])
 
 
 def endless():
-    one = helper.make_tensor_value_info("v", TensorProto.FLOAT, [])
+    number = helper.make_tensor_value_info("v", TensorProto.FLOAT, [])
     body = helper.make_graph(
         [helper.make_node("Identity", ["again"], ["more"]), helper.make_node("Identity", ["v"], ["w"])],
         "body",
         [
             helper.make_tensor_value_info("i", TensorProto.INT64, []),
             helper.make_tensor_value_info("again", TensorProto.BOOL, []),
-            one,
+            number,
         ],
         [
             helper.make_tensor_value_info("more", TensorProto.BOOL, []),
@@ -243,9 +243,9 @@ def test_of_a_graph_that_gives_no_numbers_nothing_is_sent(attacked: AttackedPage
     attacked.attack(attacked.offered(bundle=attacked.aggregator.hold(bundled(no_numbers()))))
     attacked.until(
         lambda: [
-            one
-            for one in attacked.noted()
-            if "sitting out: class-means given up: sums has 640 non-finite" in one
+            line
+            for line in attacked.noted()
+            if "sitting out: class-means given up: sums has 640 non-finite" in line
         ]
     )
     assert "class-means given up: sums has" in attacked.page.inner_text("#does")

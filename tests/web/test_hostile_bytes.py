@@ -24,9 +24,9 @@ def fuzzing():
 
 @pytest.fixture(scope="module")
 def running(fuzzing):
-    made = fuzzing.Node()
-    yield made
-    made.close()
+    new_node = fuzzing.Node()
+    yield new_node
+    new_node.close()
 
 
 def test_damaged_bytes_are_refused_in_the_house_s_words_by_both_sides_or_read_alike(fuzzing, running):

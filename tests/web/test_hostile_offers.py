@@ -16,8 +16,8 @@ TOPIC = topics.down(DEVICE, "task")
 
 @pytest.fixture(scope="module")
 def attacked(chromium, tmp_path_factory):
-    with attacked_page(chromium, tmp_path_factory.mktemp("attacked")) as one:
-        yield one
+    with attacked_page(chromium, tmp_path_factory.mktemp("attacked")) as page:
+        yield page
 
 
 def test_an_offer_that_is_not_signed_is_refused(attacked: AttackedPage):
@@ -49,12 +49,14 @@ def test_an_offer_to_another_device_is_none_to_this_one(attacked: AttackedPage):
 
 
 def test_an_offer_of_an_earlier_round_that_somebody_kept_is_refused(attacked: AttackedPage):
-    made = attacked.honest_round()
-    first = msgspec.structs.replace(attacked.offered(), run=made.run)
+    contribution = attacked.honest_round()
+    first = msgspec.structs.replace(attacked.offered(), run=contribution.run)
     later = msgspec.structs.replace(first, round=7)
     attacked.aggregator.tell(later)
     sent = attacked.until(
-        lambda: [one for one in attacked.aggregator.of(Contribution, made.run) if one.round == 7]
+        lambda: [
+            update for update in attacked.aggregator.of(Contribution, contribution.run) if update.round == 7
+        ]
     )[0]
     attacked.aggregator.receipt(sent)
     attacked.page.get_by_text("Round 7: received, and counted").wait_for()
@@ -74,7 +76,7 @@ def test_an_offer_of_an_earlier_round_that_somebody_kept_is_refused(attacked: At
         ({"kinds": (Kind("full", msgspec.Raw(b"\xc0")),)}, r"settings of full are no settings"),
         ({"kinds": (Kind("full", msgspec.Raw(b"\x81\xa2lr\xc0")),)}, r"settings of full: full.lr is null"),
     ],
-    ids=lambda given: "" if isinstance(given, str) else next(iter(given)),
+    ids=lambda case: "" if isinstance(case, str) else next(iter(case)),
 )
 def test_an_offer_that_makes_no_sense_is_refused(attacked: AttackedPage, fields, words):
     attacked.attack(attacked.offered(**fields))

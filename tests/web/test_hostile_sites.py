@@ -34,7 +34,7 @@ class Elsewhere(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, page: str = "") -> None:
-        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.requests: list[tuple[str, dict[str, str]]] = []
         self.page = page
         super().__init__(("127.0.0.1", 0), _Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -45,14 +45,14 @@ class Elsewhere(ThreadingHTTPServer):
 
     @property
     def paths(self) -> list[str]:
-        return [path for path, _ in self.asked if path != "/favicon.ico"]
+        return [path for path, _ in self.requests if path != "/favicon.ico"]
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Elsewhere
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, dict(self.headers)))
+        self.server.requests.append((self.path, dict(self.headers)))
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.send_header("Access-Control-Allow-Origin", "*")
@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_GET  # noqa: N815 - the library's name
 
-    def log_message(self, *said: object) -> None:
+    def log_message(self, *arguments: object) -> None:
         """Nothing."""
 
 
@@ -79,17 +79,17 @@ def test_the_policy_keeps_scripts_and_connections_of_others_out_of_the_page(visi
     assert came["owned"] is None
     assert came["found"]["eval"] == came["found"]["Function"] == "EvalError"
     assert {came["found"][name] for name in ("module", "data", "blob", "fetch")} == {"TypeError"}
-    wanted = {"script-src", "script-src-elem", "script-src-attr", "connect-src", "img-src", "frame-src"}
-    assert wanted | {"style-src-elem", "base-uri", "form-action", "worker-src"} <= set(came["broken"])
+    directives = {"script-src", "script-src-elem", "script-src-attr", "connect-src", "img-src", "frame-src"}
+    assert directives | {"style-src-elem", "base-uri", "form-action", "worker-src"} <= set(came["broken"])
     assert came["base"].startswith("http://127.0.0.1:")
     assert elsewhere.paths == []
     assert page.get_by_text("Round 4").count() > 0
 
 
 def test_the_policy_binds_the_worker_too(visit, elsewhere):
-    one = visit()
-    one.joined()
-    came = one.page.workers[0].evaluate(IN_A_WORKER, elsewhere.origin)
+    visitor = visit()
+    visitor.joined()
+    came = visitor.page.workers[0].evaluate(IN_A_WORKER, elsewhere.origin)
     assert came == ["EvalError", "EvalError", "TypeError", "TypeError"]
     assert elsewhere.paths == []
 
@@ -101,8 +101,8 @@ def test_a_page_of_another_site_gets_nothing_from_the_service(
     log = tmp_path / "serve.log"
     where = ("--http", "127.0.0.1:0", "--web", "--run-dir", tmp_path / "run")
     with launched(log, "serve", "--bundle", "digits-wrn-10-1", "--rounds", "1", *where):
-        found = eventually(lambda: re.search(r"browsers join at (http://[^/]+)/join/", log.read_text()))
-        elsewhere.page = (HERE / "another_site.html").read_text().replace("ORIGIN", found[1])
+        match = eventually(lambda: re.search(r"browsers join at (http://[^/]+)/join/", log.read_text()))
+        elsewhere.page = (HERE / "another_site.html").read_text().replace("ORIGIN", match[1])
         context = chromium.new_context()
         page = context.new_page()
         page.goto(elsewhere.origin)
@@ -120,7 +120,7 @@ def test_a_page_of_another_site_gets_nothing_from_the_service(
         eventually(lambda: framed() == ["chrome-error://chromewebdata/"])
 
         with context.expect_page() as opening:
-            page.evaluate("(url) => { self.opened = open(url); }", f"{found[1]}/join/page/")
+            page.evaluate("(url) => { self.opened = open(url); }", f"{match[1]}/join/page/")
         opened = opening.value
         opened.wait_for_selector("#join:not([hidden])")
         assert opened.evaluate("opener") is None
@@ -132,20 +132,20 @@ def test_a_page_of_another_site_gets_nothing_from_the_service(
 
 def test_the_secret_of_a_link_is_in_no_request_no_history_and_no_referrer(chromium, elsewhere):
     pages = Pages({**OPEN, "enrolment": "link"}, {}, {})
-    one = Visit(chromium, pages)
+    visitor = Visit(chromium, pages)
     try:
-        page = one.open(f"#link={SECRET}")
+        page = visitor.open(f"#link={SECRET}")
         page.wait_for_selector("#join:not([hidden])")
         assert SECRET not in page.url
         assert SECRET not in page.evaluate(KEPT)
-        assert not any(SECRET in url for url in one.asked)
+        assert not any(SECRET in url for url in visitor.requests)
         page.evaluate("(url) => { location.href = url; }", elsewhere.origin + "/after")
         page.wait_for_url(elsewhere.origin + "/after")
-        [(_, headers)] = [one for one in elsewhere.asked if one[0] == "/after"]
+        [(_, headers)] = [request for request in elsewhere.requests if request[0] == "/after"]
         assert not any(name.lower() == "referer" for name in headers)
         page.go_back()
         page.wait_for_selector("#join:not([hidden])")
         assert SECRET not in page.url
     finally:
-        one.context.close()
+        visitor.context.close()
         pages.shutdown()

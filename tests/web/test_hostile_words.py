@@ -32,10 +32,10 @@ SHOWN = "document.querySelectorAll('#labels .word')[0]?.textContent"
 
 @pytest.fixture(scope="module")
 def attacked(chromium, tmp_path_factory):
-    with attacked_page(chromium, tmp_path_factory.mktemp("attacked")) as one:
-        one.page.on("dialog", lambda dialog: pytest.fail(f"a dialog: {dialog.message}"))
-        one.honest_round()
-        yield one
+    with attacked_page(chromium, tmp_path_factory.mktemp("attacked")) as page_:
+        page_.page.on("dialog", lambda dialog: pytest.fail(f"a dialog: {dialog.message}"))
+        page_.honest_round()
+        yield page_
 
 
 def stays_as_it_is(attacked: AttackedPage):
@@ -74,10 +74,10 @@ def test_a_refusal_of_any_length_is_one_line_of_text(attacked: AttackedPage):
     attacked.begin()
     offer = attacked.offered()
     attacked.aggregator.tell(offer)
-    made = attacked.until(lambda: attacked.aggregator.of(Contribution, offer.run))[0]
-    attacked.aggregator.receipt(made, "refused", "<img src=x onerror=alert(1)>\n" + "W" * 100_000)
-    said = r"Round 1: refused: <img src=x onerror=alert\(1\)> W+"
-    attacked.until(lambda: re.search(said, attacked.page.inner_text("#state")))
+    contribution = attacked.until(lambda: attacked.aggregator.of(Contribution, offer.run))[0]
+    attacked.aggregator.receipt(contribution, "refused", "<img src=x onerror=alert(1)>\n" + "W" * 100_000)
+    pattern = r"Round 1: refused: <img src=x onerror=alert\(1\)> W+"
+    attacked.until(lambda: re.search(pattern, attacked.page.inner_text("#state")))
     assert len(attacked.page.inner_text("#state")) < 400
     stays_as_it_is(attacked)
     attacked.honest_round()

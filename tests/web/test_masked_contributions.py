@@ -44,7 +44,7 @@ WORKS = (
 MASKS = Masks(
     helpers=tuple(HelperKey("", key) for key in KEYS), min_group=5, capacity=64, most_weight=MOST_WEIGHT
 )
-Made = list[tuple[Update, Mapping[str, Any]]]
+NodeUpdates = list[tuple[Update, Mapping[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +56,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 @pytest.fixture(scope="module")
-def made(site: Site) -> Made:
+def node_updates(site: Site) -> NodeUpdates:
     names = ("min_group", "capacity", "most_weight", "noise_milli", "clip_milli")
-    told = {name: getattr(MASKS, name) for name in names} | {"helpers": [key.hex() for key in KEYS]}
-    return by_node.made_and_said(site, WORKS, {"masks": told})
+    settings = {name: getattr(MASKS, name) for name in names} | {"helpers": [key.hex() for key in KEYS]}
+    return by_node.updates_and_reports(site, WORKS, {"masks": settings})
 
 
 @pytest.mark.parametrize("i", range(len(WORKS)), ids=lambda i: WORKS[i].kind)
-def test_both_helpers_seeds_open_what_node_masked(i: int, site: Site, made: Made) -> None:
-    update, said = made[i]
+def test_both_helpers_seeds_open_what_node_masked(i: int, site: Site, node_updates: NodeUpdates) -> None:
+    update, report = node_updates[i]
     strategy = registry.make(WORKS[i].kind, WORKS[i].settings).variant_named(update.variant)
     layout = layout_of(strategy, site.bundle.manifest, site.bundle.weights(), MASKS)
     content = (site.folder / f"data.{i}.masked").read_bytes()
     opened = MaskedVector.from_bytes(content, layout.values, layout.numbers)
     purpose = MaskPurpose("digits", "r1", by_node.ROUND, update.kind, update.variant, by_node.DEVICE, 5)
-    sent = Mask(bytes.fromhex(said["mask"]["key"]), tuple(bytes.fromhex(tag) for tag in said["mask"]["tags"]))
+    sent = Mask(
+        bytes.fromhex(report["mask"]["key"]), tuple(bytes.fromhex(tag) for tag in report["mask"]["tags"])
+    )
     mask = MaskedVector.zeros(layout.values, layout.numbers)
     mask.add_masks([unseal(secret, sent, at, purpose) for at, secret in enumerate(HELPERS)])
     opened.subtract(mask)
@@ -78,6 +80,6 @@ def test_both_helpers_seeds_open_what_node_masked(i: int, site: Site, made: Made
     written, _ = sums.write(weighed, layout)
     assert opened.to_bytes() == written.to_bytes()
     group = SummedGroup(1, weighed.share, update.num_examples, MOST_WEIGHT)
-    found = sums.read(opened, layout, group, strategy).update.tensors
-    for name in found:
-        np.testing.assert_allclose(found[name], update.tensors[name], rtol=1e-5, atol=2e-4)
+    tensors = sums.read(opened, layout, group, strategy).update.tensors
+    for name in tensors:
+        np.testing.assert_allclose(tensors[name], update.tensors[name], rtol=1e-5, atol=2e-4)

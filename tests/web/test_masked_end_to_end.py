@@ -27,12 +27,12 @@ def helper(broker, launched, program, tmp_path):
     """Starts a mask helper, and returns its name and key; a context manager."""
 
     def start(stack, name):
-        mine = (broker.url, "--name", name, "--state", str(tmp_path / name))
-        shown = subprocess.run(
-            [program, "mask-helper", *mine, "--print-key"], capture_output=True, text=True, check=True
+        settings = (broker.url, "--name", name, "--state", str(tmp_path / name))
+        process = subprocess.run(
+            [program, "mask-helper", *settings, "--print-key"], capture_output=True, text=True, check=True
         )
-        stack.enter_context(launched(tmp_path / f"{name}.log", "mask-helper", *mine))
-        return shown.stdout.strip()
+        stack.enter_context(launched(tmp_path / f"{name}.log", "mask-helper", *settings))
+        return process.stdout.strip()
 
     return start
 
@@ -46,7 +46,7 @@ def join(broker, launched, program, digits, tmp_path):
 
     def start(number):
         name = DEVICES[number]
-        mine = (
+        settings = (
             "--name",
             name,
             "--data",
@@ -56,9 +56,9 @@ def join(broker, launched, program, digits, tmp_path):
             "--until-done",
         )
         if name == "py":
-            return launched(tmp_path / f"{name}.log", "join", broker.url, *mine)
+            return launched(tmp_path / f"{name}.log", "join", broker.url, *settings)
         words = (node, str(WEB / "node" / "run.js"))
-        return launched(tmp_path / f"{name}.log", "--broker", broker.url, *mine, other=words)
+        return launched(tmp_path / f"{name}.log", "--broker", broker.url, *settings, other=words)
 
     return start
 
@@ -69,7 +69,7 @@ def test_an_aggregator_learns_sums_alone_of_devices_in_javascript_and_python(
 ):
     with ExitStack() as stack:
         keys = [helper(stack, name) for name in ("uni", "club")]
-        told = (
+        task = (
             "--bundle",
             BUNDLE,
             "--kinds",
@@ -83,15 +83,15 @@ def test_an_aggregator_learns_sums_alone_of_devices_in_javascript_and_python(
         )
         masks = ("--mask-helpers", ",".join(keys), "--min-group", "3")
         where = ("--broker", broker.url, "--run-dir", tmp_path / "run", "--eval-data", digits / "held.npz")
-        service = stack.enter_context(launched(tmp_path / "serve.log", "serve", *told, *masks, *where))
+        service = stack.enter_context(launched(tmp_path / "serve.log", "serve", *task, *masks, *where))
         devices = [stack.enter_context(join(number)) for number in range(len(DEVICES))]
         assert service.wait(900) == 0, (tmp_path / "serve.log").read_text()
         assert [device.wait(600) for device in devices] == [0, 0, 0]
     sent = lines(tmp_path / "run" / "contributions.jsonl")
     expected = {(name, number) for name in DEVICES for number in (1, 2, 3)}
-    assert {(one["device"], one["round"]) for one in sent} == expected and len(sent) == len(expected)
-    assert {one["train_loss"] for one in sent} == {None}
+    assert {(row["device"], row["round"]) for row in sent} == expected and len(sent) == len(expected)
+    assert {row["train_loss"] for row in sent} == {None}
     with (tmp_path / "run" / "rounds.csv").open() as table:
         rounds = list(csv.DictReader(table))
-    assert all(math.isfinite(float(one["train_loss"])) for one in rounds)
+    assert all(math.isfinite(float(row["train_loss"])) for row in rounds)
     assert float(rounds[-1]["eval_acc"]) > 0.9

@@ -37,7 +37,7 @@ def test_the_modules_of_the_browser_pass_their_own_tests(training: bool) -> None
         encoding="utf-8",
         timeout=LONGEST_S,
     )
-    said = ran.stdout.partition("failing tests:")[2] or ran.stdout
-    assert ran.returncode == 0, said[-8000:] + ran.stderr[-2000:]
+    output = ran.stdout.partition("failing tests:")[2] or ran.stdout
+    assert ran.returncode == 0, output[-8000:] + ran.stderr[-2000:]
     passed = re.search(r"^ℹ pass (\d+)$", ran.stdout, re.MULTILINE)
     assert passed and int(passed[1]) > 0, ran.stdout[-2000:]

@@ -6,7 +6,7 @@ NEEDED = "Needed: Chrome 103, Firefox 114, Safari 16.4, or newer."
 
 
 @pytest.mark.parametrize(
-    ("gone", "said"),
+    ("gone", "feature"),
     [
         ("delete globalThis.DecompressionStream", "DecompressionStream"),
         ("delete Object.hasOwn; delete globalThis.BigInt", "BigInt, Object.hasOwn"),
@@ -18,12 +18,12 @@ NEEDED = "Needed: Chrome 103, Firefox 114, Safari 16.4, or newer."
         ),
     ],
 )
-def test_a_browser_is_told_what_it_lacks(visit, gone, said):
-    one = visit()
-    one.context.add_init_script(gone)
-    page = one.open()
-    trouble = f"This browser is too old for this page: it has no {said}. {NEEDED}"
+def test_a_browser_is_told_what_it_lacks(visit, gone, feature):
+    visitor = visit()
+    visitor.context.add_init_script(gone)
+    page = visitor.open()
+    trouble = f"This browser is too old for this page: it has no {feature}. {NEEDED}"
     page.get_by_text(trouble, exact=True).wait_for()
     assert page.is_hidden("#join")
-    assert not any("/join/device/" in url for url in one.asked)
-    assert one.wrong == []
+    assert not any("/join/device/" in url for url in visitor.requests)
+    assert visitor.wrong == []

@@ -42,7 +42,7 @@ def browser(request):
 
 def wrong(tab):
     """What the browser calls errors, but for the link's: it ends with its service."""
-    return [one for one in tab.wrong() if "/join/mqtt" not in one]
+    return [line for line in tab.wrong() if "/join/mqtt" not in line]
 
 
 def joined(tab, url, samples):
@@ -57,9 +57,9 @@ def joined(tab, url, samples):
 def test_a_browser_of_another_maker_learns_and_is_the_same_device_after_a_reload(
     browser, serve, digits_in, tmp_path
 ):
-    mine = digits_in(tmp_path / "mine.npz", slice(150))
+    samples = digits_in(tmp_path / "mine.npz", slice(150))
     with serve(task(tmp_path / "digits.toml", 4, epochs=1)) as served, browser(tmp_path / "browser") as tab:
-        joined(tab, served.pages.url, mine)
+        joined(tab, served.pages.url, samples)
         tab.reads("Sent in round 2: .*the whole model as it is after training")
         tab.open(served.pages.url)
         tab.reads(FINISHED, 120)
@@ -75,8 +75,8 @@ def test_a_browser_of_another_maker_learns_and_is_the_same_device_after_a_reload
             tab.reads(f"{151 + digit} samples, ")
         assert wrong(tab) == []
     sent = served.contributions()
-    assert [(one["round"], one["kind"]) for one in sent] == [(number, "full") for number in (1, 2, 3, 4)]
-    assert len({one["device"] for one in sent}) == 1
+    assert [(row["round"], row["kind"]) for row in sent] == [(number, "full") for number in (1, 2, 3, 4)]
+    assert len({row["device"] for row in sent}) == 1
 
 
 def test_a_phone_of_another_maker_joins_by_a_link_over_tls(browser, program, launched, eventually, tmp_path):
@@ -85,10 +85,10 @@ def test_a_phone_of_another_maker_joins_by_a_link_over_tls(browser, program, lau
     pytest.importorskip("cryptography", reason="needs pip install 'device-runtime[aggregator]'")
     house = House(tmp_path, program, launched, eventually)
     np.savez(tmp_path / "mine.npz", x=np.eye(8, dtype=np.uint8)[None].repeat(40, 0), y=np.arange(40) % 10)
-    given = ("--rounds", "2", "--deadline", "20", "--kinds", "few-shot")
+    options = ("--rounds", "2", "--deadline", "20", "--kinds", "few-shot")
     authority = (house.opened.folder / "ca.pem").read_text()
     opened = browser(tmp_path / "browser", PHONE, authority)
-    with house.mosquitto(), house.serve(*given) as service, opened as tab:
+    with house.mosquitto(), house.serve(*options) as service, opened as tab:
         joined(tab, house.link(), tmp_path / "mine.npz")
         assert tab.run("return crossOriginIsolated && isSecureContext && !location.hash")
         tab.reads(FINISHED, 120)
@@ -96,7 +96,7 @@ def test_a_phone_of_another_maker_joins_by_a_link_over_tls(browser, program, lau
         assert service.wait(600) == 0
         assert wrong(tab) == []
     [entry] = register.entries(house.opened)
-    assert [(one["round"], one["device"]) for one in house.sent()] == [(1, entry.name), (2, entry.name)]
+    assert [(row["round"], row["device"]) for row in house.sent()] == [(1, entry.name), (2, entry.name)]
 
 
 @pytest.mark.slow
@@ -105,17 +105,17 @@ def test_a_browser_of_another_maker_contributes_every_kind(browser, serve, digit
         joined(tab, served.pages.url, digits / "0.npz")
         assert served.process.wait(900) == 0
         assert wrong(tab) == []
-    assert {one["kind"] for one in served.contributions()} == set(KINDS)
+    assert {row["kind"] for row in served.contributions()} == set(KINDS)
 
 
 @pytest.mark.slow
 def test_a_browser_of_another_maker_that_is_killed_while_it_uploads_goes_on(
     browser, serve, digits_in, tmp_path
 ):
-    mine = digits_in(tmp_path / "mine.npz")
+    samples = digits_in(tmp_path / "mine.npz")
     with serve(task(tmp_path / "digits.toml", 1, epochs=30)) as served:  # long enough to be seen at it
         with browser(tmp_path / "browser") as tab:
-            joined(tab, served.pages.url, mine)
+            joined(tab, served.pages.url, samples)
             tab.reads("Round 1: working")
             served.process.send_signal(signal.SIGSTOP)  # the contribution is told of, and nobody fetches it
             tab.reads("Round 1: done here, and sent")
@@ -126,7 +126,7 @@ def test_a_browser_of_another_maker_that_is_killed_while_it_uploads_goes_on(
             assert "Computing it took" not in tab.text()  # it was not computed again
             assert served.process.wait(600) == 0
             assert wrong(tab) == []
-    assert [(one["round"], one["kind"]) for one in served.contributions()] == [(1, "full")]
+    assert [(row["round"], row["kind"]) for row in served.contributions()] == [(1, "full")]
 
 
 @pytest.mark.slow
@@ -139,21 +139,21 @@ def test_firefox_webkit_and_four_python_devices_learn_as_well_as_six_in_python(
     accuracies = {}
     for others in ((driven.firefox, driven.webkit), ()):
         name = f"with-{len(others)}"
-        given = ("--bundle", "digits-wrn-10-1", "--rounds", "8", "--deadline", "60", "--min-devices", "6")
-        told = ("--kinds", "full", "--eval-data", digits / "held.npz")
+        options = ("--bundle", "digits-wrn-10-1", "--rounds", "8", "--deadline", "60", "--min-devices", "6")
+        kinds = ("--kinds", "full", "--eval-data", digits / "held.npz")
         with ExitStack() as stack:
-            served = stack.enter_context(serve(*given, *told, name=name))
+            served = stack.enter_context(serve(*options, *kinds, name=name))
             broker = re.search(r"join (mqtt://\S+)", served.log.read_text())[1]
             for number in range(len(others), DEVICES):
-                mine = ("--data", digits / f"{number}.npz", "--state", tmp_path / f"{name}-{number}")
+                settings = ("--data", digits / f"{number}.npz", "--state", tmp_path / f"{name}-{number}")
                 log = tmp_path / f"{name}-{number}.log"
-                stack.enter_context(launched(log, "join", broker, "--name", f"py-{number}", *mine))
-            tabs = [stack.enter_context(one(tmp_path / one.__name__)) for one in others]
+                stack.enter_context(launched(log, "join", broker, "--name", f"py-{number}", *settings))
+            tabs = [stack.enter_context(open_tab(tmp_path / open_tab.__name__)) for open_tab in others]
             for number, tab in enumerate(tabs):
                 joined(tab, served.pages.url, digits / f"{number}.npz")
             assert served.process.wait(900) == 0
             assert [wrong(tab) for tab in tabs] == [[] for _ in tabs]
-        counted = Counter(one["device"] for one in served.contributions())
+        counted = Counter(row["device"] for row in served.contributions())
         assert len(counted) == DEVICES
         assert min(counted.values()) >= 7
         accuracies[len(others)] = float(served.rounds()[-1]["eval_acc"])

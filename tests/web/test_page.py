@@ -19,21 +19,21 @@ FAILING = """() => {
 
 
 def test_what_is_drawn_is_kept_here_guessed_and_deleted_and_goes_nowhere(visit):
-    one = visit()
-    page = one.joined()
+    visitor = visit()
+    page = visitor.joined()
     assert page.inner_text("#connection") == "connected"
     assert stored(page) == "Nothing"
-    one.draw(SEVEN)
+    visitor.draw(SEVEN)
     page.get_by_text("It takes this for “7” (91 %).").wait_for()
     page.locator(".label", has_text="7").first.click()
-    keep(one, ONE, "1")
-    keep(one, [[(0.3, 0.2), (0.7, 0.2), (0.4, 0.8)]], "7")
+    keep(visitor, ONE, "1")
+    keep(visitor, [[(0.3, 0.2), (0.7, 0.2), (0.4, 0.8)]], "7")
     assert stored(page) == "3"
     assert page.locator("#folders > li").count() == 2
     assert "7" in page.locator("#folders > li").nth(1).inner_text()
-    guess = next(said for said in one.said() if said["do"] == "guess")
+    guess = next(message for message in visitor.messages() if message["do"] == "guess")
     assert len(guess["x"]) == 64
-    changed = [said["keys"] for said in one.said() if said["do"] == "samples"]
+    changed = [message["keys"] for message in visitor.messages() if message["do"] == "samples"]
     assert [[key.split("/")[2] for key in keys] for keys in changed] == [["7"], ["1"], ["7"]]
 
     page.reload()
@@ -47,18 +47,18 @@ def test_what_is_drawn_is_kept_here_guessed_and_deleted_and_goes_nowhere(visit):
     page.click("#clear")
     page.click("#sure button[value=yes]")
     page.get_by_text("Nothing is stored yet").wait_for()
-    assert all(url.startswith(one.pages.origin) for url in one.asked)
-    assert one.wrong == []
+    assert all(url.startswith(visitor.pages.origin) for url in visitor.requests)
+    assert visitor.wrong == []
 
 
 FOCUSED = "document.activeElement.ariaLabel ?? document.activeElement.textContent"
 
 
 def test_who_deletes_by_keys_is_led_to_the_next_sample_and_at_last_to_the_heading(visit):
-    one = visit()
-    page = one.joined()
+    visitor = visit()
+    page = visitor.joined()
     for label in ("7", "7", "7", "1"):
-        keep(one, SEVEN if label == "7" else ONE, label)
+        keep(visitor, SEVEN if label == "7" else ONE, label)
     for number, (before, after) in enumerate(
         [("Delete 7, 2 of 3", "Delete 7, 2 of 2"), ("Delete 7, 2 of 2", "Delete 7, 1 of 1")]
     ):
@@ -79,44 +79,44 @@ def test_who_deletes_by_keys_is_led_to_the_next_sample_and_at_last_to_the_headin
 
 @pytest.mark.parametrize("pressed", ["Delete all of 7", "Delete all samples"])
 def test_a_deletion_that_fails_half_way_is_shown_as_it_is_and_the_device_is_told(pressed, visit):
-    one = visit()
-    page = one.joined()
-    keep(one, SEVEN, "7")
-    keep(one, ONE, "7")
+    visitor = visit()
+    page = visitor.joined()
+    keep(visitor, SEVEN, "7")
+    keep(visitor, ONE, "7")
     page.evaluate(FAILING)
     page.get_by_role("button", name=pressed, exact=True).click()
     page.click("#sure button[value=yes]")
     page.get_by_text("the disk is gone").wait_for()
     assert stored(page) == "1"
-    told = [said["keys"] for said in one.said() if said["do"] == "samples"]
-    assert [len(keys) for keys in told] == [1, 1, 1]
+    keys_of_messages = [message["keys"] for message in visitor.messages() if message["do"] == "samples"]
+    assert [len(keys) for keys in keys_of_messages] == [1, 1, 1]
     page.get_by_label("Delete 7, 1 of 1").click()
     page.get_by_text("Nothing is stored yet").wait_for()
 
 
 def test_a_label_that_is_pressed_twice_keeps_what_was_drawn_once(visit):
-    one = visit()
-    page = one.joined()
-    one.draw(SEVEN)
+    visitor = visit()
+    page = visitor.joined()
+    visitor.draw(SEVEN)
     seven = page.locator(".label:enabled", has_text="7").first
     seven.evaluate("button => { button.click(); button.click(); }")
     page.wait_for_selector(".label:disabled")
     page.get_by_text("1 sample").first.wait_for()
     assert stored(page) == "1"
     assert not page.locator("#trouble").is_visible()
-    assert one.wrong == []
+    assert visitor.wrong == []
 
 
 def test_the_page_says_what_is_trained_why_and_what_is_sent(visit):
     page = visit().joined()
     now = page.inner_text("section[aria-labelledby=now-head]")
-    for said in (
+    for text in (
         "trains the upper part of the model on those of your samples that it is least sure of",
         "4.2 s",
         "13 J",
         "198 kB, 49,400 numbers: the upper part of the model after training",
     ):
-        assert said in now
+        assert text in now
     assert page.locator("#progress").evaluate("bar => bar.value") == pytest.approx(0.4)
     page.click("#explain summary")
     assert "too much for this device this time (needs 91.0 s, 54.0 s are left)" in page.inner_text("#verdict")
@@ -130,8 +130,8 @@ def test_the_page_says_what_is_trained_why_and_what_is_sent(visit):
 
 
 def test_a_drawing_can_be_made_by_keys_alone(visit):
-    one = visit()
-    page = one.joined()
+    visitor = visit()
+    page = visitor.joined()
     page.focus("canvas.paper")
     for key in [*["ArrowUp"] * 6, " ", *["ArrowDown"] * 12, " "]:
         page.keyboard.press(key)
@@ -149,43 +149,43 @@ def test_a_drawing_can_be_made_by_keys_alone(visit):
     assert page.locator(".label:enabled").count() == 0
     page.keyboard.press("ArrowUp")  # the pen is up again: nothing is drawn
     assert "up" in page.inner_text("#pen")
-    assert one.wrong == []
+    assert visitor.wrong == []
 
 
 def test_words_are_recorded(visit):
-    one = visit("words")
-    page = one.joined()
+    visitor = visit("words")
+    page = visitor.joined()
     page.get_by_role("button", name="Record").click()
     page.get_by_text("It was quiet.").wait_for()  # Chromium's own beeps are too short for a word
     page.locator(".label:enabled", has_text="stop").click()
     page.get_by_text("1 sample,").wait_for()
-    guess = next(said for said in one.said() if said["do"] == "guess")
+    guess = next(message for message in visitor.messages() if message["do"] == "guess")
     assert len(guess["x"]) == 61 * 40
     assert (
         len({round(value, 3) for value in guess["x"].values()}) > 20
     )  # the beeps of Chromium's own microphone
-    assert one.wrong == []
+    assert visitor.wrong == []
 
 
 def test_pictures_are_taken(visit):
-    one = visit("colours")
-    page = one.joined()
+    visitor = visit("colours")
+    page = visitor.joined()
     page.get_by_role("button", name="Use the camera").click()
     page.get_by_role("button", name="Take a picture").click()
     page.locator(".label:enabled", has_text="dog").click()
     page.get_by_text("1 sample,").wait_for()
-    red, green, blue = np.array(list(one.said()[-2]["x"].values())).reshape(3, -1).mean(axis=1)
+    red, green, blue = np.array(list(visitor.messages()[-2]["x"].values())).reshape(3, -1).mean(axis=1)
     assert green > red + 1
     assert green > blue + 1  # Chromium's own camera shows green
-    assert one.wrong == []
+    assert visitor.wrong == []
 
 
 def test_pictures_and_arrays_are_taken_from_files(visit, tmp_path):
     x = np.arange(6 * 64, dtype=np.uint8).reshape(6, 8, 8) % 17
     np.savez_compressed(tmp_path / "some.npz", x=x, y=np.array([0, 1, 2, 3, 3, 9]))
     np.savez(tmp_path / "other.npz", x=x[:, :5], y=np.arange(6))
-    one = visit()
-    page = one.joined()
+    visitor = visit()
+    page = visitor.joined()
     page.click("#files summary")
     page.set_input_files("#files-input", [tmp_path / "some.npz", tmp_path / "other.npz"])
     page.get_by_text(
@@ -202,7 +202,7 @@ def test_pictures_and_arrays_are_taken_from_files(visit, tmp_path):
     page.get_by_text("5 samples,").wait_for()
     page.set_input_files("#files-input", {"name": "no.png", "mimeType": "image/png", "buffer": b"no picture"})
     page.get_by_text("no.png is no picture that this browser can read").wait_for()
-    assert one.wrong == []
+    assert visitor.wrong == []
 
 
 def test_a_task_of_numbers_takes_numbers_and_one_of_texts_says_that_it_takes_none(visit):

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_nothing_is_said_of_a_connection_before_somebody_joins(visit):
-    one = visit("unreached")
-    page = one.open()
+    visitor = visit("unreached")
+    page = visitor.open()
     page.wait_for_selector("#join:not([hidden])")
     assert page.locator("#connection").is_hidden()
     page.click("#join button")
@@ -19,9 +19,9 @@ def test_nothing_is_said_of_a_connection_before_somebody_joins(visit):
 
 
 def test_whoever_leaves_or_deletes_everything_is_asked_to_join_again(visit):
-    one = visit()
-    page = one.joined()
-    keep(one, SEVEN, "7")
+    visitor = visit()
+    page = visitor.joined()
+    keep(visitor, SEVEN, "7")
     page.click("#leave")
     page.wait_for_selector("#join:not([hidden])")
     page.click("#join button")
@@ -34,59 +34,59 @@ def test_whoever_leaves_or_deletes_everything_is_asked_to_join_again(visit):
 
 
 def test_a_second_tab_does_not_become_the_same_device_again(visit):
-    one = visit()
-    one.joined()
-    other = one.context.new_page()
-    other.goto(one.pages.url)
+    visitor = visit()
+    visitor.joined()
+    other = visitor.context.new_page()
+    other.goto(visitor.pages.url)
     other.get_by_text("This device is open in another tab").wait_for()
     assert other.locator("#board").is_hidden()
 
 
 def test_without_the_link_that_a_task_asks_for_nobody_is_let_in(visit):
-    one = visit()
-    one.pages.config = {**one.pages.config, "enrolment": "link"}
-    page = one.open()
+    visitor = visit()
+    visitor.pages.config = {**visitor.pages.config, "enrolment": "link"}
+    page = visitor.open()
     page.get_by_text("Open the link, or scan the code").wait_for()
     assert page.locator("#join").is_hidden()
 
 
 def test_a_link_is_used_once_leaves_the_address_bar_and_is_remembered_as_a_token(visit):
     token = Enrolment("wss://localhost:9/mqtt", "browser-3f", "secret", b"", bytes(32), 1).token
-    one = visit()
-    one.pages.config = {**one.pages.config, "enrolment": "link"}
-    one.pages.tokens["s3cret"] = token
-    page = one.open("#link=s3cret")
+    visitor = visit()
+    visitor.pages.config = {**visitor.pages.config, "enrolment": "link"}
+    visitor.pages.tokens["s3cret"] = token
+    page = visitor.open("#link=s3cret")
     page.wait_for_selector("#join:not([hidden])")
-    assert page.url == one.pages.url
+    assert page.url == visitor.pages.url
     assert page.locator("#naming").is_hidden()
     page.reload()  # before it was used: nothing is lost
     page.click("#join button")
     page.get_by_text("Round 4: working").wait_for()
-    settings = one.said()[0]["settings"]
+    settings = visitor.messages()[0]["settings"]
     assert (settings["name"], settings["token"]) == ("browser-3f", token)
     assert "browser-3f" in page.inner_text("#device")
     page.reload()
     page.get_by_text("Round 4: working").wait_for()
-    assert one.said()[0]["settings"] == settings
-    assert len(one.pages.claims["s3cret"]) == 64
-    page = one.reopened("#link=s3cret")  # the code is read once more
+    assert visitor.messages()[0]["settings"] == settings
+    assert len(visitor.pages.claims["s3cret"]) == 64
+    page = visitor.reopened("#link=s3cret")  # the code is read once more
     page.get_by_text("Round 4: working").wait_for()
-    assert one.said()[0]["settings"] == settings
-    assert one.wrong == []
+    assert visitor.messages()[0]["settings"] == settings
+    assert visitor.wrong == []
 
 
 def test_a_link_whose_answer_was_lost_with_its_tab_is_this_browser_s_still(visit):
     token = Enrolment("wss://localhost:9/mqtt", "browser-3f", "secret", b"", bytes(32), 1).token
-    one = visit()
-    one.pages.config = {**one.pages.config, "enrolment": "link"}
-    page = one.open("#link=s3cret")
+    visitor = visit()
+    visitor.pages.config = {**visitor.pages.config, "enrolment": "link"}
+    page = visitor.open("#link=s3cret")
     page.click("#join button")
     page.get_by_text("The server says no (410)").wait_for()  # which the claim has reached
-    one.pages.tokens["s3cret"] = token
-    page = one.reopened("#link=s3cret")
+    visitor.pages.tokens["s3cret"] = token
+    page = visitor.reopened("#link=s3cret")
     page.click("#join button")
     page.get_by_text("Round 4: working").wait_for()
-    assert one.said()[0]["settings"]["token"] == token
+    assert visitor.messages()[0]["settings"]["token"] == token
 
 
 def test_another_link_stands_over_what_is_remembered_and_a_token_is_a_link_too(visit):
@@ -94,16 +94,16 @@ def test_another_link_stands_over_what_is_remembered_and_a_token_is_a_link_too(v
         Enrolment("wss://localhost:9/mqtt", name, "secret", b"", bytes(32), 1).token
         for name in ("browser-1", "browser-2", "browser-3")
     )
-    one = visit()
-    one.pages.config = {**one.pages.config, "enrolment": "link"}
-    one.pages.tokens |= {"one": first, "two": second}
+    visitor = visit()
+    visitor.pages.config = {**visitor.pages.config, "enrolment": "link"}
+    visitor.pages.tokens |= {"one": first, "two": second}
     for fragment, token in (("#link=one", first), ("#link=two", second), (f"#{third}", third), ("", third)):
-        page = one.reopened(fragment)
+        page = visitor.reopened(fragment)
         if fragment:
             page.click("#join button")
         page.get_by_text("Round 4: working").wait_for()
-        assert one.said()[0]["settings"]["token"] == token
-        assert page.url == one.pages.url
+        assert visitor.messages()[0]["settings"]["token"] == token
+        assert page.url == visitor.pages.url
 
 
 def test_a_link_that_was_opened_and_not_joined_by_is_good_when_it_is_opened_again(visit):
@@ -111,27 +111,27 @@ def test_a_link_that_was_opened_and_not_joined_by_is_good_when_it_is_opened_agai
         Enrolment("wss://localhost:9/mqtt", name, "secret", b"", bytes(32), 1).token
         for name in ("browser-1", "browser-2")
     )
-    one = visit()
-    one.pages.config = {**one.pages.config, "enrolment": "link"}
-    one.pages.tokens |= {"one": first, "two": second}
-    one.open("#link=one").click("#join button")
-    one.page.get_by_text("Round 4: working").wait_for()
-    one.reopened("#link=two").wait_for_selector("#join:not([hidden])")
-    page = one.reopened()  # it is the device that it was
+    visitor = visit()
+    visitor.pages.config = {**visitor.pages.config, "enrolment": "link"}
+    visitor.pages.tokens |= {"one": first, "two": second}
+    visitor.open("#link=one").click("#join button")
+    visitor.page.get_by_text("Round 4: working").wait_for()
+    visitor.reopened("#link=two").wait_for_selector("#join:not([hidden])")
+    page = visitor.reopened()  # it is the device that it was
     page.get_by_text("Round 4: working").wait_for()
-    assert one.said()[0]["settings"]["token"] == first
-    page = one.reopened("#link=two")
+    assert visitor.messages()[0]["settings"]["token"] == first
+    page = visitor.reopened("#link=two")
     page.click("#join button")
     page.get_by_text("Round 4: working").wait_for()
-    assert one.said()[0]["settings"]["token"] == second
+    assert visitor.messages()[0]["settings"]["token"] == second
 
 
 def test_a_link_that_another_browser_has_used_is_refused_with_the_reason(visit):
-    one = visit()
-    one.pages.config = {**one.pages.config, "enrolment": "link"}
-    one.pages.tokens["s3cret"] = "fl1.none"
-    one.pages.claims["s3cret"] = "another"
-    page = one.open("#link=s3cret")
+    visitor = visit()
+    visitor.pages.config = {**visitor.pages.config, "enrolment": "link"}
+    visitor.pages.tokens["s3cret"] = "fl1.none"
+    visitor.pages.claims["s3cret"] = "another"
+    page = visitor.open("#link=s3cret")
     page.click("#join button")
     page.get_by_text("The server says no (410): this link was used already.").wait_for()
     assert page.locator("#join").is_visible()
@@ -140,9 +140,9 @@ def test_a_link_that_another_browser_has_used_is_refused_with_the_reason(visit):
 def test_a_link_of_another_aggregator_is_not_taken(visit):
     """Else whoever sends somebody a link makes a device of theirs that believes another."""
     token = Enrolment("wss://localhost:9/mqtt", "theirs", "secret", b"", bytes(32), 1).token
-    one = visit()
-    one.pages.config = {**one.pages.config, "enrolment": "link", "key": "ab" * 32}
-    page = one.open(f"#{token}")
+    visitor = visit()
+    visitor.pages.config = {**visitor.pages.config, "enrolment": "link", "key": "ab" * 32}
+    page = visitor.open(f"#{token}")
     page.click("#join button")
     page.get_by_text("of another aggregator").wait_for()
     assert page.locator("#board").is_hidden()

@@ -10,12 +10,12 @@ from .seen import CONTRAST, ONE, SEVEN, keep
 
 
 def test_the_labels_stay_where_they_are_when_the_model_says_what_it_takes_a_drawing_for(visit):
-    one = visit(viewport={"width": 1280, "height": 800})
-    page = one.joined()
+    visitor = visit(viewport={"width": 1280, "height": 800})
+    page = visitor.joined()
     place = "document.querySelector('#labels').getBoundingClientRect().top + scrollY"
     before = page.evaluate(place)
-    keep(one, SEVEN, "7")
-    one.draw(SEVEN)
+    keep(visitor, SEVEN, "7")
+    visitor.draw(SEVEN)
     page.get_by_text("It takes this for “7”").wait_for()
     assert page.evaluate(place) == pytest.approx(before, abs=1)
 
@@ -26,22 +26,22 @@ TOUCHED = "button:visible, input:visible, select:visible, summary:visible"
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(360, 740), (1280, 800)], ids=["phone", "desk"])
 def test_the_page_fits_phone_and_desk_can_be_read_and_each_control_has_a_name(visit, size, scheme, tmp_path):
-    one = visit(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
-    page = one.open()
+    visitor = visit(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    page = visitor.open()
     page.wait_for_selector("#join:not([hidden])")
     pictures = Path(os.environ.get("SCREENSHOTS", tmp_path))
     page.screenshot(path=pictures / f"join-{size[0]}-{scheme}.png")
     page.click("#join button")
     page.get_by_text("Round 4: working").wait_for()
-    keep(one, SEVEN, "7")
-    one.draw(ONE)
+    keep(visitor, SEVEN, "7")
+    visitor.draw(ONE)
     page.wait_for_selector(".label.best")
     for summary in ("#explain", "#files", "#chart details"):
         page.locator(f"{summary} summary").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
     ratios = page.evaluate(CONTRAST)
     assert len(ratios) > 40
-    assert [one for one in ratios if one[0] < 4.5] == []
+    assert [ratio for ratio in ratios if ratio[0] < 4.5] == []
     for element in page.locator("button:visible, input:visible, select:visible, canvas:visible").all():
         assert element.evaluate("e => Boolean(e.labels?.length || e.ariaLabel || e.textContent.trim())")
     for element in page.locator(TOUCHED).all():
@@ -49,7 +49,7 @@ def test_the_page_fits_phone_and_desk_can_be_read_and_each_control_has_a_name(vi
         assert min(box["width"], box["height"]) >= 44, element.evaluate("e => e.outerHTML")
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=pictures / f"page-{size[0]}-{scheme}.png", full_page=True)
-    assert one.wrong == []
+    assert visitor.wrong == []
 
 
 def test_no_file_of_the_page_names_another_place():

@@ -6,9 +6,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_device_that_is_not_connected_for_long_says_since_when(visit):
-    one = visit("unreached")
-    one.page.clock.install()
-    page = one.open()
+    visitor = visit("unreached")
+    visitor.page.clock.install()
+    page = visitor.open()
     page.click("#join button")
     page.get_by_text("no broker answers").wait_for()
     assert page.inner_text("#waiting") == ""
@@ -18,18 +18,18 @@ def test_a_device_that_is_not_connected_for_long_says_since_when(visit):
 
 
 def test_what_the_device_warns_of_is_shown_as_it_is_and_never_becomes_markup(visit):
-    one = visit()
-    page = one.joined()
+    visitor = visit()
+    page = visitor.joined()
     text = "ignored: <img src=x onerror=alert(1)> is not signed by the aggregator"
     page.workers[0].evaluate("(text) => postMessage({ type: 'log', level: 'warning', text })", text)
     page.get_by_text(f"{text}.").wait_for()
     assert page.locator("#notice *").count() == 0
-    assert one.wrong == []
+    assert visitor.wrong == []
 
 
 def test_a_device_that_breaks_says_so(visit):
-    one = visit()
-    page = one.joined()
+    visitor = visit()
+    page = visitor.joined()
     page.workers[0].evaluate("setTimeout(() => { throw new Error('out of memory') })")
     page.get_by_text("The device has stopped").wait_for()
     assert "out of memory" in page.inner_text("#trouble")
@@ -53,41 +53,44 @@ onmessage = async ({ data }) => {
     "missing", ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"]
 )
 def test_a_runtime_that_does_not_come_is_loaded_again_and_the_page_says_so(visit, missing):
-    one = visit()
-    one.page.clock.install()
-    one.pages.instead["/join/worker.js"] = LOADS
+    visitor = visit()
+    visitor.page.clock.install()
+    visitor.pages.instead["/join/worker.js"] = LOADS
     path = f"/join/vendor/ort/{missing}"
-    one.pages.failing.add(path)
-    page = one.open()
+    visitor.pages.failing.add(path)
+    page = visitor.open()
     page.click("#join button")
     page.click("#pause")
-    said = "A part of this page's program could not be loaded. Trying again in"
+    trouble = "A part of this page's program could not be loaded. Trying again in"
     page.get_by_text("Paused: you paused it.").wait_for()
     page.get_by_text("its WASM build: ").wait_for()
     page.click("#pause")
-    page.get_by_text(f"{said} 2.0 s").wait_for()
+    page.get_by_text(f"{trouble} 2.0 s").wait_for()
     assert page.inner_text("#connection") == "offline"
     page.clock.fast_forward(2_000)
-    page.get_by_text(f"{said} 4.0 s").wait_for()
-    one.pages.failing.clear()
+    page.get_by_text(f"{trouble} 4.0 s").wait_for()
+    visitor.pages.failing.clear()
     page.clock.fast_forward(4_000)
     page.get_by_text("it computes by WASM").wait_for()
-    assert [told["do"] for told in one.said() if told["do"] != "battery"] == ["start"]
+    assert [message["do"] for message in visitor.messages() if message["do"] != "battery"] == ["start"]
 
 
 def test_a_device_whose_own_program_does_not_come_is_begun_again_and_is_still_paused(visit):
-    one = visit()
-    one.page.clock.install()
-    one.pages.failing.add("/join/worker.js")
-    page = one.open()
+    visitor = visit()
+    visitor.page.clock.install()
+    visitor.pages.failing.add("/join/worker.js")
+    page = visitor.open()
     page.click("#join button")
     page.get_by_text("could not be loaded. Trying again in 2.0 s").wait_for()
     page.click("#pause")
-    one.pages.failing.clear()
+    visitor.pages.failing.clear()
     page.clock.fast_forward(2_000)
     page.wait_for_selector("#teach:not([hidden])")
-    told = [told for told in one.said() if told["do"] in ("start", "pause")]
-    assert [(said["do"], said.get("why")) for said in told] == [("start", None), ("pause", "you paused it")]
+    commands = [message for message in visitor.messages() if message["do"] in ("start", "pause")]
+    assert [(command["do"], command.get("why")) for command in commands] == [
+        ("start", None),
+        ("pause", "you paused it"),
+    ]
     page.click("#pause")
     page.get_by_text("Round 4: working").wait_for()
 
@@ -115,11 +118,11 @@ DISK = """async () => {
 
 
 def test_samples_that_the_browser_does_not_give_are_said_to_be_so(visit):
-    one = visit()
-    one.context.add_init_script(
+    visitor = visit()
+    visitor.context.add_init_script(
         "IDBObjectStore.prototype.getAllKeys = () => { throw new Error('its files are damaged'); }"
     )
-    page = one.open()
+    page = visitor.open()
     page.click("#join button")
     page.get_by_text("its files are damaged").wait_for()
     assert page.locator("#board").is_visible()

@@ -4,8 +4,8 @@ from .seen import HIDE
 
 
 def test_a_hidden_page_and_its_owner_pause_the_device(visit):
-    one = visit()
-    page = one.joined()
+    visitor = visit()
+    page = visitor.joined()
     page.click("#pause")
     page.get_by_text("Paused: you paused it.").wait_for()
     assert page.get_attribute("#pause", "aria-pressed") == "true"
@@ -14,20 +14,20 @@ def test_a_hidden_page_and_its_owner_pause_the_device(visit):
     page.evaluate(HIDE, False)
     page.click("#pause")
     page.get_by_text("Round 4: working").wait_for()
-    told = [(said["do"], said["why"]) for said in one.said() if "why" in said]
+    commands = [(message["do"], message["why"]) for message in visitor.messages() if "why" in message]
     hidden, owner = "the page is hidden", "you paused it"
-    assert told == [("pause", owner), ("pause", hidden), ("resume", hidden), ("resume", owner)]
+    assert commands == [("pause", owner), ("pause", hidden), ("resume", hidden), ("resume", owner)]
 
 
 def test_a_device_that_comes_back_in_a_hidden_page_has_its_board(visit):
-    one = visit()
-    one.joined()
+    visitor = visit()
+    visitor.joined()
     hide = "Object.defineProperty(document, 'hidden', { configurable: true, value: true })"
-    one.context.add_init_script(hide)
-    page = one.reopened()
+    visitor.context.add_init_script(hide)
+    page = visitor.reopened()
     page.get_by_text("Paused: the page is hidden.").wait_for()
     assert page.locator("#pause").is_visible()
-    assert one.wrong == []
+    assert visitor.wrong == []
 
 
 BATTERY = """
@@ -38,24 +38,24 @@ globalThis.plug = () => { battery.charging = true; battery.dispatchEvent(new Eve
 
 
 def test_a_low_battery_pauses_the_device_until_it_is_plugged_in(visit):
-    one = visit()
-    one.context.add_init_script(BATTERY)
-    page = one.open()
+    visitor = visit()
+    visitor.context.add_init_script(BATTERY)
+    page = visitor.open()
     page.click("#join button")
     page.get_by_text("Paused: the battery is low.").wait_for()
     page.evaluate("plug()")
     page.get_by_text("Round 4: working").wait_for()
-    batteries = [said for said in one.said() if said["do"] == "battery"]
-    assert [(said["percent"], said["plugged"]) for said in batteries] == [(15, False), (15, True)]
+    batteries = [message for message in visitor.messages() if message["do"] == "battery"]
+    assert [(message["percent"], message["plugged"]) for message in batteries] == [(15, False), (15, True)]
 
 
 def test_the_screen_stays_on_while_a_round_is_worked_on(visit):
-    one = visit()
-    one.context.add_init_script(
+    visitor = visit()
+    visitor.context.add_init_script(
         "globalThis.locks = []; navigator.wakeLock.request = async (what) => { locks.push(what); "
         "return Object.assign(new EventTarget(), { release: async () => locks.push('released') }); }"
     )
-    page = one.joined()
+    page = visitor.joined()
     last = "() => new Promise((resolve) => setTimeout(() => resolve(locks.at(-1))))"
     assert page.evaluate(last) == "screen"
     page.evaluate(HIDE, True)
@@ -73,9 +73,9 @@ def test_the_screen_stays_on_while_a_round_is_worked_on(visit):
 
 
 def test_the_screen_is_kept_on_once_and_let_go_though_the_browser_took_its_time(visit):
-    one = visit()
-    page = one.joined()
-    held = page.evaluate(
+    visitor = visit()
+    page = visitor.joined()
+    locks = page.evaluate(
         """async () => {
           const { PageWorkRules } = await import("./work_rules.js");
           const held = new Set();
@@ -93,4 +93,4 @@ def test_the_screen_is_kept_on_once_and_let_go_though_the_browser_took_its_time(
           return [asked.length, held.size];
         }"""
     )
-    assert held == [1, 0]
+    assert locks == [1, 0]

@@ -33,18 +33,18 @@ def test_a_device_that_is_connected_goes_on_after_each_of_many_restarts_of_the_w
     pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
     run, port = tmp_path / "run", find_port(BrokerOptions())
     learnt = task(tmp_path / "task.toml", rounds=100_000, kind="class-means")
-    told = ("serve", learnt, "--web", "--http", f"127.0.0.1:{port}", "--run-dir", run)
-    mine = ("--name", "node", "--data", digits_in(tmp_path / "js.npz"), "--state", tmp_path / "state")
-    words = ("--broker", f"ws://127.0.0.1:{port}/join/mqtt", *mine)
+    service_words = ("serve", learnt, "--web", "--http", f"127.0.0.1:{port}", "--run-dir", run)
+    settings = ("--name", "node", "--data", digits_in(tmp_path / "js.npz"), "--state", tmp_path / "state")
+    words = ("--broker", f"ws://127.0.0.1:{port}/join/mqtt", *settings)
 
     def rounds():
-        return [one["round"] for one in lines(run / "contributions.jsonl")]
+        return [row["round"] for row in lines(run / "contributions.jsonl")]
 
     took = []
     with ExitStack() as stack:
         for life in range(RESTARTS + 1):
             before, began, log = len(rounds()), time.monotonic(), tmp_path / f"serve-{life}.log"
-            with launched(log, *told) as service:
+            with launched(log, *service_words) as service:
                 if life == 0:
                     eventually((run / "http-token").exists)
                     node = (NODE, str(WEB / "node" / "run.js"))

@@ -12,7 +12,9 @@ BOUNDS = Bounds({"near": 1e-3}, frozenset({"levels"}))
 def test_committed_vectors_are_what_python_writes(writer: Path) -> None:
     committed = vectors.target(writer)
     assert committed.exists(), f"{committed} is missing: python -m tests.web.vectors"
-    assert committed.read_text("utf-8") == vectors.made(writer), "run python -m tests.web.vectors, and look"
+    assert committed.read_text("utf-8") == vectors.text_of(writer), (
+        "run python -m tests.web.vectors, and look"
+    )
 
 
 def test_every_file_of_vectors_has_its_writer() -> None:

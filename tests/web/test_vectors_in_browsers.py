@@ -52,9 +52,9 @@ def test_vectors_come_out_the_same_in_another_engine(which, tmp_path):
         with getattr(driven, which)(tmp_path / which) as tab:
             tab.open(pages.url)
             tab.run(f"{BEGIN} document.head.append(run);")
-            said = tab.until(lambda: re.fullmatch(r"\{.*\}", tab.run("return document.title")))
-            found = json.loads(said[0])
+            match = tab.until(lambda: re.fullmatch(r"\{.*\}", tab.run("return document.title")))
+            report = json.loads(match[0])
     finally:
         pages.shutdown()
-    assert found["failed"] == []
-    assert found["count"] > 200
+    assert report["failed"] == []
+    assert report["count"] > 200

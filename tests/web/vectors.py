@@ -41,7 +41,7 @@ class Bounds:
     rounded: frozenset[str] = frozenset()
 
 
-def made(writer: Path) -> str:
+def text_of(writer: Path) -> str:
     """The JSON of one writer: one line for each entry, and for each element of an entry that is a list."""
     spec = importlib.util.spec_from_file_location(f"tests_web_writers_{writer.stem}", writer)
     assert spec is not None and spec.loader is not None
@@ -117,6 +117,6 @@ if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for path in WRITERS:
         target(path).parent.mkdir(exist_ok=True)
-        target(path).write_text(made(path), "utf-8")
+        target(path).write_text(text_of(path), "utf-8")
         print(target(path))
     TABLE_IN_BROWSER.write_text(table_in_browser(), "utf-8")

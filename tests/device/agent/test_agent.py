@@ -74,7 +74,7 @@ def test_a_device_whose_folder_is_empty_sits_out_until_there_are_samples(stage, 
     (stage.folder / "samples.npz").rename(stage.folder / "a.npz" / "samples.npz")
     stage.link.announce(stage.offer(3))
     stage.go()
-    assert [one.round for one in stage.contributions] == [3]
+    assert [contribution.round for contribution in stage.contributions] == [3]
 
 
 def test_a_device_sends_the_classes_that_the_offer_says_are_rare(stage):
@@ -82,7 +82,7 @@ def test_a_device_sends_the_classes_that_the_offer_says_are_rare(stage):
     for number, rare in ((1, (7, 3)), (2, (7,)), (3, ())):
         stage.link.announce(stage.offer(number, kinds=(registry.write(kind),), rare=rare, run=f"r{number}"))
         stage.go()
-    sent = [tensors.decode(one.body)[class_statistics.ROWS] for one in stage.contributions]
+    sent = [tensors.decode(contribution.body)[class_statistics.ROWS] for contribution in stage.contributions]
     assert [rows[:, 0].tolist() for rows in sent] == [[3, 7], [2, 7], [6, 7]]
 
 
@@ -99,8 +99,8 @@ def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, another
 @pytest.fixture
 def slow_at_first(stage, monkeypatch):
     """A device that is found to be a million times too slow, and then as it is; the load stays as it was."""
-    found = [Speed(1e3, source="set"), Speed(1e9, source="set")]
-    monkeypatch.setattr("device_runtime.device.training.local_task.measured", lambda *_: found.pop(0))
+    speeds = [Speed(1e3, source="set"), Speed(1e9, source="set")]
+    monkeypatch.setattr("device_runtime.device.training.local_task.measured", lambda *_: speeds.pop(0))
     monkeypatch.setattr("device_runtime.device.training.local_task.load_per_core", lambda: 1.0)
     return stage
 
@@ -113,7 +113,7 @@ def test_a_device_that_sat_out_two_rounds_measures_anew_in_the_third_and_takes_p
         stage.link.announce(stage.offer(number))
         stage.go()
     assert [plan.kind for plan in stage.link.of(Plan)] == ["", "", "", "class-means"]
-    assert [made.round for made in stage.contributions] == [3]
+    assert [contribution.round for contribution in stage.contributions] == [3]
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_a_device_that_sits_out_measures_anew_in_a_round_that_is_extended_also_a
         if extensions == 1:
             stage.agent.close()
             stage.start(boot=2)
-    assert [made.round for made in stage.contributions] == [1]
+    assert [contribution.round for contribution in stage.contributions] == [1]
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_a_device_that_sits_out_measures_anew_at_once_when_the_load_has_changed_
     loads.append(0.0)  # when it has measured again
     stage.link.announce(stage.offer(1))
     stage.go()
-    assert [made.round for made in stage.contributions] == [1]
+    assert [contribution.round for contribution in stage.contributions] == [1]
 
 
 @pytest.mark.slow
@@ -193,14 +193,16 @@ def slow_link(stage):
     """A stage that is ready, and whose link from now on holds blocks back until `arrive` is called."""
     stage.link.announce(stage.offer(1))
     stage.go()
-    tell, held = stage.link.tell, []
+    tell, messages = stage.link.tell, []
 
     def hold(leaf, payload):
-        (held.append if leaf.startswith("block") else lambda one: tell(*one))((leaf, payload))
+        (messages.append if leaf.startswith("block") else lambda contribution: tell(*contribution))(
+            (leaf, payload)
+        )
 
     def arrive():
         stage.link.tell = tell
-        for leaf, payload in held:
+        for leaf, payload in messages:
             tell(leaf, payload)
 
     stage.link.tell, stage.arrive = hold, arrive
@@ -291,11 +293,11 @@ def test_a_plan_is_told_anew_to_an_aggregator_that_restarted(stage):
     stage.go()
     stage.link.announce(stage.offer(2))
     stage.go()
-    told = len(stage.link.of(Plan))
+    plans = len(stage.link.of(Plan))
     stage.link.announce(stage.offer(2))  # heard again: a new life of the aggregator
     stage.link.announce(stage.offer(3))
     stage.go()
-    assert len(stage.link.of(Plan)) == told + 1
+    assert len(stage.link.of(Plan)) == plans + 1
 
 
 @pytest.mark.slow
@@ -398,26 +400,26 @@ def test_a_base_that_is_new_to_all_is_not_asked_for_by_those_who_are_ready(stage
     stage.go()
     body = with_new_weights(stage.bundle, 0.5)
     stage.contents[blob_of(body).sha] = body
-    asked = len(stage.link.of(Get))
+    gets = len(stage.link.of(Get))
     stage.link.announce(stage.offer(2, base=Base(checkpoint=(blob_of(body),), sha=blob_of(body).sha)))
     stage.go()
     assert [c.round for c in stage.contributions] == [1, 2]
-    assert len(stage.link.of(Get)) == asked
+    assert len(stage.link.of(Get)) == gets
 
 
 def test_the_plan_is_told_before_the_work_begins(stage):
     stage.go()
-    told = []
+    plans = []
     pace = stage.agent.runner.progressed
 
     def note(done):
-        told.append([(plan.round, plan.kind) for plan in stage.link.of(Plan)])
+        plans.append([(plan.round, plan.kind) for plan in stage.link.of(Plan)])
         pace(done)
 
     stage.agent.runner.progressed = note
     stage.link.announce(stage.offer())
     stage.go()
-    assert told[0] == [(1, "class-means")]
+    assert plans[0] == [(1, "class-means")]
 
 
 def test_presence_is_the_link_s_to_tell(stage):
@@ -466,10 +468,10 @@ def test_who_was_told_of_a_round_by_itself_says_hello_when_that_is_offered_to_al
     stage.link.offer = offer = stage.offer()
     stage.go()
     assert len(stage.contributions) == 1
-    stage.link.offer, said = None, len(stage.link.of(Hello))
+    stage.link.offer, hellos = None, len(stage.link.of(Hello))
     stage.link.announce(offer)
     stage.go()
-    assert len(stage.link.of(Hello)) == said + 1
+    assert len(stage.link.of(Hello)) == hellos + 1
 
 
 @pytest.mark.slow
@@ -559,8 +561,8 @@ def test_an_offer_of_more_than_the_owner_gives_of_the_disk_is_not_fetched_and_th
     bad = stage.offer(1, run="bad", base=Base(checkpoint=huge, sha=b"\1" * 32))
     stage.link.announce(bad, unasked=False)
     stage.go()
-    taken = sum(path.stat().st_size for path in (stage.folder / "blobs").rglob("*") if path.is_file())
-    assert 1_500_000 < taken < 2_000_000
+    size = sum(path.stat().st_size for path in (stage.folder / "blobs").rglob("*") if path.is_file())
+    assert 1_500_000 < size < 2_000_000
     assert "of the 2000000 bytes for models here are taken" in caplog.text
     stage.link.announce(stage.offer(1))
     stage.go()

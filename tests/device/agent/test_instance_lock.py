@@ -125,9 +125,9 @@ print(len(threads) > 1, {os.getpriority(os.PRIO_PROCESS, one) for one in threads
 @pytest.mark.skipif(sys.platform != "linux", reason="these are Linux's")
 def test_a_polite_process_is_behind_others_on_one_core_and_the_first_to_go():
     done = subprocess.run([sys.executable, "-c", MANNERS], capture_output=True, text=True, check=True)
-    mine, oom, threads = done.stdout.splitlines()
+    priority, oom, threads = done.stdout.splitlines()
     assert threads == "True {7} {1}"
-    assert mine == "7 3 1"  # 3: IOPRIO_CLASS_IDLE
+    assert priority == "7 3 1"  # 3: IOPRIO_CLASS_IDLE
     assert int(oom) >= 500
 
 
@@ -188,9 +188,9 @@ def test_what_a_device_makes_until_it_has_stopped_is_kept_until_its_receipt(tmp_
 def test_leaving_without_the_broker_s_url_says_before_and_after_that_no_goodbye_is_said(tmp_path, capsys):
     (tmp_path / "pi" / "outbox").mkdir(parents=True)
     assert main(["leave", "--state", str(tmp_path / "pi"), "--yes"]) == 0
-    said = capsys.readouterr().out
-    assert "Its broker is not known, so no goodbye will be said: to say one, give --broker URL." in said
-    assert said.splitlines()[-2:] == ["no goodbye was said", f"removed {tmp_path / 'pi'}"]
+    output = capsys.readouterr().out
+    assert "Its broker is not known, so no goodbye will be said: to say one, give --broker URL." in output
+    assert output.splitlines()[-2:] == ["no goodbye was said", f"removed {tmp_path / 'pi'}"]
 
 
 def test_nothing_is_removed_from_a_folder_that_is_no_device_s(tmp_path):

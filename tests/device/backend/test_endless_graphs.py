@@ -112,8 +112,8 @@ def begun(apart, endless, monkeypatch, act):
     """An offer of it to a device that has measured the bundle already: `act` is called when it trains."""
     monkeypatch.setattr(working, "CLOSED_SILENT_S", 2.0)
     monkeypatch.setattr(working, "PAUSED_SILENT_S", 2.0)
-    known = (apart.folder / "speed.json").read_text().replace(apart.bundle.sha256, endless.sha256)
-    (apart.folder / "speed.json").write_text(known)
+    text = (apart.folder / "speed.json").read_text().replace(apart.bundle.sha256, endless.sha256)
+    (apart.folder / "speed.json").write_text(text)
     apart.agent.close()
     apart.start(boot=2)
     pids = []
@@ -123,7 +123,7 @@ def begun(apart, endless, monkeypatch, act):
 
 
 @pytest.fixture
-def known(apart):
+def know_speeds(apart):
     """The speed of this machine, so that it is not measured with graphs that do not end."""
     apart.link.announce(apart.offer(kinds=(registry.write(ClassMeans()),)))
     apart.go()
@@ -132,24 +132,24 @@ def known(apart):
 
 @pytest.mark.slow
 def test_work_that_never_ends_is_ended_when_its_round_has_closed_and_the_next_round_is_worked_on(
-    known, endless, monkeypatch
+    know_speeds, endless, monkeypatch
 ):
-    pids = begun(known, endless, monkeypatch, lambda: setattr(known.clock, "skipped", 2 * DAY_S))
-    assert known.go().contributions == []
+    pids = begun(know_speeds, endless, monkeypatch, lambda: setattr(know_speeds.clock, "skipped", 2 * DAY_S))
+    assert know_speeds.go().contributions == []
     why = "the process that worked on it was ended: it said nothing for 2 s when its round had closed"
-    assert f"full given up: {why}" in known.link.of(Plan)[-1].reasons
-    assert known.link.of(Plan)[-1].kind == ""
+    assert f"full given up: {why}" in know_speeds.link.of(Plan)[-1].reasons
+    assert know_speeds.link.of(Plan)[-1].kind == ""
     assert not psutil.pid_exists(pids[0])
-    known.link.announce(known.offer(number=3))
-    assert [sent.round for sent in known.go().contributions] == [3]
+    know_speeds.link.announce(know_speeds.offer(number=3))
+    assert [sent.round for sent in know_speeds.go().contributions] == [3]
 
 
 @pytest.mark.slow
-def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(known, endless, monkeypatch):
+def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(know_speeds, endless, monkeypatch):
     alive = []
 
-    def judged(_held):
-        looks = known.link.of(Plan)
+    def judged(_rules):
+        looks = know_speeds.link.of(Plan)
         if pids and not alive:
             if psutil.pid_exists(pids[0]):
                 threading.Event().wait(0.1)
@@ -157,12 +157,12 @@ def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(known, en
                 alive.append(False)
         return PAUSED if looks and not alive else RuleVerdict()
 
-    pids = begun(known, endless, monkeypatch, known.agent.work_gate.look_again)
-    known.agent.work_gate.judged = judged
-    run_until_it_is_over(known)
-    assert (known.contributions, alive) == ([], [False])
+    pids = begun(know_speeds, endless, monkeypatch, know_speeds.agent.work_gate.look_again)
+    know_speeds.agent.work_gate.judged = judged
+    run_until_it_is_over(know_speeds)
+    assert (know_speeds.contributions, alive) == ([], [False])
     why = "it did not pause within 2 s"
-    assert any(why in reason for plan in known.link.of(Plan) for reason in plan.reasons)
+    assert any(why in reason for plan in know_speeds.link.of(Plan) for reason in plan.reasons)
 
 
 def test_anything_else_that_says_nothing_for_an_hour_is_ended(stage, endless, monkeypatch):

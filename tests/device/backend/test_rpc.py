@@ -71,7 +71,7 @@ def test_settings_are_the_same_beyond(ends):
     place = SampleSource(Path("a.db"), "SELECT x, y FROM t", Path("labels.toml"), "y")
     personal, engine = PersonalModelSettings(True, 0.1, True), EngineSettings("torch", "int8", 2, "cuda:1")
     emulation = Emulation.of("pi-4", 2.0)
-    given = Settings(
+    settings = Settings(
         "a",
         place,
         Path("state"),
@@ -82,24 +82,24 @@ def test_settings_are_the_same_beyond(ends):
         personal=personal,
         choose="frugal",
     )
-    device.send(WorkTerms.of(given, "rapl", held_bytes=3 * 10**7))
+    device.send(WorkTerms.of(settings, "rapl", held_bytes=3 * 10**7))
     terms = worker.receive()
     assert terms.meter == "rapl"
-    there = terms.settings(None)
-    assert (there.name, there.data, there.folder, there.emulation) == (
+    copy = terms.settings(None)
+    assert (copy.name, copy.data, copy.folder, copy.emulation) == (
         "a",
         place.absolute(),
         Path("state").absolute(),
         emulation,
     )
-    assert (there.engine, there.owner, there.personal) == (engine, given.owner, personal)
-    assert there.choose == "frugal"
-    assert there.memory_bytes == 10**9 - 3 * 10**7
+    assert (copy.engine, copy.owner, copy.personal) == (engine, settings.owner, personal)
+    assert copy.choose == "frugal"
+    assert copy.memory_bytes == 10**9 - 3 * 10**7
 
 
 def test_where_no_limit_is_set_there_is_none_beyond_and_never_one_of_nothing():
-    given = Settings("a", Path("a.npz"), Path("state"))
-    assert WorkTerms.of(given, "auto", 10**6).settings(None).memory_bytes is None
+    settings = Settings("a", Path("a.npz"), Path("state"))
+    assert WorkTerms.of(settings, "auto", 10**6).settings(None).memory_bytes is None
     small = Settings("a", Path("a.npz"), Path("state"), memory_bytes=10)
     assert WorkTerms.of(small, "auto", 10**6).settings(None).memory_bytes == 1
 

@@ -87,10 +87,10 @@ def process(stage):
 
 def when_tried(stage, act, kinds=("full",)):
     """Do something as soon as the device has said that it trains one of these kinds."""
-    said = stage.link.publish
+    real_publish = stage.link.publish
 
     def publish(topic, payload, retain=False):
-        done = said(topic, payload, retain)
+        done = real_publish(topic, payload, retain)
         plans = stage.link.of(Plan)
         if topics.parse(topic).leaf == "plan" and plans[-1].kind in kinds:
             act()
@@ -101,8 +101,8 @@ def when_tried(stage, act, kinds=("full",)):
 
 def contribution(number):
     metrics = Metrics(train_loss=0.0, train_time_ms=0, energy_mj=0, peak_memory_kib=0)
-    given = {"task": "t", "run": "r", "seq": 7, "kind": "full", "num_examples": 1}
-    return Contribution(boot=1, round=number, metrics=metrics, **given)
+    usual = {"task": "t", "run": "r", "seq": 7, "kind": "full", "num_examples": 1}
+    return Contribution(boot=1, round=number, metrics=metrics, **usual)
 
 
 def kill(stage, number=signal.SIGKILL):
@@ -114,15 +114,19 @@ def kill(stage, number=signal.SIGKILL):
 @pytest.mark.parametrize("kind", [SHORT, MEANS])
 def test_the_same_update_comes_from_either_process(apart, kind):
     apart.link.announce(apart.offer(kinds=(kind,), remaining_s=DAY_S))
-    (there,) = apart.go().contributions
+    (from_worker,) = apart.go().contributions
     apart.agent.close()
     shutil.rmtree(apart.folder / "outbox")
     apart.make_backend = in_this_process
     apart.start(boot=2).link.announce(apart.offer(kinds=(kind,), remaining_s=DAY_S))
     (here,) = apart.go().contributions
-    assert (there.kind, there.num_examples, there.form) == (here.kind, here.num_examples, here.form)
-    assert (there.body, there.blob) == (here.body, here.blob)
-    assert there.metrics.train_loss == here.metrics.train_loss or there.kind == "class-means"
+    assert (from_worker.kind, from_worker.num_examples, from_worker.form) == (
+        here.kind,
+        here.num_examples,
+        here.form,
+    )
+    assert (from_worker.body, from_worker.blob) == (here.body, here.blob)
+    assert from_worker.metrics.train_loss == here.metrics.train_loss or from_worker.kind == "class-means"
 
 
 def test_a_masked_update_comes_from_the_other_process_with_its_mask(apart):
@@ -196,9 +200,9 @@ def test_graphs_run_in_an_empty_folder_and_what_was_named_from_here_is_found(apa
     folder, apart.folder = apart.folder, Path()
     apart.start(boot=2).link.announce(apart.offer())
     assert len(apart.go().contributions) == 1
-    there = Path(psutil.Process(process(apart).pid).cwd())
-    assert there == folder / "empty"
-    assert list(there.iterdir()) == []
+    its_folder = Path(psutil.Process(process(apart).pid).cwd())
+    assert its_folder == folder / "empty"
+    assert list(its_folder.iterdir()) == []
 
 
 def test_signals_that_are_for_the_device_do_not_end_its_work(apart):
@@ -224,7 +228,7 @@ def test_work_is_given_up_with_its_process_when_the_device_is_to_stop(apart):
 def test_work_stands_still_while_the_rules_say_no_and_then_goes_on(apart):
     looks = []
 
-    def judged(_held):
+    def judged(_rules):
         looks.append(bool(apart.link.of(Plan)))
         return PAUSED if sum(looks) in (1, 2) else RuleVerdict()
 
@@ -242,7 +246,7 @@ def test_work_that_stands_still_is_not_ended_however_long_the_rules_say_no(apart
     monkeypatch.setattr(working, "PAUSED_SILENT_S", 1.0)
     until = []
 
-    def judged(_held):
+    def judged(_rules):
         if apart.link.of(Plan) and not until:
             until.append(monotonic() + 3.0)
         return PAUSED if until and monotonic() < until[0] else RuleVerdict()
@@ -255,40 +259,40 @@ def test_work_that_stands_still_is_not_ended_however_long_the_rules_say_no(apart
 
 
 def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog):
-    apart.agent.work_gate.judged = lambda _held: PAUSED if apart.link.of(Plan) else RuleVerdict()
-    worked = []
-    when_tried(apart, lambda: (worked.append(process(apart).pid), apart.agent.work_gate.look_again()))
+    apart.agent.work_gate.judged = lambda _rules: PAUSED if apart.link.of(Plan) else RuleVerdict()
+    pids = []
+    when_tried(apart, lambda: (pids.append(process(apart).pid), apart.agent.work_gate.look_again()))
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=3600.0))
     run_until_it_is_over(apart, pause_s=600.0)
-    assert (apart.contributions, [process(apart).pid]) == ([], worked)
+    assert (apart.contributions, [process(apart).pid]) == ([], pids)
     assert "when the round closed; paused: paused by hand" in caplog.text
 
 
 @pytest.mark.slow
 def test_work_that_stands_still_is_not_taken_for_idle_and_receipts_come_after_it(apart):
-    backend, looks, settled, worked = apart.agent.runner.backend, [], [], set()
+    backend, looks, settled, pids = apart.agent.runner.backend, [], [], set()
     ask, backend._worker._stays_s = backend._ask, 0.0
     (apart.folder / "left" / "r").mkdir(parents=True)
     earlier = contribution(number=0)
 
-    def judged(_held):
+    def judged(_rules):
         looks.append(bool(apart.link.of(Plan)))
         if sum(looks) == 1:
             backend.receipt_received(earlier, counts=True)
         return PAUSED if 1 <= sum(looks) <= 3 else RuleVerdict()
 
-    def asked(request, *more):
-        worked.add(process(apart) and process(apart).pid)
+    def watch(request, *more):
+        pids.add(process(apart) and process(apart).pid)
         settled.append(isinstance(request, ReceiptRequest))
         return ask(request, *more)
 
-    when_tried(apart, lambda: (setattr(backend, "_ask", asked), apart.agent.work_gate.look_again()))
+    when_tried(apart, lambda: (setattr(backend, "_ask", watch), apart.agent.work_gate.look_again()))
     apart.agent.work_gate.judged = judged
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=DAY_S))
     run_until_it_is_over(apart, pause_s=1000.0)
     backend.save_state()
     (sent,) = apart.contributions
-    assert (sent.kind, settled, len(worked)) == ("full", [False, True], 1)
+    assert (sent.kind, settled, len(pids)) == ("full", [False, True], 1)
 
 
 def run_until_it_is_over(stage, pause_s=LOOK_S):

@@ -28,9 +28,9 @@ def worker(tmp_path):
     ours, theirs = socket.socketpair()
     device, rpc, inbox = Rpc(ours, WorkerMessage), Rpc(theirs, Request), queue.SimpleQueue()
     terms = WorkTerms.of(Settings("a", Path("a.npz"), tmp_path), "modelled", 0)
-    made = DeviceWorker(terms, None, rpc, inbox)
-    made.device, made.inbox = device, inbox
-    yield made
+    new_worker = DeviceWorker(terms, None, rpc, inbox)
+    new_worker.device, new_worker.inbox = device, inbox
+    yield new_worker
     device.close()
     rpc.close()
 

@@ -265,8 +265,8 @@ def test_what_was_put_down_is_gone_on_from_in_another_process(cache, aggregator,
 def test_what_was_put_down_and_is_another_model_now_is_begun_anew_from(cache, aggregator, tmp_path):
     take(cache, aggregator, 5)
     cache.save_replay_state()
-    (kept,) = (tmp_path / "stand").iterdir()
-    kept.write_bytes(encode(aggregator.start))
+    (file,) = (tmp_path / "stand").iterdir()
+    file.write_bytes(encode(aggregator.start))
     later = ModelCache(tmp_path)
     offer, _, _ = aggregator.offer(6)
     with pytest.raises(StaleBase, match="beginning anew"):
@@ -292,8 +292,8 @@ def test_a_bundle_or_a_base_that_memory_cannot_hold_is_not_fetched(tmp_path, agg
 def test_bundles_of_earlier_offers_make_room_for_the_next(tmp_path, bundle, another):
     size = len(bundle.packed())
     cache = ModelCache(tmp_path / "one", disk_bytes=3 * size)
-    for number, one in enumerate((bundle, another)):
-        blob = blob_of(one.packed())
+    for number, content in enumerate((bundle, another)):
+        blob = blob_of(content.packed())
         base = Base(checkpoint=(), sha=b"")
         offer = Offer(
             task="t", run="r", round=number, seed=1, deadline_s=1.0, remaining_s=1.0,
@@ -302,8 +302,8 @@ def test_bundles_of_earlier_offers_make_room_for_the_next(tmp_path, bundle, anot
         cache._shipped = {}
         assert cache.missing_bundles(offer) == (blob,)
         prune(cache.blobs, offer, [])
-        cache.blobs.put(one.packed())
-        assert cache.bundle(blob).manifest.name == one.manifest.name
+        cache.blobs.put(content.packed())
+        assert cache.bundle(blob).manifest.name == content.manifest.name
     assert [path.name for path in (tmp_path / "one" / "bundles").iterdir()] == [blob.hex]
 
 

@@ -27,9 +27,9 @@ def files(tmp_path):
 def test_what_was_put_down_is_found_for_bases_of_its_line_from_there_on(stands):
     stands.put(ReplayState(LINE, 5, WEIGHTS))
     for at in (5, 9):
-        found = stands.get(base(at))
-        assert (found.line, found.at) == (LINE, 5)
-        assert np.array_equal(found.weights["w"], WEIGHTS["w"])
+        stand = stands.get(base(at))
+        assert (stand.line, stand.at) == (LINE, 5)
+        assert np.array_equal(stand.weights["w"], WEIGHTS["w"])
     assert stands.get(base(4)) is None
     assert stands.get(base(9, OTHER)) is None
 

@@ -89,8 +89,8 @@ def test_a_broker_that_comes_later_is_reached(caplog):
         assert inbox.get(timeout=120) == Connected(first=True)
     finally:
         link.close()
-        for one in running:
-            one.stop()
+        for broker in running:
+            broker.stop()
     assert "no broker answers" in caplog.text
 
 

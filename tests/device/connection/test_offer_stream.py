@@ -24,11 +24,11 @@ TOPIC, MINE = topic_of("t"), down("a", "n")
 
 def offer(number=2, task="t", run="r", **changes):
     base = Base((BLOB,), bytes(32), bytes(8), steps=1, at=1, tail=steps.pack([STEP], 5))
-    made = Offer(
+    usual = Offer(
         task=task, run=run, round=number, seed=steps.round_seed(5, number), deadline_s=20.0, remaining_s=5.0,
         bundle=BLOB, base=base, kinds=(),
     )  # fmt: skip
-    return msgspec.structs.replace(made, **changes)
+    return msgspec.structs.replace(usual, **changes)
 
 
 def after(number=3, over=False):
@@ -79,7 +79,7 @@ def test_each_task_is_followed_by_itself_and_only_so_many():
         following.offer(topic_of("t0"), after())
 
 
-def said(trust, by=SIGNER, topic=MINE, run="r", number=3):
+def next_offer(trust, by=SIGNER, topic=MINE, run="r", number=3):
     """A next round with the MAC for a device that has sent this key."""
     payload = after(number)
     return small.with_mac(payload, by.agree(trust.key).mac(topic, run, payload))
@@ -92,17 +92,17 @@ def test_an_enrolled_device_follows_nobody_else():
     wrong = [
         (TOPIC, after()),
         (MINE, after()),
-        (MINE, said(trust, OTHER)),
-        (MINE, said(trust, run="another run")),
-        (MINE, said(trust, topic="fl/v1/d/b/dn/n")),
-        (MINE, said(before)),
-        (MINE, said(trust)[:-1] + b"?"),
-        (TOPIC, said(trust)),
+        (MINE, next_offer(trust, OTHER)),
+        (MINE, next_offer(trust, run="another run")),
+        (MINE, next_offer(trust, topic="fl/v1/d/b/dn/n")),
+        (MINE, next_offer(before)),
+        (MINE, next_offer(trust)[:-1] + b"?"),
+        (TOPIC, next_offer(trust)),
     ]
     for topic, payload in wrong:
         with pytest.raises(NotTrusted, match=f"next round on {topic} refused"):
             following.offer(topic, payload, task="t")
-    assert following.offer(MINE, said(trust), task="t").round == 3
+    assert following.offer(MINE, next_offer(trust), task="t").round == 3
     with pytest.raises(MessageError, match="round 3 of 't' was heard of before"):
         following.offer(MINE, said(trust), task="t")
     with pytest.raises(MessageError, match="retained offer on .*dn/n"):
@@ -165,6 +165,6 @@ def test_an_enrolled_device_says_a_key_in_its_hello_and_takes_the_next_round_tha
 
 
 def test_two_lives_of_a_device_say_different_keys_and_one_that_is_not_enrolled_none():
-    one, other = (Trust(SIGNER.public).key for _ in range(2))
-    assert one != other
-    assert (len(one), len(other), Trust().key) == (32, 32, b"")
+    first, other = (Trust(SIGNER.public).key for _ in range(2))
+    assert first != other
+    assert (len(first), len(other), Trust().key) == (32, 32, b"")

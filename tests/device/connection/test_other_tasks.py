@@ -31,27 +31,27 @@ def looks(monkeypatch):
 
 
 def offer(task, **changes):
-    given = {
+    usual = {
         "task": task, "run": "r", "round": 1, "seed": 5, "deadline_s": 60.0, "remaining_s": 60.0,
         "bundle": BLOB, "base": Base(checkpoint=(BLOB,), sha=BLOB.sha), "kinds": (),
     }  # fmt: skip
-    return Offer(**{**given, **changes})
+    return Offer(**{**usual, **changes})
 
 
-def watched(here, found, monkeypatch, task="nope", heard=lambda: False):
+def watched(here, answers, monkeypatch, task="nope", is_offered=lambda: False):
     """Look for the task; `found` are what the looks see, and the device is stopped after the last."""
-    stop, left = threading.Event(), list(found)
+    stop, left = threading.Event(), list(answers)
 
     def offered(_connection):
-        seen = left.pop(0)
+        answer = left.pop(0)
         if not left:
             stop.set()
-        if isinstance(seen, Exception):
-            raise seen
-        return seen
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     monkeypatch.setattr(other_tasks, "offered_tasks", offered)
-    other_tasks.warn_if_absent(here, task, heard, stop).join(timeout=60.0)
+    other_tasks.warn_if_absent(here, task, is_offered, stop).join(timeout=60.0)
     return left
 
 
@@ -81,7 +81,7 @@ def test_a_broker_that_is_away_meanwhile_is_asked_again(here, looks, monkeypatch
 
 
 def test_a_device_that_has_heard_of_its_task_does_not_look(here, looks, monkeypatch, caplog):
-    assert watched(here, [{}], monkeypatch, heard=lambda: True) == [{}]
+    assert watched(here, [{}], monkeypatch, is_offered=lambda: True) == [{}]
     assert caplog.messages == []
 
 

@@ -21,9 +21,9 @@ def authority() -> bytes:
 
 @pytest.fixture
 def enrolled(tmp_path: Path) -> Connection:
-    kept = Enrolment("mqtts://broker:8883", "pi", "one", authority(), bytes(32), 1)
-    kept.save(tmp_path)
-    return Connection(kept.address, "pi", tmp_path, kept.client_id, kept.key, kept)
+    enrolment = Enrolment("mqtts://broker:8883", "pi", "one", authority(), bytes(32), 1)
+    enrolment.save(tmp_path)
+    return Connection(enrolment.address, "pi", tmp_path, enrolment.client_id, enrolment.key, enrolment)
 
 
 def again(connection: Connection, **changes: object) -> Enrolment:
@@ -49,15 +49,15 @@ def test_an_address_of_the_command_line_stays(enrolled: Connection) -> None:
     assert here.renewed().tls.authority != here.url.tls.authority
 
 
-@pytest.mark.parametrize(("text", "said"), [(None, "is missing"), ('["mqtts:', "cannot be used")])
+@pytest.mark.parametrize(("text", "message"), [(None, "is missing"), ('["mqtts:', "cannot be used")])
 def test_a_file_that_is_missing_or_half_written_is_said(
-    enrolled: Connection, text: str | None, said: str
+    enrolled: Connection, text: str | None, message: str
 ) -> None:
     path = enrolled.folder / FILE
     path.unlink()
     if text is not None:
         path.write_text(text)
-    with pytest.raises(EnrolmentError, match=said):
+    with pytest.raises(EnrolmentError, match=message):
         enrolled.renewed()
 
 

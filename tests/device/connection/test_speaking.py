@@ -33,7 +33,7 @@ class Line:
 
     @property
     def plan_bytes(self):
-        return [packet_bytes(*one) for one in self.published if parse(one[0]).leaf == "plan"]
+        return [packet_bytes(*packet) for packet in self.published if parse(packet[0]).leaf == "plan"]
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_plan_is_told_when_it_is_another_than_the_last_or_the_device_sits_out(
     messages.plan(plan(number=3, reasons=REASONS[:1]), 1e6)
     messages.plan(plan("", 4), 1e6)
     messages.plan(plan("", 5), 1e6)
-    assert [(told.round, told.reasons) for told in line.plans] == [
+    assert [(plan_.round, plan_.reasons) for plan_ in line.plans] == [
         (1, REASONS), (3, REASONS[:1]), (4, REASONS), (5, REASONS)
     ]  # fmt: skip
 
@@ -87,12 +87,12 @@ def test_after_a_hello_the_same_plan_is_told_anew(messages, line):
     assert len(line.plans) == 2
 
 
-@pytest.mark.parametrize("kept", [2, 1, 0])
-def test_reasons_for_which_the_update_would_have_to_wait_too_long_are_left_out(messages, line, kept):
-    told = (*REASONS[:kept], "...")
-    messages.plan(plan(), size(told))
-    assert [one.reasons for one in line.plans] == [told]
-    messages.plan(plan(number=2), size(told))  # nor are they repeated in each round
+@pytest.mark.parametrize("count", [2, 1, 0])
+def test_reasons_for_which_the_update_would_have_to_wait_too_long_are_left_out(messages, line, count):
+    reasons = (*REASONS[:count], "...")
+    messages.plan(plan(), size(reasons))
+    assert [plan_.reasons for plan_ in line.plans] == [reasons]
+    messages.plan(plan(number=2), size(reasons))  # nor are they repeated in each round
     assert len(line.plans) == 1
 
 
@@ -101,12 +101,12 @@ def test_a_plan_that_leaves_no_time_for_its_update_is_not_told(messages, line):
     messages.plan(plan(reasons=()), size(()) - 1)
     assert line.plans == []
     messages.plan(plan(number=2), 1e6)  # there is time now
-    assert [(one.round, one.reasons) for one in line.plans] == [(2, REASONS)]
+    assert [(plan_.round, plan_.reasons) for plan_ in line.plans] == [(2, REASONS)]
 
 
 def test_who_sits_out_says_all(messages, line):
     messages.plan(plan(""), 0.0)
-    assert [one.reasons for one in line.plans] == [REASONS]
+    assert [plan_.reasons for plan_ in line.plans] == [REASONS]
 
 
 def test_a_block_that_is_still_on_its_way_is_not_sent_twice(messages, line, tmp_path):

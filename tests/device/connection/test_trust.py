@@ -59,15 +59,15 @@ def test_a_device_with_a_key_takes_that_one_s_offers_alone():
 
 
 def test_an_offer_of_an_earlier_round_that_somebody_kept_is_refused():
-    trust, kept = Trust(SIGNER.public), sealed(4)
-    trust.offer(TASK, kept)
+    trust, earlier = Trust(SIGNER.public), sealed(4)
+    trust.offer(TASK, earlier)
     trust.offer(TASK, sealed(5))
     with pytest.raises(MessageError, match="round 4 refused: round 5 of this run was offered before"):
-        trust.offer(TASK, kept)
+        trust.offer(TASK, earlier)
     for number, run in ((5, "r"), (0, "r"), (1, "another"), (6, "r")):  # again, the lobby, another run, on
         assert trust.offer(TASK, sealed(number, run)) == offer(number, run)
     with pytest.raises(MessageError, match="round 6"):
-        trust.offer(TASK, kept)
+        trust.offer(TASK, earlier)
 
 
 def test_an_offer_that_is_older_than_one_taken_is_refused_also_in_another_life(tmp_path):
@@ -95,9 +95,9 @@ def test_a_new_key_of_the_aggregator_is_kept_and_what_was_issued_before_it_stays
     assert trust.offer(TASK, OTHER.seal(TASK, offer(1), 9, (link,))) == offer(1)
     mac = OTHER.agree(trust.key).mac(next_topic, "r", payload)
     assert trust.next(next_topic, "r", small.with_mac(payload, mac)).round == 2
-    kept = Enrolment.load(tmp_path)
-    assert kept == msgspec.structs.replace(enrolment, key=OTHER.public)
-    again = Trust(kept.key, folder=tmp_path)
+    renewed = Enrolment.load(tmp_path)
+    assert renewed == msgspec.structs.replace(enrolment, key=OTHER.public)
+    again = Trust(renewed.key, folder=tmp_path)
     with pytest.raises(NotTrusted):
         again.offer(TASK, sealed(2, issued=10))
     with pytest.raises(MessageError, match="issued at 8, and one of 9 was taken"):
@@ -129,9 +129,9 @@ def test_when_offers_were_issued_counts_for_one_task_and_one_aggregator(tmp_path
     assert Trust(OTHER.public, folder=tmp_path).offer(TASK, sealed(by=OTHER, issued=3)) == offer()
 
 
-@pytest.mark.parametrize("kept", [b"", b"{}", b'{"key":1}', b"\xff"])
-def test_a_damaged_file_of_issued_offers_is_said_and_replaced(tmp_path, caplog, kept):
-    (tmp_path / "issued.json").write_bytes(kept)
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"key":1}', b"\xff"])
+def test_a_damaged_file_of_issued_offers_is_said_and_replaced(tmp_path, caplog, content):
+    (tmp_path / "issued.json").write_bytes(content)
     Trust(SIGNER.public, folder=tmp_path).offer(TASK, sealed(issued=9))
     assert "cannot be read" in caplog.text
     with pytest.raises(MessageError):
@@ -192,10 +192,10 @@ def test_an_agent_with_a_key_of_its_own_signs_its_hello_and_takes_no_receipt_wit
     from device_runtime.device.training.local_task import Settings
 
     class Heard(Line):
-        said = ()
+        messages = ()
 
         def publish(self, topic, payload, retain=False):
-            self.said = (*self.said, (topic, payload))
+            self.messages = (*self.messages, (topic, payload))
             return True
 
     secret = bytes(range(50, 82))
@@ -204,7 +204,7 @@ def test_an_agent_with_a_key_of_its_own_signs_its_hello_and_takes_no_receipt_wit
     agent, line = Agent(settings, 1, lambda: 0.0), Heard()
     agent.begin(line)
     agent.hello()
-    [(topic, payload)] = line.said
+    [(topic, payload)] = line.messages
     hello = decode(verify_message(DeviceSigner(secret).public, topic, payload), Hello)
     assert SIGNER.agree(hello.key)
     where = topics.down("a", "receipt")

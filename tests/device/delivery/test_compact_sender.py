@@ -49,11 +49,11 @@ def sending(line, tmp_path):
 
 def give(sending, number, kind="zeroth-order", **changes):
     body = encode({"g": np.array([number, -1.5], np.float32)})
-    made = Contribution(
+    usual = Contribution(
         task="t", run="r", round=number, boot=0, seq=0, kind=kind, num_examples=4,
         metrics=Metrics(0.5, 10, 20, 30), body=body,
     )  # fmt: skip
-    message = sending.keep(msgspec.structs.replace(made, **changes))
+    message = sending.keep(msgspec.structs.replace(usual, **changes))
     sending.send(message.seq, first=True)
     return message
 

@@ -15,8 +15,8 @@ def rest(**values):
     return {name: np.full(3, value, np.float32) for name, value in values.items()}
 
 
-def values(found):
-    return {name: float(value[0]) for name, value in found.items()}
+def values(tensors):
+    return {name: float(value[0]) for name, value in tensors.items()}
 
 
 @pytest.fixture

@@ -30,26 +30,26 @@ def battery(root, status="Discharging"):
 
 
 def test_where_nothing_is_energy_is_modelled_and_says_from_what(bare, clock):
-    found = find_meter("auto", clock, bare)
-    assert (found.meter, found.source, found.passed) == (None, "modelled", ())
-    assert found.description(POWER) == "from 2 W idle, 8 W under load (maker), ± 40%"
+    choice = find_meter("auto", clock, bare)
+    assert (choice.meter, choice.source, choice.passed) == (None, "modelled", ())
+    assert choice.description(POWER) == "from 2 W idle, 8 W under load (maker), ± 40%"
 
 
 def test_the_best_that_is_here_is_taken(bare, clock):
     battery(bare)
     assert find_meter("auto", clock, bare).source == "battery"
     rapl(bare)
-    found = find_meter("auto", clock, bare)
-    assert found.source == "rapl"
-    assert found.description(POWER) == "processor packages and their memory, ± 5%"
+    choice = find_meter("auto", clock, bare)
+    assert choice.source == "rapl"
+    assert choice.description(POWER) == "processor packages and their memory, ± 5%"
 
 
 def test_one_that_cannot_be_read_is_passed_over_with_its_reason(bare, clock):
     battery(bare)
     (rapl(bare) / "energy_uj").write_text("broken")
-    found = find_meter("auto", clock, bare)
-    assert found.source == "battery"
-    [why] = found.passed
+    choice = find_meter("auto", clock, bare)
+    assert choice.source == "battery"
+    [why] = choice.passed
     assert why.startswith("rapl: zone intel-rapl:0 says 'broken'")
 
 
@@ -66,9 +66,9 @@ def test_one_that_goes_away_as_it_is_looked_at_ends_nothing(bare, clock, monkeyp
 
 def test_a_battery_on_its_charger_is_passed_over(bare, clock):
     battery(bare, status="Full")
-    found = find_meter("auto", clock, bare)
-    assert found.source == "modelled"
-    assert found.passed == ("battery: the battery is full: what the device uses comes from its charger",)
+    choice = find_meter("auto", clock, bare)
+    assert choice.source == "modelled"
+    assert choice.passed == ("battery: the battery is full: what the device uses comes from its charger",)
 
 
 def test_the_one_that_is_asked_for_is_taken_or_refused(bare, clock):

@@ -135,12 +135,12 @@ def test_a_message_that_is_no_figure_does_not_undo_the_last_one(clock):
 
 def test_a_real_broker_s_plug_is_found(broker, publish):
     publish("tele/plug/SENSOR", TASMOTA)
-    found = find_meter(f"mqtt://127.0.0.1:{port(broker)}/tele/plug/SENSOR")
-    assert found.source == "mqtt"
-    first = found.meter.read()
+    choice = find_meter(f"mqtt://127.0.0.1:{port(broker)}/tele/plug/SENSOR")
+    assert choice.source == "mqtt"
+    first = choice.meter.read()
     publish("tele/plug/SENSOR", TASMOTA)
-    assert found.meter.read().joules >= first.joules
-    found.meter.rest()
+    assert choice.meter.read().joules >= first.joules
+    choice.meter.rest()
 
 
 @pytest.mark.slow  # paho waits at least a second before it connects again

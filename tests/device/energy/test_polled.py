@@ -40,7 +40,7 @@ def test_the_thread_looks_in_between_and_stops_at_rest(clock):
     meter.rest()
     rested = meter._integral.reading
     assert rested.joules >= 2.0 * 3
-    for thread in [one for one in threading.enumerate() if one.name == "meter"]:
+    for thread in [each for each in threading.enumerate() if each.name == "meter"]:
         thread.join(timeout=120)
     assert meter._integral.reading == rested
 

@@ -59,9 +59,9 @@ def test_what_is_no_power_is_refused(text):
     ],
 )
 def test_messages_of_smart_plugs(payload, path, unit, expected):
-    said = in_message(payload, path, unit)
-    assert said.energy is expected.energy
-    assert said.value == pytest.approx(expected.value)
+    amount = in_message(payload, path, unit)
+    assert amount.energy is expected.energy
+    assert amount.value == pytest.approx(expected.value)
 
 
 def test_json_without_a_known_field_asks_for_the_path():

@@ -53,13 +53,13 @@ def test_the_pretended_link_takes_its_time(clock, monkeypatch):
 
 
 def test_a_session_that_would_not_fit_is_refused_before_it_is_made(bundle):
-    model = OnnxModel(bundle, watch=Weighed(Weighed.held + 1_000_000))
+    model = OnnxModel(bundle, watch=Weighed(Weighed.footprint + 1_000_000))
     with pytest.raises(OutOfMemory, match=r"train.all needs \d+ MB in all, this device may use \d+ MB"):
         model.trainer("all")
 
 
 def test_what_another_process_of_the_device_holds_of_the_limit_is_told(bundle):
-    watch = Weighed(Weighed.held + 1_000_000)
+    watch = Weighed(Weighed.footprint + 1_000_000)
     watch.elsewhere_bytes = 30_000_000
     with pytest.raises(OutOfMemory, match=r"MB \(30 MB of its limit are held by its other process\)"):
         OnnxModel(bundle, watch=watch).trainer("all")
@@ -76,16 +76,16 @@ def test_work_that_outgrows_the_memory_is_given_up(bundle):
 class Weighed(EngineGuard):
     """Of a process that holds what it is told to."""
 
-    held = 1000
+    footprint = 1000
 
     def resident(self) -> int:
-        return self.held
+        return self.footprint
 
 
 def test_what_a_graph_with_a_whole_batch_holds_is_seen_and_told_with_some_more(bundle):
     graphs, watch = bundle.manifest.graphs, Weighed(10**12)
     watch.will_load("forward", graphs["forward"])
-    watch.held = 3000
+    watch.footprint = 3000
     watch.ran("forward", graphs["forward"], 31, 0.0)
     assert watch.grown == {}
     watch.ran("forward", graphs["forward"], 32, 0.0)

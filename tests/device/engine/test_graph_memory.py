@@ -14,8 +14,8 @@ def graph(live, kb=0):
     return Graph("f", "", kb * 1000, (), 0, 0, bytes_per_sample=live)
 
 
-def shaped(one, rows):
-    return session_bytes(one.bytes) + 2 * rows * one.bytes_per_sample
+def shaped(graph_, rows):
+    return session_bytes(graph_.bytes) + 2 * rows * graph_.bytes_per_sample
 
 
 def test_what_was_seen_counts_and_others_of_its_sort_are_as_far_off():
@@ -26,21 +26,21 @@ def test_what_was_seen_counts_and_others_of_its_sort_are_as_far_off():
         "train.mid": graph(6 * MB),
     }
     rows = {"forward": 20, "loss.all": 20, "train.all": 8, "train.mid": 10}
-    seen = {
+    peaks = {
         "forward": shaped(graphs["forward"], 20) // 2,
         "train.all": 3 * shaped(graphs["train.all"], 8) // 2,
     }
-    found = held_bytes(seen, graphs, rows)
-    assert {name: found[name] for name in seen} == seen
-    assert found["loss.all"] == pytest.approx(1.3 * shaped(graphs["loss.all"], 20) / 2, rel=1e-6)
-    assert found["train.mid"] == pytest.approx(1.5 * shaped(graphs["train.mid"], 10), rel=1e-6)
+    estimates = held_bytes(peaks, graphs, rows)
+    assert {name: estimates[name] for name in peaks} == peaks
+    assert estimates["loss.all"] == pytest.approx(1.3 * shaped(graphs["loss.all"], 20) / 2, rel=1e-6)
+    assert estimates["train.mid"] == pytest.approx(1.5 * shaped(graphs["train.mid"], 10), rel=1e-6)
 
 
 def test_nothing_is_concluded_from_graphs_of_fewer_live_bytes_nor_from_those_that_do_not_train():
     graphs = {"forward": graph(3 * MB), "train.head": graph(3 * MB), "train.all": graph(8 * MB)}
     rows = dict.fromkeys(graphs, 8)
-    seen = {"forward": 1 * MB, "train.head": 1 * MB}
-    assert held_bytes(seen, graphs, rows)["train.all"] == round(1.4 * shaped(graphs["train.all"], 8))
+    peaks = {"forward": 1 * MB, "train.head": 1 * MB}
+    assert held_bytes(peaks, graphs, rows)["train.all"] == round(1.4 * shaped(graphs["train.all"], 8))
 
 
 SQUEEZENET = {  # 1.0, 128 pixels: live MB of a run, its samples, kB of the file, MB grown by
@@ -56,17 +56,17 @@ MOBILENET = {  # V2 of width 0.5, 96 pixels
 
 
 @pytest.mark.parametrize(
-    "network, known",
+    "network, names",
     [
-        *((SQUEEZENET, known) for known in ((), ("train.all",), ("train.head",), ("train.all", "train.mid"))),
+        *((SQUEEZENET, names) for names in ((), ("train.all",), ("train.head",), ("train.all", "train.mid"))),
         *(
-            (MOBILENET, known)
-            for known in (("forward",), ("forward", "train.all"), ("forward", "train.head"))
+            (MOBILENET, names)
+            for names in (("forward",), ("forward", "train.all"), ("forward", "train.head"))
         ),
     ],
 )
-def test_no_graph_holds_more_than_is_said_whichever_were_tried(network, known):
+def test_no_graph_holds_more_than_is_said_whichever_were_tried(network, names):
     graphs = {name: graph(round(MB * live / rows), kb) for name, (live, rows, kb, _) in network.items()}
-    seen = {name: round(MARGIN * MB * network[name][3]) + MARGIN_BYTES for name in known}
-    found = held_bytes(seen, graphs, {name: rows for name, (_, rows, *_) in network.items()})
-    assert all(found[name] >= MB * network[name][3] for name in graphs)
+    peaks = {name: round(MARGIN * MB * network[name][3]) + MARGIN_BYTES for name in names}
+    estimates = held_bytes(peaks, graphs, {name: rows for name, (_, rows, *_) in network.items()})
+    assert all(estimates[name] >= MB * network[name][3] for name in graphs)

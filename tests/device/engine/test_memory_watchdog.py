@@ -80,10 +80,10 @@ def test_the_thread_looks_while_there_is_work_and_ends_with_it(bundle, monkeypat
             for _ in range(100_000):
                 model.forward(ONE)
     assert not any(thread.name == "memory watchdog" for thread in threading.enumerate())
-    seen = len(steps)
+    count = len(steps)
     engine_guard.start()
     model.forward(ONE)
-    assert len(steps) == seen
+    assert len(steps) == count
 
 
 CAPPED = """

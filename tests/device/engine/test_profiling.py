@@ -71,8 +71,8 @@ def test_what_the_memory_does_not_allow_is_left_out_before_it_is_loaded_or_when_
 
 def test_what_is_not_measured_is_as_fast_as_its_sort_and_opens_as_slowly_as_its_size_says(manifest):
     graphs = manifest.graphs
-    known = {"forward": 1e-3, "train.all": 9e-3}
-    speed = completed(Speed(1e9, known, opening={"forward": 0.01, "train.all": 0.05}), graphs)
+    seconds = {"forward": 1e-3, "train.all": 9e-3}
+    speed = completed(Speed(1e9, seconds, opening={"forward": 0.01, "train.all": 0.05}), graphs)
     assert speed.seconds["loss.mid"] == pytest.approx(
         1e-3 * graphs["loss.mid"].flops / graphs["forward"].flops
     )
@@ -84,12 +84,12 @@ def test_what_is_not_measured_is_as_fast_as_its_sort_and_opens_as_slowly_as_its_
     ] == pytest.approx(2e-3 * graphs["loss.mid"].flops / graphs["loss.all"].flops)
     size = graphs["forward"].bytes + graphs["train.all"].bytes
     assert speed.opening["train.mid"] == pytest.approx(0.06 * graphs["train.mid"].bytes / size)
-    assert {name: speed.seconds[name] for name in known} == known
+    assert {name: speed.seconds[name] for name in seconds} == seconds
 
 
 def test_what_a_gpu_or_a_pretended_device_computes_is_not_known():
-    known = clocks(time.monotonic, EngineSettings(), None)
-    assert (known.passed, known.busy) == (time.monotonic, time.process_time)
+    meters = clocks(time.monotonic, EngineSettings(), None)
+    assert (meters.passed, meters.busy) == (time.monotonic, time.process_time)
     for settings, emulation in (
         (EngineSettings(device="cuda"), None),
         (EngineSettings(), Emulation.of("pi-4")),

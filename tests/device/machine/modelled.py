@@ -18,11 +18,11 @@ class World:
     `leaves` as in DeviceRules.
     """
 
-    def __init__(self, random, seen=lambda *_: None, leaves=False):
-        self.random, self.seen = random, seen
+    def __init__(self, random, observer=lambda *_: None, leaves=False):
+        self.random, self.observer = random, observer
         rules = DeviceRules(random.choice(("", "", "a")), random.random() < 0.5, leaves)
         self.rules, self.now, self.offers = rules, 0.0, {}
-        self.disk, self.kept, self.acknowledged = {}, set(), set()
+        self.disk, self.stored, self.acknowledged = {}, set(), set()
         self.settled, self.seq = ("", 0), 0
         self.start()
 
@@ -31,7 +31,7 @@ class World:
         self.state = DeviceState(
             self.rules, task=self.rules.task, outbox=tuple(self.disk.values()), settled=self.settled
         )
-        self.pending, self.training, self.held, self.made = [], None, False, False
+        self.pending, self.training, self.on_hold, self.has_update = [], None, False, False
         self.opened, self.ended, self.latest = set(), {self.settled}, 0
 
     def run(self, steps):
@@ -70,8 +70,8 @@ class World:
         bundles = self.random.choice(("", *BUNDLES))
         answers = (ev.SamplesChanged(self.now), ev.WholeOfferNeeded(self.now), ev.BlobArrived(self.now, "p1"))
         withdrawn = ev.OfferWithdrawn(self.now, self.random.choice(("", *TASKS)))
-        known = ev.TaskKnown(self.now, bundles), ev.HelloSaid(self.now, 5)
-        self.feed(self.random.choice((*answers, *known, withdrawn)))
+        news = ev.TaskKnown(self.now, bundles), ev.HelloSaid(self.now, 5)
+        self.feed(self.random.choice((*answers, *news, withdrawn)))
 
     def crash(self):
         """Half of the times it is only another tick: crashes are rarer than what they interrupt."""
@@ -89,8 +89,8 @@ class World:
         to_all = self.random.random() < 0.7
         retained = to_all and self.random.random() < 0.2
         self.feed(ev.OfferReceived(self.now, offered, to_all, retained, choice((False, True)), self.flight()))
-        taken = self.state.newest or self.state.open
-        if taken is not None and taken.number == number:
+        newest = self.state.newest or self.state.open
+        if newest is not None and newest.number == number:
             self.latest = number
 
     def receipt(self):
@@ -100,7 +100,7 @@ class World:
     def feed(self, event):
         before = self.state
         self.state, commands = step(before, event)
-        self.seen(before, event, commands, self.state)
+        self.observer(before, event, commands, self.state)
         self.check(before, event, commands)
         for command in commands:
             self.take(command)
@@ -120,10 +120,10 @@ class World:
         elif isinstance(command, ev.Send) and command.first and self.random.random() < 0.3:
             self.feed(ev.Sent(self.now, command.seq, self.random.random() < 0.7))
         elif isinstance(command, ev.Train):
-            self.training, self.made = command.number, False
+            self.training, self.has_update = command.number, False
             self.pending.append(command)
         elif isinstance(command, ev.Hold):
-            self.held = True
+            self.on_hold = True
         elif isinstance(command, ev.BLOCKING):
             self.pending.append(command)
 
@@ -158,21 +158,21 @@ class World:
         offer = self.offers[command.number]
         if self.state.paused and not self.state.cancelled:
             self.pending.append(command)  # held
-        elif self.state.cancelled in ("given up", "task done") or (not self.made and chance < 0.2):
+        elif self.state.cancelled in ("given up", "task done") or (not self.has_update and chance < 0.2):
             self.training = None
             why = "stopped" if self.state.cancelled else self.random.choice(WHY)
             self.feed(ev.WorkFailed(self.now, command.number, why, self.random.random() < 0.5))
-        elif not self.made and chance < 0.3:
+        elif not self.has_update and chance < 0.3:
             self.training = None
             self.feed(ev.TrainingGoesOn(self.now, command.number))
-        elif not self.made and chance < 0.35:
+        elif not self.has_update and chance < 0.35:
             self.feed(ev.WorkerDied(self.now))
             self.pending.append(command)
-        elif not self.made and chance < 0.5:
+        elif not self.has_update and chance < 0.5:
             self.feed(ev.PlanMade(self.now, offer.task, offer.round))
             self.pending.append(command)
-        elif not self.made:
-            self.made = True
+        elif not self.has_update:
+            self.has_update = True
             self.pending.append(command)
             results = ("contribution", "contribution", "sat out", "failed")
             self.feed(ev.Made(self.now, offer.run, offer.round, self.random.choice(results)))
@@ -205,8 +205,8 @@ class World:
         assert not (state.paused and work & set(kinds)), "no work begins while the device is paused"
         assert not (state.quiet and ev.Send in kinds), "nothing is sent while the link must be spared"
         if isinstance(event, ev.WorkGateChanged) and not event.allows and not before.paused:
-            held = {ev.Hold, ev.Cancel} & set(kinds) or before.cancelled
-            assert before.training is None or held, "a pause stops training within one step"
+            pauses = {ev.Hold, ev.Cancel} & set(kinds) or before.cancelled
+            assert before.training is None or pauses, "a pause stops training within one step"
         for command in commands:
             if isinstance(command, ev.Train):
                 self.check_training(command)
@@ -225,6 +225,6 @@ class World:
 
     def check_ends(self, current):
         waiting = {(entry.run, entry.round) for entry in self.disk.values()}
-        keeping = {(one.run, one.round) for one in self.pending if isinstance(one, ev.Keep)}
-        known = self.ended | waiting | keeping | current
-        assert self.opened <= known, "every round ends in a receipt or a reason"
+        keeping = {(command.run, command.round) for command in self.pending if isinstance(command, ev.Keep)}
+        rounds = self.ended | waiting | keeping | current
+        assert self.opened <= rounds, "every round ends in a receipt or a reason"

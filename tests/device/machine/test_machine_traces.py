@@ -34,32 +34,41 @@ def test_each_step_of_a_trace_gives_its_commands_and_its_state(what):
     assert plain(state) == start
     for event, commands, changes in steps:
         kind = getattr(events, event["type"])
-        state, given = step(state, msgspec.convert(event, kind))
+        state, result = step(state, msgspec.convert(event, kind))
         expected = {**expected, **changes}
-        assert (plain(given), plain(state)) == (commands, expected), event
+        assert (plain(result), plain(state)) == (commands, expected), event
 
 
 def test_the_traces_have_every_event_and_every_reason():
-    steps = [one for _, *steps in TRACES.values() for one in steps]
+    steps = [entry for _, *steps in TRACES.values() for entry in steps]
     kinds = {kind.__name__ for kind in vars(events).values() if isinstance(kind, type)}
     of_events = {name for name in kinds if issubclass(getattr(events, name), DeviceEvent)} - {"DeviceEvent"}
     assert {event["type"] for event, _, _ in steps} == of_events
-    ends = [one["reason"] for _, commands, _ in steps for one in commands if one["type"] == "RoundEnded"]
+    ends = [
+        command["reason"]
+        for _, commands, _ in steps
+        for command in commands
+        if command["type"] == "RoundEnded"
+    ]
     assert set(ends) == set(REASONS)
 
 
 def lines(code):
     """Each line of the functions in a module, but the first of each."""
-    for inner in (one for one in code.co_consts if isinstance(one, CodeType)):
-        found = {line for _, _, line in inner.co_lines() if line} if inner.co_flags & CO_OPTIMIZED else set()
-        yield from ((inner.co_filename, line) for line in found - {inner.co_firstlineno})
+    for inner in (constant for constant in code.co_consts if isinstance(constant, CodeType)):
+        numbers = (
+            {line for _, _, line in inner.co_lines() if line} if inner.co_flags & CO_OPTIMIZED else set()
+        )
+        yield from ((inner.co_filename, line) for line in numbers - {inner.co_firstlineno})
         yield from lines(inner)
 
 
 def test_the_traces_reach_every_line_of_the_machine():
     """So no line of a machine in another language can be wrong unseen."""
     paths = [module.__file__ for module in (machine, offer_rules, turn)]
-    wanted = {line for path in paths for line in lines(compile(Path(path).read_text("utf-8"), path, "exec"))}
+    all_lines = {
+        line for path in paths for line in lines(compile(Path(path).read_text("utf-8"), path, "exec"))
+    }
     reached = set()
 
     def look(frame, _what, _value):
@@ -75,4 +84,4 @@ def test_the_traces_reach_every_line_of_the_machine():
                 state, _ = step(state, msgspec.convert(event, getattr(events, event["type"])))
     finally:
         sys.settrace(before)
-    assert sorted(wanted - reached) == []
+    assert sorted(all_lines - reached) == []

@@ -39,11 +39,11 @@ def waiting(seq, **changes):
 
 
 def offered(number=1, **changes):
-    given = {"number": number, "task": "t", "run": "r", "round": number, "closes": 60.0, "bundles": "x"}
-    return ev.Offered(**{**given, **changes})
+    usual = {"number": number, "task": "t", "run": "r", "round": number, "closes": 60.0, "bundles": "x"}
+    return ev.Offered(**{**usual, **changes})
 
 
-def heard(number=1, now=0.0, to_all=True, retained=False, over=False, **changes):
+def offer_heard(number=1, now=0.0, to_all=True, retained=False, over=False, **changes):
     return ev.OfferReceived(now, offered(number, **changes), to_all, retained, over)
 
 
@@ -66,12 +66,12 @@ def test_a_hello_without_an_answer_is_repeated_after_waits_that_double_up_to_a_m
 def test_a_withdrawn_task_is_neither_asked_for_nor_sent_to_until_it_is_offered_again():
     device = Device(bundles="x")
     device.feed(ev.LinkUp(0.0))
-    device.feed(heard(1, to_all=False))
+    device.feed(offer_heard(1, to_all=False))
     device.keep(1)
     device.feed(ev.LinkUp(0.0))
     device.feed(ev.OfferWithdrawn(0.0, "t"))
     assert moments(device, (ev.SayHello, ev.Send), 300) == []
-    device.feed(heard(1, now=300.0))
+    device.feed(offer_heard(1, now=300.0))
     assert ev.SayHello in map(type, device.commands)
     assert ev.Send in map(type, device.feed(ev.Tick(301.0)))
 
@@ -87,8 +87,8 @@ def test_a_device_that_waits_for_an_answer_asks_no_more_for_a_withdrawn_task_unt
 def test_a_device_of_any_task_goes_on_to_another_one_when_its_own_is_withdrawn():
     device = Device()
     device.feed(ev.LinkUp(0.0))
-    device.feed(heard(1, to_all=False))
-    device.feed(heard(1, now=1.0, task="u"))
+    device.feed(offer_heard(1, to_all=False))
+    device.feed(offer_heard(1, now=1.0, task="u"))
     device.feed(ev.OfferWithdrawn(2.0, "t"))
     assert [command.task for command in device.of(ev.JoinTask)] == ["u"]
     assert (device.state.task, device.state.withdrawn) == ("u", False)
@@ -97,8 +97,8 @@ def test_a_device_of_any_task_goes_on_to_another_one_when_its_own_is_withdrawn()
 def test_that_another_task_is_withdrawn_is_only_noted():
     device = Device()
     device.feed(ev.LinkUp(0.0))
-    device.feed(heard(1, to_all=False))
-    device.feed(heard(1, now=1.0, task="u"))
+    device.feed(offer_heard(1, to_all=False))
+    device.feed(offer_heard(1, now=1.0, task="u"))
     device.feed(ev.OfferWithdrawn(2.0, "u"))
     assert (device.state.task, device.state.others, device.state.withdrawn) == ("t", (), False)
 
@@ -108,7 +108,7 @@ def test_no_hello_is_repeated_once_there_is_an_answer_or_before_any_was_said():
     assert moments(device, ev.SayHello, 100) == []
     device.feed(ev.LinkUp(0.0))
     assert moments(device, ev.SayHello, 12) == [10]
-    device.feed(heard(0, to_all=False, round=0, done=True))
+    device.feed(offer_heard(0, to_all=False, round=0, done=True))
     assert moments(device, ev.SayHello, 100) == []
     device.feed(ev.LinkUp(0.0))
     assert moments(device, ev.SayHello, 12) == [10]  # waits are short again
@@ -156,7 +156,7 @@ def test_after_a_lost_link_waits_are_short_again():
     device.keep()
     moments(device, ev.Send, 71)
     device.feed(ev.LinkUp(0.0))
-    device.feed(heard(0, to_all=False, round=0))
+    device.feed(offer_heard(0, to_all=False, round=0))
     assert moments(device, ev.Send, 40) == [0, 11, 32]
 
 
@@ -191,9 +191,9 @@ def test_the_next_round_ends_the_wait_for_compact_contributions_alone():
     for seq in (1, 2):
         device.keep(seq)
     device.feed(ev.Sent(0.0, 2, compact=True))
-    device.feed(heard(2, over=True))
+    device.feed(offer_heard(2, over=True))
     assert [entry.seq for entry in device.state.outbox] == [1, 2]
-    device.feed(heard(3, over=True))
+    device.feed(offer_heard(3, over=True))
     assert [entry.seq for entry in device.state.outbox] == [1]
     assert device.of(ev.RoundEnded) == [ev.RoundEnded("r", 2, "round over")]
 
@@ -206,7 +206,7 @@ def test_a_contribution_of_more_samples_than_the_hello_said_is_sent_after_a_new_
 
 def test_a_round_is_previewed_fetched_prepared_and_trained_for_and_its_contribution_sent():
     device = Device(task="t", samples=9)
-    device.feed(heard())
+    device.feed(offer_heard())
     assert device.feed(ev.Tick(0.0)) == (ev.Preview(1),)
     assert device.feed(ev.Previewed(0.0, 1, ("b",))) == (ev.Fetch(1, ("b",)),)
     assert device.state.phase == "fetching"
@@ -236,7 +236,7 @@ def test_a_round_is_evaluated_during_the_next_one_only_if_that_takes_a_small_sha
         (600.0, None, ev.Preview(2)),
     ):
         device = Device(task="t", worked_on=offered(), evaluate_s=seconds)
-        device.feed(heard(2, closes=closes))
+        device.feed(offer_heard(2, closes=closes))
         assert device.feed(ev.Tick(0.0)) == (expected,)
 
 
@@ -249,19 +249,19 @@ def test_a_round_is_evaluated_once_nothing_is_to_be_fetched_from_the_device(fetc
 
 def test_training_is_held_when_the_device_is_paused_and_cancelled_when_a_newer_offer_comes():
     device = Device(task="t", samples=9)
-    device.feed(heard())
+    device.feed(offer_heard())
     device.prepare()
     assert device.feed(ev.WorkGateChanged(1.0, allows=False)) == (
         ev.SayPaused(True), ev.SendSatOut("t", 1), ev.Hold(),
     )  # fmt: skip
-    assert device.feed(heard(2, 2.0)) == (ev.Cancel(1, "given up"),)
+    assert device.feed(offer_heard(2, 2.0)) == (ev.Cancel(1, "given up"),)
     assert device.feed(ev.WorkFailed(2.0, 1, "stopped")) == (ev.RoundEnded("r", 1, "given up"),)
     assert device.state.open == offered(2)
 
 
 def test_training_is_cancelled_when_its_round_closes_during_a_pause():
     device = Device(task="t", samples=9)
-    device.feed(heard())
+    device.feed(offer_heard())
     device.prepare()
     device.feed(ev.WorkGateChanged(1.0, allows=False))
     assert device.feed(ev.Tick(59.0)) == ()
@@ -271,7 +271,7 @@ def test_training_is_cancelled_when_its_round_closes_during_a_pause():
 
 def test_a_round_that_closes_as_a_pause_ends_is_not_begun():
     device = Device(task="t", samples=9)
-    device.feed(heard())
+    device.feed(offer_heard())
     device.feed(ev.WorkGateChanged(1.0, allows=False))
     ended = (ev.SayPaused(False), ev.RoundEnded("r", 1, "closed"), ev.SayHello(0))
     assert device.feed(ev.WorkGateChanged(60.0, allows=True)) == ended
@@ -303,16 +303,16 @@ def test_training_that_fails_after_a_newer_offer_has_come_ends_its_round(cancell
 
 def test_training_goes_on_when_a_newer_offer_comes_and_is_cancelled_when_its_task_is_done():
     device = Device(task="t", samples=9)
-    device.feed(heard())
+    device.feed(offer_heard())
     device.prepare()
-    assert device.feed(heard(2)) == ()
-    assert ev.Cancel(1, "task done") in device.feed(heard(3, done=True))
+    assert device.feed(offer_heard(2)) == ()
+    assert ev.Cancel(1, "task done") in device.feed(offer_heard(3, done=True))
 
 
 def test_a_plan_whose_worker_died_during_a_pause_is_not_told_after_it():
     for died, last in ((False, ev.SendPlan()), (True, ev.SayHello(0))):
         device = Device(task="t", samples=9)
-        device.feed(heard())
+        device.feed(offer_heard())
         device.prepare()
         device.feed(ev.PlanMade(1.0, "t", 1))
         device.feed(ev.WorkGateChanged(2.0, allows=False))
@@ -323,25 +323,25 @@ def test_a_plan_whose_worker_died_during_a_pause_is_not_told_after_it():
 
 def test_training_in_the_background_is_asked_for_again_and_ended_by_a_newer_offer():
     device = Device(task="t", samples=9)
-    device.feed(heard())
+    device.feed(offer_heard())
     device.prepare()
     device.feed(ev.TrainingGoesOn(1.0, 1))
     assert device.state.phase == "training"
     assert device.feed(ev.Tick(1.0)) == (ev.Prepare(1),)
     assert device.feed(ev.Prepared(1.0, 1)) == (ev.Train(1),)
     device.feed(ev.TrainingGoesOn(1.0, 1))
-    assert device.feed(heard(2, 2.0)) == (ev.RoundEnded("r", 1, "superseded"),)
+    assert device.feed(offer_heard(2, 2.0)) == (ev.RoundEnded("r", 1, "superseded"),)
 
 
 def test_a_base_on_its_way_goes_on_while_its_round_has_time_and_the_newest_is_next():
     device = Device(task="t", samples=9)
     for number, now in ((1, 0.0), (2, 5.0), (3, 6.0)):
-        device.feed(heard(number, now))
+        device.feed(offer_heard(number, now))
         device.feed(ev.Tick(now))
         device.feed(ev.Previewed(now, 1, ("b",)))
     assert (device.state.open.number, device.state.newest.number) == (1, 3)
     assert device.of(ev.RoundEnded) == [ev.RoundEnded("r", 2, "superseded")]
-    device.feed(heard(4, 59.0))  # round 1 has a second left
+    device.feed(offer_heard(4, 59.0))  # round 1 has a second left
     assert (device.state.open.number, device.state.newest) == (4, None)
 
 
@@ -358,7 +358,7 @@ def test_a_base_on_its_way_goes_on_while_its_round_has_time_and_the_newest_is_ne
 )
 def test_work_that_fails_is_tried_again_unless_its_round_cannot_be_worked_on(why, whole, commands):
     device = Device(task="t")
-    device.feed(heard())
+    device.feed(offer_heard())
     device.feed(ev.Tick(0.0))
     assert device.feed(ev.WorkFailed(0.0, 1, why, whole)) == commands
     again = () if commands[:1] and isinstance(commands[0], ev.RoundEnded) else (ev.Preview(1),)
@@ -368,7 +368,7 @@ def test_work_that_fails_is_tried_again_unless_its_round_cannot_be_worked_on(why
 def test_work_on_the_model_of_a_task_that_is_done_may_fail_until_its_time_is_over():
     """A worker that died after the last offer is no fault of a round that is open no longer."""
     device = Device(rules=DeviceRules(keeps=True), task="t", bundles="x")
-    assert device.feed(heard(1, done=True)) == (ev.TaskDone("t", 1), ev.FetchAhead(1))
+    assert device.feed(offer_heard(1, done=True)) == (ev.TaskDone("t", 1), ev.FetchAhead(1))
     assert device.feed(ev.Tick(1.0)) == (ev.Preview(1),)
     device.feed(ev.WorkFailed(1.0, 1, "worker died"))
     assert device.feed(ev.Tick(2.0)) == (ev.Preview(1),)
@@ -398,8 +398,8 @@ def test_when_a_final_model_is_kept_or_cannot_be_had_the_round_before_is_not_eva
 
 def test_a_failure_of_a_round_that_is_open_no_longer_changes_nothing():
     device = Device(task="t")
-    device.feed(heard())
-    device.feed(heard(1, done=True))
+    device.feed(offer_heard())
+    device.feed(offer_heard(1, done=True))
     before = device.state
     assert device.feed(ev.WorkFailed(1.0, 1, "worker died")) == ()
     assert device.state == before
@@ -408,15 +408,15 @@ def test_a_failure_of_a_round_that_is_open_no_longer_changes_nothing():
 def test_only_the_other_tasks_heard_of_last_are_remembered():
     device = Device(task="mine")
     for number in range(TASKS + 1):
-        device.feed(heard(1, task=f"task-{number}"))
+        device.feed(offer_heard(1, task=f"task-{number}"))
     assert device.state.others == tuple(f"task-{number}" for number in range(1, TASKS + 1))
-    device.feed(heard(1, task="task-7", done=True))
+    device.feed(offer_heard(1, task="task-7", done=True))
     assert "task-7" not in device.state.others
 
 
 def test_a_task_that_was_done_before_the_device_came_is_believed_when_no_other_comes_in_time():
     device = Device()
-    device.feed(heard(retained=True, done=True))
+    device.feed(offer_heard(retained=True, done=True))
     device.feed(ev.Tick(ANOTHER_S - 0.1))
     assert not device.state.done
     device.feed(ev.Tick(ANOTHER_S))

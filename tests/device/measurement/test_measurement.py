@@ -35,9 +35,9 @@ def order(kind, bundle="digits-wrn-10-1", **device):
 
 
 def figures(seconds, joules=4.0, **changes):
-    known = {"kind": "full", "seconds": seconds, "predicted_s": 2.0, "joules": joules, "source": "rapl"}
-    known |= {"uncertainty": 0.05, "peak_bytes": 90_000_000, "predicted_peak_bytes": 80_000_000}
-    return MeasuredFigures(**{**known, **changes})
+    usual = {"kind": "full", "seconds": seconds, "predicted_s": 2.0, "joules": joules, "source": "rapl"}
+    usual |= {"uncertainty": 0.05, "peak_bytes": 90_000_000, "predicted_peak_bytes": 80_000_000}
+    return MeasuredFigures(**{**usual, **changes})
 
 
 def test_the_middle_run_counts_and_half_of_the_range_is_told():
@@ -48,8 +48,8 @@ def test_the_middle_run_counts_and_half_of_the_range_is_told():
 
 
 def test_above_idle_is_told_with_the_meter_s_error():
-    one = row([figures(1.0, above_idle_j=-5.3, above_idle_off_j=0.7)])
-    assert cells(one)[4] == "-5.30 ± 0.70"
+    line = row([figures(1.0, above_idle_j=-5.3, above_idle_off_j=0.7)])
+    assert cells(line)[4] == "-5.30 ± 0.70"
 
 
 def test_what_was_not_measured_is_left_out_and_nothing_is_told_of_nothing():
@@ -59,16 +59,16 @@ def test_what_was_not_measured_is_left_out_and_nothing_is_told_of_nothing():
 
 
 def test_a_kind_is_believed_as_little_as_its_least_believable_run():
-    one = row([figures(1.0), figures(3.0, 9.0, source=MODELLED, uncertainty=1.0), figures(2.0)])
-    assert (one.runs, one.seconds.median, one.joules.median) == (3, 2.0, 4.0)
-    assert (one.source, one.uncertainty) == (MODELLED, 1.0)
-    assert cells(one)[5] == "modelled ± 100%"
+    line = row([figures(1.0), figures(3.0, 9.0, source=MODELLED, uncertainty=1.0), figures(2.0)])
+    assert (line.runs, line.seconds.median, line.joules.median) == (3, 2.0, 4.0)
+    assert (line.source, line.uncertainty) == (MODELLED, 1.0)
+    assert cells(line)[5] == "modelled ± 100%"
 
 
 def test_a_run_in_which_nothing_was_made_counts_for_nothing_and_says_why():
     failed = MeasuredFigures("full", why="needs 90 MB of 80 MB")
-    one = row([failed, figures(2.0)])
-    assert (one.runs, one.seconds.median, one.why) == (1, 2.0, "needs 90 MB of 80 MB")
+    line = row([failed, figures(2.0)])
+    assert (line.runs, line.seconds.median, line.why) == (1, 2.0, "needs 90 MB of 80 MB")
     nothing = row([failed, failed])
     assert nothing.runs == 0
     assert cells(nothing) == ("full", "needs 90 MB of 80 MB")
@@ -76,16 +76,21 @@ def test_a_run_in_which_nothing_was_made_counts_for_nothing_and_says_why():
 
 def test_a_file_of_runs_has_their_names_and_nothing_for_what_is_not_known():
     names, first, second = lines([figures(1.5), MeasuredFigures("full", why="no")])
-    told, untold = dict(zip(names, first, strict=True)), dict(zip(names, second, strict=True))
-    assert (told["kind"], told["seconds"], told["source"], told["above_idle_j"]) == ("full", 1.5, "rapl", "")
+    filled, untold = dict(zip(names, first, strict=True)), dict(zip(names, second, strict=True))
+    assert (filled["kind"], filled["seconds"], filled["source"], filled["above_idle_j"]) == (
+        "full",
+        1.5,
+        "rapl",
+        "",
+    )
     assert (untold["seconds"], untold["why"]) == ("", "no")
 
 
 def test_kinds_take_turns(monkeypatch):
-    seen = []
+    kinds = []
     monkeypatch.setattr(trials, "in_a_child", lambda order: MeasuredFigures(order.kind))
-    runs = interleaved([order("full"), order("few-shot")], 2, lambda order, _: seen.append(order.kind))
-    assert seen == ["full", "few-shot", "full", "few-shot"]
+    runs = interleaved([order("full"), order("few-shot")], 2, lambda order, _: kinds.append(order.kind))
+    assert kinds == ["full", "few-shot", "full", "few-shot"]
     assert {kind: len(some) for kind, some in runs.items()} == {"full": 2, "few-shot": 2}
 
 
@@ -95,43 +100,43 @@ def test_the_peak_of_a_process_is_read_where_the_system_tells_it():
 
 
 def test_a_child_does_one_kind_and_tells_what_it_took():
-    made = in_a_child(order("class-means"))
-    assert made.kind == "class-means"
-    assert made.why == ""
-    assert made.joules > 0
-    assert (made.source, made.uncertainty) == (MODELLED, 1.0)
-    assert made.bytes_up == made.predicted_bytes_up
-    assert made.peak_bytes > 30_000_000
+    run = in_a_child(order("class-means"))
+    assert run.kind == "class-means"
+    assert run.why == ""
+    assert run.joules > 0
+    assert (run.source, run.uncertainty) == (MODELLED, 1.0)
+    assert run.bytes_up == run.predicted_bytes_up
+    assert run.peak_bytes > 30_000_000
 
 
 def test_a_child_s_meter_is_asked_and_what_it_uses_at_rest_taken_away():
-    made = in_a_child(order("class-means", meter="command:echo 3 W", idle_w=2.0))
-    assert (made.source, made.uncertainty) == ("command", pytest.approx(0.05))
-    assert made.above_idle_j < made.joules
+    run = in_a_child(order("class-means", meter="command:echo 3 W", idle_w=2.0))
+    assert (run.source, run.uncertainty) == ("command", pytest.approx(0.05))
+    assert run.above_idle_j < run.joules
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "asked, why",
+    "task, why",
     [
         (order("class-means", bundle="nothing"), "neither a bundle folder or zip nor a shipped bundle"),
         (order("full", meter="sundial"), "--meter sundial: expected one of"),
         (order("full", memory_bytes=1_000_000), "needs"),
     ],
 )
-def test_a_child_that_cannot_says_why(asked, why):
-    made = in_a_child(asked)
-    assert isnan(made.seconds)
-    assert why in made.why
+def test_a_child_that_cannot_says_why(task, why):
+    run = in_a_child(task)
+    assert isnan(run.seconds)
+    assert why in run.why
 
 
 def test_what_a_child_prints_is_none_of_its_figures(tmp_path, monkeypatch):
     says = "import atexit, os; print('hello'); os.write(1, b'from C'); atexit.register(print, 'bye')"
     (tmp_path / "sitecustomize.py").write_text(says)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    made = in_a_child(order("class-means"))
-    assert (made.why, made.kind) == ("", "class-means")
-    assert made.seconds > 0
+    run = in_a_child(order("class-means"))
+    assert (run.why, run.kind) == ("", "class-means")
+    assert run.seconds > 0
 
 
 def test_a_child_that_is_killed_is_told_so(monkeypatch):
@@ -140,8 +145,8 @@ def test_a_child_that_is_killed_is_told_so(monkeypatch):
 
 
 def test_power_at_rest_is_what_the_meter_shows_while_nothing_is_done(clock):
-    found = find_meter("command:echo 3 W", clock)
-    assert idle_watts(found.meter, 4.0, Time(clock, clock.sleep)) == pytest.approx(3.0)
+    choice = find_meter("command:echo 3 W", clock)
+    assert idle_watts(choice.meter, 4.0, Time(clock, clock.sleep)) == pytest.approx(3.0)
 
 
 def test_a_meter_too_coarse_for_seconds_at_rest_tells_no_power_at_rest(clock):

@@ -10,15 +10,15 @@ from device_runtime.models.bundles.tensors import encode
 def offer(bundle):
     """An offer of a round of the shipped bundle."""
 
-    def made(number=1, **changes):
+    def new_offer(number=1, **changes):
         blob = blob_of(encode(bundle.weights()))
-        given = {
+        usual = {
             "task": "t", "run": "r", "round": number, "seed": 5, "deadline_s": 9.0, "remaining_s": 9.0,
             "bundle": blob, "base": Base(checkpoint=(blob,), sha=blob.sha), "kinds": (),
         }  # fmt: skip
-        return Offer(**{**given, **changes})
+        return Offer(**{**usual, **changes})
 
-    return made
+    return new_offer
 
 
 @pytest.fixture(scope="session")
@@ -26,5 +26,5 @@ def digits():
     """Images uint8 (n, 1, 8, 8) of 0 to 16, and labels."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    return found.images.astype(np.uint8)[:, None], found.target.astype(np.int64)
+    dataset = load_digits()
+    return dataset.images.astype(np.uint8)[:, None], dataset.target.astype(np.int64)

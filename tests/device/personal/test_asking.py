@@ -22,14 +22,14 @@ def personal(tmp_path, bundle, offer):
 def test_each_sample_of_a_file_gets_its_labels_the_most_probable_first(personal, digits, tmp_path):
     np.save(tmp_path / "three.npy", digits[0][:3])
     np.savez(tmp_path / "two.npz", x=digits[0][:2])
-    found = personal.predict(tmp_path / "three.npy", top=10)
-    assert [(one.number, len(one.guesses)) for one in found] == [(0, 10), (1, 10), (2, 10)]
-    for one in found:
-        probabilities = [guess.probability for guess in one.guesses]
+    answers = personal.predict(tmp_path / "three.npy", top=10)
+    assert [(answer.number, len(answer.guesses)) for answer in answers] == [(0, 10), (1, 10), (2, 10)]
+    for sample in answers:
+        probabilities = [guess.probability for guess in sample.guesses]
         assert probabilities == sorted(probabilities, reverse=True)
         assert sum(probabilities) == pytest.approx(1.0, abs=1e-5)
-    assert [one.guesses for one in personal.predict(tmp_path / "two.npz", top=10)] == [
-        one.guesses for one in found[:2]
+    assert [answer.guesses for answer in personal.predict(tmp_path / "two.npz", top=10)] == [
+        answer.guesses for answer in answers[:2]
     ]
 
 
@@ -42,9 +42,9 @@ def test_a_table_is_asked_about_with_and_without_its_labels(personal, digits, tm
     (tmp_path / "first.csv").write_text("\n".join([f"digit,{header}", *(f"3,{row}" for row in rows)]))
     (tmp_path / "last.tsv").write_text("\n".join(f"{row},3".replace(",", "\t") for row in rows))
     np.save(tmp_path / "x.npy", digits[0][:4])
-    expected = [one.guesses for one in personal.predict(tmp_path / "x.npy")]
+    expected = [answer.guesses for answer in personal.predict(tmp_path / "x.npy")]
     for name in ("plain.csv", "named.csv", "first.csv", "last.tsv"):
-        assert [one.guesses for one in personal.predict(tmp_path / name)] == expected, name
+        assert [answer.guesses for answer in personal.predict(tmp_path / name)] == expected, name
 
 
 def test_a_query_is_asked_about(personal, digits, tmp_path, monkeypatch):
@@ -55,11 +55,11 @@ def test_a_query_is_asked_about(personal, digits, tmp_path, monkeypatch):
         )
     np.save(tmp_path / "x.npy", digits[0][:2])
     query = "SELECT pixels, label FROM seen"
-    expected = [one.guesses for one in personal.predict(tmp_path / "x.npy")]
-    assert [one.guesses for one in personal.predict(f"sqlite:{tmp_path / 'd.db'}?{query}")] == expected
+    expected = [answer.guesses for answer in personal.predict(tmp_path / "x.npy")]
+    assert [answer.guesses for answer in personal.predict(f"sqlite:{tmp_path / 'd.db'}?{query}")] == expected
     monkeypatch.chdir(tmp_path)
     long = f"{query} WHERE label IN ('{300 * 'a'}', '')"
-    assert [one.guesses for one in personal.predict(f"sqlite:d.db?{long}")] == expected
+    assert [answer.guesses for answer in personal.predict(f"sqlite:d.db?{long}")] == expected
 
 
 def test_the_head_of_one_s_own_is_asked_where_there_is_one(tmp_path, bundle, offer, digits):
@@ -72,7 +72,7 @@ def test_the_head_of_one_s_own_is_asked_where_there_is_one(tmp_path, bundle, off
 
     keeper.judge(RoundEvaluation(4, kept=True), {head.weight: weights[head.weight], head.bias: bias})
     np.save(tmp_path / "x.npy", digits[0][:5])
-    assert {one.label for one in Personal.open(tmp_path).predict(tmp_path / "x.npy")} == {"6"}
+    assert {answer.label for answer in Personal.open(tmp_path).predict(tmp_path / "x.npy")} == {"6"}
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_the_onnx_file_gives_the_same_without_us(personal, bundle, digits, tmp_p
     session = onnxruntime.InferenceSession(tmp_path / "mine.onnx", providers=["CPUExecutionProvider"])
     x = bundle.manifest.input.prepare(digits[0][:7])
     assert np.array_equal(session.run(["logits"], {"x": x})[0], OnnxModel(bundle).logits(x))
-    told = session.get_modelmeta().custom_metadata_map
-    assert told["labels"] == '["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]'
-    assert told["preprocessing"].startswith(
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert metadata["labels"] == '["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]'
+    assert metadata["preprocessing"].startswith(
         "pictures as 8x8 grey, black 0 and white 16; then x = (raw * scale"
     )
     with pytest.raises(DataError, match="cannot be written"):
@@ -114,8 +114,8 @@ def test_importing_the_package_imports_nothing_heavy():
         "print([name for name in names if name in sys.modules]); "
         "from device_runtime import Personal; print('onnxruntime' in sys.modules, 'torch' in sys.modules)"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.split("\n")[:2] == ["[]", "False False"]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.split("\n")[:2] == ["[]", "False False"]
 
 
 def test_values_that_are_no_numbers_get_no_label_and_no_samples_no_answer(personal, tmp_path):
@@ -131,11 +131,11 @@ def test_a_text_is_answered_whether_it_is_in_a_file_or_given(tmp_path, text_bund
     PersonalModelStore(tmp_path).keep(offer(4), text_bundle, text_bundle.weights())
     personal = Personal.open(tmp_path)
     (tmp_path / "a.txt").write_text("a great film , it was warm .\n")
-    [given] = personal.read("a great film , it was warm .")
+    [answer] = personal.read("a great film , it was warm .")
     [in_file] = personal.predict(tmp_path / "a.txt")
-    assert given.guesses == in_file.guesses
+    assert answer.guesses == in_file.guesses
     logits = OnnxModel(text_bundle).logits(text_bundle.texts.ids(["a great film , it was warm ."]))
-    assert given.label == text_bundle.manifest.labels[int(logits.argmax())]
+    assert answer.label == text_bundle.manifest.labels[int(logits.argmax())]
     [long] = personal.read("film " * 40)
     assert len(long.file) == 60
     assert long.file.endswith("..")

@@ -26,33 +26,33 @@ def local(bundle, digits):
 
 
 def test_the_figures_are_those_of_the_model_on_what_was_held_out(model, local):
-    held = local(100, 150)
-    found = judged(model, local(0, 100), held, None)
-    assert found.served == accuracy_and_loss(model.logits(held.x), held.y)
-    assert (found.own_head, found.head) == (None, None)
+    holdout = local(100, 150)
+    judgement = judged(model, local(0, 100), holdout, None)
+    assert judgement.served == accuracy_and_loss(model.logits(holdout.x), holdout.y)
+    assert (judgement.own_head, judgement.head) == (None, None)
 
 
 def test_a_head_is_used_where_it_is_better_on_what_was_held_out(model, local):
     """The task has other names for this device's classes: digits are one off."""
     off = lambda y: (y + 1) % 10  # noqa: E731
-    found = judged(model, local(0, 300, off), local(300, 400, off), OWN)
-    assert found.own_head.eval_acc > 0.5 > found.served.eval_acc
-    assert set(found.head) == {model.manifest.head.weight, model.manifest.head.bias}
+    judgement = judged(model, local(0, 300, off), local(300, 400, off), OWN)
+    assert judgement.own_head.eval_acc > 0.5 > judgement.served.eval_acc
+    assert set(judgement.head) == {model.manifest.head.weight, model.manifest.head.bias}
 
 
 def test_a_head_that_is_worse_is_not_used(model, local):
     model.load(judged(model, local(0, 300), local(300, 400), OWN).head)
     turned = np.roll(np.arange(10), 3)
-    found = judged(model, local(0, 300, lambda y: turned[y]), local(300, 400), OWN)
-    assert found.own_head.eval_acc < 0.5 < found.served.eval_acc
-    assert found.head is None
+    judgement = judged(model, local(0, 300, lambda y: turned[y]), local(300, 400), OWN)
+    assert judgement.own_head.eval_acc < 0.5 < judgement.served.eval_acc
+    assert judgement.head is None
 
 
 def test_the_same_round_gives_the_same_head(model, local):
-    one, other = (judged(model, local(0, 200), local(200, 260), OWN) for _ in range(2))
-    assert one.own_head == other.own_head
+    first, other = (judged(model, local(0, 200), local(200, 260), OWN) for _ in range(2))
+    assert first.own_head == other.own_head
 
 
 def test_of_one_class_no_head_is_trained(model, local):
-    found = judged(model, local(0, 100, np.zeros_like), local(100, 150), OWN)
-    assert found.own_head is None
+    judgement = judged(model, local(0, 100, np.zeros_like), local(100, 150), OWN)
+    assert judgement.own_head is None

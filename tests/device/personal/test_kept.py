@@ -27,9 +27,9 @@ def files(tmp_path):
 
 def test_what_is_kept_is_read_again_with_its_bundle(keeper, bundle, offer):
     keeper.keep(offer(3), bundle, moved(bundle, 1))
-    found = PersonalModelStore(keeper._device).read()
-    assert (found.record.round, found.bundle.sha256) == (3, bundle.sha256)
-    assert all(np.array_equal(found.weights[n], value) for n, value in moved(bundle, 1).items())
+    stored = PersonalModelStore(keeper._device).read()
+    assert (stored.record.round, stored.bundle.sha256) == (3, bundle.sha256)
+    assert all(np.array_equal(stored.weights[n], value) for n, value in moved(bundle, 1).items())
 
 
 def test_only_the_last_model_stays_and_a_head_goes_with_its_model(keeper, bundle, offer, tmp_path):
@@ -44,7 +44,7 @@ def test_only_the_last_model_stays_and_a_head_goes_with_its_model(keeper, bundle
     assert np.array_equal(
         keeper.read().weights[bundle.manifest.head.bias], moved(bundle, 3)[bundle.manifest.head.bias]
     )
-    assert [one.round for one in keeper.read().record.rounds] == [1]
+    assert [figures.round for figures in keeper.read().record.rounds] == [1]
 
 
 def test_the_same_model_in_another_round_keeps_its_head(keeper, bundle, offer):
@@ -60,7 +60,7 @@ def test_figures_of_another_run_go_and_those_of_a_round_that_was_overtaken_are_n
     keeper.keep(offer(1), bundle, moved(bundle, 1))
     keeper.judge(RoundEvaluation(1), None)
     keeper.judge(RoundEvaluation(7), head_of(bundle, 2))
-    assert [one.round for one in keeper.read().record.rounds] == [1]
+    assert [figures.round for figures in keeper.read().record.rounds] == [1]
     keeper.keep(offer(1, run="s"), bundle, moved(bundle, 1))
     assert keeper.read().record.rounds == ()
 
@@ -70,7 +70,7 @@ def test_at_most_a_hundred_rounds_are_remembered(keeper, bundle, offer, monkeypa
     for number in range(1, 6):
         keeper.keep(offer(number), bundle, moved(bundle, 1))
         keeper.judge(RoundEvaluation(number), None)
-    assert [one.round for one in keeper.read().record.rounds] == [3, 4, 5]
+    assert [figures.round for figures in keeper.read().record.rounds] == [3, 4, 5]
 
 
 @pytest.mark.parametrize("last", ["weights", "record"])
@@ -86,9 +86,9 @@ def test_a_power_cut_at_any_write_leaves_the_model_before(keeper, bundle, offer,
     monkeypatch.setattr(module, "replace_file", cut)
     with pytest.raises(OSError, match="the power is gone"):
         keeper.keep(offer(2), bundle, moved(bundle, 2))
-    found = PersonalModelStore(keeper._device).read()
-    assert found.record.round == 1
-    assert all(np.array_equal(found.weights[n], value) for n, value in moved(bundle, 1).items())
+    stored = PersonalModelStore(keeper._device).read()
+    assert stored.record.round == 1
+    assert all(np.array_equal(stored.weights[n], value) for n, value in moved(bundle, 1).items())
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b'{"bundle": 3}'])

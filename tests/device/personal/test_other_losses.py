@@ -20,7 +20,7 @@ OWN = OwnHead(3, "a", lambda: 0.0)
 
 
 @pytest.fixture
-def kept(tmp_path):
+def store_of(tmp_path):
     """Keeps a bundle's model as that of round 4; returns it, and the store."""
 
     def keep(path):
@@ -37,39 +37,39 @@ def kept(tmp_path):
     return keep
 
 
-def test_values_are_predicted_in_original_units(kept, exported, tmp_path):
-    bundle, _ = kept(exported.of_loss("mse"))
-    [one, *_] = Personal.open(tmp_path).predict(X)
+def test_values_are_predicted_in_original_units(store_of, exported, tmp_path):
+    bundle, _ = store_of(exported.of_loss("mse"))
+    [answer, *_] = Personal.open(tmp_path).predict(X)
     price, area = OnnxModel(bundle).logits(X)[0] * (30, 3) + (100, 0)
-    assert one.values == pytest.approx({"price": price, "area": area}, rel=1e-5)
-    assert (one.label, one.guesses, one.is_anomaly) == ("", (), None)
+    assert answer.values == pytest.approx({"price": price, "area": area}, rel=1e-5)
+    assert (answer.label, answer.guesses, answer.is_anomaly) == ("", (), None)
     with pytest.raises(DataError, match="mse predicts no labels: its loss is mse of price, area"):
         Personal.open(tmp_path).probabilities(X)
 
 
-def test_each_flag_has_a_probability_of_its_own(kept, exported, tmp_path):
-    bundle, _ = kept(exported.of_loss("bce"))
-    [one, *_] = Personal.open(tmp_path).predict(X, top=3)
+def test_each_flag_has_a_probability_of_its_own(store_of, exported, tmp_path):
+    bundle, _ = store_of(exported.of_loss("bce"))
+    [answer, *_] = Personal.open(tmp_path).predict(X, top=3)
     expected = dict(zip("abc", sigmoid(OnnxModel(bundle).logits(X))[0].tolist(), strict=True))
-    assert {guess.label: guess.probability for guess in one.guesses} == pytest.approx(expected)
+    assert {guess.label: guess.probability for guess in answer.guesses} == pytest.approx(expected)
 
 
-def test_an_error_above_the_quantile_of_the_device_s_own_samples_is_an_anomaly(kept, exported, tmp_path):
-    bundle, store = kept(exported.of_loss("mse", "input"))
+def test_an_error_above_the_quantile_of_the_device_s_own_samples_is_an_anomaly(store_of, exported, tmp_path):
+    bundle, store = store_of(exported.of_loss("mse", "input"))
     model, none = OnnxModel(bundle), np.zeros(0, np.int64)
     assert Personal.open(tmp_path).predict(X)[0].is_anomaly is None
-    training, held = LocalData(X, np.zeros(20, np.int64)), LocalData(X[:0], none)
-    judge(store, 4, lambda: judged(model, training, held, OWN))
+    training, holdout = LocalData(X, np.zeros(20, np.int64)), LocalData(X[:0], none)
+    judge(store, 4, lambda: judged(model, training, holdout, OWN))
     errors = reconstruction_errors(bundle.manifest.target, model.logits(X), X)
-    found = Personal.open(tmp_path).predict(np.concatenate([X[:1], 100 + X[:1]]))
-    assert found[0].error == pytest.approx(errors[0], rel=1e-5)
-    assert found[0].threshold == pytest.approx(np.quantile(errors, 0.99), rel=1e-5)
-    assert [one.is_anomaly for one in found] == [errors[0] > found[0].threshold, True]
+    answers = Personal.open(tmp_path).predict(np.concatenate([X[:1], 100 + X[:1]]))
+    assert answers[0].error == pytest.approx(errors[0], rel=1e-5)
+    assert answers[0].threshold == pytest.approx(np.quantile(errors, 0.99), rel=1e-5)
+    assert [answer.is_anomaly for answer in answers] == [errors[0] > answers[0].threshold, True]
 
 
-def test_a_model_of_another_loss_is_judged_by_its_metrics_and_gets_no_own_head(kept, exported):
-    bundle, _ = kept(exported.of_loss("mse"))
+def test_a_model_of_another_loss_is_judged_by_its_metrics_and_gets_no_own_head(store_of, exported):
+    bundle, _ = store_of(exported.of_loss("mse"))
     y = np.zeros((20, 2), np.float32)
-    found = judged(OnnxModel(bundle), LocalData(X, y), LocalData(X, y), OWN)
-    assert (found.own_head, found.served.metric) == (None, "R2")
-    assert found.served.said.startswith("R2 0.000, RMSE price ")
+    judgement = judged(OnnxModel(bundle), LocalData(X, y), LocalData(X, y), OWN)
+    assert (judgement.own_head, judgement.served.metric) == (None, "R2")
+    assert judgement.served.said.startswith("R2 0.000, RMSE price ")

@@ -45,11 +45,11 @@ def test_after_each_round_the_served_model_is_kept_and_judged(device, caplog):
     for number in (1, 2):
         stage.link.announce(stage.offer(number))
         stage.go()
-    found = record(stage)
-    assert (found.round, [one.round for one in found.rounds]) == (2, [1, 2])
+    state = record(stage)
+    assert (state.round, [figures.round for figures in state.rounds]) == (2, [1, 2])
     [contribution, _] = stage.contributions
-    assert contribution.num_examples + found.rounds[0].served.num_examples == 120
-    assert 15 <= found.rounds[0].served.num_examples <= 45
+    assert contribution.num_examples + state.rounds[0].served.num_examples == 120
+    assert 15 <= state.rounds[0].served.num_examples <= 45
     assert "the model from before round 1 is right in" in caplog.text
     assert "the model of round 1 is right in" in caplog.text  # which round 2 began with
 
@@ -88,16 +88,16 @@ def test_it_is_judged_only_when_nothing_is_to_be_fetched_from_the_device(device)
     assert record(stage).rounds == ()
     stage.link.receipt(stage.contributions[0])
     stage.go()
-    assert [one.round for one in record(stage).rounds] == [1]
+    assert [figures.round for figures in record(stage).rounds] == [1]
 
 
 def test_a_device_that_is_to_stop_ends_judging_at_its_next_step(device, caplog, monkeypatch):
     caplog.set_level("INFO")
     stage = device(PersonalModelSettings(keep=True, held_out=0.25))
 
-    def stopping(*given):
+    def stopping(*arguments):
         stage.agent.runner.stop.set()
-        return judged(*given)
+        return judged(*arguments)
 
     monkeypatch.setattr("device_runtime.device.training.local_task.judged", stopping)
     stage.link.announce(stage.offer(1))
@@ -141,8 +141,8 @@ def test_samples_that_come_between_rounds_take_part_in_the_next(device, digits):
     stage.link.announce(stage.offer(2))
     stage.go()
     assert [c.num_examples for c in stage.contributions] == [120, 150]
-    sent = [one for one in stage.link.sent if isinstance(one, Hello | Contribution)]
-    assert [type(one) for one in sent[-2:]] == [Hello, Contribution]
+    sent = [message for message in stage.link.sent if isinstance(message, Hello | Contribution)]
+    assert [type(message) for message in sent[-2:]] == [Hello, Contribution]
     assert sent[-2].num_examples == 150  # an aggregator takes no more than the hello says
 
 
@@ -200,22 +200,22 @@ def test_the_model_of_a_task_that_is_done_is_fetched_kept_and_judged(device):
     assert not stage.agent.finished
     stage.go()
     assert stage.agent.finished
-    found = record(stage)
-    assert (found.round, [one.round for one in found.rounds]) == (2, [1, 2])
+    state = record(stage)
+    assert (state.round, [figures.round for figures in state.rounds]) == (2, [1, 2])
     assert tensors.encode(PersonalModelStore(stage.folder).read().weights) == data
-    asked = len(stage.link.of(Get))
+    gets = len(stage.link.of(Get))
     stage.link.announce(offer, unasked=False)
-    assert len(stage.go().link.of(Get)) == asked
+    assert len(stage.go().link.of(Get)) == gets
 
 
 def test_a_final_model_is_asked_for_before_whoever_works_is_there(device, monkeypatch):
     stage = device(PersonalModelSettings(keep=True))
     stage.link.announce(stage.offer(1))
     stage.go()
-    asked = len(stage.link.of(Get))
+    gets = len(stage.link.of(Get))
 
     def starting(_current):
-        assert len(stage.link.of(Get)) == asked + 1
+        assert len(stage.link.of(Get)) == gets + 1
         raise WorkDied("it is not there yet")
 
     offer, data = over(stage)
@@ -225,7 +225,7 @@ def test_a_final_model_is_asked_for_before_whoever_works_is_there(device, monkey
         stage.agent.step()
     assert stage.go().agent.finished
     assert tensors.encode(PersonalModelStore(stage.folder).read().weights) == data
-    assert len(stage.link.of(Get)) == asked + 1
+    assert len(stage.link.of(Get)) == gets + 1
 
 
 def test_a_final_model_is_tried_for_again_where_the_process_dies_at_it(device, caplog):
@@ -235,10 +235,10 @@ def test_a_final_model_is_tried_for_again_where_the_process_dies_at_it(device, c
     backend, deaths = stage.agent.runner.backend, [WorkDied("it was ended by SIGKILL")]
     keep = backend.keep_final_model
 
-    def dies(*given):
+    def dies(*arguments):
         if deaths:
             raise deaths.pop()
-        keep(*given)
+        keep(*arguments)
 
     backend.keep_final_model = dies
     offer, data = over(stage)
@@ -266,7 +266,7 @@ def test_a_final_model_that_does_not_come_in_time_is_not_waited_for(device, capl
 def test_a_final_model_that_is_not_wished_for_is_not_fetched(device):
     stage = device(PersonalModelSettings())
     stage.link.announce(stage.offer(1))
-    asked = len(stage.go().link.of(Get))
+    gets = len(stage.go().link.of(Get))
     stage.link.announce(over(stage)[0], unasked=False)
-    assert len(stage.go().link.of(Get)) == asked
+    assert len(stage.go().link.of(Get)) == gets
     assert stage.agent.finished

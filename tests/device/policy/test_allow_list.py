@@ -89,8 +89,8 @@ def test_a_device_trains_the_next_kind_that_its_owner_allows_and_tells_why(stage
     stage.link.announce(stage.offer(kinds=kinds))
     stage.go()
     assert [sent.kind for sent in stage.contributions] == ["class-means"]
-    told = "full may not be sent: the owner allows class-means"
-    assert told in stage.link.of(Plan)[-1].reasons
+    reason = "full may not be sent: the owner allows class-means"
+    assert reason in stage.link.of(Plan)[-1].reasons
 
 
 @pytest.mark.slow
@@ -173,11 +173,11 @@ def test_mask_helpers_are_keys_of_the_device_file_too(tmp_path):
     )
 
 
-@pytest.mark.parametrize("said", ["", " , "])
-def test_a_list_without_kinds_is_refused_for_it_would_allow_all(said, capsys):
+@pytest.mark.parametrize("text", ["", " , "])
+def test_a_list_without_kinds_is_refused_for_it_would_allow_all(text, capsys):
     with pytest.raises(SystemExit):
-        parsed("--allow-kinds", said)
-    assert f"{said!r} names no kind of update: expected such as full,few-shot" in capsys.readouterr().err
+        parsed("--allow-kinds", text)
+    assert f"{text!r} names no kind of update: expected such as full,few-shot" in capsys.readouterr().err
     assert policy_options.policy(parsed("--allow-kinds", " full , few-shot,")).allowed.kinds == (
         "full",
         "few-shot",
@@ -203,19 +203,19 @@ def test_a_file_s_list_without_bundles_is_refused_for_it_would_allow_all(tmp_pat
     ],
 )
 def test_class_statistics_are_sent_where_the_owner_allows_class_means_and_of_no_fewer_samples(allowed, left):
-    asked = kind_statistics.with_class_statistics(FedAvg(), ClassStatistics())
-    assert allowed_statistics(asked, allowed).statistics == left
+    kind = kind_statistics.with_class_statistics(FedAvg(), ClassStatistics())
+    assert allowed_statistics(kind, allowed).statistics == left
     assert allowed_statistics(FedAvg(), allowed) == FedAvg()
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "message"),
     [
         ({"kinds": "full+few-shot"}, "kinds is a text, expected a tuple of texts"),
         ({"bundles": ("",)}, "'' is not the sha256 of a bundle: expected 16 to 64 hex digits in lower case"),
         ({"bundles": ("ABCDEF0123456789",)}, "'ABCDEF0123456789' is not the sha256 of a bundle"),
     ],
 )
-def test_rules_that_would_allow_all_or_nothing_by_mistake_are_refused(rule, said):
-    with pytest.raises(PolicyError, match=said):
+def test_rules_that_would_allow_all_or_nothing_by_mistake_are_refused(rule, message):
+    with pytest.raises(PolicyError, match=message):
         AllowList(**rule)

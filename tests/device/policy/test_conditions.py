@@ -111,8 +111,8 @@ def test_the_default_route_is_the_one_of_the_least_metric():
 
 
 def test_processor_time_that_was_idle_or_stolen_is_not_used():
-    known = conditions.read_ticks("cpu  100 20 30 800 40 5 5 50 7 0\ncpu0 1 2 3 4\n")
-    assert known == conditions.Ticks(100 + 20 + 30 + 800 + 40 + 5 + 5 + 50, 100 + 20 + 30 + 5 + 5)
+    ticks = conditions.read_ticks("cpu  100 20 30 800 40 5 5 50 7 0\ncpu0 1 2 3 4\n")
+    assert ticks == conditions.Ticks(100 + 20 + 30 + 800 + 40 + 5 + 5 + 50, 100 + 20 + 30 + 5 + 5)
     assert conditions.read_ticks("intr 1 2 3") is None
 
 
@@ -151,37 +151,37 @@ def test_the_load_of_others_is_without_our_own(tmp_path, clock):
 
 def look(policy, clock, answers=()):
     """A look at a machine on which these programs answer; what was asked is kept."""
-    asked, known = [], dict(answers)
+    commands, replies = [], dict(answers)
 
     def say(command):
-        asked.append(tuple(command))
-        return known.get(tuple(command), "")
+        commands.append(tuple(command))
+        return replies.get(tuple(command), "")
 
     when = datetime(2026, 11, 22, 12, 0)
-    return ConditionReader(policy, lambda: 7, say, now=lambda: when, clock=clock), asked
+    return ConditionReader(policy, lambda: 7, say, now=lambda: when, clock=clock), commands
 
 
 def test_nothing_is_looked_at_that_no_rule_asks_for(clock):
-    looked, asked = look(Policy(), clock)
+    looked, commands = look(Policy(), clock)
     conditions = looked.conditions()
-    assert asked == []
+    assert commands == []
     assert (conditions.charge.value, conditions.metered.value, conditions.bytes_today) == (None, None, 0)
 
 
 def test_a_phone_tells_through_termux_and_is_asked_now_and_then_only(clock):
     answers = {("termux-battery-status",): TERMUX_BATTERY, ("termux-wifi-connectioninfo",): TERMUX_WIFI}
     policy = Policy(mains=True, below_c=40, unmetered=True, daily_bytes=10)
-    looked, asked = look(policy, clock, answers)
+    looked, commands = look(policy, clock, answers)
     for _ in range(5):
         conditions = looked.conditions()
     assert conditions.charge.value == Charge(85.0, False)
     assert conditions.celsius.value == 22.3
     assert (conditions.metered.value, conditions.metered.source) == (False, "taken so: by Wi-Fi")
     assert conditions.bytes_today == 7
-    assert asked.count(("termux-battery-status",)) == 1
+    assert commands.count(("termux-battery-status",)) == 1
     clock.now += COMMANDS_EACH_S
     looked.conditions()
-    assert asked.count(("termux-battery-status",)) == 2
+    assert commands.count(("termux-battery-status",)) == 2
 
 
 LAPTOP = (
@@ -226,8 +226,8 @@ def test_a_desktop_with_the_battery_of_a_mouse_is_on_mains(clock, tmp_path):
     (tmp_path / "hidpp_battery_0" / "uevent").write_text(MOUSE)
     looked, _ = look(Policy(mains=True), clock)
     looked.supplies = tmp_path
-    seen = looked.conditions().charge
-    assert (seen.value, seen.source) == (Charge(None, True), "it has no battery")
+    reading = looked.conditions().charge
+    assert (reading.value, reading.source) == (Charge(None, True), "it has no battery")
 
 
 def test_a_machine_without_a_folder_of_supplies_is_on_mains(clock, tmp_path, monkeypatch):
@@ -237,16 +237,16 @@ def test_a_machine_without_a_folder_of_supplies_is_on_mains(clock, tmp_path, mon
     monkeypatch.setattr(psutil, "sensors_battery", missing, raising=False)
     looked, _ = look(Policy(mains=True), clock)
     looked.supplies = tmp_path / "power_supply"
-    seen = looked.conditions().charge
-    assert (seen.value, seen.source) == (Charge(None, True), "it has no battery")
+    reading = looked.conditions().charge
+    assert (reading.value, reading.source) == (Charge(None, True), "it has no battery")
 
 
 def test_where_no_sys_is_shown_it_is_not_taken_to_be_on_mains(clock, tmp_path):
     looked, _ = look(Policy(mains=True), clock)
     looked.supplies = tmp_path / "sys" / "class" / "power_supply"
-    seen = looked.conditions().charge
-    assert seen.value is None
-    assert "there is no" in seen.source
+    reading = looked.conditions().charge
+    assert reading.value is None
+    assert "there is no" in reading.source
 
 
 def test_a_rule_about_the_load_does_not_hold_where_the_load_is_hidden(clock, tmp_path, monkeypatch):
@@ -272,15 +272,15 @@ def test_a_phone_that_shows_its_supplies_to_nobody_has_a_battery_all_the_same(cl
     (tmp_path / "battery" / "uevent").symlink_to("uevent")  # read by nobody, by root neither
     looked, _ = look(Policy(mains=True), clock)
     looked.supplies = tmp_path
-    seen = looked.conditions().charge
-    assert seen.value is None
-    assert "install Termux:API" in seen.source
+    reading = looked.conditions().charge
+    assert reading.value is None
+    assert "install Termux:API" in reading.source
 
 
 def test_network_manager_is_believed_before_anything_else(clock):
-    looked, asked = look(Policy(unmetered=True), clock, {NETWORK_MANAGER: "u 1\n"})
+    looked, commands = look(Policy(unmetered=True), clock, {NETWORK_MANAGER: "u 1\n"})
     assert looked.conditions().metered.value is True
-    assert asked == [NETWORK_MANAGER]
+    assert commands == [NETWORK_MANAGER]
 
 
 def test_where_nobody_tells_of_the_network_that_is_said(clock):

@@ -25,7 +25,7 @@ class Says:
     """Rules that a test changes; `then` they change by themselves, after so many looks."""
 
     def __init__(self, stage, verdict=YES):
-        self.verdict, self.asked, self.then = verdict, 0, {}
+        self.verdict, self.looks, self.then = verdict, 0, {}
         self.clock = stage.clock
         stage.agent.work_gate.judged = self
         self.states = []
@@ -41,9 +41,9 @@ class Says:
 
         stage.link.publish = published
 
-    def __call__(self, _held):
-        self.asked += 1
-        self.verdict = self.then.get(self.asked, self.verdict)
+    def __call__(self, _rules):
+        self.looks += 1
+        self.verdict = self.then.get(self.looks, self.verdict)
         return self.verdict
 
 
@@ -82,16 +82,16 @@ def steps(stage, monkeypatch):
     ended, trained = [], OnnxModel.trainer
 
     def trainer(self, *args, **more):
-        made = trained(self, *args, **more)
-        inner = made.loss_and_grads
+        model = trained(self, *args, **more)
+        inner = model.loss_and_grads
 
-        def slow(*given):
+        def slow(*arguments):
             stage.clock.now += 1.0
             ended.append(stage.clock.now)
-            return inner(*given)
+            return inner(*arguments)
 
-        made.loss_and_grads = slow
-        return made
+        model.loss_and_grads = slow
+        return model
 
     monkeypatch.setattr(OnnxModel, "trainer", trainer)
     return ended
@@ -151,7 +151,7 @@ def test_work_stands_still_at_its_next_step_and_goes_on_where_it_was(stage, tick
         done.append(share)
         if len(done) == 3:
             says.verdict = NO
-            says.then = {says.asked + 4: YES}
+            says.then = {says.looks + 4: YES}
         go_on(share)
 
     stage.agent.runner.progressed = noted
@@ -196,7 +196,7 @@ def test_too_little_time_after_a_pause_is_stepped_down_to_what_fits(stage, ticki
         done.append(share)
         if len(done) == 2:
             says.verdict = NO
-            says.then = {says.asked + 26: YES}
+            says.then = {says.looks + 26: YES}
         go_on(share)
 
     stage.agent.runner.progressed = noted
@@ -214,7 +214,7 @@ def test_a_newer_round_that_is_heard_during_a_pause_ends_the_work_on_the_old_one
 
     def noted(share):
         if not stage.contributions and says.verdict is YES and stage.link.offer.round == 1:
-            says.verdict, says.then = NO, {says.asked + 5: YES}
+            says.verdict, says.then = NO, {says.looks + 5: YES}
             stage.agent.work_gate.look_again()
             stage.link.announce(ten_steps(stage, number=2))
         go_on(share)
@@ -254,7 +254,7 @@ def test_the_clock_of_the_work_stands_still_while_it_is_held(clock):
 
 def test_rules_are_looked_at_once_a_second_or_when_somebody_asks(clock):
     looks = []
-    gate = WorkGate(clock, lambda held: looks.append(held) or NO)
+    gate = WorkGate(clock, lambda rules: looks.append(rules) or NO)
     for clock.now in (0.0, 0.5, 0.9, 1.0, 1.5):
         assert not gate.open()
     assert looks == [frozenset(), frozenset({"mains"})]
@@ -272,6 +272,6 @@ def test_the_message_of_a_pause_is_read_by_those_who_do_not_know_of_it(stage):
         online: bool
         leaving: bool = False
 
-    known = msgspec.msgpack.decode(encode(State(boot=7, online=True, paused=True)), type=Before)
-    assert (known.boot, known.online, known.leaving) == (7, True, False)
+    state = msgspec.msgpack.decode(encode(State(boot=7, online=True, paused=True)), type=Before)
+    assert (state.boot, state.online, state.leaving) == (7, True, False)
     assert decode(msgspec.msgpack.encode(Before(VERSION, 7, True)), State).paused is False

@@ -69,25 +69,25 @@ def test_what_was_spent_outlives_the_process(path):
 
 
 def test_a_round_that_would_exceed_the_budget_is_refused_and_spends_nothing(path):
-    there = budget(path, A)
+    account = budget(path, A)
     fitting = next(n for n in range(1, 1000) if epsilon(n + 1) > 5)
-    there.spend(PrivacySpending(ONE.noise, 1.0, ONE.steps * fitting, fitting), LIMIT)
+    account.spend(PrivacySpending(ONE.noise, 1.0, ONE.steps * fitting, fitting), LIMIT)
     before = path.read_bytes()
     with pytest.raises(BudgetExceeded) as refused:
-        there.spend(ONE, LIMIT)
-    said = f"epsilon would be {epsilon(fitting + 1):.4g} of 5 at delta 0.001 after {fitting} rounds"
-    assert str(refused.value) == said
+        account.spend(ONE, LIMIT)
+    message = f"epsilon would be {epsilon(fitting + 1):.4g} of 5 at delta 0.001 after {fitting} rounds"
+    assert str(refused.value) == message
     assert path.read_bytes() == before
-    assert there.spent(DELTA) == epsilon(fitting) <= 5
+    assert account.spent(DELTA) == epsilon(fitting) <= 5
 
 
 def test_every_limit_holds(path):
     strict = PrivacyBudget(epsilon(1), DELTA)
-    there = budget(path, A)
-    there.spend(ONE, (*LIMIT, strict))
+    account = budget(path, A)
+    account.spend(ONE, (*LIMIT, strict))
     with pytest.raises(BudgetExceeded, match=f"of {epsilon(1):g} at"):
-        there.spend(ONE, (*LIMIT, strict))
-    there.spend(ONE, LIMIT)
+        account.spend(ONE, (*LIMIT, strict))
+    account.spend(ONE, LIMIT)
 
 
 def test_other_data_have_a_budget_of_their_own(path):
@@ -189,11 +189,11 @@ def test_samples_are_known_by_what_is_stored_whatever_their_file_order_and_label
     np.savez(tmp_path / "one" / "all.npz", x=x, y=np.zeros(6, int))
     np.savez(tmp_path / "two" / "b.npz", x=x[3:], y=np.ones(3, int))
     np.savez(tmp_path / "two" / "a.npz", x=x[2::-1], y=np.ones(3, int))
-    found = sample_digests(tmp_path / "one")
-    assert len(found) == 6 and found == sample_digests(tmp_path / "two")
+    digests = sample_digests(tmp_path / "one")
+    assert len(digests) == 6 and digests == sample_digests(tmp_path / "two")
     np.savez(tmp_path / "one" / "all.npz", x=np.concatenate([x[:2], x[:2], x[5:] + 100]), y=np.zeros(5, int))
     assert len(sample_digests(tmp_path / "one")) == 3
-    assert len(sample_digests(tmp_path / "one") & found) == 2
+    assert len(sample_digests(tmp_path / "one") & digests) == 2
 
 
 def test_equal_bytes_of_another_form_are_another_sample(tmp_path):
@@ -230,11 +230,11 @@ def test_with_an_owner_s_limit_nothing_unprotected_is_sent(path):
     assert guard.forbidden_reason(object(), 10).startswith("is not private")
 
 
-@pytest.mark.parametrize("asked", [DpSgd(epsilon=8.0, delta=1e-3), DpSgd(epsilon=5.0, delta=1e-2)])
-def test_a_task_that_asks_for_less_privacy_than_the_owner_allows_is_refused(path, asked):
+@pytest.mark.parametrize("privacy", [DpSgd(epsilon=8.0, delta=1e-3), DpSgd(epsilon=5.0, delta=1e-2)])
+def test_a_task_that_asks_for_less_privacy_than_the_owner_allows_is_refused(path, privacy):
     guard = PrivacyGuard(lambda: budget(path, A), PrivacyBudget(5.0, 1e-3))
-    said = f"asks for {asked.limit}, the owner allows epsilon 5 at delta 0.001"
-    assert guard.forbidden_reason(Kind(asked), 10) == said
+    message = f"asks for {privacy.limit}, the owner allows epsilon 5 at delta 0.001"
+    assert guard.forbidden_reason(Kind(privacy), 10) == message
 
 
 def test_a_guard_lets_the_planned_rounds_pass_and_no_more(path):

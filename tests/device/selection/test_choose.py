@@ -193,9 +193,9 @@ def test_class_statistics_are_left_out_where_nothing_fits_with_them(load):
     """0.8 kB of class means take 2.7 s at 300 B/s beside 190 bytes of scalars, second moments 14 s more; of
     one class 146 bytes.
     """
-    asked = ClassStatistics()
+    request = ClassStatistics()
     kinds = [
-        kind_statistics.with_class_statistics(kind, asked)
+        kind_statistics.with_class_statistics(kind, request)
         for kind in every_kind()
         if not isinstance(kind, ClassMeans)
     ]
@@ -203,10 +203,10 @@ def test_class_statistics_are_left_out_where_nothing_fits_with_them(load):
     assert (plan.chosen.kind, plan.chosen.strategy.statistics) == ("zeroth-order", None)
     plan = choose(device(1e9, up=300.0), kinds, {MAIN: load}, remaining_s=8.5)
     assert plan.chosen.kind == "zeroth-order"
-    assert plan.chosen.strategy.statistics == replace(asked, moments=False)
+    assert plan.chosen.strategy.statistics == replace(request, moments=False)
     assert cheaper(kinds, plan.candidates[-2]) == tuple(kinds[-1:])
     plan = choose(device(1e9, up=300.0), kinds[-1:], {MAIN: load}, remaining_s=30.0)
-    assert (plan.chosen.kind, plan.chosen.strategy.statistics) == ("zeroth-order", asked)
+    assert (plan.chosen.kind, plan.chosen.strategy.statistics) == ("zeroth-order", request)
 
 
 def test_a_device_with_one_class_sends_class_means_of_some_samples_before_scalars_of_all(bundle):
@@ -240,16 +240,16 @@ def test_a_narrower_link_carries_class_statistics_of_fewer_classes_as_many_as_fi
             assert plan.chosen.classes == (rows, 8)
             assert plan.chosen.cost.bytes_up == 192 + 74 * rows
             assert (statistics.moments, statistics.most_classes) == (False, rows if rows < 8 else 0)
-            said = (f"class-means sends class statistics of {rows} of 8 classes",) if rows < 8 else ()
-            assert plan.reasons == said
+            reasons = (f"class-means sends class statistics of {rows} of 8 classes",) if rows < 8 else ()
+            assert plan.reasons == reasons
             assert cheaper([*kinds, FedAvg()], plan.chosen) == (FedAvg(),)
 
 
 def test_no_more_classes_are_sent_than_the_task_asks_for(load):
-    asked = ClassStatistics(most_classes=4)
-    kinds = [kind_statistics.with_class_statistics(registry.make("class-means"), asked)]
+    request = ClassStatistics(most_classes=4)
+    kinds = [kind_statistics.with_class_statistics(registry.make("class-means"), request)]
     plan = choose(device(1e12), kinds, {MAIN: load}, remaining_s=3.0)
-    assert plan.chosen.strategy.statistics == asked
+    assert plan.chosen.strategy.statistics == request
     assert plan.chosen.classes == (4, 10)
     narrow = choose(device(1e12, up=200.0), kinds, {MAIN: load}, remaining_s=2.0)
     assert narrow.chosen.classes == (2, 10)

@@ -14,9 +14,9 @@ def test_each_direction_is_an_average_of_large_transfers():
     link = LinkSpeed()
     link.saw_up(10 * LARGE_BYTES, 10.0)
     link.saw_up(30 * LARGE_BYTES, 10.0)
-    seen = link.over(ASSUMED)
-    assert seen.up == pytest.approx(2 * LARGE_BYTES)  # the mean of 1 and 3
-    assert (seen.down, seen.source) == (20.0, "seen in earlier rounds")
+    rate = link.over(ASSUMED)
+    assert rate.up == pytest.approx(2 * LARGE_BYTES)  # the mean of 1 and 3
+    assert (rate.down, rate.source) == (20.0, "seen in earlier rounds")
 
 
 def test_small_or_timeless_transfers_say_nothing():

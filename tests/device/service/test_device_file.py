@@ -46,9 +46,9 @@ def read(tmp_path):
         file.write_text(text)
         parser = argparse.ArgumentParser()
         join.add_arguments(parser)
-        given = parse(parser, [*arguments, "--config", str(file)])
-        policy_options.configure(given, join.add_arguments)
-        return given
+        options_ = parse(parser, [*arguments, "--config", str(file)])
+        policy_options.configure(options_, join.add_arguments)
+        return options_
 
     return options
 
@@ -99,7 +99,7 @@ def test_a_switch_with_two_forms_has_one_key_which_means_what_it_says(read):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("nmae = 'x'", "nmae: there is no such key; there are"),
         (
@@ -122,10 +122,10 @@ def test_a_switch_with_two_forms_has_one_key_which_means_what_it_says(read):
         ("name = ", "is not TOML"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_the_file_and_the_key(read, text, said):
+def test_what_cannot_be_meant_is_refused_with_the_file_and_the_key(read, text, message):
     with pytest.raises(PolicyError, match=r"device\.toml") as refused:
         read(text)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
@@ -139,10 +139,10 @@ def test_what_is_written_is_read_as_the_same(read, tmp_path):
     join.add_arguments(parser)
     first = read(ALL + "\n", "--memory", "64", "--task", 'a "quoted" täsk', "--ca", "here.pem")
     again = read(device_file.text(first, parser, policy_options.RULES))
-    kept = {
+    settings = {
         key: value for key, value in vars(first).items() if key not in ("config", "ca", "data", "flag_names")
     }
-    assert kept == {key: vars(again)[key] for key in kept}
+    assert settings == {key: vars(again)[key] for key in settings}
     assert again.ca == Path("here.pem").absolute()
 
 

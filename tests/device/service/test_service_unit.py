@@ -44,13 +44,13 @@ def test_systemd_has_nothing_to_say_against_the_unit(tmp_path):
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     job = ServiceCommand("a", (str(program), "join"), tmp_path, 10, True, 50.0, 200_000_000)
-    made = tmp_path / "device-runtime-a.service"
-    made.write_text(unit(job))
+    file = tmp_path / "device-runtime-a.service"
+    file.write_text(unit(job))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--user", str(made)],
+        ["systemd-analyze", "verify", "--user", str(file)],
         capture_output=True, text=True, env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
     )  # fmt: skip
-    assert str(made) not in done.stderr
+    assert str(file) not in done.stderr
     assert "device-runtime-a.service" not in done.stderr, done.stderr
 
 
@@ -58,10 +58,10 @@ def test_a_user_unit_is_enabled_and_started_and_taken_away_again(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    made = device_service(LIMITED, os.environ)
-    assert made.files[0].path == Path("/home/me/.config/systemd/user/device-runtime-kitchen-pi.service")
-    assert made.start[-1] == ("systemctl", "--user", "restart", "device-runtime-kitchen-pi.service")
-    assert made.stop == (("systemctl", "--user", "disable", "--now", "device-runtime-kitchen-pi.service"),)
+    service = device_service(LIMITED, os.environ)
+    assert service.files[0].path == Path("/home/me/.config/systemd/user/device-runtime-kitchen-pi.service")
+    assert service.start[-1] == ("systemctl", "--user", "restart", "device-runtime-kitchen-pi.service")
+    assert service.stop == (("systemctl", "--user", "disable", "--now", "device-runtime-kitchen-pi.service"),)
     monkeypatch.setenv("XDG_CONFIG_HOME", "/etc/me")
     other = device_service(LIMITED, os.environ)
     assert other.files[0].path.parent == Path("/etc/me/systemd/user")
@@ -72,8 +72,8 @@ def test_in_termux_it_is_a_runit_service_and_a_script_at_boot(tmp_path, sign):
     prefix, home = tmp_path / "com.termux" / "usr", tmp_path / "home"
     env = {"PREFIX": str(prefix), "HOME": str(home), **sign}
     assert installing.service_manager(env) == "termux"
-    made = device_service(LIMITED, env, "termux")
-    installing.put(made)
+    service = device_service(LIMITED, env, "termux")
+    installing.put(service)
     run = prefix / "var/service/device-runtime-kitchen-pi/run"
     assert os.access(run, os.X_OK)
     assert run.read_text().splitlines() == [
@@ -85,8 +85,8 @@ def test_in_termux_it_is_a_runit_service_and_a_script_at_boot(tmp_path, sign):
     boot = home / ".termux/boot/device-runtime-kitchen-pi"
     assert "termux-wake-lock" in boot.read_text()
     assert (run.parent / "log" / "run").readlink() == prefix / "share/termux-services/svlogger"
-    told = list(installing.remove(made))
-    assert any("sv-disable" in line for line in told)
+    steps = list(installing.remove(service))
+    assert any("sv-disable" in line for line in steps)
     assert not run.parent.exists()
     assert not boot.exists()
 
@@ -103,15 +103,15 @@ def test_a_service_is_put_started_found_and_removed_with_what_the_system_says(tm
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     for name in ("PREFIX", "TERMUX_VERSION"):
         monkeypatch.delenv(name, raising=False)
-    made = device_service(LIMITED, os.environ)
+    service = device_service(LIMITED, os.environ)
     assert installing.installed_services("kitchen-pi") == []
-    installing.put(made)
-    installing.start(made)
-    [found] = installing.installed_services("kitchen-pi")
+    installing.put(service)
+    installing.start(service)
+    [installed] = installing.installed_services("kitchen-pi")
     (tmp_path / "broken").touch()
     with pytest.raises(InstallError, match="is written, but `systemctl --user restart"):
-        installing.start(made)
-    assert list(installing.remove(found)) == []
+        installing.start(service)
+    assert list(installing.remove(installed)) == []
     assert installing.installed_services("kitchen-pi") == []
     verbs = [line.split()[1] for line in log.read_text().splitlines()]
     assert verbs == ["daemon-reload", "enable", "restart"] * 2 + ["disable", "daemon-reload"]
@@ -123,13 +123,13 @@ def test_a_service_of_the_same_name_is_left_to_the_device_whose_settings_it_has(
     for name in ("PREFIX", "TERMUX_VERSION", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     installing.put(device_service(LIMITED, os.environ))
-    mine, other = tmp_path / "mine", tmp_path / "other"
-    for folder in (mine, other):
+    own, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (own, other):
         folder.mkdir()
-    (mine / leaving.SETTINGS).write_text('name = "kitchen-pi"\n')
+    (own / leaving.SETTINGS).write_text('name = "kitchen-pi"\n')
     list(leaving.stop("kitchen-pi", other))
     assert len(installing.installed_services("kitchen-pi")) == 1
-    list(leaving.stop("kitchen-pi", mine))
+    list(leaving.stop("kitchen-pi", own))
     assert installing.installed_services("kitchen-pi") == []
 
 
@@ -194,9 +194,9 @@ def test_root_gets_a_unit_of_the_machine_which_needs_no_login(headless, tmp_path
 def test_a_user_without_a_bus_keeps_the_settings_and_is_told_what_works(headless, tmp_path, capsys):
     headless(1000, fails="Failed to connect to bus: No medium found")
     assert join(tmp_path) == 2
-    said = capsys.readouterr().err
-    assert "enable-linger" in said and "systemctl --user daemon-reload && " in said
-    assert "restart device-runtime-pi.service" in said
+    output = capsys.readouterr().err
+    assert "enable-linger" in output and "systemctl --user daemon-reload && " in output
+    assert "restart device-runtime-pi.service" in output
     settings = tmp_path / "pi" / "device.toml"
     unit_file = tmp_path / "config/systemd/user/device-runtime-pi.service"
     assert f'"{settings}"' in unit_file.read_text()
@@ -208,8 +208,8 @@ def test_without_systemd_the_settings_stay_and_the_command_is_named(headless, tm
     headless(0)
     (tmp_path / "run").rmdir()
     assert join(tmp_path) == 2
-    said = capsys.readouterr().err
-    assert f"join --config {tmp_path / 'pi' / 'device.toml'}" in said
+    output = capsys.readouterr().err
+    assert f"join --config {tmp_path / 'pi' / 'device.toml'}" in output
     assert (tmp_path / "pi" / "device.toml").exists()
 
 
@@ -263,7 +263,7 @@ def test_a_user_without_a_home_is_told_what_to_set(headless, tmp_path, monkeypat
 
 def test_a_bus_that_the_login_did_not_tell_of_is_found(tmp_path):
     (tmp_path / str(os.geteuid()) / "systemd").mkdir(parents=True)
-    there = f"XDG_RUNTIME_DIR={tmp_path / str(os.geteuid())}"
-    assert installing._bus({}, tmp_path) == ("env", there)
+    address = f"XDG_RUNTIME_DIR={tmp_path / str(os.geteuid())}"
+    assert installing._bus({}, tmp_path) == ("env", address)
     assert installing._bus({"XDG_RUNTIME_DIR": "/run/user/5"}, tmp_path) == ()
     assert installing._bus({}, tmp_path / "nowhere") == ()

@@ -20,9 +20,9 @@ def outcome(peak, gave_up=(), out_of_memory_kinds=()):
     """Of class means that were predicted to take the process to 300 bytes."""
     cost = Cost(1.0, 1.0, 300, 0, 0, 0.0)
     plan = UpdateChoice(Candidate(ClassMeans(), cost, ()), (), StragglerVerdict(False, ()))
-    made = Update("class-means", {}, 1, 0.0)
+    update = Update("class-means", {}, 1, 0.0)
     return WorkOutcome(
-        plan, made, peak_memory_bytes=peak, gave_up=gave_up, out_of_memory_kinds=out_of_memory_kinds
+        plan, update, peak_memory_bytes=peak, gave_up=gave_up, out_of_memory_kinds=out_of_memory_kinds
     )
 
 

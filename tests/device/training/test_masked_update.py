@@ -48,20 +48,20 @@ def offer_of(strategy, masks=MASKS, number=4):
     )  # fmt: skip
 
 
-def opened(strategy, manifest, given, made):
+def opened(strategy, manifest, inputs, updates):
     """The sum of the masked updates of devices a, b, ..., as two helpers and an aggregator open it."""
-    masks = given.offer.masks
-    layout = layout_of(strategy, manifest, given.base, masks)
+    masks = inputs.offer.masks
+    layout = layout_of(strategy, manifest, inputs.base, masks)
     total, mask = (MaskedVector.zeros(layout.values, layout.numbers) for _ in range(2))
-    for name, update in zip("abcdef", made, strict=False):
-        sent = masked(update, given, manifest, name, name.encode() * SECRET_BYTES)
+    for name, update in zip("abcdef", updates, strict=False):
+        sent = masked(update, inputs, manifest, name, name.encode() * SECRET_BYTES)
         total.add(MaskedVector.from_bytes(sent.body, layout.values, layout.numbers))
         purpose = MaskPurpose("t", "r", 4, update.kind, update.variant, name, masks.min_group)
         mask.add_masks([unseal(secret, sent.mask, at, purpose) for at, secret in enumerate(HELPERS)])
     total.subtract(mask)
-    weights = [strategy.weight(update) for update in made]
-    samples = sum(update.num_examples for update in made)
-    group = SummedGroup(len(made), sum(weights) / masks.most_weight, samples, masks.most_weight)
+    weights = [strategy.weight(update) for update in updates]
+    samples = sum(update.num_examples for update in updates)
+    group = SummedGroup(len(updates), sum(weights) / masks.most_weight, samples, masks.most_weight)
     return sums.read(total, layout, group, strategy)
 
 
@@ -82,12 +82,14 @@ def update_of(strategy, manifest, base, samples, rng):
 @pytest.fixture
 def manifest(bundle):
     """With a set for the kind `sparse`, which is that of `mid`."""
-    known = bundle.manifest
+    usual = bundle.manifest
     parameters = tuple(
-        msgspec.structs.replace(one, sets=(*one.sets, "sparse")) if "mid" in one.sets else one
-        for one in known.parameters
+        msgspec.structs.replace(parameter, sets=(*parameter.sets, "sparse"))
+        if "mid" in parameter.sets
+        else parameter
+        for parameter in usual.parameters
     )
-    return msgspec.structs.replace(known, parameters=parameters, sets={**known.sets, "sparse": {}})
+    return msgspec.structs.replace(usual, parameters=parameters, sets={**usual.sets, "sparse": {}})
 
 
 @pytest.mark.parametrize("name", [name for name, kind in registry.kinds().items() if kind.adds_up])
@@ -96,34 +98,34 @@ def test_masked_updates_of_a_kind_that_adds_up_open_to_what_their_clear_updates_
 ):
     strategy = registry.make(name, SETTINGS.get(name, {})).variant_named(VARIANTS.get(name, ""))
     base, rng = bundle.weights(), np.random.default_rng(1)
-    made = [update_of(strategy, manifest, base, samples, rng) for samples in SAMPLES]
-    given = RoundInputs(offer_of(registry.make(name, SETTINGS.get(name, {}))), "", base, NO_TENSORS)
-    found = opened(strategy, manifest, given, made).update
-    assert (found.kind, found.variant, found.num_examples) == (name, VARIANTS.get(name, ""), 100)
-    weights = [1.0 if strategy.summed else strategy.weight(update) for update in made]
+    updates = [update_of(strategy, manifest, base, samples, rng) for samples in SAMPLES]
+    inputs = RoundInputs(offer_of(registry.make(name, SETTINGS.get(name, {}))), "", base, NO_TENSORS)
+    total = opened(strategy, manifest, inputs, updates).update
+    assert (total.kind, total.variant, total.num_examples) == (name, VARIANTS.get(name, ""), 100)
+    weights = [1.0 if strategy.summed else strategy.weight(update) for update in updates]
     clear = {}
-    for tensor in made[0].tensors:
-        parts = np.stack([update.tensors[tensor].astype(np.float64) for update in made])
+    for tensor in updates[0].tensors:
+        parts = np.stack([update.tensors[tensor].astype(np.float64) for update in updates])
         clear[tensor] = np.tensordot(weights, parts, 1) / (1 if tensor in strategy.summed else sum(weights))
     clear = np.concatenate([clear[tensor].ravel() for tensor in sorted(clear)])
-    read = np.concatenate([found.tensors[tensor].ravel() for tensor in sorted(found.tensors)])
+    read = np.concatenate([total.tensors[tensor].ravel() for tensor in sorted(total.tensors)])
     step = 2.0**-13 if name == "zeroth-order" else 0.0  # of its fixed point, which has room for 1024
     assert np.linalg.norm(read - clear) < 1e-6 * np.linalg.norm(clear) + step
-    loss = np.average([update.train_loss for update in made], weights=list(map(strategy.weight, made)))
-    assert found.train_loss == pytest.approx(loss)
+    loss = np.average([update.train_loss for update in updates], weights=list(map(strategy.weight, updates)))
+    assert total.train_loss == pytest.approx(loss)
 
 
 def test_class_statistics_open_to_their_sum_though_one_device_sends_fewer(model, digits):
-    asked = ClassStatistics(samples=0)
+    request = ClassStatistics(samples=0)
     strategy = kind_statistics.with_class_statistics(
-        registry.make("few-shot", {"epochs": 1, "join_base": True}), asked
+        registry.make("few-shot", {"epochs": 1, "join_base": True}), request
     )
     forms = (
         strategy,
         kind_statistics.with_most_classes(kind_statistics.without_moments(strategy), 4),
         strategy,
     )
-    made = [
+    updates = [
         kind_statistics.train(
             form,
             model,
@@ -132,39 +134,41 @@ def test_class_statistics_open_to_their_sum_though_one_device_sends_fewer(model,
         )
         for n, form in enumerate(forms)
     ]
-    given = RoundInputs(offer_of(strategy), "", model.weights, NO_TENSORS)
-    found = opened(strategy, model.manifest, given, made)
-    shape = class_statistics.shape_of(asked, model.manifest)
+    inputs = RoundInputs(offer_of(strategy), "", model.weights, NO_TENSORS)
+    total = opened(strategy, model.manifest, inputs, updates)
+    shape = class_statistics.shape_of(request, model.manifest)
     clear = class_statistics.Statistics.none(*shape)
-    for update in made:
+    for update in updates:
         clear = clear.add(
             class_statistics.decode(class_statistics.split_statistics(update.tensors)[1], shape)
         )
-    assert found.statistics.sums.counts.tolist() == clear.sums.counts.tolist()
+    assert total.statistics.sums.counts.tolist() == clear.sums.counts.tolist()
     assert clear.sums.counts.sum() > clear.moment_sums.counts.sum() > 100  # the second device sent fewer
-    np.testing.assert_allclose(found.statistics.sums.sums, clear.sums.sums, atol=1e-6)
-    np.testing.assert_allclose(found.statistics.moments, clear.moments, atol=1e-4)
+    np.testing.assert_allclose(total.statistics.sums.sums, clear.sums.sums, atol=1e-6)
+    np.testing.assert_allclose(total.statistics.moments, clear.moments, atol=1e-4)
 
 
 def test_the_content_has_the_size_that_the_choice_counts_with_and_no_two_are_alike(bundle):
     strategy, base = FewShot(join_base=True), bundle.weights()
-    made = update_of(strategy, bundle.manifest, base, 10, np.random.default_rng(1))
-    given = RoundInputs(offer_of(strategy), "", base, NO_TENSORS)
-    one, other = (masked(made, given, bundle.manifest, "a", secret * SECRET_BYTES) for secret in (b"1", b"2"))
+    update = update_of(strategy, bundle.manifest, base, 10, np.random.default_rng(1))
+    inputs = RoundInputs(offer_of(strategy), "", base, NO_TENSORS)
+    first, other = (
+        masked(update, inputs, bundle.manifest, "a", secret * SECRET_BYTES) for secret in (b"1", b"2")
+    )
     counted = masked_round(MASKS, (strategy,), lambda _: bundle.manifest).bytes_up(strategy)
-    assert counted == len(one.body) + 120  # with the message around it
-    assert len(one.body) == 4 * (650 + 4) + 8 * 2  # the head of 64 features and 10 classes; two sums
-    different = np.frombuffer(one.body, np.uint8) != np.frombuffer(other.body, np.uint8)
+    assert counted == len(first.body) + 120  # with the message around it
+    assert len(first.body) == 4 * (650 + 4) + 8 * 2  # the head of 64 features and 10 classes; two sums
+    different = np.frombuffer(first.body, np.uint8) != np.frombuffer(other.body, np.uint8)
     assert different.mean() > 0.98  # all but 1 of 256 by chance
-    assert one.mask.key != other.mask.key
-    assert masked(made, given, bundle.manifest, "a", b"1" * SECRET_BYTES) == one
+    assert first.mask.key != other.mask.key
+    assert masked(update, inputs, bundle.manifest, "a", b"1" * SECRET_BYTES) == first
 
 
 def test_a_mask_opens_only_for_the_round_kind_and_device_it_was_made_for(bundle):
     strategy, base = FewShot(join_base=True), bundle.weights()
-    made = update_of(strategy, bundle.manifest, base, 10, np.random.default_rng(1))
+    update = update_of(strategy, bundle.manifest, base, 10, np.random.default_rng(1))
     sent = masked(
-        made, RoundInputs(offer_of(strategy), "", base, NO_TENSORS), bundle.manifest, "a", HELPERS[0]
+        update, RoundInputs(offer_of(strategy), "", base, NO_TENSORS), bundle.manifest, "a", HELPERS[0]
     )
     right = MaskPurpose("t", "r", 4, "few-shot", "", "a", 3)
     assert len(unseal(HELPERS[0], sent.mask, 0, right)) == SECRET_BYTES
@@ -179,16 +183,16 @@ def test_a_mask_opens_only_for_the_round_kind_and_device_it_was_made_for(bundle)
 def test_with_noise_changes_are_clipped_nothing_else_is_sent_and_the_mask_is_bound_to_both(bundle):
     masks = msgspec.structs.replace(MASKS, noise_milli=1000, clip_milli=100)
     strategy, base = FewShot(join_base=True), bundle.weights()
-    made = update_of(strategy, bundle.manifest, base, 100, np.random.default_rng(1))
-    given = RoundInputs(offer_of(strategy, masks), "", base, NO_TENSORS)
-    sent = masked(made, given, bundle.manifest, "a", b"a" * SECRET_BYTES)
+    update = update_of(strategy, bundle.manifest, base, 100, np.random.default_rng(1))
+    inputs = RoundInputs(offer_of(strategy, masks), "", base, NO_TENSORS)
+    sent = masked(update, inputs, bundle.manifest, "a", b"a" * SECRET_BYTES)
     layout = layout_of(strategy, bundle.manifest, base, masks)
     assert sent.shortened and len(sent.body) == 4 * layout.values
     purpose = MaskPurpose("t", "r", 4, "few-shot", "", "a", 3, 1000, 100, layout.exponents)
-    found, mask = MaskedVector.from_bytes(sent.body, layout.values, 0), MaskedVector.zeros(layout.values, 0)
+    vector, mask = MaskedVector.from_bytes(sent.body, layout.values, 0), MaskedVector.zeros(layout.values, 0)
     mask.add_masks([unseal(secret, sent.mask, at, purpose) for at, secret in enumerate(HELPERS)])
-    found.subtract(mask)
-    read = sums.read(found, layout, SummedGroup(1, 1.0, 100, 100), strategy).update
+    vector.subtract(mask)
+    read = sums.read(vector, layout, SummedGroup(1, 1.0, 100, 100), strategy).update
     length = np.sqrt(sum(np.square(value - base[name]).sum() for name, value in read.tensors.items()))
     assert length == pytest.approx(0.1, rel=1e-4)
     assert isnan(read.train_loss)
@@ -199,18 +203,18 @@ def test_with_noise_changes_are_clipped_nothing_else_is_sent_and_the_mask_is_bou
 )
 def test_a_kind_that_does_not_add_up_is_not_masked(name, bundle):
     strategy = registry.make(name)
-    made = Update(name, {}, 10, 0.5)
-    given = RoundInputs(offer_of(strategy), "", bundle.weights(), NO_TENSORS)
+    update = Update(name, {}, 10, 0.5)
+    inputs = RoundInputs(offer_of(strategy), "", bundle.weights(), NO_TENSORS)
     with pytest.raises(
         MaskError, match="^cannot be masked: (its updates do not fold as a sum|the mean of its classifiers)"
     ):
-        masked(made, given, bundle.manifest, "a", HELPERS[0])
+        masked(update, inputs, bundle.manifest, "a", HELPERS[0])
 
 
 def test_an_update_that_the_offer_does_not_ask_for_is_not_masked(bundle):
-    given = RoundInputs(offer_of(FewShot(join_base=True)), "", bundle.weights(), NO_TENSORS)
+    inputs = RoundInputs(offer_of(FewShot(join_base=True)), "", bundle.weights(), NO_TENSORS)
     with pytest.raises(KindError, match="the offer asks for no full"):
-        masked(Update("full", {}, 10, 0.5), given, bundle.manifest, "a", HELPERS[0])
-    clear = replace(given, offer=msgspec.structs.replace(given.offer, masks=None))
+        masked(Update("full", {}, 10, 0.5), inputs, bundle.manifest, "a", HELPERS[0])
+    clear = replace(inputs, offer=msgspec.structs.replace(inputs.offer, masks=None))
     with pytest.raises(ValueError, match="round 4 of 't' has no masks"):
         masked(Update("few-shot", {}, 10, 0.5), clear, bundle.manifest, "a", HELPERS[0])

@@ -108,11 +108,11 @@ def test_a_contribution_tells_what_its_energy_is_from(bundle, digits, clock):
         task="t", run="r", round=1, seed=0, deadline_s=1, remaining_s=1, kinds=(), bundle=BLOB,
         base=Base(checkpoint=(BLOB,), sha=BLOB.sha),
     )  # fmt: skip
-    told = contribution_message(offer, outcome, b"x").metrics
-    assert (told.energy_source, told.energy_off_percent) == ("", 50)
+    metrics = contribution_message(offer, outcome, b"x").metrics
+    assert (metrics.energy_source, metrics.energy_off_percent) == ("", 50)
     measured = replace(outcome, energy=Energy(4.0, "rapl", 0.049))
-    told = contribution_message(offer, measured, b"x").metrics
-    assert (told.energy_mj, told.energy_source, told.energy_off_percent) == (4000, "rapl", 5)
+    metrics = contribution_message(offer, measured, b"x").metrics
+    assert (metrics.energy_mj, metrics.energy_source, metrics.energy_off_percent) == (4000, "rapl", 5)
 
 
 def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(
@@ -174,7 +174,7 @@ def test_what_was_given_up_holds_no_memory_while_the_next_is_done(bundle, digits
     outcome = train_richest(worker, believed(1e12), Assignment(kinds, 1, deadline=60.0))
     assert outcome.update.kind == "class-means"
     assert ran[0] == ("train.all", {"train.all"})
-    assert all(held == {"forward"} for name, held in ran[1:])
+    assert all(graphs == {"forward"} for name, graphs in ran[1:])
 
 
 def test_a_device_for_which_nothing_fits_sits_out_with_its_reasons(bundle, digits, clock, every_kind):

@@ -79,7 +79,7 @@ def test_the_paper_s_own_numbers_are_as_it_claims(name):
     }
     share = {column.id: _size(table, column) for column in table.columns}
     values = {(row, column): (value[0] * share[column],) for (row, column), value in printed.items()}
-    judged = [each for each in verdicts(table, "full", values) if each.known]
+    judged = [each for each in verdicts(table, "full", values) if each.is_known]
     assert judged
     for each in judged:
         assert each.holds, _said(each)

@@ -107,7 +107,7 @@ def finish(round_line, ask):
 
 @pytest.fixture
 def wanted(table, tmp_path):
-    return WantedTable(table, "cpu", 2, tmp_path / "runs", kept=tmp_path / "kept")
+    return WantedTable(table, "cpu", 2, tmp_path / "runs", store=tmp_path / "kept")
 
 
 def test_a_kept_run_is_not_run_again_and_is_shown_without_its_folder(wanted, finish, tmp_path):
@@ -194,7 +194,7 @@ def keys(name, where):
     found = {}
     for scale in ("cpu", "full"):
         for cell in cells(
-            WantedTable(table, scale, 1, Path("runs"), kept=Path("none"), only_kept=True), where
+            WantedTable(table, scale, 1, Path("runs"), store=Path("none"), only_kept=True), where
         ):
             found[scale, cell.column.id, cell.row.name] = cell.key(0)
     return found
@@ -224,7 +224,9 @@ def test_every_kept_run_is_of_a_table():
         kept.place(kept.FOLDER, cell.name(seed), cell.key(seed))
         for table in map(catalogue.load, catalogue.names())
         for scale in ("cpu", "full")
-        for cell in cells(WantedTable(table, scale, 1, Path("runs"), kept=kept.FOLDER, only_kept=True), WHERE)
+        for cell in cells(
+            WantedTable(table, scale, 1, Path("runs"), store=kept.FOLDER, only_kept=True), WHERE
+        )
         for seed in range(5)
     }
     assert set(kept.FOLDER.glob("*.gz")) - shown == set()

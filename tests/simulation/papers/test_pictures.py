@@ -69,9 +69,9 @@ def test_equal_outcomes_give_equal_pictures_and_none_without_runs(outcome):
 def test_a_curve_is_of_the_model_that_the_measure_looks_at(outcome, run, changed):
     lines = tuple(replace(line, base_eval_acc=0.9) for line in run(0.1, 0.2).rounds)
     rows = [{"system": "drop", "measure": "late_acc_trained"}, {"system": "few-shot"}]
-    wanted = replace(outcome.wanted, table=changed(rows=rows, claims=[]))
+    wanted = replace(outcome.request, table=changed(rows=rows, claims=[]))
     both = {(row, "even"): (replace(run(), rounds=lines),) for row in ("drop", "few-shot")}
-    shown = replace(outcome, wanted=wanted, runs=both)
+    shown = replace(outcome, request=wanted, runs=both)
     table = wanted.table
     assert pictures._curve(shown, table.rows[0], table.columns[0])[1].tolist() == [0.9, 0.9]
     assert pictures._curve(shown, table.rows[1], table.columns[0])[1].tolist() == [0.1, 0.2]
@@ -87,7 +87,7 @@ def test_the_axis_of_time_is_logarithmic_where_rows_end_far_apart(outcome, run, 
     slow = replace(fast, rounds=tuple(replace(each, closed_s=times * each.closed_s) for each in fast.rounds))
     shown = replace(
         outcome,
-        wanted=replace(outcome.wanted, table=table),
+        request=replace(outcome.request, table=table),
         runs={("drop", "even"): (fast,), ("few-shot", "even"): (slow,)},
     )
     on = figures.Figure().subplots()

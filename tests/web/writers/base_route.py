@@ -41,19 +41,19 @@ def base_at(draw: random.Random) -> Base:
     )
 
 
-def told(found: BaseRoute | None) -> dict[str, Any] | None:
-    if found is None:
+def plain_route(route: BaseRoute | None) -> dict[str, Any] | None:
+    if route is None:
         return None
     return {
-        "anew": found.start is None,
-        "steps": found.steps,
-        "needed": [[blob.sha, blob.size] for blob in found.needed],
+        "anew": route.start is None,
+        "steps": route.steps,
+        "needed": [[blob.sha, blob.size] for blob in route.needed],
     }
 
 
 def cases() -> list[dict[str, Any]]:
     draw = random.Random(11)
-    made = []
+    entries = []
     for _ in range(CASES):
         base = base_at(draw)
         state = None
@@ -61,7 +61,7 @@ def cases() -> list[dict[str, Any]]:
             at = draw.choice((0, base.at, max(0, base.at - 1), max(0, base.at - 40), base.at + 1, 600))
             state = ReplayState(OTHER if draw.random() < 0.1 else LINE, at, {})
         here = [blob for blob in (*base.checkpoint, *base.log) if draw.random() < 0.4]
-        made.append(
+        entries.append(
             {
                 "base": {
                     "checkpoint": [[blob.sha, blob.size] for blob in base.checkpoint],
@@ -74,33 +74,33 @@ def cases() -> list[dict[str, Any]]:
                 },
                 "state": None if state is None else {"line": state.line, "at": state.at},
                 "here": [blob.sha for blob in here],
-                "route": told(find_route(base, state, here.__contains__)),
+                "route": plain_route(find_route(base, state, here.__contains__)),
             }
         )
-    return made
+    return entries
 
 
-def gone(blobs: Blobs, base: Base, found: BaseRoute) -> dict[str, Any]:
+def gone(blobs: Blobs, base: Base, route: BaseRoute) -> dict[str, Any]:
     try:
-        return {"rounds": [one.round for one in steps_of(found, base, blobs)]}
+        return {"rounds": [step_.round for step_ in steps_of(route, base, blobs)]}
     except UnusableBase as error:
         return {"error": str(error)}
 
 
 def logged() -> list[dict[str, Any]]:
     """The steps of a route, from a log of 600 steps in two segments."""
-    made = [step(number) for number in range(600)]
-    segments = [steps.encode(made[:512], 5), steps.encode(made[512:], 5)]
+    log_steps = [step(number) for number in range(600)]
+    segments = [steps.encode(log_steps[:512], 5), steps.encode(log_steps[512:], 5)]
     log = tuple(map(blob_of, segments))
-    base = Base((Blob(bytes(32), 9),), bytes(32), LINE, 600, 600, steps.pack(made[-32:], 5), log)
+    base = Base((Blob(bytes(32), 9),), bytes(32), LINE, 600, 600, steps.pack(log_steps[-32:], 5), log)
     results = []
     with tempfile.TemporaryDirectory() as folder:
         blobs = Blobs(Path(folder))
         for segment in segments:
             blobs.put(segment)
         for count, first in ((0, 2), (32, 2), (33, 1), (88, 1), (600, 0), (89, 1)):
-            found = BaseRoute(None, count, log[first:])
-            results.append({"steps": count, "from": first, **gone(blobs, base, found)})
+            route = BaseRoute(None, count, log[first:])
+            results.append({"steps": count, "from": first, **gone(blobs, base, route)})
     return [{"segments": segments, "tail": [568, 600], "at": 600, "gone": results}]
 
 

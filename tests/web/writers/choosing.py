@@ -77,13 +77,13 @@ def cases() -> Iterator[Case]:
     yield Case(here, [*RICH[1:], ("peft", {"tunable": "lora"})], (500,) * 10, 1.0)
     pooled = [(name, {**settings, "statistics": MEASURED}) for name, settings in RICH]
     short = [(name, {**settings, "statistics": {"numbers": "int8"}}) for name, settings in USUAL]
-    held = [(name, {**settings, "statistics": {"hold_out": 0.15}}) for name, settings in USUAL]
+    with_statistics = [(name, {**settings, "statistics": {"hold_out": 0.15}}) for name, settings in USUAL]
     for profile in (here, small):
         for kinds in (pooled, short):
             for counts in (EVENLY, ONE_CLASS, NONE):
                 yield Case(profile, kinds, counts, 2.0)
     for counts in (EVENLY, ONE_CLASS):
-        yield Case(here, held, counts, 2.0)
+        yield Case(here, with_statistics, counts, 2.0)
     slow = replace(here, bandwidth=Bandwidth(300.0, 300.0))
     for remaining_s in (3.0, 12.0, 60.0):
         yield Case(slow, short, EVENLY, remaining_s)
@@ -112,7 +112,7 @@ def vectors() -> dict[str, Any]:
         "bundle": BUNDLE,
         "workload": _workload(bundle),
         "tables": [_table(case, bundle) for case in cases()],
-        "corrected": [_corrected(*given) for given in _rounds()],
+        "corrected": [_corrected(*round_) for round_ in _rounds()],
     }
 
 
@@ -191,6 +191,6 @@ def _corrected(before: dict[str, float], timings: list[Timing]) -> dict[str, Any
     after = corrected(profile, WorkOutcome(nothing, None, timings=tuple(timings)))
     return {
         "before": before,
-        "timings": [[one.kind, one.predicted_s, one.seconds] for one in timings],
+        "timings": [[timing.kind, timing.predicted_s, timing.seconds] for timing in timings],
         "after": dict(after),
     }

@@ -72,8 +72,8 @@ def _chosen(present: list[int], most: int, rare: list[int], number: int) -> dict
 def _encoded(
     features: NDArray[np.float32], y: NDArray[np.int64], smallest: int, numbers: str, moments: bool
 ) -> dict[str, Any]:
-    found = class_statistics.measure_statistics(features, y, LABELS, smallest)
-    sent = class_statistics.encode(found, ClassStatistics(numbers=numbers, moments=moments))
+    statistics = class_statistics.measure_statistics(features, y, LABELS, smallest)
+    sent = class_statistics.encode(statistics, ClassStatistics(numbers=numbers, moments=moments))
     return {
         "features": features.astype("<f4").tobytes(),
         "width": features.shape[1],

@@ -58,14 +58,14 @@ def update(number: int) -> Tensors:
 
 
 def sequence(word: str) -> list[dict[str, Any]]:
-    codec, left, told = codec_named(word), NO_TENSORS, []
+    codec, left, entries = codec_named(word), NO_TENSORS, []
     for number in range(1, ROUNDS + 1):
         encoded = codec.encode(update(number), base() | {"ties": np.zeros(64, np.float32)}, left)
-        told.append(
+        entries.append(
             {"plain": encoded.body, "left": None if encoded.left is None else tensors.encode(encoded.left)}
         )
         left = encoded.left or {}
-    return told
+    return entries
 
 
 def refused(word: str) -> str:

@@ -66,17 +66,17 @@ def vectors() -> dict[str, Any]:
         "tokens": [
             {
                 "of": of,
-                "token": one.token,
-                "name": one.name,
-                "client_id": one.client_id,
-                "url": str(one.address),
-                "password": one.address.password,
-                "authority": one.address.tls.authority,
-                "key": one.key,
-                "issued": one.issued,
-                "secret": one.secret,
+                "token": enrolment.token,
+                "name": enrolment.name,
+                "client_id": enrolment.client_id,
+                "url": str(enrolment.address),
+                "password": enrolment.address.password,
+                "authority": enrolment.address.tls.authority,
+                "key": enrolment.key,
+                "issued": enrolment.issued,
+                "secret": enrolment.secret,
             }
-            for of, one in TOKENS.items()
+            for of, enrolment in TOKENS.items()
         ],
         "refused": [{"of": of, "token": token, "python": refused(token)} for of, token in REFUSED.items()],
         "secret": WHOLE.password,

@@ -41,15 +41,15 @@ def inside(name: str = "w", kind: int = FLOAT, *more: tuple[int, Any]) -> tuple[
     return 5, message((1, 16), (2, kind), (8, name), (9, bytes(64)), *more)
 
 
-def entries(**said: str) -> list[tuple[int, bytes]]:
-    return [(13, message((1, key), (2, text))) for key, text in said.items()]
+def entries(**texts: str) -> list[tuple[int, bytes]]:
+    return [(13, message((1, key), (2, text))) for key, text in texts.items()]
 
 
 WEIGHTS = {"location": "weights", "offset": "0", "length": "64"}
 
 
-def outside(*more: tuple[int, Any], name: str = "w", where: Any = 1, **said: str) -> tuple[int, bytes]:
-    placed = entries(**(said or WEIGHTS))
+def outside(*more: tuple[int, Any], name: str = "w", where: Any = 1, **texts: str) -> tuple[int, bytes]:
+    placed = entries(**(texts or WEIGHTS))
     return 5, message((1, 16), (2, FLOAT), (8, name), *placed, (14, where), *more)
 
 
@@ -322,11 +322,12 @@ def refusal(onnx: bytes, words: str) -> str:
 
 
 def vectors() -> dict[str, Any]:
-    for name, (onnx, taken) in ALLOWED.items():
-        assert sorted(check_graph(onnx)) == taken, name
+    for name, (onnx, names) in ALLOWED.items():
+        assert sorted(check_graph(onnx)) == names, name
     return {
         "allowed": [
-            {"name": name, "graph": onnx, "outside": taken} for name, (onnx, taken) in ALLOWED.items()
+            {"name": name, "graph": onnx, "outside": outside_names}
+            for name, (onnx, outside_names) in ALLOWED.items()
         ],
         "refused": [
             {"name": name, "graph": onnx, "python": refusal(onnx, words)}

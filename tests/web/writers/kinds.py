@@ -96,7 +96,7 @@ def vectors() -> dict[str, Any]:
         "aside": {
             name: {"shape": list(value.shape), "values": value.tobytes()} for name, value in _aside().items()
         },
-        "made": [_made(bundle, data, kind, settings) for kind, settings in WORK],
+        "made": [_update_of(bundle, data, kind, settings) for kind, settings in WORK],
         "fields": {
             kind: registry.settings(registry.make(kind)) for kind in sorted({kind for kind, _ in WORK})
         },
@@ -120,21 +120,21 @@ def _aside() -> dict[str, NDArray[np.float32]]:
     return {"closed-form/head.weight": weights, "closed-form/head.bias": bias}
 
 
-def _made(bundle: Bundle, data: LocalData, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _update_of(bundle: Bundle, data: LocalData, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
     """By the richest form of the kind."""
     strategy = registry.make(kind, settings)
     run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0, aside=_aside())
-    made = kind_statistics.train(strategy.variants()[0], OnnxModel(bundle), data, run)
-    update, found = class_statistics.split_statistics(made.tensors)
+    sent = kind_statistics.train(strategy.variants()[0], OnnxModel(bundle), data, run)
+    update, statistics = class_statistics.split_statistics(sent.tensors)
     return {
         "kind": kind,
         "settings": settings,
         "forms": [form.variant for form in strategy.variants()],
-        "form": made.variant,
-        "num_examples": made.num_examples,
-        "train_loss": float(np.float32(made.train_loss)) if np.isfinite(made.train_loss) else None,
+        "form": sent.variant,
+        "num_examples": sent.num_examples,
+        "train_loss": float(np.float32(sent.train_loss)) if np.isfinite(sent.train_loss) else None,
         "tensors": _described(update),
-        "statistics": _described(found),
+        "statistics": _described(statistics),
     }
 
 
@@ -148,11 +148,11 @@ def _described(sent: Tensors) -> dict[str, Any]:
 
 
 def _read(rows: NDArray[np.uint8]) -> list[dict[str, Any]]:
-    known = class_sums.read_rows(rows, LABELS, WIDTH)
-    means = known.sums[known.present] / known.counts[known.present, None]
+    sums = class_sums.read_rows(rows, LABELS, WIDTH)
+    means = sums.sums[sums.present] / sums.counts[sums.present, None]
     return [
-        {"label": int(label), "count": int(known.counts[label]), "mean": _few(mean)}
-        for label, mean in zip(known.present, means, strict=True)
+        {"label": int(label), "count": int(sums.counts[label]), "mean": _few(mean)}
+        for label, mean in zip(sums.present, means, strict=True)
     ]
 
 

@@ -206,8 +206,8 @@ def vectors() -> dict[str, Any]:
         "inline_limit": wire.INLINE_LIMIT,
         "message_limit": wire.MESSAGE_LIMIT,
         "examples": [
-            {"kind": type(one).__name__, "payload": wire.encode(one), "object": tagged(one)}
-            for one in EXAMPLES
+            {"kind": type(message).__name__, "payload": wire.encode(message), "object": tagged(message)}
+            for message in EXAMPLES
         ],
         "whole_seconds": whole_seconds,
         "longer": {"payload": msgspec.msgpack.encode([4, 1, True, False, False, "later", 9])},

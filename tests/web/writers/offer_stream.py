@@ -42,15 +42,15 @@ Heard = tuple[str, bytes, bool, str]
 
 
 def step(number: int, scalars: tuple[float, ...] = (0.5, -1.25), **changes: Any) -> Step:
-    made = Step(number, "philox/1", steps.round_seed(5, number), "all", 0.01, 1.0, scalars)
-    return msgspec.structs.replace(made, **changes)
+    usual = Step(number, "philox/1", steps.round_seed(5, number), "all", 0.01, 1.0, scalars)
+    return msgspec.structs.replace(usual, **changes)
 
 
 def offer(number: int = 2, tail: tuple[Stretch, ...] | None = None, **changes: Any) -> Offer:
     if tail is None:
         tail = steps.pack([step(1)], 5)
     base = Base((BLOB,), bytes(32), bytes(8), steps=1, at=1, tail=tail, log=(BLOB,))
-    made = Offer(
+    usual = Offer(
         task="t",
         run="r",
         round=number,
@@ -61,7 +61,7 @@ def offer(number: int = 2, tail: tuple[Stretch, ...] | None = None, **changes: A
         base=base,
         kinds=(Kind("zeroth-order", encode_settings({"lr": 0.01})),),
     )
-    return msgspec.structs.replace(made, **changes)
+    return msgspec.structs.replace(usual, **changes)
 
 
 def after(number: int, over: bool = False, new: tuple[Step, ...] | None = None) -> bytes:
@@ -74,14 +74,16 @@ def plain(payload: bytes, topic: str = TOPIC, retained: bool = False, task: str 
     return topic, payload, retained, task
 
 
-def said(number: int, by: Signer = SIGNER, own: bytes = OWN, topic: str = MINE, run: str = "r") -> bytes:
+def next_offer(
+    number: int, by: Signer = SIGNER, own: bytes = OWN, topic: str = MINE, run: str = "r"
+) -> bytes:
     """A compact offer with the MAC for a device that draws such a key."""
     payload = after(number)
     return small.with_mac(payload, by.agree(session_mac.public_key(own)).mac(topic, run, payload))
 
 
-def sealed(made: Offer, topic: str = TASK, by: Signer = SIGNER, issued: int = 7) -> bytes:
-    return by.seal(topic, made, issued)
+def sealed(offer_: Offer, topic: str = TASK, by: Signer = SIGNER, issued: int = 7) -> bytes:
+    return by.seal(topic, offer_, issued)
 
 
 REPLACED = bytes([small.WITH_MAC | after(3)[0]])
@@ -162,32 +164,32 @@ ENROLLED: dict[str, list[Heard]] = {
         plain(OTHER.seal(TASK, offer(3), 9, (OTHER.succeeded(OTHER.public, 3),)), TASK),
         plain(OTHER.seal(TASK, offer(3), 9, (SIGNER.succeeded(OTHER.public, 3),)), TASK),
         plain(sealed(offer(3), issued=10), TASK),
-        plain(said(4, OTHER), MINE, task="t"),
-        plain(said(4), MINE, task="t"),
+        plain(next_offer(4, OTHER), MINE, task="t"),
+        plain(next_offer(4), MINE, task="t"),
     ],
     "the MAC": [
         plain(sealed(offer()), TASK),
         plain(after(3)),
         plain(after(3), MINE, task="t"),
-        plain(said(3, OTHER), MINE, task="t"),
-        plain(said(3, own=EARLIER), MINE, task="t"),
-        plain(said(3, run="r2"), MINE, task="t"),
-        plain(said(3, topic=down("b", "n")), MINE, task="t"),
-        plain(said(3)[:-1] + b"?", MINE, task="t"),
-        plain(said(3), TOPIC, task="t"),
-        plain(said(3), MINE, task="t"),
-        plain(said(3), MINE, task="t"),
-        plain(said(4), MINE, True, "t"),
+        plain(next_offer(3, OTHER), MINE, task="t"),
+        plain(next_offer(3, own=EARLIER), MINE, task="t"),
+        plain(next_offer(3, run="r2"), MINE, task="t"),
+        plain(next_offer(3, topic=down("b", "n")), MINE, task="t"),
+        plain(next_offer(3)[:-1] + b"?", MINE, task="t"),
+        plain(next_offer(3), TOPIC, task="t"),
+        plain(next_offer(3), MINE, task="t"),
+        plain(next_offer(3), MINE, task="t"),
+        plain(next_offer(4), MINE, True, "t"),
         plain(sealed(offer(2)), TASK),
-        plain(said(4), MINE, task="t"),
+        plain(next_offer(4), MINE, task="t"),
     ],
 }
 
 
-def told(key: bytes, heard: list[Heard]) -> list[dict[str, Any]]:
+def outcomes(key: bytes, messages: list[Heard]) -> list[dict[str, Any]]:
     offer_stream = OfferStream(Trust(key, lambda size: OWN[:size]))
     entries = []
-    for topic, payload, retained, task in heard:
+    for topic, payload, retained, task in messages:
         entry: dict[str, Any] = {"topic": topic, "payload": payload, "retained": retained, "task": task}
         try:
             entry["offer"] = encode(offer_stream.offer(topic, payload, retained, task))
@@ -198,7 +200,7 @@ def told(key: bytes, heard: list[Heard]) -> list[dict[str, Any]]:
 
 
 def contribution(number: int = 3, scalars: tuple[float, ...] = (0.5, -1.0), **changes: Any) -> Contribution:
-    made = Contribution(
+    usual = Contribution(
         task="t",
         run="r",
         round=number,
@@ -209,7 +211,7 @@ def contribution(number: int = 3, scalars: tuple[float, ...] = (0.5, -1.0), **ch
         metrics=Metrics(0.625, 1234, 56789, 90_000),
         body=body(scalars),
     )
-    return msgspec.structs.replace(made, **changes)
+    return msgspec.structs.replace(usual, **changes)
 
 
 def body(scalars: tuple[float, ...]) -> bytes:
@@ -269,18 +271,20 @@ def vectors() -> dict[str, Any]:
         "own": OWN,
         "device_key": Trust(SIGNER.public, lambda size: OWN[:size]).key,
         "says": says(),
-        "open": [{"of": of, "heard": told(b"", heard)} for of, heard in OPEN.items()],
-        "enrolled": [{"of": of, "heard": told(SIGNER.public, heard)} for of, heard in ENROLLED.items()],
+        "open": [{"of": of, "heard": outcomes(b"", messages)} for of, messages in OPEN.items()],
+        "enrolled": [
+            {"of": of, "heard": outcomes(SIGNER.public, messages)} for of, messages in ENROLLED.items()
+        ],
         "like": encode(LIKE),
         "most_bytes": small.MOST_BYTES,
         "short": [
             {
                 "of": of,
-                "whole": encode(one),
+                "whole": encode(whole),
                 "short": short,
                 "read": encode(small.full_contribution(short, LIKE)) if short else None,
             }
-            for of, one in SENT.items()
-            for short in [small.compact_contribution(one, LIKE)]
+            for of, whole in SENT.items()
+            for short in [small.compact_contribution(whole, LIKE)]
         ],
     }

@@ -73,8 +73,8 @@ def _picture(spec: InputSpec, height: int, width: int, channels: int) -> dict[st
     pixels = (noise(7, height * width * channels) % 256).astype(np.uint8).reshape(height, width, channels)
     raw = Picture(pixels).raw(spec)
     size = {"height": height, "width": width, "channels": channels}
-    made = {"levels": raw.tobytes()} if raw.dtype == np.uint8 else {"raw": raw.ravel().tolist()}
-    return {"input": _spec(spec), **size, **made}
+    numbers = {"levels": raw.tobytes()} if raw.dtype == np.uint8 else {"raw": raw.ravel().tolist()}
+    return {"input": _spec(spec), **size, **numbers}
 
 
 def _sound(rate: int, count: int) -> dict[str, Any]:

@@ -34,9 +34,9 @@ def vectors() -> dict[str, Any]:
     for tunable, along in ALONG:
         flat = Flat(manifest.specs(tunable))
         perturb(flat, weights, along)
-        told = {"seed": str(along.seed), "index": along.index, "scale": along.scale}
+        direction = {"seed": str(along.seed), "index": along.index, "scale": along.scale}
         perturbed.append(
-            {"tunable": tunable, "generator": along.generator, **told, "sha256": _sha(flat.views)}
+            {"tunable": tunable, "generator": along.generator, **direction, "sha256": _sha(flat.views)}
         )
     return {
         "bundle": BUNDLE,

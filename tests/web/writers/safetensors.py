@@ -80,13 +80,18 @@ def vectors() -> dict[str, Any]:
         "sets": [
             {
                 "of": of,
-                "bytes": tensors.encode(given),
+                "bytes": tensors.encode(content),
                 "tensors": [
-                    {"name": name, "dtype": str(one.dtype), "shape": one.shape, "values": one.tobytes()}
-                    for name, one in sorted(given.items())
+                    {
+                        "name": name,
+                        "dtype": str(tensor.dtype),
+                        "shape": tensor.shape,
+                        "values": tensor.tobytes(),
+                    }
+                    for name, tensor in sorted(content.items())
                 ],
             }
-            for of, given in SETS.items()
+            for of, content in SETS.items()
         ],
         "with_metadata": with_metadata,
         "refused": [{"of": of, "bytes": refused(data)} for of, data in REFUSED.items()],

@@ -15,20 +15,20 @@ BLOB = Blob(bytes(32), 9)
 
 
 def step(number: int, scalars: tuple[float, ...] = (0.5, -1.25), **changes: Any) -> Step:
-    made = Step(number, "philox/1", steps.round_seed(SEED, number), "all", 0.01, 1.0, scalars)
-    return msgspec.structs.replace(made, **changes)
+    usual = Step(number, "philox/1", steps.round_seed(SEED, number), "all", 0.01, 1.0, scalars)
+    return msgspec.structs.replace(usual, **changes)
 
 
-def told(one: Step) -> dict[str, Any]:
+def plain_step(step_: Step) -> dict[str, Any]:
     """Scalars in bytes of binary64; seed as text."""
     return {
-        "round": one.round,
-        "generator": one.generator,
-        "seed": str(one.seed),
-        "tunable": one.tunable,
-        "lr": one.lr,
-        "share": one.share,
-        "scalars": struct.pack(f"<{len(one.scalars)}d", *one.scalars),
+        "round": step_.round,
+        "generator": step_.generator,
+        "seed": str(step_.seed),
+        "tunable": step_.tunable,
+        "lr": step_.lr,
+        "share": step_.share,
+        "scalars": struct.pack(f"<{len(step_.scalars)}d", *step_.scalars),
     }
 
 
@@ -103,17 +103,17 @@ def vectors() -> dict[str, Any]:
             for seed, number in ((0, 0), (5, 1), (2**63, 70_000), (-3, 12), (LARGE, 2**40))
         ],
         "logs": [
-            {"of": of, "blob": steps.encode(made, seed), "steps": [told(one) for one in made]}
-            for of, (made, seed) in LOGS.items()
+            {"of": of, "blob": steps.encode(log, seed), "steps": [plain_step(entry) for entry in log]}
+            for of, (log, seed) in LOGS.items()
         ],
         "single": [
             {
-                "step": told(made[0]),
+                "step": plain_step(log[0]),
                 "seed": None if seed is None else str(seed),
-                "stretches": encode(steps.pack(made, seed)),
+                "stretches": encode(steps.pack(log, seed)),
             }
-            for made, seed in LOGS.values()
-            if len(made) == 1
+            for log, seed in LOGS.values()
+            if len(log) == 1
         ],
         "damaged": [
             {"of": of, "blob": encode(stretches), "python": refused(stretches)}
@@ -122,9 +122,9 @@ def vectors() -> dict[str, Any]:
         ],
         "too_many_scalars": refused(DAMAGED["too many scalars"]),
         "joined": [
-            {"before": encode(before), "new": encode(new), "most": most, "made": encode(made)}
+            {"before": encode(before), "new": encode(new), "most": most, "made": encode(log)}
             for before, new, most in packs
-            for made in [steps.last_of_both(before, new, most)]
+            for log in [steps.last_of_both(before, new, most)]
         ],
         "begins": [
             {

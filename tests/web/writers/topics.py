@@ -51,8 +51,14 @@ def vectors() -> dict[str, Any]:
         "offers": topics.OFFERS,
         "offer": topics.offer("digits"),
         "addresses": [
-            {"topic": topic, "device": one.device, "leaf": one.leaf, "sha": one.sha, "index": one.index}
-            for topic, one in parsed.items()
+            {
+                "topic": topic,
+                "device": address.device,
+                "leaf": address.leaf,
+                "sha": address.sha,
+                "index": address.index,
+            }
+            for topic, address in parsed.items()
         ],
         "others": [{"topic": topic, "python": refused(topic)} for topic in OTHERS],
         "packets": [

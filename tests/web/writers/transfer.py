@@ -2,7 +2,6 @@
 
 import random
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,6 @@ def content(size: int) -> bytes:
     return bytes((i * i + i // 251) % 256 for i in range(size))
 
 
-def said(blobs: Blobs, blob: Blob, blocks: tuple[int, ...]) -> Iterator[tuple[int, bytes]]:
-    return answer_get(blobs, Get(blob=blob, blocks=blocks))
-
-
 def pull_script(seed: int, folder: Path) -> list[dict[str, Any]]:
     """What a pull is told at random, over a link that loses and repeats, and what it says."""
     draw = random.Random(seed)
@@ -36,9 +31,9 @@ def pull_script(seed: int, folder: Path) -> list[dict[str, Any]]:
         now = round(now + draw.choice((0.0, 0.25, 1.0, 3.5, 20.0)), 2)
         match draw.choices(("wanted", "received", "restart", "expect"), (10, 20, 1, 1))[0]:
             case "wanted":
-                asked = pull.wanted(now)
-                coming += asked
-                step: dict[str, Any] = {"do": "wanted", "says": asked}
+                blocks = pull.wanted(now)
+                coming += blocks
+                step: dict[str, Any] = {"do": "wanted", "says": blocks}
             case "received":
                 if not coming:
                     continue

@@ -45,16 +45,16 @@ def vectors() -> dict[str, Any]:
         "read": [
             {
                 "url": url,
-                "text": str(one),
-                "host": f"[{one.host}]" if ":" in one.host else one.host,
-                "port": one.port,
-                "path": one.path,
-                "secure": one.secure,
-                "user": one.user,
-                "password": one.password,
-                "mqtt5": one.mqtt5,
+                "text": str(address),
+                "host": f"[{address.host}]" if ":" in address.host else address.host,
+                "port": address.port,
+                "path": address.path,
+                "secure": address.secure,
+                "user": address.user,
+                "password": address.password,
+                "mqtt5": address.mqtt5,
             }
-            for url, one in read.items()
+            for url, address in read.items()
         ],
         "refused": [{"url": url, "python": refused(url)} for url in REFUSED],
         "backoffs": [

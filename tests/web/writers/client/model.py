@@ -14,11 +14,11 @@ UNTIL_DONE = 23
 
 
 def vectors() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    traces: dict[str, Any] = {}
     for seed in SEEDS:
         recorder = Recorder()
         World(random.Random(seed), recorder.saw).run(STEPS)
-        found |= {f"walk {seed}, life {life}": trace for life, trace in enumerate(recorder.traces, 1)}
+        traces |= {f"walk {seed}, life {life}": trace for life, trace in enumerate(recorder.traces, 1)}
     recorder = Recorder()
     World(random.Random(UNTIL_DONE), recorder.saw, leaves=True).run(STEPS)
-    return found | {f"until done, life {life}": trace for life, trace in enumerate(recorder.traces, 1)}
+    return traces | {f"until done, life {life}": trace for life, trace in enumerate(recorder.traces, 1)}

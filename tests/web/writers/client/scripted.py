@@ -44,7 +44,7 @@ class Script(Stage):
             self.agent = Agent(replace(self.agent.settings, **settings), boot, self.clock)
             self.link = self.wire(self.agent)
             self.agent.inbox.put(Connected(first=True))
-        self.agent.work_gate.judged = lambda _held: self.verdict
+        self.agent.work_gate.judged = lambda _rules: self.verdict
         self.agent.begin(self.link)
         take = self.agent.inbox.next
 
@@ -105,7 +105,7 @@ def a_pause_before_the_work_and_one_within_it(script: Script) -> None:
 
 def pause_for(script: Script, seconds: float) -> None:
     until = script.clock.now + seconds
-    script.agent.work_gate.judged = lambda _held: NO if script.clock.now < until else RuleVerdict()
+    script.agent.work_gate.judged = lambda _rules: NO if script.clock.now < until else RuleVerdict()
 
 
 def a_round_that_closes_during_a_pause(script: Script) -> None:
@@ -144,15 +144,15 @@ def a_link_to_be_spared(script: Script) -> None:
 def a_lost_link_and_receipts_that_come_twice_late_or_put_off(script: Script) -> None:
     script.link.receipts = False
     script.say(script.offer(1))
-    [made] = script.contributions
+    [contribution] = script.contributions
     script.agent.inbox.put(Disconnected("gone"))
     script.agent.inbox.put(Connected(first=False))
     script.steps()
-    full = Receipt(boot=1, seq=made.seq, round=1, status="refused", reason="full", retry_after_s=20)
+    full = Receipt(boot=1, seq=contribution.seq, round=1, status="refused", reason="full", retry_after_s=20)
     script.link.tell("receipt", encode(full))
     script.steps(60)
     for status in ("late", "duplicate"):
-        script.link.receipt(made, status)
+        script.link.receipt(contribution, status)
         script.steps()
 
 
@@ -236,12 +236,12 @@ def vectors() -> dict[str, Any]:
     measured = mock.patch(
         "device_runtime.device.training.local_task.measured", lambda *_: Speed(1e9, source="set")
     )
-    found: dict[str, Any] = {}
+    traces: dict[str, Any] = {}
     for scenario in SCENARIOS:
         with tempfile.TemporaryDirectory() as folder, measured, recording() as recorder:
             x = np.random.default_rng(1).integers(0, 17, (40, 8, 8), np.uint8)
             np.savez(Path(folder) / "a.npz", x=x, y=np.arange(40) % 10)
             scenario(Script(Bundle.open(shipped_folder("digits-wrn-10-1")), Path(folder), Clock()))
         what = scenario.__name__.replace("_", " ")
-        found |= {f"{what}, life {life}": trace for life, trace in enumerate(recorder.traces, 1)}
-    return found
+        traces |= {f"{what}, life {life}": trace for life, trace in enumerate(recorder.traces, 1)}
+    return traces

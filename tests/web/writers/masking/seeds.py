@@ -35,12 +35,12 @@ def vectors() -> dict[str, Any]:
 
 def _sealed(secret: bytes, helpers: list[bytes], purpose: MaskPurpose) -> dict[str, Any]:
     mask, seeds = seal(secret, helpers, purpose)
-    told = replace(purpose, helpers=len(helpers)) if purpose.noise_milli else purpose
+    purpose_ = replace(purpose, helpers=len(helpers)) if purpose.noise_milli else purpose
     return {
         "secret": secret,
         "helpers": helpers,
-        "purpose": asdict(told),
-        "encoded": told.encoded(),
+        "purpose": asdict(purpose_),
+        "encoded": purpose_.encoded(),
         "key": mask.key,
         "tags": mask.tags,
         "seeds": seeds,

@@ -52,9 +52,9 @@ def cases() -> Iterator[Case]:
     yield Case("full", scale=300.0)
     yield Case("full", scale=2**14, capacity=2**20)
     yield Case("full", noise_milli=900, most_norm=1e6)
-    held = {"statistics": {"hold_out": 0.1}}
+    statistics = {"statistics": {"hold_out": 0.1}}
     for without in ("", "moments", "statistics"):
-        yield Case("full", held, without=without)
+        yield Case("full", statistics, without=without)
     yield Case("peft", {"tunable": "head"})
     yield Case("peft", {"tunable": "head", "statistics": {"samples": 20}}, examples=90)
     yield Case("entropy-subset", {"shares": [0.3], "weigh": "local", "statistics": {"numbers": "int8"}})
@@ -67,7 +67,7 @@ def cases() -> Iterator[Case]:
     yield Case("zeroth-order", {"num_z": 2, "statistics": {"moments": False}}, loss=2e6)
     yield Case("class-means", loss=nan, scale=50.0)
     yield Case("class-means", {"statistics": {}}, loss=nan, examples=64)
-    yield Case("full", held, most_weight=5)
+    yield Case("full", statistics, most_weight=5)
 
 
 def vectors() -> dict[str, Any]:
@@ -95,9 +95,9 @@ def _written(case: Case, bundle: Bundle, at: int) -> dict[str, Any]:
     )
     layout = layout_of(strategy, bundle.manifest, base, masks)
     specs = strategy.expected(bundle.manifest)
-    made = {spec.name: _tensor(spec, base, case, at + i) for i, spec in enumerate(specs)}
+    parts = {spec.name: _tensor(spec, base, case, at + i) for i, spec in enumerate(specs)}
     sent = _statistics(strategy, case, at)
-    update = Update(case.kind, {**made, **sent}, case.examples, case.loss, strategy.variant)
+    update = Update(case.kind, {**parts, **sent}, case.examples, case.loss, strategy.variant)
     weighed = sums.Weighed(update, strategy, case.most_weight)
     vector, note = sums.write(weighed, layout, case.most_norm)
     return {
@@ -139,13 +139,13 @@ def _tensor(spec: TensorSpec, base: Tensors, case: Case, seed: int) -> NDArray[A
 
 def _statistics(strategy: AnyStrategy, case: Case, at: int) -> dict[str, NDArray[Any]]:
     """Class statistics as a device sends them. Features are fractions of 256, whose sums are exact."""
-    asked = kind_statistics.statistics_of(strategy)
-    if asked is None or case.without == "statistics":
+    request = kind_statistics.statistics_of(strategy)
+    if request is None or case.without == "statistics":
         return {}
     if case.without == "moments":
-        asked = replace(asked, moments=False)
-    width = min(WIDTH, asked.features)
+        request = replace(request, moments=False)
+    width = min(WIDTH, request.features)
     features = np.floor(noise(at, SEEN * width) * 2**15).reshape(SEEN, width) / 256
     y = np.arange(SEEN) % 4 * 2
-    found = class_statistics.measure_statistics(features.astype(np.float32), y, LABELS, 2)
-    return class_statistics.encode(replace(found, right=np.array([4.0, 3.0, 1.0])), asked)
+    statistics = class_statistics.measure_statistics(features.astype(np.float32), y, LABELS, 2)
+    return class_statistics.encode(replace(statistics, right=np.array([4.0, 3.0, 1.0])), request)
