@@ -47,10 +47,10 @@ const LARGE = 20_000;
 const PRESSED = { params: { [constants.BROTLI_PARAM_QUALITY]: 5, [constants.BROTLI_PARAM_LGWIN]: 24 } };
 
 /** Checks that every import of a module is relative, and of a file that was copied. */
-function checkImports(path, known) {
+function checkImports(path, paths) {
   for (const [, target] of readFileSync(path, "utf8").matchAll(/^(?:import|export) .* from "([^"]+)";/gm)) {
-    const found = target.startsWith(".") && known.has(join(dirname(path), target));
-    if (!found) throw new Error(`${path} imports ${target}, which is not in vendor/`);
+    const isVendored = target.startsWith(".") && paths.has(join(dirname(path), target));
+    if (!isVendored) throw new Error(`${path} imports ${target}, which is not in vendor/`);
   }
 }
 
@@ -62,14 +62,14 @@ for (const [from, to] of Object.entries(files)) {
   mkdirSync(dirname(target), { recursive: true });
   copyFileSync(join(HERE, "node_modules", from), target);
 }
-const known = new Set(Object.values(files).map((path) => join(vendor, path)));
-for (const path of known) {
+const all = new Set(Object.values(files).map((path) => join(vendor, path)));
+for (const path of all) {
   if (statSync(path).size === 0) throw new Error(`${path} is empty`);
-  if (basename(path).endsWith(".mjs")) checkImports(path, known);
+  if (basename(path).endsWith(".mjs")) checkImports(path, all);
 }
 for (const path of IN_NODE) await import(pathToFileURL(join(vendor, path)).href);
-for (const path of known) {
+for (const path of all) {
   if (statSync(path).size > LARGE) writeFileSync(`${path}.br`, brotliCompressSync(readFileSync(path), PRESSED));
 }
-const bytes = [...known].reduce((sum, path) => sum + statSync(path).size, 0);
-console.log(`vendor/: ${known.size} files, ${(bytes / 1e6).toFixed(1)} MB`);
+const bytes = [...all].reduce((sum, path) => sum + statSync(path).size, 0);
+console.log(`vendor/: ${all.size} files, ${(bytes / 1e6).toFixed(1)} MB`);

@@ -20,7 +20,7 @@ import { DEVICE, SAMPLES } from "./rpc.js";
 /** @typedef {import("./rpc.js").Settings} Settings */
 
 const clock = () => performance.now() / 1000;
-const tell = (/** @type {import("./rpc.js").WorkerMessage} */ told) => postMessage(told);
+const tell = (/** @type {import("./rpc.js").WorkerMessage} */ message) => postMessage(message);
 const log = (/** @type {any} */ level, /** @type {string} */ text) => tell({ type: "log", level, text });
 /** Reasons to pause, also those from before the device was opened. @type {Set<string>} */
 const pauses = new Set();
@@ -34,7 +34,7 @@ class Device {
   /** @param {Settings} settings */
   static async open(settings) {
     const { name, url, clientId, key, secret } = await whoOf(settings);
-    const kept = { samples: /** @type {Samples | null} */ (null) };
+    const store = { samples: /** @type {Samples | null} */ (null) };
     const [disk, samples] = [await openDisk(DEVICE), await openDisk(SAMPLES)];
     await own(disk, name, log);
     const environment = {
@@ -42,8 +42,8 @@ class Device {
       disk,
       open: async (/** @type {any} */ bundle) => new DeviceModel(bundle, await runtimeOf(bundle)),
       samples: async (/** @type {any} */ { input, labels }) => {
-        kept.samples = new Samples(samples, input, labels);
-        return kept.samples.open();
+        store.samples = new Samples(samples, input, labels);
+        return store.samples.open();
       },
       host: browserHost(name, navigator, () => battery),
       tell: (/** @type {any} */ happening) => tell(plain(happening)),
@@ -52,14 +52,14 @@ class Device {
     const { will, greeting, subscriptions } = agent;
     const link = new Link(url, clientId, (event) => agent.took(event), { will, greeting, subscriptions, log });
     agent.begin(link);
-    return new Device({ agent, link, kept });
+    return new Device({ agent, link, kept: store });
   }
 
   /** @param {{agent: Agent, link: Link, kept: {samples: Samples | null}}} parts */
-  constructor({ agent, link, kept }) {
+  constructor({ agent, link, kept: store }) {
     this._agent = agent;
     this._link = link;
-    this._kept = kept;
+    this._kept = store;
     this._left = false;
   }
 

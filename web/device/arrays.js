@@ -31,7 +31,7 @@ export async function readArrays(name, bytes, shape) {
 
 async function readNpz(bytes, shape) {
   const arrays = await npz(bytes, ["x", "y", NAMES]);
-  for (const wanted of ["x", "y"]) if (!arrays.has(wanted)) throw new DataError(`the .npz file has no array '${wanted}'`);
+  for (const name of ["x", "y"]) if (!arrays.has(name)) throw new DataError(`the .npz file has no array '${name}'`);
   const y = arrays.get("y");
   const labels = Array.from(y.data);
   const names = arrays.get(NAMES);
@@ -52,7 +52,7 @@ function batchOf(x, labels, shape) {
   if (!x.data.length || typeof x.data[0] !== "number") throw new DataError("x is no array of numbers");
   const same = (a, b) => a.length === b.length && a.every((n, i) => n === b[i]);
   const shapes = shape[0] === 1 ? [shape, shape.slice(1)] : [shape];
-  if (!shapes.some((one) => same(one, x.shape) || same(one, x.shape.slice(1)))) {
+  if (!shapes.some((form) => same(form, x.shape) || same(form, x.shape.slice(1)))) {
     throw new DataError(`samples are (${x.shape}), the task's input is (${shape})`);
   }
   const count = x.data.length / sizeOf(shape);

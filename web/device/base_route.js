@@ -49,7 +49,7 @@ export async function stepsOf(route, base, blobs) {
   try {
     const tail = await unpack(base.tail);
     if (route.steps <= tail.length) return tail.slice(tail.length - route.steps);
-    const named = route.needed.filter((blob) => base.log.some((one) => same(one, blob)));
+    const named = route.needed.filter((blob) => base.log.some((entry) => same(entry, blob)));
     const logged = [];
     for (const blob of named) logged.push(...(await decode(await blobs.get(blob))));
     if (logged.length >= route.steps) return logged.slice(logged.length - route.steps);

@@ -102,15 +102,15 @@ export class Blobs {
 
   /** Remove all blobs but these, also those that are being fetched. @param {Iterable<Blob>} keep */
   async prune(keep) {
-    const kept = new Set([...keep].map(nameOf));
+    const names = new Set([...keep].map(nameOf));
     await onDisk(async () => {
-      for (const name of [...this.#here].filter((one) => !kept.has(one))) {
+      for (const name of [...this.#here].filter((file) => !names.has(file))) {
         this.#forget(name);
         await this.#disk.delete(WHOLE + name);
       }
       for (const key of await this.#disk.keys(PARTIAL)) {
         const name = key.slice(PARTIAL.length).split("/")[0];
-        if (kept.has(name)) continue;
+        if (names.has(name)) continue;
         this.#live.delete(name);
         await this.#disk.delete(key);
       }

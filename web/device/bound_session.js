@@ -19,8 +19,8 @@ export class BoundSession {
   /** Tensors of the library that share the memory of a flat vector. @param {import("./flat.js").Flat} flat */
   tensors(flat) {
     const { Tensor } = this.model.runtime.ort;
-    const made = [...flat.views].map(([name, { shape, data }]) => [name, new Tensor("float32", data, shape)]);
-    return Object.fromEntries(made);
+    const entries = [...flat.views].map(([name, { shape, data }]) => [name, new Tensor("float32", data, shape)]);
+    return Object.fromEntries(entries);
   }
 
   /**
@@ -35,8 +35,8 @@ export class BoundSession {
     const rows = this.model.rows(this.loaded.graph);
     for (let start = 0; start < samples; start += rows) {
       const end = Math.min(start + rows, samples);
-      const given = { x: this.model.inputs(x, start, end), y: this.model.labels(y, start, end) };
-      yield { start, end, feeds: { ...this.fed, ...given } };
+      const batch = { x: this.model.inputs(x, start, end), y: this.model.labels(y, start, end) };
+      yield { start, end, feeds: { ...this.fed, ...batch } };
     }
   }
 }

@@ -46,9 +46,9 @@ export function concat(parts) {
 }
 
 /** @param {Uint8Array} one @param {Uint8Array} other */
-export function equal(one, other) {
-  if (one.length !== other.length) return false;
-  for (let at = 0; at < one.length; at += 1) if (one[at] !== other[at]) return false;
+export function equal(left, other) {
+  if (left.length !== other.length) return false;
+  for (let at = 0; at < left.length; at += 1) if (left[at] !== other[at]) return false;
   return true;
 }
 

@@ -22,7 +22,7 @@ export class Measurements {
   #disk;
   #log;
   /** @type {Map<string, Corrections> | null} */
-  #known = null;
+  #entries = null;
 
   /** @param {any} disk see disk.js @param {(level: string, line: string) => void} log */
   constructor(disk, log) {
@@ -40,26 +40,26 @@ export class Measurements {
 
   /** Keep what was learnt. If the disk fails, a warning is logged, and it lasts until the process ends. */
   async put(/** @type {string} */ name, /** @type {Corrections} */ calibration) {
-    const known = await this.#all();
-    known.set(name, calibration);
+    const calibrations = await this.#all();
+    calibrations.set(name, calibration);
     try {
-      await this.#disk.put(KEY, utf8(JSON.stringify(known, asPlain)));
+      await this.#disk.put(KEY, utf8(JSON.stringify(calibrations, asPlain)));
     } catch (error) {
       this.#log("warning", `what was measured cannot be kept: ${error}`);
     }
   }
 
   async #all() {
-    if (this.#known) return this.#known;
-    this.#known = new Map();
+    if (this.#entries) return this.#entries;
+    this.#entries = new Map();
     try {
-      const kept = await this.#disk.get(KEY);
-      const found = kept ? JSON.parse(text(kept)) : [];
-      for (const [name, one] of found) this.#known.set(name, correctionsOf(one));
+      const bytes = await this.#disk.get(KEY);
+      const entries = bytes ? JSON.parse(text(bytes)) : [];
+      for (const [name, entry] of entries) this.#entries.set(name, correctionsOf(entry));
     } catch (error) {
       this.#log("warning", `what was measured is not readable (${error}): measuring anew`);
     }
-    return this.#known;
+    return this.#entries;
   }
 }
 
@@ -72,8 +72,8 @@ function asPlain(_, value) {
 function correctionsOf({ speed, corrections, growth }) {
   const { seconds, opening, heldBytes } = speed;
   const maps = { seconds: new Map(seconds), opening: new Map(opening), heldBytes: new Map(heldBytes) };
-  const made = new Speed(speed.flopsPerS, { ...speed, ...maps });
-  return { speed: made, corrections: new Map(corrections), growth: new Map(growth) };
+  const measured = new Speed(speed.flopsPerS, { ...speed, ...maps });
+  return { speed: measured, corrections: new Map(corrections), growth: new Map(growth) };
 }
 
 /**
@@ -83,16 +83,16 @@ function correctionsOf({ speed, corrections, growth }) {
  * @param {import("./cost.js").Profile} profile @param {import("./work.js").WorkOutcome} outcome
  */
 export function grown(profile, outcome) {
-  const known = profile.growth;
-  const growth = new Map([...known].map(([kind, old]) => [kind, 1 + (1 - FADE) * (old - 1)]));
-  const seen = new Map(outcome.outOfMemoryKinds.map((kind) => [kind, OUTGROWN * (known.get(kind) ?? 1)]));
+  const oldGrowth = profile.growth;
+  const growth = new Map([...oldGrowth].map(([kind, old]) => [kind, 1 + (1 - FADE) * (old - 1)]));
+  const factors = new Map(outcome.outOfMemoryKinds.map((kind) => [kind, OUTGROWN * (oldGrowth.get(kind) ?? 1)]));
   const { chosen } = outcome.plan;
   if (chosen?.cost && outcome.contribution && !outcome.gaveUp.length) {
     const idle = profile.memory.residentBytes;
     const added = (outcome.peakMemoryBytes - idle) / (chosen.cost.peakMemoryBytes - idle);
-    seen.set(chosen.kind, added * (known.get(chosen.kind) ?? 1));
+    factors.set(chosen.kind, added * (oldGrowth.get(chosen.kind) ?? 1));
   }
-  for (const [kind, factor] of seen) {
+  for (const [kind, factor] of factors) {
     growth.set(kind, Math.min(MOST, Math.max(1, factor, growth.get(kind) ?? 1)));
   }
   return new Map([...growth].filter(([, factor]) => factor > 1));

@@ -91,9 +91,9 @@ export class UpdateChoice {
 export function choose(profile, kinds, workload, remainingS, masked = null) {
   const usableS = MARGIN * remainingS;
   const forms = kinds.flatMap((kind) => kind.variants());
-  const found = forms.map((form) => candidate(form, (one) => judged({ profile, workload, usableS, masked }, one)));
-  const candidates = masked ? inCompany(found, masked.alone) : found;
-  const chosen = candidates.find((one) => !one.misfits.length) ?? null;
+  const judgements = forms.map((form) => candidate(form, (variant) => judged({ profile, workload, usableS, masked }, variant)));
+  const candidates = masked ? inCompany(judgements, masked.alone) : judgements;
+  const chosen = candidates.find((option) => !option.misfits.length) ?? null;
   if (!chosen && kinds.some((kind) => kind.statistics)) {
     const plain = kinds.map(classStatistics.withoutClassStatistics);
     if (plain.some((kind, place) => kind !== kinds[place])) return choose(profile, plain, workload, remainingS, masked);
@@ -104,10 +104,10 @@ export function choose(profile, kinds, workload, remainingS, masked = null) {
 /** The candidates, of which those of kinds that are `alone` do not fit if others do. @param {Candidate[]} candidates */
 function inCompany(candidates, /** @type {string[]} */ alone) {
   const isAlone = (/** @type {Candidate} */ { kind }) => alone.includes(kind);
-  if (candidates.every((one) => one.misfits.length || isAlone(one))) return candidates;
-  return candidates.map((one) => {
-    const isPassed = isAlone(one) && !one.misfits.length;
-    return isPassed ? new Candidate(one.strategy, one.cost, [ALONE], one.classes) : one;
+  if (candidates.every((option) => option.misfits.length || isAlone(option))) return candidates;
+  return candidates.map((option) => {
+    const isPassed = isAlone(option) && !option.misfits.length;
+    return isPassed ? new Candidate(option.strategy, option.cost, [ALONE], option.classes) : option;
   });
 }
 
@@ -124,7 +124,7 @@ export function priced(form, workload, profile) {
  * @param {Profile} profile @param {Candidate[]} candidates @param {Workload} workload @param {number} usableS
  */
 function verdict(profile, candidates, workload, usableS) {
-  const full = candidates.find((one) => one.kind === "full");
+  const full = candidates.find((option) => option.kind === "full");
   try {
     return classify(full?.cost ?? priced(make("full"), workload, profile), profile.memory, usableS);
   } catch (error) {
@@ -138,25 +138,25 @@ function verdict(profile, candidates, workload, usableS) {
  * @param {any} form @param {(form: any) => Candidate} judge @returns {Candidate}
  */
 function candidate(form, judge) {
-  const found = judge(form);
-  if (!found.cost || !found.misfits.length) return found;
+  const judgement = judge(form);
+  if (!judgement.cost || !judgement.misfits.length) return judgement;
   const poorer = classStatistics.withoutMoments(form);
-  const less = poorer ? candidate(poorer, judge) : ofFewerClasses(found, judge);
-  return less?.misfits.length === 0 ? less : found;
+  const less = poorer ? candidate(poorer, judge) : ofFewerClasses(judgement, judge);
+  return less?.misfits.length === 0 ? less : judgement;
 }
 
 /**
  * With class statistics of as many classes as fit, by bisection; null if even one is too many.
  * @param {Candidate} found @param {(form: any) => Candidate} judge
  */
-function ofFewerClasses(found, judge) {
+function ofFewerClasses(whole, judge) {
   let best = null;
-  let [fits, over] = [0, found.classes[0]];
+  let [fits, over] = [0, whole.classes[0]];
   while (fits + 1 < over) {
     const most = fits ? Math.floor((fits + over) / 2) : 1;
-    const one = judge(classStatistics.withMostClasses(found.strategy, most));
-    if (one.misfits.length) over = most;
-    else [best, fits] = [one, most];
+    const judgement = judge(classStatistics.withMostClasses(whole.strategy, most));
+    if (judgement.misfits.length) over = most;
+    else [best, fits] = [judgement, most];
   }
   return best;
 }

@@ -100,16 +100,16 @@ export function cost(strategy, whole, profile) {
     run.push({ graph: "moments", samples, flops: 2 * width ** 2 });
     peakBytes += 16 * width ** 2;
   }
-  let kept = 4 * samples * wide;
+  let memoryBytes = 4 * samples * wide;
   if (statistics.hold_out) {
     bytesUp += 12 + TENSOR_BYTES;
-    kept += whole.samples * whole.sampleBytes;
+    memoryBytes += whole.samples * whole.sampleBytes;
   }
   const more = predict(profile, { passes: run, peakBytes, bytesUp, bytesDown: 0 }, strategy.name);
   return {
     seconds: own.seconds + more.seconds,
     computeS: own.computeS + more.computeS,
-    peakMemoryBytes: Math.max(own.peakMemoryBytes + kept, more.peakMemoryBytes),
+    peakMemoryBytes: Math.max(own.peakMemoryBytes + memoryBytes, more.peakMemoryBytes),
     bytesUp: own.bytesUp + more.bytesUp,
     bytesDown: own.bytesDown,
     energyJ: own.energyJ + more.energyJ,
@@ -133,19 +133,19 @@ function measured(strategy, samples) {
 export async function train(strategy, model, all, run) {
   const statistics = statisticsOf(strategy);
   if (!statistics) return strategy.train(model, all, run);
-  const [held, data] = statistics.hold_out ? heldOut.splitHeldOut(all, statistics.hold_out, run.device) : [null, all];
-  const right = held && (await heldOut.countRight(model, held, run.aside));
+  const [holdout, data] = statistics.hold_out ? heldOut.splitHeldOut(all, statistics.hold_out, run.device) : [null, all];
+  const right = holdout && (await heldOut.countRight(model, holdout, run.aside));
   const { manifest, weights } = model;
   const here = await drawn(data, measured(strategy, data.y.length), run);
   const features = await model.features(here.x);
-  const known = { manifest, weights, features: async () => features };
-  const made = await strategy.train(strategy instanceof FewShot ? known : model, data, run);
+  const cached = { manifest, weights, features: async () => features };
+  const update = await strategy.train(strategy instanceof FewShot ? cached : model, data, run);
   const width = projectedWidth(manifest.head.features, statistics);
   const x = project(features, manifest.head.features, statistics);
   const counted = ofChosen({ x, y: here.y }, width, statistics, run);
-  const found = measureStatistics(counted, width, manifest.labels.length, statistics.smallest_count);
-  const sent = encode({ ...found, right, isPart: counted.y.length < here.y.length }, statistics);
-  return { ...made, tensors: new Map([...made.tensors, ...sent]) };
+  const sums = measureStatistics(counted, width, manifest.labels.length, statistics.smallest_count);
+  const sent = encode({ ...sums, right, isPart: counted.y.length < here.y.length }, statistics);
+  return { ...update, tensors: new Map([...update.tensors, ...sent]) };
 }
 
 /**
@@ -178,9 +178,9 @@ function ofChosen({ x, y }, width, { smallest_count: smallest, most_classes: mos
   const sent = new Set(chosenClasses(present, most, run));
   if (sent.size === present.length) return { x, y };
   const rows = Array.from(y.keys()).filter((row) => sent.has(y[row]));
-  const taken = new x.constructor(rows.length * width);
-  rows.forEach((row, at) => taken.set(x.subarray(row * width, (row + 1) * width), at * width));
-  return { x: taken, y: Int32Array.from(rows, (row) => y[row]) };
+  const values = new x.constructor(rows.length * width);
+  rows.forEach((row, at) => values.set(x.subarray(row * width, (row + 1) * width), at * width));
+  return { x: values, y: Int32Array.from(rows, (row) => y[row]) };
 }
 
 /**
@@ -189,15 +189,15 @@ function ofChosen({ x, y }, width, { smallest_count: smallest, most_classes: mos
  * @returns {Statistics}
  */
 export function measureStatistics({ x, y }, width, labels, smallest) {
-  const found = sumByClass({ x, y }, width, labels, smallest);
+  const sums = sumByClass({ x, y }, width, labels, smallest);
   const moments = new Float64Array((width * (width + 1)) / 2);
   y.forEach((label, row) => {
-    if (!found.sums.has(label)) return;
+    if (!sums.sums.has(label)) return;
     const f = x.subarray(row * width, (row + 1) * width);
     for (let i = 0, at = 0; i < width; i += 1)
       for (let j = i; j < width; j += 1, at += 1) moments[at] += f[i] * f[j];
   });
-  return { ...found, moments };
+  return { ...sums, moments };
 }
 
 /**
@@ -205,13 +205,13 @@ export function measureStatistics({ x, y }, width, labels, smallest) {
  * @param {Statistics & {right?: Int32Array | null, isPart?: boolean}} statistics
  * @param {{numbers: string, moments: boolean, hold_out: number}} asked @returns {Tensors}
  */
-export function encode({ moments: total, right, isPart = false, ...found }, asked) {
+export function encode({ moments: total, right, isPart = false, ...sums }, statistics) {
   /** @type {Tensors} */
-  const sent = new Map([[ROWS, writeRows(found, asked.numbers)]]);
-  if (asked.hold_out) sent.set(RIGHT, { dtype: "int32", shape: [right ? 1 : 0, 3], data: right ?? new Int32Array(0) });
-  if (!asked.moments) return sent;
-  const samples = found.counts.reduce((sum, count) => sum + count, 0);
-  const rows = Number(!isPart && samples - found.sums.size >= LEAST_FREE);
+  const sent = new Map([[ROWS, writeRows(sums, statistics.numbers)]]);
+  if (statistics.hold_out) sent.set(RIGHT, { dtype: "int32", shape: [right ? 1 : 0, 3], data: right ?? new Int32Array(0) });
+  if (!statistics.moments) return sent;
+  const samples = sums.counts.reduce((sum, count) => sum + count, 0);
+  const rows = Number(!isPart && samples - sums.sums.size >= LEAST_FREE);
   const mean = total.map((value) => value / samples);
   const [upper, spread] = rows ? quantiseRow(mean, "float16") : [new Uint16Array(0), 0];
   sent.set(MOMENTS, { dtype: "float16", shape: [rows, total.length], data: upper });

@@ -91,5 +91,5 @@ export function quantiseRow(row, numbers) {
   if (!Number.isFinite(largest)) throw new TensorError("features have non-finite values");
   const relative = row.map((value) => value / (largest || 1));
   if (numbers === "float16") return [Uint16Array.from(relative, toHalf), largest];
-  return [Int8Array.from(relative, (one) => whole(127 * Math.max(-1, Math.min(1, one)))), largest];
+  return [Int8Array.from(relative, (value) => whole(127 * Math.max(-1, Math.min(1, value)))), largest];
 }

@@ -94,7 +94,7 @@ class Chain {
     for (const [name, tensor] of update) {
       const old = this.#baseOf(name, tensor, base);
       const { parts, rest } = old ? this.#shorten(tensor, old, left.get(name)) : { parts: { "": tensor }, rest: null };
-      for (const [part, one] of Object.entries(parts)) wire.set(part ? `${name}/${part}` : name, one);
+      for (const [part, content] of Object.entries(parts)) wire.set(part ? `${name}/${part}` : name, content);
       if (rest) rests.set(name, rest);
     }
     return { wire, rests };
@@ -104,7 +104,7 @@ class Chain {
   #baseOf(name, tensor, base) {
     const old = base.get(name);
     if (!(this.#isDelta || this.#numbers) || STATISTICS.some((end) => name.endsWith(end)) || !old) return null;
-    const alike = [old, tensor].every((one) => one.dtype === "float32") && sameShape(old, tensor);
+    const alike = [old, tensor].every((side) => side.dtype === "float32") && sameShape(old, tensor);
     return alike && tensor.data.length ? old : null;
   }
 
@@ -127,8 +127,8 @@ class Chain {
 }
 
 const float32 = (shape, data) => ({ dtype: "float32", shape: [...shape], data });
-const sameShape = (one, other) => one.shape.join() === other.shape.join();
+const sameShape = (left, other) => left.shape.join() === other.shape.join();
 /** Results are rounded to float32, as in numpy. */
-const sum = (one, other) => one.map((value, at) => value + other[at]);
-const difference = (one, other) => one.map((value, at) => value - other[at]);
+const sum = (left, other) => left.map((value, at) => value + other[at]);
+const difference = (left, other) => left.map((value, at) => value - other[at]);
 const finite = (values) => values.every(Number.isFinite);

@@ -125,8 +125,8 @@ export function fullContribution(payload, like) {
 
 /** Whether both are equal but for `seq`, rounded metrics, and the peak memory, which is that of `like`. */
 function isSame(read, message) {
-  const told = { train_loss: 0, train_time_ms: 0, energy_mj: 0, peak_memory_kib: 0 };
-  const plain = (one) => encode(Contribution, { ...one, seq: 0, metrics: { ...one.metrics, ...told } });
+  const empty = { train_loss: 0, train_time_ms: 0, energy_mj: 0, peak_memory_kib: 0 };
+  const plain = (full) => encode(Contribution, { ...full, seq: 0, metrics: { ...full.metrics, ...empty } });
   return equal(plain(read), plain(message));
 }
 
@@ -153,10 +153,10 @@ function fromBfloat16(half) {
 
 /** A number in 7 bits a byte, the lowest first; the highest bit of a byte says that another follows. */
 function varint(value) {
-  const made = [];
+  const bytes = [];
   let rest = value;
-  for (; rest > 0x7f; rest = Math.floor(rest / 128)) made.push((rest % 128) | 0x80);
-  return Uint8Array.from([...made, rest]);
+  for (; rest > 0x7f; rest = Math.floor(rest / 128)) bytes.push((rest % 128) | 0x80);
+  return Uint8Array.from([...bytes, rest]);
 }
 
 /** The number of the round, and the bytes behind it. Throws MessageError. */

@@ -25,8 +25,8 @@ const refuses = (code) => (code >= 1 && code <= 5) || (code >= 128 && code < 160
  * @param {{ accepted(): void, received(topic: string, payload: Uint8Array, packet: { retain: boolean, qos: 0 | 1 }): void,
  *   lost(why: string): void, refused(error: { code: number, message: string }): void }} on
  */
-export function open(connect, url, said, on) {
-  const client = connect(url.text, optionsOf(url, said));
+export function open(connect, url, settings, on) {
+  const client = connect(url.text, optionsOf(url, settings));
   let over = false;
   let isGone = false;
   let why = "";

@@ -34,8 +34,8 @@ function checkNames(manifest) {
       throw new BundleError(`names the file ${JSON.stringify(file)}, expected a plain file name`);
   }
   const parameters = manifest.stored().map((spec) => spec.name);
-  const said = text ? [text.template, ...text.words] : [];
-  const strange = [manifest.name, ...manifest.labels, ...said, ...parameters].find((name) => STRANGE.test(name));
+  const words = text ? [text.template, ...text.words] : [];
+  const strange = [manifest.name, ...manifest.labels, ...words, ...parameters].find((name) => STRANGE.test(name));
   if (strange) throw new BundleError(`names ${JSON.stringify(strange)}, expected printable characters`);
   checkOnce("file", files);
   checkOnce("label", manifest.labels);
@@ -47,10 +47,10 @@ function checkNames(manifest) {
 
 /** @param {string} what @param {string[]} names */
 function checkOnce(what, names) {
-  const seen = new Set();
+  const unique = new Set();
   for (const name of names) {
-    if (seen.has(name)) throw new BundleError(`${what} '${name}' occurs twice`);
-    seen.add(name);
+    if (unique.has(name)) throw new BundleError(`${what} '${name}' occurs twice`);
+    unique.add(name);
   }
 }
 
@@ -58,7 +58,7 @@ function checkOnce(what, names) {
  * The parameters that each possible graph takes as inputs.
  * @param {Manifest} manifest @returns {Map<string, Set<string>>}
  */
-function taken(manifest) {
+function inputLength(manifest) {
   const forward = ["forward", ...PRECISIONS.map((precision) => `forward.${precision}`)];
   const features = LEVELS.slice(0, -1).map((level) => `features.${level}`);
   /** @type {Map<string, Set<string>>} */
@@ -81,7 +81,7 @@ function checkGraphs(manifest) {
       throw new BundleError(`parameter ${parameter.name} of ${parameter.dtype} is in a tunable set`);
     }
   }
-  const takes = taken(manifest);
+  const takes = inputLength(manifest);
   for (const [name, graph] of Object.entries(manifest.graphs)) {
     const expected = takes.get(name);
     if (!expected) throw new BundleError(`graph '${name}' is none of ${[...takes.keys()].join(", ")}`);
@@ -94,7 +94,7 @@ function checkGraphs(manifest) {
     checkInputs(manifest, name);
     const trainable = new Set(graph.trainable);
     const differing = [...new Set([...expected, ...trainable])]
-      .filter((one) => !expected.has(one) || !trainable.has(one))
+      .filter((tensor) => !expected.has(tensor) || !trainable.has(tensor))
       .sort();
     if (differing.length)
       throw new BundleError(`graph ${name} and its tunable set differ in ${differing[0]}`);
@@ -105,25 +105,25 @@ function checkGraphs(manifest) {
 function checkInputs(manifest, name) {
   const graph = manifest.graphs[name];
   /** @type {Map<string, any>} */
-  const stored = new Map(manifest.parameters.map((/** @type {any} */ one) => [one.name, one]));
-  const sources = graph.derived.map((/** @type {any} */ one) => one.parameter);
+  const stored = new Map(manifest.parameters.map((/** @type {any} */ parameter) => [parameter.name, parameter]));
+  const sources = graph.derived.map((/** @type {any} */ tensor) => tensor.parameter);
   const used = [...graph.trainable, ...graph.frozen, ...graph.statistics, ...sources].sort();
-  const unknown = used.find((one) => !stored.has(one));
+  const unknown = used.find((tensor) => !stored.has(tensor));
   if (unknown !== undefined) throw new BundleError(`graph ${name} takes ${unknown}, which is no parameter`);
-  for (const one of graph.statistics) {
-    const { sets, dtype } = stored.get(one);
+  for (const statistic of graph.statistics) {
+    const { sets, dtype } = stored.get(statistic);
     if (sets.length)
-      throw new BundleError(`graph ${name} has ${one} as a statistic, which is in a tunable set`);
-    if (dtype !== "float32") throw new BundleError(`graph ${name} has ${one} of ${dtype} as a statistic`);
+      throw new BundleError(`graph ${name} has ${statistic} as a statistic, which is in a tunable set`);
+    if (dtype !== "float32") throw new BundleError(`graph ${name} has ${statistic} of ${dtype} as a statistic`);
   }
   for (const derived of graph.derived) {
     const { dtype, shape } = stored.get(derived.parameter);
     if (dtype === "float32" && shape.length > 1) continue;
     throw new BundleError(`graph ${name} derives ${derived.name} from ${dtype} of shape ${shapeText(shape)}`);
   }
-  checkOnce("initialiser", [...graph.frozen, ...graph.derived.map((/** @type {any} */ one) => one.name)]);
+  checkOnce("initialiser", [...graph.frozen, ...graph.derived.map((/** @type {any} */ tensor) => tensor.name)]);
   checkOnce("statistic", graph.statistics);
-  checkOnce("input", ["x", "y", ...graph.extras.map((/** @type {any} */ one) => one.name), ...stored.keys()]);
+  checkOnce("input", ["x", "y", ...graph.extras.map((/** @type {any} */ extra) => extra.name), ...stored.keys()]);
 }
 
 /** @param {Manifest} manifest */
@@ -132,10 +132,10 @@ function checkHead(manifest) {
   const shapes = [[head.weight, [labels.length, head.features]]];
   if (head.bias !== null) shapes.push([head.bias, [labels.length]]);
   for (const [name, shape] of /** @type {[string, number[]][]} */ (shapes)) {
-    const found = manifest.parameters.find((/** @type {any} */ one) => one.name === name)?.shape;
-    if (found && shapeText(found) === shapeText(shape)) continue;
+    const actual = manifest.parameters.find((/** @type {any} */ parameter) => parameter.name === name)?.shape;
+    if (actual && shapeText(actual) === shapeText(shape)) continue;
     throw new BundleError(
-      `head parameter ${name} is ${found ? shapeText(found) : "missing"}, expected ${shapeText(shape)}`,
+      `head parameter ${name} is ${actual ? shapeText(actual) : "missing"}, expected ${shapeText(shape)}`,
     );
   }
   const top = features.head ?? [head.features];

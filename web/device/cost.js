@@ -43,14 +43,14 @@ export class Speed {
  */
 export class GraphWork {
   /** @param {Partial<GraphWork>} given */
-  constructor(given) {
-    this.flops = given.flops ?? 0;
-    this.fixedBytes = given.fixedBytes ?? 0;
-    this.bytesPerSample = given.bytesPerSample ?? 0;
-    this.rows = given.rows ?? 32;
-    this.fileBytes = given.fileBytes ?? 0;
-    this.heldBytes = given.heldBytes ?? 0;
-    this.isWhole = given.isWhole ?? false;
+  constructor(figures) {
+    this.flops = figures.flops ?? 0;
+    this.fixedBytes = figures.fixedBytes ?? 0;
+    this.bytesPerSample = figures.bytesPerSample ?? 0;
+    this.rows = figures.rows ?? 32;
+    this.fileBytes = figures.fileBytes ?? 0;
+    this.heldBytes = figures.heldBytes ?? 0;
+    this.isWhole = figures.isWhole ?? false;
   }
 
   /** The same graph with `rows` lowered, to 1 at least, so that a run's activations fit `runBytes`; 0: no limit. */
@@ -87,15 +87,15 @@ export class Workload {
 
   /** The work of one graph. Raises MissingGraph. @returns {GraphWork} */
   graph(/** @type {string} */ name) {
-    const found = this.graphs.get(name);
-    if (found) return found;
+    const graph = this.graphs.get(name);
+    if (graph) return graph;
     throw new MissingGraph(`needs graph ${name}, the bundle has ${[...this.graphs.keys()].join(", ")}`);
   }
 
   /** Number of values that a tunable set trains. Raises MissingGraph if the bundle has no such set. */
   values(/** @type {string} */ tunable) {
-    const found = this.parameters.get(tunable);
-    if (found !== undefined) return found;
+    const count = this.parameters.get(tunable);
+    if (count !== undefined) return count;
     const had = [...this.parameters.keys()].join(", ");
     throw new MissingGraph(`needs tunable set ${tunable}, the bundle has ${had}`);
   }
@@ -181,11 +181,11 @@ export function predict(profile, work, kind) {
   const { speed, bandwidth, power, memory } = profile;
   let flops = 0;
   let compute = 0;
-  for (const graph of new Set(work.passes.map((one) => one.graph))) compute += speed.opening.get(graph) ?? 0;
-  for (const one of work.passes) {
-    const { slowdown = 1, steps = 0 } = one;
-    compute += one.samples * slowdown * speed.of(one.graph, one.flops) + steps * speed.stepS;
-    flops += one.samples * one.flops;
+  for (const graph of new Set(work.passes.map((pass) => pass.graph))) compute += speed.opening.get(graph) ?? 0;
+  for (const pass of work.passes) {
+    const { slowdown = 1, steps = 0 } = pass;
+    compute += pass.samples * slowdown * speed.of(pass.graph, pass.flops) + steps * speed.stepS;
+    flops += pass.samples * pass.flops;
   }
   compute *= profile.corrections.get(kind) ?? 1;
   const grown = whole(work.peakBytes * (profile.growth.get(kind) ?? 1));

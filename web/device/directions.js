@@ -48,8 +48,8 @@ function signs(halves, out) {
 /** Raises UnknownGenerator unless this version has a generator of this name. @param {string} name */
 export function checkGenerator(name) {
   if (GENERATORS.has(name)) return;
-  const known = [...GENERATORS.keys()].map((one) => `'${one}'`).join(", ");
-  throw new UnknownGenerator(`directions from '${name}'; this version has ${known}: update it`);
+  const names = [...GENERATORS.keys()].map((generator) => `'${generator}'`).join(", ");
+  throw new UnknownGenerator(`directions from '${name}'; this version has ${names}: update it`);
 }
 
 /**
@@ -67,7 +67,7 @@ export function direction({ seed, index, generator }, start, size) {
   }
   const halves = new Int32Array(HALVES_OF_A_COUNTER * Math.ceil(size / perCounter));
   fill([seed, index], start / perCounter + 1, halves);
-  const made = new Float32Array(size);
-  elements(halves, made);
-  return made;
+  const values = new Float32Array(size);
+  elements(halves, values);
+  return values;
 }

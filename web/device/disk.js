@@ -24,7 +24,7 @@ export class MemoryDisk {
   }
 
   async put(key, bytes) {
-    const others = [...this.#values].filter(([one]) => one !== key).reduce((sum, [, one]) => sum + one.length, 0);
+    const others = [...this.#values].filter(([other]) => other !== key).reduce((sum, [, content]) => sum + content.length, 0);
     if (others + bytes.length > this.#room) {
       throw new DiskError(`cannot write ${key}: ${bytes.length} bytes, ${this.#room - others} are free`);
     }

@@ -39,14 +39,14 @@ export class Downloads {
    * has the right hash: a later offer may ask again. Throws BlobError for a wrong hash, after which it is fetched
    * again, once; and for more than MOST_BYTES, of which nothing is fetched. `now` in seconds.
    */
-  async advance(wanted, now) {
+  async advance(blobs, now) {
     const fetches = new Map();
-    const bytes = [...wanted].reduce((sum, blob) => sum + blob.size, 0);
+    const bytes = [...blobs].reduce((sum, blob) => sum + blob.size, 0);
     if (bytes > MOST_BYTES) {
       this.#pulls = fetches;
       throw new BlobError(`${bytes} bytes are to be fetched at one time: at most ${MOST_BYTES} are`);
     }
-    for (const blob of wanted) {
+    for (const blob of blobs) {
       const name = hexOf(blob);
       fetches.set(name, this.#pulls.get(name) ?? (await this.#begun(blob, now)));
     }
@@ -84,9 +84,9 @@ export class Downloads {
     const bundles = [offer.bundle, ...offer.family.map((member) => member.bundle)];
     const parts = bases.flatMap((base) => [...base.checkpoint, ...base.log]);
     const coming = [...this.#pulls.values()].map((fetch) => fetch.blob);
-    const kept = [...bundles, ...parts, offer.aside, ...waiting, ...coming].filter(Boolean);
+    const keep = [...bundles, ...parts, offer.aside, ...waiting, ...coming].filter(Boolean);
     try {
-      await this.#blobs.prune(kept);
+      await this.#blobs.prune(keep);
     } catch (error) {
       if (!(error instanceof BlobError)) throw error;
       this.#log("warning", error.message);

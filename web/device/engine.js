@@ -51,7 +51,7 @@ export class DeviceModel {
       tensors,
       this.manifest.stored().filter((spec) => tensors.has(spec.name)),
     );
-    const changed = [...tensors].filter(([name, one]) => !same(one.data, this.weights.get(name)?.data));
+    const changed = [...tensors].filter(([name, tensor]) => !same(tensor.data, this.weights.get(name)?.data));
     this.weights = new Map([...this.weights, ...changed]);
     await this.#sessions.drop(new Set(changed.map(([name]) => name)));
   }
@@ -118,8 +118,8 @@ export class DeviceModel {
     const rows = this.rows(loaded.graph);
     for (let start = 0; start < samples; start += rows) {
       const end = Math.min(start + rows, samples);
-      const given = await loaded.run({ x: this.inputs(x, start, end) }, end - start, [output]);
-      const { data } = given[output];
+      const outputs = await loaded.run({ x: this.inputs(x, start, end) }, end - start, [output]);
+      const { data } = outputs[output];
       if (data.length !== (end - start) * width) {
         throw new EngineError(
           `graph ${name} gives ${data.length} values of ${output}, expected ${end - start} * ${width}`,
@@ -139,9 +139,9 @@ export class DeviceModel {
     const { input, name } = this.manifest;
     if (x.length % this.#size)
       throw new EngineError(`x has ${x.length} values, ${name} takes ${this.#size} a sample`);
-    const wanted = input.dtype === "int64" ? Int32Array : Float32Array;
-    if (!(x instanceof wanted))
-      throw new EngineError(`x is ${x.constructor.name}, ${name} takes ${wanted.name}`);
+    const expected = input.dtype === "int64" ? Int32Array : Float32Array;
+    if (!(x instanceof expected))
+      throw new EngineError(`x is ${x.constructor.name}, ${name} takes ${expected.name}`);
     checkIds(input, x);
     return x.length / this.#size;
   }
@@ -177,9 +177,9 @@ export class DeviceModel {
 }
 
 /** @param {ArrayLike<any>} one @param {ArrayLike<any> | undefined} other */
-function same(one, other) {
-  if (one === other) return true;
-  if (!other || one.length !== other.length) return false;
-  for (let i = 0; i < one.length; i += 1) if (one[i] !== other[i]) return false;
+function same(left, other) {
+  if (left === other) return true;
+  if (!other || left.length !== other.length) return false;
+  for (let i = 0; i < left.length; i += 1) if (left[i] !== other[i]) return false;
   return true;
 }

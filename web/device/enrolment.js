@@ -60,11 +60,11 @@ async function checked(word) {
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
   }
-  const said = data.slice(0, -CHECK_BYTES);
-  if (data.length <= CHECK_BYTES || !equal((await sha256(said)).subarray(0, CHECK_BYTES), data.slice(-CHECK_BYTES))) {
+  const content = data.slice(0, -CHECK_BYTES);
+  if (data.length <= CHECK_BYTES || !equal((await sha256(content)).subarray(0, CHECK_BYTES), data.slice(-CHECK_BYTES))) {
     throw new EnrolmentError("the token of the enrolment is cut or mistyped: paste it whole");
   }
-  return said;
+  return content;
 }
 
 async function enrolled({ url, name, password, authority, key, issued, secret }) {

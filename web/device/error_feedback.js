@@ -82,8 +82,8 @@ export class ErrorFeedback {
   async #read(/** @type {string} */ key) {
     const rests = new Map();
     try {
-      const kept = await this.#disk.get(key);
-      for (const [place, tensor] of kept ? read(kept) : []) {
+      const bytes = await this.#disk.get(key);
+      for (const [place, tensor] of bytes ? read(bytes) : []) {
         const slash = place.indexOf("/");
         const number = Number(place.slice(0, slash));
         rests.set(number, (rests.get(number) ?? new Map()).set(place.slice(slash + 1), tensor));
@@ -98,38 +98,38 @@ export class ErrorFeedback {
 
   async #write(/** @type {string} */ key, /** @type {Residuals} */ rests) {
     const flat = new Map();
-    for (const [number, rest] of rests) for (const [name, one] of rest) flat.set(`${number}/${name}`, one);
+    for (const [number, rest] of rests) for (const [name, tensor] of rest) flat.set(`${number}/${name}`, tensor);
     await this.#disk.put(key, write(flat));
   }
 }
 
 /** Move a round to what counts: what it left out stays left, even if rounds before it do not count. */
 function count(/** @type {Residuals} */ rests, /** @type {number} */ number) {
-  const mine = rests.get(number) ?? new Map();
+  const own = rests.get(number) ?? new Map();
   const before = beforeOf(rests, number);
   rests.delete(number);
   if (before === null) {
-    rests.set(COUNTED, mine);
+    rests.set(COUNTED, own);
     return;
   }
   if (before !== COUNTED && !rests.has(COUNTED)) rests.set(COUNTED, new Map());
   const old = rests.get(before) ?? new Map();
-  for (const [earlier, rest] of rests) if (earlier < before) rests.set(earlier, moved(rest, old, mine));
-  rests.set(before, mine);
+  for (const [earlier, rest] of rests) if (earlier < before) rests.set(earlier, moved(rest, old, own));
+  rests.set(before, own);
 }
 
 /** Remove a round as if it had never been made. */
 function drop(/** @type {Residuals} */ rests, /** @type {number} */ number) {
-  const mine = rests.get(number) ?? new Map();
+  const own = rests.get(number) ?? new Map();
   const before = beforeOf(rests, number);
   rests.delete(number);
   const start = (before === null ? null : rests.get(before)) ?? new Map();
-  for (const [later, rest] of rests) if (later > number) rests.set(later, moved(rest, mine, start));
+  for (const [later, rest] of rests) if (later > number) rests.set(later, moved(rest, own, start));
 }
 
 /** @param {Residuals} rests @param {number} number @returns {number | null} */
 function beforeOf(rests, number) {
-  const earlier = [...rests.keys()].filter((known) => known < number);
+  const earlier = [...rests.keys()].filter((round) => round < number);
   return earlier.length ? Math.max(...earlier) : null;
 }
 
@@ -141,11 +141,11 @@ function moved(/** @type {Tensors} */ rest, /** @type {Tensors} */ old, /** @typ
   const after = new Map(rest);
   for (const name of new Set([...old.keys(), ...now.keys()])) {
     for (const [sign, other] of /** @type {[number, Tensors][]} */ ([[-1, old], [1, now]])) {
-      const one = other.get(name);
-      if (!one) continue;
-      const known = after.get(name)?.data;
-      const sum = Float32Array.from(one.data, (value, i) => (known ? known[i] : 0) + sign * value);
-      after.set(name, float32(one.shape, sum));
+      const tensor = other.get(name);
+      if (!tensor) continue;
+      const before = after.get(name)?.data;
+      const sum = Float32Array.from(tensor.data, (value, i) => (before ? before[i] : 0) + sign * value);
+      after.set(name, float32(tensor.shape, sum));
     }
   }
   return after;

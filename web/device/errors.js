@@ -69,7 +69,7 @@ export class WorkStopped extends DeviceError {}
 
 /** The message of any error, without line breaks, at most `limit` characters. */
 export function oneLine(error, limit = 300) {
-  const said = String(error?.message ?? error).split(/\s+/).filter(Boolean).join(" ");
-  const words = said || error?.name || "Error";
+  const message = String(error?.message ?? error).split(/\s+/).filter(Boolean).join(" ");
+  const words = message || error?.name || "Error";
   return words.length <= limit ? words : `${words.slice(0, limit - 3)}...`;
 }

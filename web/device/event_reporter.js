@@ -129,8 +129,8 @@ export class EventReporter {
   /** Report the bytes of the link, if they have changed. @param {{bytesUp: number, bytesDown: number}} link */
   traffic({ bytesUp: up, bytesDown: down }) {
     const now = this.#clock();
-    const { said, saidS } = this.#traffic;
-    if (up + down === said || now - saidS < TRAFFIC_S) return;
+    const { said: reported, saidS } = this.#traffic;
+    if (up + down === reported || now - saidS < TRAFFIC_S) return;
     this.#traffic = { said: up + down, saidS: now };
     this.#tell({ type: "traffic", up, down });
   }
@@ -139,7 +139,7 @@ export class EventReporter {
    * Report how well the model after `round` rounds does. @param {number} round
    * @param {any} found see judging.js; null: it was not judged
    */
-  judged(round, found) {
-    if (found) this.#tell({ type: "evaluated", round, ...found });
+  judged(round, figures) {
+    if (figures) this.#tell({ type: "evaluated", round, ...figures });
   }
 }

@@ -11,10 +11,10 @@
 export function rows(plan) {
   return plan.candidates.map((candidate) => {
     const { label: kind, cost } = candidate;
-    const taken = candidate === plan.chosen;
-    const fits = taken ? "chosen: the richest that fits" : "fits, but poorer than the chosen one";
+    const isChosen = candidate === plan.chosen;
+    const fits = isChosen ? "chosen: the richest that fits" : "fits, but poorer than the chosen one";
     const why = candidate.misfits.length ? candidate.misfits : [fits, candidate.part].filter(Boolean);
-    return { kind, cost, taken, why: why.join("; ") };
+    return { kind, cost, taken: isChosen, why: why.join("; ") };
   });
 }
 

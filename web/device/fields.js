@@ -90,8 +90,8 @@ export function bytes(longest = Infinity, least = 0) {
 export function oneOf(...words) {
   const check = (value, where) => {
     if (!words.includes(value)) {
-      const said = typeof value === "string" ? JSON.stringify(value) : named(value);
-      throw new MessageError(`${where} is ${said}, expected ${words.join(", ")}`);
+      const actual = typeof value === "string" ? JSON.stringify(value) : named(value);
+      throw new MessageError(`${where} is ${actual}, expected ${words.join(", ")}`);
     }
     return value;
   };
@@ -143,8 +143,8 @@ export function struct(fields, whole = (object, _where) => object) {
   const write = (value, where) => {
     const unknown = Object.keys(value).find((name) => !fields.some((field) => field[0] === name));
     if (unknown) throw new MessageError(`${where} has no ${unknown}`);
-    const given = fields.map(([name, _, otherwise]) => (value[name] === undefined ? otherwise : value[name]));
-    const object = whole(Object.fromEntries(fields.map(([name], at) => [name, given[at]])), where);
+    const values = fields.map(([name, _, otherwise]) => (value[name] === undefined ? otherwise : value[name]));
+    const object = whole(Object.fromEntries(fields.map(([name], at) => [name, values[at]])), where);
     return fields.map(([name, type]) => type.write(object[name], `${where}.${name}`));
   };
   return { read, write };

@@ -14,15 +14,15 @@ const BACK_OFF_S = /** @type {[number, number]} */ ([0.5, 30]);
  */
 export async function firstConnection(link, log, isStopped = () => false) {
   const delay = new ReconnectDelay(BACK_OFF_S, Math.random);
-  let said = "";
+  let last = "";
   while (!isStopped()) {
     try {
       await link.connect();
       return true;
     } catch (error) {
       if (!(error instanceof BrokerUnreachable)) throw error;
-      if (error.message !== said) log("warning", `${error.message}; trying again`);
-      said = error.message;
+      if (error.message !== last) log("warning", `${error.message}; trying again`);
+      last = error.message;
       delay.failed();
       await new Promise((resolve) => setTimeout(resolve, 1000 * delay.waitS()));
     }

@@ -38,13 +38,13 @@ function strays({ dtype, data }) {
  * @param {Tensors} tensors @param {TensorSpec[]} expected
  */
 export function check(tensors, expected) {
-  const wanted = expected.map((spec) => spec.name);
-  const missing = wanted.filter((name) => !tensors.has(name)).sort();
+  const names = expected.map((spec) => spec.name);
+  const missing = names.filter((name) => !tensors.has(name)).sort();
   if (missing.length)
     throw new TensorError(`${listed(missing)} missing; got ${listed([...tensors.keys()].sort())}`);
-  const known = new Set(wanted);
-  const extra = [...tensors.keys()].filter((name) => !known.has(name)).sort();
-  if (extra.length) throw new TensorError(`${listed(extra)} not expected; expected ${listed(wanted.sort())}`);
+  const expectedNames = new Set(names);
+  const extra = [...tensors.keys()].filter((name) => !expectedNames.has(name)).sort();
+  if (extra.length) throw new TensorError(`${listed(extra)} not expected; expected ${listed(names.sort())}`);
   for (const spec of expected) checkOne(spec, /** @type {Tensor} */ (tensors.get(spec.name)));
 }
 
@@ -108,9 +108,9 @@ export class Flat {
    * does not fit. @param {Tensors} tensors
    */
   load(tensors) {
-    const known = new Map([...tensors].filter(([name]) => this.views.has(name)));
-    check(known, this.specs);
-    for (const [name, view] of this.views) view.data.set(known.get(name)?.data);
+    const own = new Map([...tensors].filter(([name]) => this.views.has(name)));
+    check(own, this.specs);
+    for (const [name, view] of this.views) view.data.set(own.get(name)?.data);
   }
 
   /**

@@ -50,7 +50,7 @@ export function checkGraph(onnx) {
 function read(data, kind, budget) {
   const rules = MESSAGES[kind];
   /** @type {Message} */
-  const found = Object.fromEntries(Object.values(rules).map((rule) => [rule.name, []]));
+  const byName = Object.fromEntries(Object.values(rules).map((rule) => [rule.name, []]));
   for (const field of fields(data)) {
     budget.left -= 1;
     if (budget.left < 0) throw new BundleError(`it has more than ${ALLOWED.most_fields} fields`);
@@ -59,7 +59,7 @@ function read(data, kind, budget) {
     if (field.wire !== WIRES[rule.wire]) {
       throw new BundleError(`${rule.name} of ${a(kind)} is of kind ${field.wire}, expected ${rule.wire}`);
     }
-    const [values, times] = [found[rule.name], rule.times ?? 1];
+    const [values, times] = [byName[rule.name], rule.times ?? 1];
     if (values.length === times) {
       throw new BundleError(`${a(kind)} has ${rule.name} more than ${times === 1 ? "once" : `${times} times`}`);
     }
@@ -67,9 +67,9 @@ function read(data, kind, budget) {
     else if (rule.wire === "delimited") values.push(textOf(kind, rule, field.content));
     else values.push(rule.wire === "varint" ? checkedNumber(kind, rule, numberOf(field)) : null);
   }
-  const missing = Object.values(rules).find((rule) => rule.needed && !found[rule.name].length);
+  const missing = Object.values(rules).find((rule) => rule.needed && !byName[rule.name].length);
   if (missing) throw new BundleError(`${a(kind)} has no ${missing.name}`);
-  return found;
+  return byName;
 }
 
 /** @param {string} kind @param {number} field */
@@ -100,12 +100,12 @@ function textOf(kind, rule, content) {
 
 /** @param {string} kind @param {Rule} rule @param {number} value */
 function checkedNumber(kind, rule, value) {
-  const said = `${rule.name} of ${a(kind)} is ${value <= LARGEST ? value : "beyond 2**53"}, expected`;
+  const subject = `${rule.name} of ${a(kind)} is ${value <= LARGEST ? value : "beyond 2**53"}, expected`;
   if (rule.one_of && !rule.one_of.includes(value)) {
-    throw new BundleError(`${said} one of ${rule.one_of.join(", ")}`);
+    throw new BundleError(`${subject} one of ${rule.one_of.join(", ")}`);
   }
   if (rule.from !== undefined && (value < rule.from || value > (rule.to ?? 0))) {
-    throw new BundleError(`${said} ${rule.from} to ${rule.to}`);
+    throw new BundleError(`${subject} ${rule.from} to ${rule.to}`);
   }
   return value;
 }
@@ -115,9 +115,9 @@ function checkDomains(model) {
   const domains = model.opset_import.map(domainOf);
   domains.forEach((domain, index) => {
     if (!OPERATORS.has(domain)) {
-      throw new BundleError(`it takes operators of ${shown(domain)}, which are not allowed`);
+      throw new BundleError(`it takes operators of ${quoted(domain)}, which are not allowed`);
     }
-    if (domains.indexOf(domain) < index) throw new BundleError(`it takes operators of ${shown(domain)} twice`);
+    if (domains.indexOf(domain) < index) throw new BundleError(`it takes operators of ${quoted(domain)} twice`);
   });
 }
 
@@ -130,7 +130,7 @@ function checkOperator(node) {
     if (ALLOWED.random.includes(operator)) {
       throw new BundleError(`operator ${whole} draws random numbers, which is not allowed`);
     }
-    throw new BundleError(`operator ${shown(whole)} is not allowed`);
+    throw new BundleError(`operator ${quoted(whole)} is not allowed`);
   }
   if (ALLOWED.all_inputs.includes(operator) && node.input.includes("")) {
     throw new BundleError(`operator ${operator} has an input without a name`);
@@ -144,25 +144,25 @@ function domainOf({ domain: [domain = ""] }) {
 
 /** Checks that each attribute occurs once, with a value of its type and no other. @param {Message} node */
 function checkAttributes(node) {
-  const seen = new Set();
+  const names = new Set();
   /** @type {Record<string, string>} */
   const named = ALLOWED.value_of_type;
   for (const attribute of node.attribute) {
     const [[name], [kind]] = [attribute.name, attribute.type];
-    if (seen.has(name)) throw new BundleError(`a node has attribute ${shown(name)} twice`);
-    seen.add(name);
-    const other = Object.values(named).find((one) => attribute[one].length && one !== named[kind]);
-    if (other) throw new BundleError(`attribute ${shown(name)} is of type ${kind} and has ${other}`);
+    if (names.has(name)) throw new BundleError(`a node has attribute ${quoted(name)} twice`);
+    names.add(name);
+    const other = Object.values(named).find((type) => attribute[type].length && type !== named[kind]);
+    if (other) throw new BundleError(`attribute ${quoted(name)} is of type ${kind} and has ${other}`);
   }
 }
 
 /** Checks that every value is made only once: by an input, an initialiser or a node. @param {Message} graph */
 function checkNames(graph) {
-  const made = new Set();
-  const named = [...graph.input, ...graph.initializer].map((one) => one.name[0]);
+  const values = new Set();
+  const named = [...graph.input, ...graph.initializer].map((input) => input.name[0]);
   for (const name of [...named, ...graph.node.flatMap((/** @type {Message} */ node) => node.output.filter(Boolean))]) {
-    if (made.has(name)) throw new BundleError(`value ${shown(name)} is made twice`);
-    made.add(name);
+    if (values.has(name)) throw new BundleError(`value ${quoted(name)} is made twice`);
+    values.add(name);
   }
 }
 
@@ -171,7 +171,7 @@ function checkNames(graph) {
  * than its shape gives. @param {Message} tensor
  */
 function liesOutside(tensor) {
-  const name = shown(tensor.name[0]);
+  const name = quoted(tensor.name[0]);
   if (!tensor.data_location[0]) {
     if (tensor.external_data.length) throw new BundleError(`initialiser ${name} has data, and names a file`);
     return false;
@@ -183,22 +183,22 @@ function liesOutside(tensor) {
   const sizes = ALLOWED.element_bytes;
   const length = tensor.dims.reduce((product, size) => product * size, sizes[tensor.data_type[0]]);
   if (length > ALLOWED.most_tensor_bytes) throw new BundleError(`initialiser ${name} has too many bytes`);
-  const said = new Map(tensor.external_data.map((entry) => [entry.key[0], entry.value[0]]));
+  const entriesByKey = new Map(tensor.external_data.map((entry) => [entry.key[0], entry.value[0]]));
   const expected = new Map([...Object.entries(ALLOWED.outside), ["length", String(length)]]);
-  if (said.size !== expected.size || [...expected].some(([key, value]) => said.get(key) !== value)) {
-    throw new BundleError(`initialiser ${name} lies in ${entries(said)}, expected ${entries(expected)}`);
+  if (entriesByKey.size !== expected.size || [...expected].some(([key, value]) => entriesByKey.get(key) !== value)) {
+    throw new BundleError(`initialiser ${name} lies in ${entries(entriesByKey)}, expected ${entries(expected)}`);
   }
   return true;
 }
 
 /** @param {Map<string, string>} said */
-function entries(said) {
-  const sorted = [...said].sort(([one], [other]) => (one < other ? -1 : 1));
-  return sorted.map(([key, value]) => `${shown(key)} ${shown(value)}`).join(", ") || "no file";
+function entries(location) {
+  const sorted = [...location].sort(([left], [other]) => (left < other ? -1 : 1));
+  return sorted.map(([key, value]) => `${quoted(key)} ${quoted(value)}`).join(", ") || "no file";
 }
 
 /** The text as one printable line of at most 80 characters, more if escaped. @param {string} words */
-function shown(words) {
+function quoted(words) {
   const plain = words.slice(0, 80);
   return /^[^\p{C}\p{Zl}\p{Zp}]+$/u.test(plain) ? plain : `'${JSON.stringify(plain).slice(1, -1)}'`;
 }

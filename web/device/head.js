@@ -81,13 +81,13 @@ export class SoftmaxHead {
    */
   async train(features, y, batches, sgd) {
     const steps = sgd.start(this.params.vector);
-    let [total, seen] = [0, 0];
+    let [total, samples] = [0, 0];
     for await (const batch of batches) {
       total += this.lossAndGrads(features, y, batch) * batch.length;
-      seen += batch.length;
+      samples += batch.length;
       steps.step(this.params.vector, this.grads.vector);
     }
-    return total / seen;
+    return total / samples;
   }
 
   /**

@@ -46,13 +46,13 @@ export function rest(workload, share) {
  * that does not fit.
  * @param {import("./engine.js").DeviceModel} model @param {LocalData} held @param {Tensors | undefined} aside
  */
-export async function countRight(model, held, aside) {
+export async function countRight(model, holdout, aside) {
   const named = [...(aside ?? [])].filter(([name]) => name.startsWith(CLOSED_FORM));
-  if (!held.y.length || !named.length) return null;
+  if (!holdout.y.length || !named.length) return null;
   const closed = new Map(named.map(([name, tensor]) => [name.slice(CLOSED_FORM.length), tensor]));
   const heads = [closed, model.weights].map((weights) => new SoftmaxHead(model.manifest, weights));
-  const features = await model.features(held.x);
-  return Int32Array.of(held.y.length, ...heads.map((head) => right(head, features, held.y)));
+  const features = await model.features(holdout.x);
+  return Int32Array.of(holdout.y.length, ...heads.map((head) => right(head, features, holdout.y)));
 }
 
 /** @param {SoftmaxHead} head @param {Float32Array} features @param {Int32Array} y */

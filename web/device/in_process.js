@@ -60,7 +60,7 @@ export class InProcess {
   /** The last offer whose base was compared with the bundle. @type {any} */
   #previewed = null;
   /** @type {(import("./task.js").RoundInputs & {of: any}) | null} */
-  #given = null;
+  #inputs = null;
 
   /**
    * @param {any} environment see agent.js @param {any} blobs
@@ -101,12 +101,12 @@ export class InProcess {
   work({ offer, closes }, listener) {
     return roundErrorsAsLeftOut(async () => {
       if (offer.masks) await checkMasksPossible();
-      const given = await this.#givenBy(offer);
-      const { progress, lost } = listener;
+      const inputs = await this.#givenBy(offer);
+      const { progress, lost: lostS } = listener;
       const decided = (/** @type {import("./work.js").Decision} */ decision) =>
         listener.decided(offer, planMessage(offer, decision), decision);
-      const outcome = await this.#known.perform(given, closes, { progress, lost, decided });
-      await listener.made(await this.#report(given, outcome, listener));
+      const outcome = await this.#openTask.perform(inputs, closes, { progress, lost: lostS, decided });
+      await listener.made(await this.#report(inputs, outcome, listener));
     });
   }
 
@@ -115,7 +115,7 @@ export class InProcess {
    * @param {OpenRound} current
    */
   judge({ offer }) {
-    return roundErrorsAsLeftOut(async () => this.#known.judge(await this.#givenBy(offer)));
+    return roundErrorsAsLeftOut(async () => this.#openTask.judge(await this.#givenBy(offer)));
   }
 
   /** About how long `judge` takes, in seconds. */
@@ -143,7 +143,7 @@ export class InProcess {
     return this.#errorFeedback.settle(message, counts);
   }
 
-  get #known() {
+  get #openTask() {
     if (!this.task) throw new RoundLeftOut("the task is not known here");
     return this.task;
   }
@@ -151,7 +151,7 @@ export class InProcess {
   /** Make the task of this offer's bundle, in place of the current one. @param {any} offer */
   async #make(offer) {
     await this.task?.close();
-    this.task = this.#given = null;
+    this.task = this.#inputs = null;
     this.bundle = "";
     const bundle = await this.cache.bundle(offer.bundle);
     this.task = await DeviceTask.make(this.#environment, bundle, this.#link);
@@ -160,33 +160,33 @@ export class InProcess {
 
   /** The inputs of a round; the same object while its work goes on. @param {any} offer */
   async #givenBy(offer) {
-    if (!this.#given || !isSame(this.#given.of, offer)) {
-      const base = await this.cache.base(offer.base, this.#known.manifest);
-      this.#given = { of: offer, offer, base, aside: await this.cache.aside(offer.aside) };
+    if (!this.#inputs || !isSame(this.#inputs.of, offer)) {
+      const base = await this.cache.base(offer.base, this.#openTask.manifest);
+      this.#inputs = { of: offer, offer, base, aside: await this.cache.aside(offer.aside) };
     }
-    return this.#given;
+    return this.#inputs;
   }
 
   /** Save what the codec left out of the update, then report the contribution. @returns {Promise<WorkResult>} */
-  async #report(/** @type {any} */ given, /** @type {any} */ outcome, /** @type {BackendListener} */ listener) {
-    const { offer } = given;
+  async #report(/** @type {any} */ inputs, /** @type {any} */ outcome, /** @type {BackendListener} */ listener) {
+    const { offer } = inputs;
     const { run, round } = offer;
-    const { contribution: made, plan, reasons } = outcome;
+    const { contribution: update, plan, reasons } = outcome;
     const [label, waiting] = [plan.chosen?.label ?? "", listener.waiting(run)];
     const leastDevices = offer.masks?.min_group ?? 0;
     const nothing = { run, round, message: null, label, bytesUp: 0, leastDevices, outcome, reasons, trouble: "" };
-    if (!made) return nothing;
+    if (!update) return nothing;
     try {
       const { body, mask, left } = offer.masks
-        ? await this.#masked(given, outcome, listener)
-        : await this.#encoded(given, outcome, waiting);
+        ? await this.#masked(inputs, outcome, listener)
+        : await this.#encoded(inputs, outcome, waiting);
       const sent = body.length > INLINE_LIMIT ? await this.cache.blobs.put(body) : body;
       const message = contributionMessage(offer, outcome, sent, mask);
-      if (left) await this.#errorFeedback.put({ run, kind: made.kind, round, left }, waiting);
+      if (left) await this.#errorFeedback.put({ run, kind: update.kind, round, left }, waiting);
       return { ...nothing, message, bytesUp: body.length + ENVELOPE_BYTES };
     } catch (error) {
       if (error instanceof MaskError) return { ...nothing, trouble: oneLine(error) };
-      const isExpected = [BlobError, DiskError, TensorError].some((one) => error instanceof one);
+      const isExpected = [BlobError, DiskError, TensorError].some((kind) => error instanceof kind);
       if (!isExpected) throw error;
       return { ...nothing, trouble: `its contribution cannot be kept: ${oneLine(error)}` };
     }
@@ -202,8 +202,8 @@ export class InProcess {
   /** The masked update; nothing else of it is kept. */
   async #masked({ offer, base }, /** @type {any} */ outcome, /** @type {BackendListener} */ listener) {
     const { contribution, plan } = outcome;
-    const given = { offer, base, manifest: this.#known.manifest, device: this.#environment.name };
-    const { body, mask, note } = await masked(contribution, plan.chosen.strategy, given);
+    const inputs = { offer, base, manifest: this.#openTask.manifest, device: this.#environment.name };
+    const { body, mask, note } = await masked(contribution, plan.chosen.strategy, inputs);
     if (note) this.#tellShortened(note, offer, outcome, listener);
     return { body, mask, left: null };
   }
@@ -225,7 +225,7 @@ async function roundErrorsAsLeftOut(work) {
   try {
     return await work();
   } catch (error) {
-    const isOther = NOT_OF_ONE_ROUND.some((one) => error instanceof one);
+    const isOther = NOT_OF_ONE_ROUND.some((kind) => error instanceof kind);
     if (!(error instanceof DeviceError) || isOther) throw error;
     throw new RoundLeftOut(oneLine(error));
   }

@@ -23,5 +23,5 @@ export async function sharedSecret(secret, other) {
 export const hmacKey = (secret) => crypto.subtle.importKey("raw", /** @type {any} */ (secret), HMAC, false, ["sign"]);
 
 /** The HMAC of some bytes, 32 bytes. @param {CryptoKey} key @param {Uint8Array} said */
-export const hmac = async (key, said) =>
-  new Uint8Array(await crypto.subtle.sign("HMAC", key, /** @type {any} */ (said)));
+export const hmac = async (key, message) =>
+  new Uint8Array(await crypto.subtle.sign("HMAC", key, /** @type {any} */ (message)));

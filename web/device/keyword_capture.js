@@ -54,9 +54,9 @@ export class KeywordCapture {
   hear(block) {
     const skipped = Math.min(this._skip, block.length);
     this._skip -= skipped;
-    const taken = block.subarray(skipped, skipped + this._end - this._count);
-    this._kept.set(taken, this._count);
-    this._count += taken.length;
+    const part = block.subarray(skipped, skipped + this._end - this._count);
+    this._kept.set(part, this._count);
+    this._count += part.length;
     while ((this._loudness.length + 1) * this._frame <= this._count) this._listen();
   }
 
@@ -64,7 +64,7 @@ export class KeywordCapture {
     const begin = this._loudness.length * this._frame;
     this._loudness.push(loudness(this._kept.subarray(begin, begin + this._frame)));
     const loud = Math.max(LEAST, ABOVE * Math.min(...this._loudness));
-    if (this.begun || this._loudness.length < ONSET || !this._loudness.slice(-ONSET).every((one) => one > loud)) return;
+    if (this.begun || this._loudness.length < ONSET || !this._loudness.slice(-ONSET).every((level) => level > loud)) return;
     this._onset = this._loudness.length - ONSET;
     this._end = Math.min(this._end, this._onset * this._frame + this._wanted);
     this._end = Math.max(this._end, this._wanted);
@@ -74,7 +74,7 @@ export class KeywordCapture {
   cut() {
     const frames = Math.ceil(this._wanted / this._frame);
     const quietest = Math.min(...this._loudness);
-    const above = this._loudness.map((one) => one - quietest);
+    const above = this._loudness.map((level) => level - quietest);
     const first = loudest(above, frames);
     const middle = balance(above.slice(first, first + frames)) + first;
     const begin = Math.round(middle * this._frame - this._wanted / 2);
@@ -84,9 +84,9 @@ export class KeywordCapture {
   }
 
   _fault(samples) {
-    if (samples.every((one) => one === 0)) return "nothing";
+    if (samples.every((value) => value === 0)) return "nothing";
     if (!this.begun) return "quiet";
-    return samples.filter((one) => Math.abs(one) >= FULL).length > CUT * samples.length ? "loud" : "";
+    return samples.filter((value) => Math.abs(value) >= FULL).length > CUT * samples.length ? "loud" : "";
   }
 }
 
@@ -94,13 +94,13 @@ const decibels = (value) => 20 * Math.log10(Math.max(value, 1e-6));
 
 /** The standard deviation, because microphones may have an offset. @param {Float32Array} samples */
 function loudness(samples) {
-  const mean = samples.reduce((sum, one) => sum + one, 0) / samples.length;
-  return Math.sqrt(samples.reduce((sum, one) => sum + (one - mean) ** 2, 0) / samples.length);
+  const mean = samples.reduce((sum, value) => sum + value, 0) / samples.length;
+  return Math.sqrt(samples.reduce((sum, value) => sum + (value - mean) ** 2, 0) / samples.length);
 }
 
 /** The first of the `width` consecutive values that have the largest sum. @param {number[]} values */
 function loudest(values, width) {
-  let sum = values.slice(0, width).reduce((all, one) => all + one, 0);
+  let sum = values.slice(0, width).reduce((all, value) => all + value, 0);
   let [best, first] = [sum, 0];
   for (let end = width; end < values.length; end++) {
     sum += values[end] - values[end - width];
@@ -111,6 +111,6 @@ function loudest(values, width) {
 
 /** The centre of gravity of the values. @param {number[]} values */
 function balance(values) {
-  const all = values.reduce((sum, one) => sum + one, 0);
-  return all > 0 ? values.reduce((sum, one, place) => sum + one * (place + 0.5), 0) / all : values.length / 2;
+  const all = values.reduce((sum, value) => sum + value, 0);
+  return all > 0 ? values.reduce((sum, value, place) => sum + value * (place + 0.5), 0) / all : values.length / 2;
 }

@@ -10,9 +10,9 @@ import { DataError } from "./errors.js";
 export function numberOf(label, labels) {
   const exact = labels.indexOf(String(label));
   if (exact >= 0) return exact;
-  const alike = labels.filter((one) => folded(one) === folded(String(label)));
+  const alike = labels.filter((name) => folded(name) === folded(String(label)));
   if (alike.length === 1) return labels.indexOf(alike[0]);
-  const numbered = !labels.some((one) => /^\s*\d+\s*$/.test(one)) && /^\d+$/.test(String(label));
+  const numbered = !labels.some((name) => /^\s*\d+\s*$/.test(name)) && /^\d+$/.test(String(label));
   if (numbered && Number(label) < labels.length) return Number(label);
   throw new DataError(`label '${String(label).slice(0, 40)}' is not one of this task: ${labels.slice(0, 12).join(", ")}`);
 }

@@ -133,20 +133,20 @@ export class Link {
   /** Open a connection. Never rejects: a failure counts as a lost connection, unless the link was closed meanwhile. */
   async #open() {
     const { will, keepaliveS, timeoutS } = this.#options;
-    const mine = {};
-    this.#attempt = mine;
+    const attempt = {};
+    this.#attempt = attempt;
     try {
       const connect = await this.#transport();
-      if (this.#attempt !== mine) return;
-      const said = { clientId: this.#clientId, will, keepaliveS, timeoutS };
-      this.#connection = open(connect, this.url, said, {
+      if (this.#attempt !== attempt) return;
+      const settings = { clientId: this.#clientId, will, keepaliveS, timeoutS };
+      this.#connection = open(connect, this.url, settings, {
         accepted: () => this.#accepted(),
         received: (topic, payload, packet) => this.#received(topic, payload, packet),
-        lost: (why) => this.#lost(why),
+        lost: (why) => this.#onLost(why),
         refused: (error) => this.#refused(error),
       });
     } catch (error) {
-      if (this.#attempt === mine) this.#lost(oneLine(error));
+      if (this.#attempt === attempt) this.#onLost(oneLine(error));
     }
   }
 
@@ -193,7 +193,7 @@ export class Link {
 
   #received(topic, payload, { retain, qos }) {
     this.bytesDown += packetBytes(topic, payload, qos, this.url.mqtt5);
-    if (!this.#options.subscriptions.some((one) => matches(one, topic))) return;
+    if (!this.#options.subscriptions.some((subscription) => matches(subscription, topic))) return;
     if (!isPiece(topic)) {
       this.#tell({ kind: "received", topic, payload, retain });
       return;
@@ -206,11 +206,11 @@ export class Link {
     const text = refusalReason(this.url, error);
     if (!this.#wasReady) return this.#fail(new BrokerRefused(text));
     this.#options.log("warning", text);
-    return this.#lost("");
+    return this.#onLost("");
   }
 
   /** @param {string} why */
-  #lost(why) {
+  #onLost(why) {
     if (!this.#wasReady) return this.#fail(new BrokerUnreachable(unreachableReason(this.url, why)));
     const wasReady = this.#ready;
     this.#ready = false;

@@ -28,8 +28,8 @@ export class LinkSpeed {
 }
 
 /** @param {number | null} known @param {number} size @param {number} seconds */
-function averaged(known, size, seconds, rate = 0.5) {
-  if (size < LARGE_BYTES || seconds <= 0) return known;
-  const seen = size / seconds;
-  return known === null ? seen : (1 - rate) * known + rate * seen;
+function averaged(average, size, seconds, rate = 0.5) {
+  if (size < LARGE_BYTES || seconds <= 0) return average;
+  const rateSeen = size / seconds;
+  return average === null ? rateSeen : (1 - rate) * average + rate * rateSeen;
 }

@@ -20,10 +20,10 @@ export function together(groups, task) {
 }
 
 /** @param {Group} group @param {Task["spec"]} spec @returns {Float32Array[]} */
-function prepared({ raw, held }, spec) {
+function prepared({ raw, held: isHeld }, spec) {
   const size = sizeOf(spec.shape);
-  return [false, true].map((wanted) => {
-    const places = [...held.keys()].filter((place) => held[place] === wanted);
+  return [false, true].map((isHoldout) => {
+    const places = [...isHeld.keys()].filter((place) => isHeld[place] === isHoldout);
     const rows = new Float32Array(places.length * size);
     places.forEach((from, to) => rows.set(raw.subarray(from * size, (from + 1) * size), to * size));
     return prepare(spec, rows);

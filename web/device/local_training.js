@@ -43,11 +43,11 @@ export async function train(model, data, plan, run) {
   const rng = await rngOf(run);
   let loss = 0;
   for (let epoch = 0; epoch < plan.epochs; epoch += 1) {
-    let [total, seen] = [0, 0];
+    let [total, samples] = [0, 0];
     for (const { batch, done } of batches(plan, rng)) {
       const { x, y } = gathered(data, batch);
       total += (await trainer.lossAndGrads(x, y, extras?.(batch))) * batch.length;
-      seen += batch.length;
+      samples += batch.length;
       for (const term of proximal) pull(term, params, grads);
       if (clipNorm) clip(grads.vector, clipNorm);
       steps.step(params.vector, grads.vector);
@@ -56,7 +56,7 @@ export async function train(model, data, plan, run) {
         return { tensors: trained, loss, epochs: epoch };
       }
     }
-    loss = total / Math.max(seen, 1);
+    loss = total / Math.max(samples, 1);
     if (budget.epochs === epoch + 1) break;
     budget.keep(epoch + 1);
   }
@@ -71,18 +71,18 @@ class EpochBudget {
   #least;
   #run;
   #began;
-  #held;
+  #vectors;
   /** @type {Float32Array[] | null} */
-  #kept = null;
+  #copies = null;
 
   /** @param {TrainingPlan} plan @param {Run} run @param {Float32Array[]} held */
-  constructor({ epochs, least = 0 }, run, held) {
+  constructor({ epochs, least = 0 }, run, vectors) {
     this.epochs = epochs;
     this.#planned = epochs;
     this.#least = least > 0 && least < epochs ? least : epochs;
     this.#run = run;
     this.#began = run.clock();
-    this.#held = held;
+    this.#vectors = vectors;
   }
 
   /**
@@ -107,12 +107,12 @@ class EpochBudget {
 
   /** Copy the parameters after `done` whole epochs, if they could be the last. @param {number} done */
   keep(done) {
-    if (this.#least <= done && done < this.epochs) this.#kept = this.#held.map((vector) => vector.slice());
+    if (this.#least <= done && done < this.epochs) this.#copies = this.#vectors.map((vector) => vector.slice());
   }
 
   /** Put the kept parameters back. */
   restore() {
-    this.#kept?.forEach((copy, i) => this.#held[i].set(copy));
+    this.#copies?.forEach((copy, i) => this.#vectors[i].set(copy));
   }
 }
 

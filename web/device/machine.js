@@ -55,7 +55,7 @@ const HANDLERS = {
   WholeOfferNeeded(turn) {
     if (turn.state.hello_s === null) turn.hello();
   },
-  Kept: kept,
+  Kept: onKept,
   KeepFailed: (turn, { run, round }) => turn.do("RoundEnded", { run, round, reason: "not kept" }),
   Sent: (turn, event) => ofEntry(turn, event, (entry) => turn.replace({ ...entry, compact: event.compact })),
   ReceiptReceived: (turn, event) => ofEntry(turn, event, (entry) => receiptReceived(turn, event, entry)),
@@ -70,7 +70,7 @@ const HANDLERS = {
     turn.do("SendPlan");
   },
   WorkerDied: (turn) => turn.set({ plan: ["", 0] }),
-  Made: made,
+  Made: onMade,
   TaskKnown(turn, { bundles }) {
     const { ready_for: readyFor } = turn.state;
     turn.set({ bundles });
@@ -109,9 +109,9 @@ function checkTraining(turn) {
   else if (paused && turn.now >= newest.closes) reason = "closed";
   if (!reason) return;
   turn.set({ cancelled: reason });
-  const held = turn.commands.at(-1)?.type === "Hold" ? turn.commands.pop() : null;
+  const hold = turn.commands.at(-1)?.type === "Hold" ? turn.commands.pop() : null;
   turn.do("Cancel", { number: training.number, reason });
-  if (held) turn.commands.push(held);
+  if (hold) turn.commands.push(hold);
 }
 
 function ticked(/** @type {Turn} */ turn, /** @type {any} */ { flight }) {
@@ -183,7 +183,7 @@ function tellSatOut(turn) {
   turn.do("SendSatOut", { task, round });
 }
 
-function kept(/** @type {Turn} */ turn, /** @type {any} */ { entry, flight }) {
+function onKept(/** @type {Turn} */ turn, /** @type {any} */ { entry, flight }) {
   const { outbox, samples, quiet } = turn.state;
   turn.set({ outbox: [...outbox, entry] });
   if (entry.samples > samples) turn.hello(); // samples have come since the hello
@@ -192,7 +192,7 @@ function kept(/** @type {Turn} */ turn, /** @type {any} */ { entry, flight }) {
 
 /** Do something with the contribution that an event is about, if it waits for a receipt. */
 function ofEntry(/** @type {Turn} */ turn, /** @type {any} */ { seq }, /** @type {(entry: WaitingContribution) => void} */ act) {
-  const entry = turn.state.outbox.find((/** @type {WaitingContribution} */ one) => one.seq === seq);
+  const entry = turn.state.outbox.find((/** @type {WaitingContribution} */ waiting) => waiting.seq === seq);
   if (entry) act(entry);
 }
 
@@ -203,7 +203,7 @@ function receiptReceived(/** @type {Turn} */ turn, /** @type {any} */ event, /**
 }
 
 /** Keep the result of a round's work. After that the round is not worked on again, unless it sat out. */
-function made(/** @type {Turn} */ turn, /** @type {any} */ { run, round, result }) {
+function onMade(/** @type {Turn} */ turn, /** @type {any} */ { run, round, result }) {
   if (result === "sat out") {
     turn.do("RoundEnded", { run, round, reason: "sat out" });
     return;

@@ -44,10 +44,10 @@ export class Manifest {
    */
   specs(tunable = "all") {
     if (!Object.hasOwn(this.sets, tunable)) {
-      const known = Object.keys(this.sets).join(", ");
-      throw new BundleError(`bundle ${this.name} has no tunable set '${tunable}'; it has ${known}`);
+      const names = Object.keys(this.sets).join(", ");
+      throw new BundleError(`bundle ${this.name} has no tunable set '${tunable}'; it has ${names}`);
     }
-    return this.parameters.filter((/** @type {any} */ one) => one.sets.includes(tunable)).map(specOf);
+    return this.parameters.filter((/** @type {any} */ parameter) => parameter.sets.includes(tunable)).map(specOf);
   }
 
   /**
@@ -56,7 +56,7 @@ export class Manifest {
    */
   statistics(/** @type {string} */ tunable) {
     const moved = this.graphs[`train.${tunable}`]?.statistics ?? [];
-    return this.parameters.filter((/** @type {any} */ one) => moved.includes(one.name)).map(specOf);
+    return this.parameters.filter((/** @type {any} */ parameter) => moved.includes(parameter.name)).map(specOf);
   }
 
   /** Every tensor of the weights file, including those that are never trained. @returns {TensorSpec[]} */

@@ -136,8 +136,8 @@ export function checkInput(input) {
 }
 
 /** Raises RangeError for fixed tokens outside the vocabulary, or that leave no room for a text. @param {any} input */
-function checkText({ text: said, vocabulary, shape: [length, ...more] }) {
-  const fixed = [...said.before, ...said.after, said.padding];
+function checkText({ text: template, vocabulary, shape: [length, ...more] }) {
+  const fixed = [...template.before, ...template.after, template.padding];
   if (vocabulary === null || fixed.some((id) => id < 0 || id >= vocabulary)) {
     throw new RangeError(`ids ${fixed.join(", ")} around a text are not all of the vocabulary ${vocabulary}`);
   }

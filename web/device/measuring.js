@@ -25,8 +25,8 @@ const HEAD_STEPS = 50;
 export async function measured(model, clock) {
   const { graphs, sets } = model.manifest;
   const tuned = Object.keys(sets).map((tunable) => `train.${tunable}`);
-  const wanted = ["forward", "train.all", "loss.all", ...tuned];
-  const names = [...new Set(wanted)].filter((name) => Object.hasOwn(graphs, name));
+  const candidates = ["forward", "train.all", "loss.all", ...tuned];
+  const names = [...new Set(candidates)].filter((name) => Object.hasOwn(graphs, name));
   /** @type {Map<string, SpeedTrial>} */
   const trials = new Map();
   for (const name of names) {
@@ -62,17 +62,17 @@ async function warmUp([forward, step], clock) {
 function opened(model, name, /** @type {any} */ x, /** @type {Int32Array} */ y) {
   const [what, tunable] = name.split(".");
   /** @type {any} */
-  let held = null;
+  let session = null;
   const close = async () => {
-    held = null;
+    session = null;
     await model.unload();
   };
   if (what === "forward") return { run: () => model.logits(x), close };
-  if (what === "loss") return { run: async () => (held ??= await model.probe(tunable)).loss(x, y), close };
+  if (what === "loss") return { run: async () => (session ??= await model.probe(tunable)).loss(x, y), close };
   const run = async () => {
-    held ??= await trainerOf(model, tunable);
-    await held.trainer.lossAndGrads(x, y);
-    held.steps.step(held.trainer.params.vector, held.trainer.grads.vector);
+    session ??= await trainerOf(model, tunable);
+    await session.trainer.lossAndGrads(x, y);
+    session.steps.step(session.trainer.params.vector, session.trainer.grads.vector);
   };
   return { run, close };
 }

@@ -271,6 +271,6 @@ export function offerIn(payload) {
 /** The name of a blob, 64 hex digits. */
 export const hexOf = (blob) => hex(blob.sha);
 /** Whether two blobs are the same. */
-export const same = (one, other) => one.size === other.size && hexOf(one) === hexOf(other);
+export const same = (left, other) => left.size === other.size && hexOf(left) === hexOf(other);
 /** Whether all that leads to a base is named; not after compact offers (see compact_round.js). */
 export const isWhole = (base) => base.sha.length === 32;

@@ -62,10 +62,10 @@ export class ModelCache {
     if (!base.at && !base.steps && !(await this.missing(base, null)).length) return;
     const { line, names } = await this.#own(bundle);
     if (base.at && equal(line, base.line)) this.#state = { line: base.line, at: 0, weights: bundle.weights() };
-    const wanted = names.map((name) => base.checkpoint.some((/** @type {any} */ part) => hexOf(part) === name));
-    if (!wanted.includes(true)) return;
+    const isPart = names.map((name) => base.checkpoint.some((/** @type {any} */ part) => hexOf(part) === name));
+    if (!isPart.includes(true)) return;
     for (const [i, part] of encodedParts(bundle.weights(), bundle.manifest).entries()) {
-      if (wanted[i]) await this.blobs.put(part);
+      if (isPart[i]) await this.blobs.put(part);
     }
   }
 
@@ -92,17 +92,17 @@ export class ModelCache {
    * Raises TensorError, UnknownGenerator. @param {any} base @param {Manifest} manifest
    */
   async base(base, manifest) {
-    const found = await this.#route(base);
+    const route = await this.#route(base);
     let weights;
     try {
-      weights = await this.#replayed(found, base, manifest);
+      weights = await this.#replayed(route, base, manifest);
     } catch (error) {
       const isWrong = error instanceof UnusableBase || error instanceof TensorError;
-      if (!found.start || !isWrong) throw error;
+      if (!route.start || !isWrong) throw error;
       this.#state = null;
       throw new StaleBase(`${error.message}: beginning anew`);
     }
-    if (found.start && base.at && !base.steps) {
+    if (route.start && base.at && !base.steps) {
       // the base is now its own checkpoint: store it for the next process, which has no replay state
       for (const part of encodedParts(weights, manifest)) await this.blobs.put(part);
     }
@@ -125,13 +125,13 @@ export class ModelCache {
   }
 
   /** The weights at the end of the route. Raises as `base` does. */
-  async #replayed(/** @type {any} */ found, /** @type {any} */ base, /** @type {Manifest} */ manifest) {
-    let weights = found.start?.weights;
+  async #replayed(/** @type {any} */ route, /** @type {any} */ base, /** @type {Manifest} */ manifest) {
+    let weights = route.start?.weights;
     if (!weights) {
       weights = await this.#checkpoint(base);
       check(weights, manifest.stored());
     }
-    weights = await replay(weights, await stepsOf(found, base, this.blobs), manifest);
+    weights = await replay(weights, await stepsOf(route, base, this.blobs), manifest);
     const sha = await shaOf(weights);
     if (base.sha.length < CHECK_BYTES || !equal(sha.subarray(0, base.sha.length), base.sha)) {
       throw new UnusableBase(`base model after ${base.at} steps is not the aggregator's`);
@@ -141,9 +141,9 @@ export class ModelCache {
 
   /** The route to this base. Raises as `missing` does. @param {any} base */
   async #route(base) {
-    const found = await findRoute(base, this.#state, (/** @type {any} */ blob) => this.blobs.has(blob));
-    if (!found) throw new StaleBase(`base model after ${base.at} steps: no replay state and no blob of the offer leads there`);
-    return found;
+    const route = await findRoute(base, this.#state, (/** @type {any} */ blob) => this.blobs.has(blob));
+    if (!route) throw new StaleBase(`base model after ${base.at} steps: no replay state and no blob of the offer leads there`);
+    return route;
   }
 
   /**

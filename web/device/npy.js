@@ -26,9 +26,9 @@ export function readNpy(bytes) {
   const shape = shapeOf(lengths);
   const width = widthOf(kind);
   const takes = sizeOf(shape) * width;
-  const there = bytes.length - begin;
-  if (!(takes <= there)) {
-    throw new DataError(`an array ${shapeText(shape)} of ${kind} takes ${takes} bytes, ${there} are there`);
+  const rest = bytes.length - begin;
+  if (!(takes <= rest)) {
+    throw new DataError(`an array ${shapeText(shape)} of ${kind} takes ${takes} bytes, ${rest} are there`);
   }
   const content = bytes.subarray(begin, begin + takes);
   return { shape, dtype: kind, data: kind[0] === "U" ? names(content, width, order) : values(content, kind, order) };
@@ -40,8 +40,8 @@ function headOf(bytes) {
   const first = wide ? 12 : 10;
   if (bytes.length < first || !MAGIC.every((byte, at) => bytes[at] === byte)) throw new DataError("not a .npy file");
   const size = wide ? view(bytes).getUint32(8, true) : view(bytes).getUint16(8, true);
-  const there = bytes.length - first;
-  if (size > there) throw new DataError(`the head of the .npy file takes ${size} bytes, ${there} are there`);
+  const rest = bytes.length - first;
+  if (size > rest) throw new DataError(`the head of the .npy file takes ${size} bytes, ${rest} are there`);
   try {
     return { head: text(bytes.subarray(first, first + size)), begin: first + size };
   } catch {
@@ -51,8 +51,8 @@ function headOf(bytes) {
 
 /** @param {string} lengths as in "2, 3" or "2,"; empty for a single value */
 function shapeOf(lengths) {
-  const parts = lengths.split(",").map((one) => one.trim()).filter(Boolean);
-  if (parts.every((one) => /^\d+$/.test(one))) return parts.map(Number);
+  const parts = lengths.split(",").map((length) => length.trim()).filter(Boolean);
+  if (parts.every((length) => /^\d+$/.test(length))) return parts.map(Number);
   throw new DataError(`the array's shape is (${lengths}), expected lengths from 0 on`);
 }
 
@@ -67,9 +67,9 @@ function values(content, kind, order) {
   if (kind === "u1") return content;
   const [width, get] = TYPES[kind];
   const from = view(content);
-  const made = kind === "f4" ? new Float32Array(content.length / width) : new Float64Array(content.length / width);
-  for (let i = 0; i < made.length; i++) made[i] = Number(from[get](i * width, order !== ">"));
-  return made;
+  const output = kind === "f4" ? new Float32Array(content.length / width) : new Float64Array(content.length / width);
+  for (let i = 0; i < output.length; i++) output[i] = Number(from[get](i * width, order !== ">"));
+  return output;
 }
 
 function names(content, width, order) {

@@ -16,18 +16,18 @@ const DEFLATED = 8;
  * @param {string[]} wanted
  * @returns {Promise<Map<string, import("./npy.js").Stored>>}
  */
-export async function npz(bytes, wanted) {
-  const found = new Map();
+export async function npz(bytes, names) {
+  const arrays = new Map();
   let left = LARGEST;
   for (const entry of listed(bytes)) {
     const name = entry.name.replace(/\.npy$/, "");
-    if (!wanted.includes(name)) continue;
-    if (found.has(name)) throw new DataError(`${name} is there twice, expected it once`);
+    if (!names.includes(name)) continue;
+    if (arrays.has(name)) throw new DataError(`${name} is there twice, expected it once`);
     left -= entry.size;
     if (left < 0) throw new DataError(`${entry.name} is said to be ${entry.size} bytes, at most ${left + entry.size} are read`);
-    found.set(name, await arrayOf(entry));
+    arrays.set(name, await arrayOf(entry));
   }
-  return found;
+  return arrays;
 }
 
 function listed(bytes) {

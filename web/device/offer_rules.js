@@ -18,7 +18,7 @@ const TASKS = 64;
 export function offered(turn, event) {
   const { task } = turn.state;
   if (event.offer.task === task || !task) turn.set({ withdrawn: false });
-  if (!event.to_all || heard(turn, event)) take(turn, event.offer);
+  if (!event.to_all || acceptOffer(turn, event)) take(turn, event.offer);
 }
 
 /**
@@ -28,7 +28,7 @@ export function offered(turn, event) {
 export function withdrawn(turn, { task }) {
   const { state } = turn;
   if (task !== state.task) {
-    turn.set({ others: state.others.filter((/** @type {string} */ one) => one !== task) });
+    turn.set({ others: state.others.filter((/** @type {string} */ name) => name !== task) });
   } else if (!state.done) {
     turn.set({ withdrawn: true });
     goToOtherTask(turn);
@@ -41,7 +41,7 @@ export function withdrawn(turn, { task }) {
  * which devices are here: say hello again. A base that is new to all devices comes unasked to those that said they are
  * ready, except where some train smaller models. @param {Turn} turn @param {any} event
  */
-function heard(turn, { offer, retained, over, flight }) {
+function acceptOffer(turn, { offer, retained, over, flight }) {
   if (!concerns(turn, offer)) return false;
   const { state } = turn;
   if (retained && offer.done && !state.task) {
@@ -81,7 +81,7 @@ export function take(turn, offer) {
   turn.set({
     hello_s: null,
     hello_wait_s: RESEND_S,
-    others: others.filter((/** @type {string} */ one) => one !== task),
+    others: others.filter((/** @type {string} */ name) => name !== task),
     task,
     done,
     heard: [run, round],
@@ -105,13 +105,13 @@ export function take(turn, offer) {
  * base in vain. The newest is next. @param {Turn} turn @param {Offered} offer
  */
 function open(turn, offer) {
-  const { open: mine, newest } = turn.state;
-  if (mine && goesOn(turn, mine, offer)) {
+  const { open: current, newest } = turn.state;
+  if (current && goesOn(turn, current, offer)) {
     if (newest && !isSameRound(newest, offer)) turn.end(newest, "superseded");
     turn.set({ newest: offer });
     return;
   }
-  for (const replaced of [mine, newest]) {
+  for (const replaced of [current, newest]) {
     if (replaced && (offer.done || !isSameRound(replaced, offer))) {
       turn.end(replaced, offer.done ? "task done" : "superseded");
     }
@@ -120,9 +120,9 @@ function open(turn, offer) {
 }
 
 /** Whether the open round's base is being fetched, with time left before its deadline. */
-function goesOn(/** @type {Turn} */ turn, /** @type {Offered} */ mine, /** @type {Offered} */ newest) {
-  if (newest.done || mine.number !== turn.state.fetching) return false;
-  return mine.run === newest.run && mine.round < newest.round && turn.now + EXTENDED_S < mine.closes;
+function goesOn(/** @type {Turn} */ turn, /** @type {Offered} */ current, /** @type {Offered} */ newest) {
+  if (newest.done || current.number !== turn.state.fetching) return false;
+  return current.run === newest.run && current.round < newest.round && turn.now + EXTENDED_S < current.closes;
 }
 
 /**
@@ -133,7 +133,7 @@ function concerns(turn, { task, done }) {
   const { state } = turn;
   if (task === state.task || (!state.task && done)) return true;
   if (done) {
-    turn.set({ others: state.others.filter((/** @type {string} */ one) => one !== task) });
+    turn.set({ others: state.others.filter((/** @type {string} */ name) => name !== task) });
     return false;
   }
   turn.set({ others: withTask(state.others, task) });
@@ -146,10 +146,10 @@ function goToOtherTask(turn) {
   const { rules, others, done } = turn.state;
   if (rules.task || !others.length || (done && rules.leaves)) return;
   const [task] = [...others].sort();
-  turn.set({ others: others.filter((/** @type {string} */ one) => one !== task), task, done: false, withdrawn: false });
+  turn.set({ others: others.filter((/** @type {string} */ name) => name !== task), task, done: false, withdrawn: false });
   turn.do("JoinTask", { task });
   turn.hello();
 }
 
 /** @param {string[]} others @param {string} task */
-const withTask = (others, task) => [...others.filter((one) => one !== task), task].slice(-TASKS);
+const withTask = (others, task) => [...others.filter((name) => name !== task), task].slice(-TASKS);

@@ -42,12 +42,12 @@ export class OfferStream {
   async #next(task, topic, payload) {
     const before = this.#latest.get(task);
     if (!before) throw new UnknownRoundBefore(`a round of '${task}' is open that follows one which is not known here`);
-    const made = await this.#trust.next(topic, before.run, payload);
-    if (made.round <= before.round) throw new MessageError(`round ${made.round} of '${task}' was heard of before`);
+    const next = await this.#trust.next(topic, before.run, payload);
+    if (next.round <= before.round) throw new MessageError(`round ${next.round} of '${task}' was heard of before`);
     this.#latest.delete(task); // if the compact offer does not follow it, a whole offer must be asked for
-    const offer = await fullOffer(before, made);
+    const offer = await fullOffer(before, next);
     this.#keep(offer);
-    this.over = made.over;
+    this.over = next.over;
     return offer;
   }
 

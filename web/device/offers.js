@@ -38,6 +38,6 @@ export function opened(offer, came) {
 }
 
 /** Whether two offers are of the same round. @param {any} one @param {any} other */
-export function isSame(one, other) {
-  return one.run === other.run && one.round === other.round;
+export function isSame(left, other) {
+  return left.run === other.run && left.round === other.round;
 }

@@ -100,7 +100,7 @@ export class Outbox {
 
   /** Number of the latest contribution to a round: an older one may be of another task. */
   #seqOf(number) {
-    const seqs = [...this.#waiting.values()].filter((message) => message.round === number).map((one) => one.seq);
+    const seqs = [...this.#waiting.values()].filter((message) => message.round === number).map((entry) => entry.seq);
     return Math.max(0, ...seqs);
   }
 }

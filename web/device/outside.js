@@ -46,12 +46,12 @@ function graph(data, names) {
 function moved(part, name) {
   if (part.number !== TENSOR_EXTERNAL) return part.encoded;
   const entry = [...fields(part.content)];
-  const key = entry.find((one) => one.number === ENTRY_KEY);
+  const key = entry.find((field) => field.number === ENTRY_KEY);
   if (!key || text(key.content) !== LOCATION) return part.encoded;
   return delimited(
     TENSOR_EXTERNAL,
     concat(
-      entry.map((one) => (one.number === ENTRY_VALUE ? delimited(ENTRY_VALUE, utf8(name)) : one.encoded)),
+      entry.map((field) => (field.number === ENTRY_VALUE ? delimited(ENTRY_VALUE, utf8(name)) : field.encoded)),
     ),
   );
 }

@@ -54,7 +54,7 @@ export class Partial {
 
   /** Block numbers that have not arrived, in order. @returns {number[]} */
   missing() {
-    return [...this.#missing].sort((one, other) => one - other);
+    return [...this.#missing].sort((left, other) => left - other);
   }
 
   /**

@@ -34,7 +34,7 @@ export class PieceJoiner {
     if (pieces?.length !== count) pieces = new Array(count).fill(undefined);
     pieces[at] = payload;
     this.#open.delete(key);
-    if (pieces.every((one) => one !== undefined)) {
+    if (pieces.every((piece) => piece !== undefined)) {
       const branch = parts.slice(0, 5).join("/");
       return { topic: block ? key : `${branch}/${label}`, payload: joined(pieces) };
     }

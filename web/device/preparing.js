@@ -58,20 +58,20 @@ export const isLightOnDark = (spec) => spec.mean[0] / (spec.scale * white(spec))
 export function pictureRaw(spec, picture) {
   if (!isPicture(spec)) throw new DataError(`the task's input is no picture: it is (${spec.shape})`);
   const [channels, height, width] = spec.shape;
-  const made = resized(picture.pixels, picture, height, width);
+  const pixels = resized(picture.pixels, picture, height, width);
   const scale = Math.fround(white(spec) / BYTE);
   const raw = new Float32Array(channels * height * width);
   for (let place = 0; place < height * width; place++) {
     for (let c = 0; c < channels; c++) {
-      raw[c * height * width + place] = Math.fround(channelOf(made, picture.channels, place, c, channels) * scale);
+      raw[c * height * width + place] = Math.fround(channelOf(pixels, picture.channels, place, c, channels) * scale);
     }
   }
   return white(spec) === BYTE ? Uint8Array.from(raw, whole) : raw;
 }
 
-function channelOf(pixels, there, place, c, wanted) {
-  if (there === 3 && wanted === 1) return GREY.reduce((all, part, i) => all + part * pixels[3 * place + i], 0);
-  return pixels[there * place + (there === 1 ? 0 : c)];
+function channelOf(pixels, from, place, c, to) {
+  if (from === 3 && to === 1) return GREY.reduce((all, part, i) => all + part * pixels[3 * place + i], 0);
+  return pixels[from * place + (from === 1 ? 0 : c)];
 }
 
 /**
@@ -85,7 +85,7 @@ export function prepare(spec, raw) {
   if (raw.length % size) throw new DataError(`input has ${raw.length} values, expected n x (${spec.shape})`);
   const plane = size / spec.shape[0];
   const scale = Math.fround(spec.scale);
-  const [mean, std] = [spec.mean, spec.std].map((given) => given.map(Math.fround));
+  const [mean, std] = [spec.mean, spec.std].map((values) => values.map(Math.fround));
   const x = new Float32Array(raw.length);
   for (let i = 0; i < x.length; i++) {
     const channel = Math.floor((i % size) / plane);

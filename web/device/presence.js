@@ -78,7 +78,7 @@ export class DeviceMessages {
   /** Number of messages that the broker has not acknowledged yet. @param {string} [leaf] */
   unacknowledged(leaf = "") {
     const topic = leaf ? this.#topic(leaf) : "";
-    const signing = this.#signing.filter((one) => !topic || one === topic).length;
+    const signing = this.#signing.filter((name) => !topic || name === topic).length;
     return signing + this.link.unacknowledged(topic);
   }
 
@@ -98,7 +98,7 @@ export class DeviceMessages {
     const content = JSON.stringify([plan.kind, ...passed]);
     if (plan.kind && content === this.#sentPlan) return;
     const topic = this.#topic("plan");
-    const fits = (/** @type {any} */ one) => packetBytes(topic, this.#sized(encode(Plan, one))) <= roomBytes;
+    const fits = (/** @type {any} */ candidate) => packetBytes(topic, this.#sized(encode(Plan, candidate))) <= roomBytes;
     let shortened = plan;
     while (plan.kind && shortened && !fits(shortened)) shortened = shorter(shortened);
     if (!shortened) return;
@@ -149,12 +149,12 @@ export class DeviceMessages {
    */
   #inTurn(topic, make, retain = false) {
     this.#signing.push(topic);
-    const said = this.#signed.then(async () => {
+    const message = this.#signed.then(async () => {
       const payload = await make().catch(() => null);
       this.#signing.shift();
       if (payload) this.link.publish(topic, payload, retain);
     });
-    this.#signed = said.catch(() => {}); // a rejection would keep back all later messages
+    this.#signed = message.catch(() => {}); // a rejection would keep back all later messages
   }
 
   /** A payload of the size that this one has on the wire. @param {Uint8Array} payload */

@@ -26,8 +26,8 @@ export async function runtimeFor(bundle, { threads = 0, gpu = true } = {}) {
   const tunable = SETS.find((name) => Object.hasOwn(bundle.manifest.graphs, `train.${name}`));
   try {
     const expected = await tried(bundle, wasm, tunable);
-    const found = await tried(bundle, other, tunable);
-    return judged({ runtime: wasm, ...expected }, { runtime: other, ...found });
+    const trial = await tried(bundle, other, tunable);
+    return judged({ runtime: wasm, ...expected }, { runtime: other, ...trial });
   } catch (error) {
     if (!(error instanceof ModelError)) throw error;
     return because(wasm, `WebGPU cannot run it: ${error.message}`);
@@ -89,7 +89,7 @@ async function tried(bundle, runtime, tunable) {
  */
 export function drawn({ input, labels }, samples) {
   const size = input.shape.reduce(
-    (/** @type {number} */ all, /** @type {number} */ one) => all * one,
+    (/** @type {number} */ all, /** @type {number} */ length) => all * length,
     samples,
   );
   const y = Int32Array.from({ length: samples }, (_, i) => i % labels.length);

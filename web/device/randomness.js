@@ -85,9 +85,9 @@ export class Generator {
   /** 32 random bits: the halves of a word in turn, the lower one first. @returns {number} */
   uint32() {
     if (this.#half !== null) {
-      const kept = this.#half;
+      const half = this.#half;
       this.#half = null;
-      return kept;
+      return half;
     }
     const word = this.uint64();
     this.#half = Number(word >> 32n);

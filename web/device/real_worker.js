@@ -44,10 +44,10 @@ export class RealWorker {
     this.#done = 0;
     model.between = () => this.#ask(this.#done);
     try {
-      const made = await classStatistics.train(strategy, model, data, this.#run(seed, deadline));
-      check(made.tensors, classStatistics.expected(strategy, model.manifest));
-      const form = made.form || strategy.form;
-      return { form: ended(strategy, form), contribution: { ...made, form } };
+      const update = await classStatistics.train(strategy, model, data, this.#run(seed, deadline));
+      check(update.tensors, classStatistics.expected(strategy, model.manifest));
+      const form = update.form || strategy.form;
+      return { form: ended(strategy, form), contribution: { ...update, form } };
     } catch (error) {
       await model.unload();
       throw refined(error);
@@ -68,14 +68,14 @@ export class RealWorker {
   }
 
   #run(/** @type {bigint} */ seed, /** @type {number} */ deadline) {
-    const { name, clock, given, listener, host } = this.#equipment;
+    const { name, clock, given: inputs, listener, host } = this.#equipment;
     const progress = async (/** @type {number} */ done) => {
       this.#peakBytes = Math.max(this.#peakBytes, host.residentBytes());
       this.#done = done;
       await this.#ask(done);
     };
-    const { round, rare } = given.offer;
-    return { seed, device: name, clock, deadline, progress, aside: given.aside, lost: listener.lost, round, rare };
+    const { round, rare } = inputs.offer;
+    return { seed, device: name, clock, deadline, progress, aside: inputs.aside, lost: listener.lost, round, rare };
   }
 }
 
@@ -83,15 +83,15 @@ export class RealWorker {
 function ended(/** @type {any} */ strategy, /** @type {string} */ form) {
   if (form === strategy.form) return strategy;
   for (let n = 1; n < 100; n += 1) {
-    const one = strategy.stopped(n / 100);
-    if (one && one.form === form) return one;
+    const stopped = strategy.stopped(n / 100);
+    if (stopped && stopped.form === form) return stopped;
   }
   return strategy;
 }
 
 /** The same error, or OutOfMemory if its text says so. @param {any} error */
 function refined(error) {
-  const mayBe = [RangeError, EngineError, WebAssembly.RuntimeError].some((one) => error instanceof one);
+  const mayBe = [RangeError, EngineError, WebAssembly.RuntimeError].some((kind) => error instanceof kind);
   if (!mayBe || !NO_MEMORY.test(String(error.message))) return error;
   return new OutOfMemory(`no more memory is available: ${error.message}`);
 }

@@ -7,9 +7,9 @@
 
 /** @param {string} where @param {string} expected @param {any} value @returns {never} */
 function refuse(where, expected, value) {
-  const plain = (/** @type {string} */ _, /** @type {any} */ one) => (typeof one === "bigint" ? String(one) : one);
-  const given = typeof value === "bigint" ? String(value) : (JSON.stringify(value, plain) ?? String(value));
-  throw new RangeError(`${where} is ${given.slice(0, 60)}, expected ${expected}`);
+  const plain = (/** @type {string} */ _, /** @type {any} */ inner) => (typeof inner === "bigint" ? String(inner) : inner);
+  const words = typeof value === "bigint" ? String(value) : (JSON.stringify(value, plain) ?? String(value));
+  throw new RangeError(`${where} is ${words.slice(0, 60)}, expected ${expected}`);
 }
 
 /** @type {Reader} */
@@ -29,8 +29,8 @@ export const number = (value, where) => {
 export const whole =
   (least = -Number.MAX_SAFE_INTEGER, most = Number.MAX_SAFE_INTEGER) =>
   (value, where) => {
-    const given = typeof value === "bigint" ? Number(value) : value;
-    if (Number.isSafeInteger(given) && given >= least && given <= most) return given;
+    const plainNumber = typeof value === "bigint" ? Number(value) : value;
+    if (Number.isSafeInteger(plainNumber) && plainNumber >= least && plainNumber <= most) return plainNumber;
     return refuse(where, `a whole number from ${least} to ${most}`, value);
   };
 
@@ -38,8 +38,8 @@ export const whole =
 export const oneOf =
   (...values) =>
   (value, where) => {
-    const given = typeof value === "bigint" ? Number(value) : value;
-    return values.includes(given) ? given : refuse(where, `one of ${values.join(", ")}`, value);
+    const choice = typeof value === "bigint" ? Number(value) : value;
+    return values.includes(choice) ? choice : refuse(where, `one of ${values.join(", ")}`, value);
   };
 
 /** @param {Reader} item @param {number} [least] of items @returns {Reader} */
@@ -48,7 +48,7 @@ export const listOf =
   (value, where) => {
     if (!Array.isArray(value) || value.length < least)
       return refuse(where, `a list of at least ${least}`, value);
-    return value.map((one, i) => item(one, `${where}[${i}]`));
+    return value.map((entry, i) => item(entry, `${where}[${i}]`));
   };
 
 /** @param {Reader} reader @returns {Reader} */
@@ -59,9 +59,9 @@ export const dictOf =
   (item, name = text) =>
   (value, where) => {
     if (!isObject(value)) return refuse(where, "an object", value);
-    const entries = Object.entries(value).map(([key, one]) => [
+    const entries = Object.entries(value).map(([key, entry]) => [
       name(key, where),
-      item(one, `${where}.${key}`),
+      item(entry, `${where}.${key}`),
     ]);
     return Object.fromEntries(entries);
   };
@@ -77,11 +77,11 @@ export const record = (fields) => (value, where) => {
   if (!isObject(value)) return refuse(where, "an object", value);
   const unknown = Object.keys(value).find((name) => !Object.hasOwn(fields, name));
   if (unknown !== undefined) throw new RangeError(`${where} has an unknown field ${JSON.stringify(unknown)}`);
-  const made = Object.entries(fields).map(([name, field]) => {
+  const entries = Object.entries(fields).map(([name, field]) => {
     const [reader, ...rest] = Array.isArray(field) ? field : [field];
     if (Object.hasOwn(value, name)) return [name, reader(value[name], `${where}.${name}`)];
     if (rest.length) return [name, rest[0]];
     throw new RangeError(`${where} lacks the field ${name}`);
   });
-  return Object.fromEntries(made);
+  return Object.fromEntries(entries);
 };

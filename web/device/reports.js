@@ -41,7 +41,7 @@ export function satOutPlan(task, round, reasons) {
  * @param {any} mask of a masked update; null: it is sent in the clear
  */
 export function contributionMessage(offer, outcome, body, mask) {
-  const made = outcome.contribution;
+  const update = outcome.contribution;
   const isInline = body instanceof Uint8Array;
   return {
     task: offer.task,
@@ -49,10 +49,10 @@ export function contributionMessage(offer, outcome, body, mask) {
     round: offer.round,
     boot: 0,
     seq: 0,
-    kind: made.kind,
-    num_examples: made.numExamples,
+    kind: update.kind,
+    num_examples: update.numExamples,
     metrics: {
-      train_loss: mask ? NaN : made.trainLoss,
+      train_loss: mask ? NaN : update.trainLoss,
       train_time_ms: whole(1e3 * outcome.trainTimeS),
       energy_mj: whole(1e3 * outcome.energyJ),
       peak_memory_kib: Math.floor(outcome.peakMemoryBytes / 1024),
@@ -62,7 +62,7 @@ export function contributionMessage(offer, outcome, body, mask) {
     },
     body: isInline ? body : new Uint8Array(0),
     blob: isInline ? null : body,
-    form: made.form,
+    form: update.form,
     mask,
   };
 }

@@ -21,39 +21,39 @@ export function resized(pixels, from, height, width) {
 }
 
 /** Resizes the central `length` of lines (count, size) to `wanted` lines. */
-function along(lines, { count, size }, length, wanted) {
-  const step = length / wanted;
+function along(lines, { count, size }, length, target) {
+  const step = length / target;
   const begin = (count - length) / 2;
   const reach = Math.max(step, 1);
-  const made = new Float32Array(wanted * size);
+  const output = new Float32Array(target * size);
   const sum = new Float64Array(size);
-  for (let number = 0; number < wanted; number++) {
+  for (let number = 0; number < target; number++) {
     const centre = begin + (number + 0.5) * step;
     const low = Math.max(0, Math.floor(centre - reach + 0.5));
     const high = Math.min(count, Math.floor(centre + reach + 0.5));
     const weights = [];
     for (let line = low; line < high; line++) weights.push(Math.max(0, 1 - Math.abs(line + 0.5 - centre) / reach));
-    const total = weights.reduce((all, one) => all + one, 0);
+    const total = weights.reduce((all, weight) => all + weight, 0);
     sum.fill(0);
     weights.forEach((weight, place) => {
       const share = Math.fround(weight / total);
       const offset = (low + place) * size;
       for (let i = 0; i < size; i++) sum[i] += share * lines[offset + i];
     });
-    made.set(sum, number * size);
+    output.set(sum, number * size);
   }
-  return made;
+  return output;
 }
 
 /** (rows, columns, channels) -> (columns, rows, channels) */
 function transposed(values, rows, columns, channels) {
-  const made = new Float32Array(values.length);
+  const turned = new Float32Array(values.length);
   for (let row = 0; row < rows; row++) {
     for (let column = 0; column < columns; column++) {
       for (let c = 0; c < channels; c++) {
-        made[(column * rows + row) * channels + c] = values[(row * columns + column) * channels + c];
+        turned[(column * rows + row) * channels + c] = values[(row * columns + column) * channels + c];
       }
     }
   }
-  return made;
+  return turned;
 }

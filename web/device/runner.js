@@ -38,7 +38,7 @@ export class Runner {
   #linkSpeed = new LinkSpeed();
   /** Offers by number. @type {Map<number, OpenRound>} */
   #offers = new Map();
-  #taken = 0;
+  #lastNumber = 0;
   /** Blobs by hash, of the last preview. @type {Map<string, any>} */
   #named = new Map();
   /** @type {{plan: any, roomBytes: number} | null} */
@@ -110,8 +110,8 @@ export class Runner {
 
   /** The broker has no offer of a task any more. @param {string} task @param {string} why */
   async withdrawn(task, why) {
-    const { task: mine, done, withdrawn } = this.state;
-    if (task === mine && !done && !withdrawn) {
+    const { task: own, done, withdrawn } = this.state;
+    if (task === own && !done && !withdrawn) {
       this.#environment.log("warning", `${why}. Waiting for an offer`);
     }
     await this.feed("OfferWithdrawn", { task });
@@ -121,24 +121,24 @@ export class Runner {
    * Take an offer that is trusted. @param {OpenRound} heard @param {{to_all: boolean, retained?: boolean,
    *   over?: boolean}} how as in OfferReceived (device/machine/events.py)
    */
-  take(heard, { to_all, retained = false, over = false }) {
-    this.#taken += 1;
-    const known = offersOf(this.state).map(({ number }) => number);
-    this.#offers = new Map([...this.#offers].filter(([number]) => known.includes(number)));
-    this.#offers.set(this.#taken, heard);
-    const offer = offeredOf(this.#taken, heard);
+  take(message, { to_all, retained = false, over = false }) {
+    this.#lastNumber += 1;
+    const numbers = offersOf(this.state).map(({ number }) => number);
+    this.#offers = new Map([...this.#offers].filter(([number]) => numbers.includes(number)));
+    this.#offers.set(this.#lastNumber, message);
+    const offer = offeredOf(this.#lastNumber, message);
     return this.feed("OfferReceived", { offer, to_all, retained, over, flight: this.#inFlight });
   }
 
   /** Ask for the whole offer, unless a hello already waits for its answer. @param {Error} lost */
-  askWholeOffer(lost) {
-    if (this.state.hello_s === null) this.#environment.log("info", lost.message);
+  askWholeOffer(error) {
+    if (this.state.hello_s === null) this.#environment.log("info", error.message);
     return this.feed("WholeOfferNeeded");
   }
 
   /** Take the receipt of a contribution. @param {any} said */
-  async takeReceipt(said) {
-    const receipt = { ...said, reason: said.reason && oneLine(said.reason) }; // the user sees the reason
+  async takeReceipt(wire) {
+    const receipt = { ...wire, reason: wire.reason && oneLine(wire.reason) }; // the user sees the reason
     const message = this.outbox.named(receipt);
     const { round, reason, retry_after_s: retry_s } = receipt;
     if (!message) return;
@@ -308,8 +308,8 @@ export class Runner {
   }
 
   async #fetch(/** @type {number} */ number, /** @type {string[]} */ blobs) {
-    const wanted = blobs.map((blob) => this.#named.get(blob));
-    return (await this.#downloads.advance(wanted, this.#gate.clock())) ? null : ["FetchRefused", { number }];
+    const missing = blobs.map((blob) => this.#named.get(blob));
+    return (await this.#downloads.advance(missing, this.#gate.clock())) ? null : ["FetchRefused", { number }];
   }
 
   async #prepare(/** @type {number} */ number, /** @type {OpenRound} */ current) {
@@ -325,8 +325,8 @@ export class Runner {
         progress: (done) => this.progressed(done),
         lost: () => this.#gate.lost(),
         decided: (offer, plan, decision) => this.#decided(offer, plan, decision),
-        made: (made) => this.#made(made),
-        waiting: (run) => new Set([...this.outbox].filter((one) => one.run === run).map((one) => one.round)),
+        made: (result) => this.#onResult(result),
+        waiting: (run) => new Set([...this.outbox].filter((entry) => entry.run === run).map((entry) => entry.round)),
       });
     } finally {
       this.reporter.ended(current.offer.round);
@@ -361,9 +361,9 @@ export class Runner {
     this.reporter.decided(offer.round, decision);
   }
 
-  async #made(/** @type {import("./in_process.js").WorkResult} */ made) {
-    const { run, round, message, trouble, reasons } = made;
-    this.#result = made;
+  async #onResult(/** @type {import("./in_process.js").WorkResult} */ result) {
+    const { run, round, message, trouble, reasons } = result;
+    this.#result = result;
     const { log } = this.#environment;
     if (!message && trouble) log("warning", `round ${round} left out: ${trouble}`);
     else if (!message) log("warning", `round ${round}: sitting out: ${reasons.join("; ")}`);
@@ -373,13 +373,13 @@ export class Runner {
 
   /** Write a contribution to disk, with the boot and number that its receipt will name. */
   async #keep() {
-    const made = this.#result;
+    const result = this.#result;
     this.#result = null;
-    if (!made) throw new Error("there is no contribution to keep");
-    const { run, round } = made;
+    if (!result) throw new Error("there is no contribution to keep");
+    const { run, round } = result;
     let message;
     try {
-      message = await this.sending.keep(made.message);
+      message = await this.sending.keep(result.message);
     } catch (error) {
       if (!(error instanceof BlobError || error instanceof DiskError)) throw error;
       const text = `round ${round} left out: its contribution cannot be kept: ${oneLine(error)}`;
@@ -387,13 +387,13 @@ export class Runner {
       await this.feed("KeepFailed", { run, round });
       return;
     }
-    this.reporter.made(made);
+    this.reporter.made(result);
     await this.feed("Kept", { entry: entryOf(message), flight: this.#inFlight });
   }
 
   async #send(/** @type {any} */ { seq, first }) {
     const compact = await this.sending.send(seq, first);
-    const entry = this.state.outbox.find((/** @type {any} */ one) => one.seq === seq);
+    const entry = this.state.outbox.find((/** @type {any} */ waiting) => waiting.seq === seq);
     if (entry && entry.compact !== compact) await this.feed("Sent", { seq, compact });
   }
 

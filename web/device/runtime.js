@@ -34,23 +34,23 @@ export class Runtime {
    * @param {Uint8Array} model @param {Map<string, Uint8Array>} given @param {string} what for the error
    * @returns {Promise<any>}
    */
-  session(model, given, what) {
+  session(model, files, what) {
     const make = () =>
       engineErrors(what, () =>
         this.ort.InferenceSession.create(model, {
           executionProviders: [this.provider],
-          externalData: [...given].map(([path, data]) => ({ path, data })),
+          externalData: [...files].map(([path, data]) => ({ path, data })),
           enableMemPattern: false, // a third less peak memory at the same speed
           enableCpuMemArena: false, // as fast, and memory that one session frees serves the next
           logSeverityLevel: 3,
         }),
       );
-    const made = this.#making.then(make);
-    this.#making = made.then(
+    const session = this.#making.then(make);
+    this.#making = session.then(
       () => {},
       () => {},
     );
-    return made;
+    return session;
   }
 }
 
@@ -79,8 +79,8 @@ export async function wasmRuntime({ threads = 0 } = {}) {
   const ort = await loaded(() => import("../vendor/ort/ort.wasm.min.mjs"));
   const shares = /** @type {any} */ (globalThis).crossOriginIsolated === true && "SharedArrayBuffer" in globalThis;
   const cores = globalThis.navigator?.hardwareConcurrency ?? 1;
-  const wanted = threads || Math.max(1, Math.min(MOST_THREADS, cores - 1));
-  const count = shares ? wanted : 1;
+  const threadCount = threads || Math.max(1, Math.min(MOST_THREADS, cores - 1));
+  const count = shares ? threadCount : 1;
   ort.env.wasm.numThreads = count;
   ort.env.logLevel = "error";
   const unshared = shares ? "no core is to spare" : "memory is not shared here";

@@ -29,8 +29,8 @@ const BY_CODE = new Map(TYPES.map((type) => [type.code, type]));
 const ALIGNMENT = 8;
 
 /** Compares texts by code points, as Python and Rust do. */
-function compared(one, other) {
-  const [left, right] = [[...one], [...other]];
+function compared(first, other) {
+  const [left, right] = [[...first], [...other]];
   const at = left.findIndex((letter, place) => letter !== right[place]);
   if (at < 0) return left.length - right.length;
   return right[at] === undefined ? 1 : left[at].codePointAt(0) - right[at].codePointAt(0);
@@ -42,7 +42,7 @@ function compared(one, other) {
  */
 export function write(tensors) {
   const entries = [...tensors].map(([name, tensor]) => ({ name, tensor, type: typeOf(name, tensor) }));
-  entries.sort((one, other) => other.type.rank - one.type.rank || compared(one.name, other.name));
+  entries.sort((left, other) => other.type.rank - left.type.rank || compared(left.name, other.name));
   let end = 0;
   const header = entries.map(({ name, tensor, type }) => {
     const begin = end;
@@ -78,7 +78,7 @@ export function read(bytes) {
     const entries = Object.entries(header).filter(([name]) => name !== "__metadata__");
     const tensors = entries.map(([name, info]) => [name, info, rangeOf(name, info)]);
     checkRanges(tensors.map(([, , range]) => range), bytes.length - begin);
-    tensors.sort(([one], [other]) => compared(one, other));
+    tensors.sort(([left], [other]) => compared(left, other));
     return new Map(tensors.map(([name, info, range]) => [name, tensorOf(info, range, bytes, begin)]));
   } catch (error) {
     throw new TensorError(`${bytes.length} bytes are not safetensors: ${oneLine(error)}`);
@@ -101,7 +101,7 @@ function rangeOf(name, info) {
   const type = BY_CODE.get(info?.dtype);
   if (!type) throw new TensorError(`${name} is ${JSON.stringify(info?.dtype)}`);
   const { shape, data_offsets: offsets } = info;
-  const counts = (list) => Array.isArray(list) && list.every((one) => Number.isSafeInteger(one) && one >= 0);
+  const counts = (list) => Array.isArray(list) && list.every((number) => Number.isSafeInteger(number) && number >= 0);
   if (!counts(shape) || !counts(offsets) || offsets.length !== 2) throw new TensorError(`${name} has no shape and place`);
   const [begin, end] = offsets;
   const size = sizeOf(shape) * type.array.BYTES_PER_ELEMENT;
@@ -112,7 +112,7 @@ function rangeOf(name, info) {
 /** Checks that the tensors follow each other without gaps, from the first byte to the last. */
 function checkRanges(ranges, size) {
   let at = 0;
-  for (const { begin, end } of [...ranges].sort((one, other) => one.begin - other.begin || one.end - other.end)) {
+  for (const { begin, end } of [...ranges].sort((left, other) => left.begin - other.begin || left.end - other.end)) {
     if (begin !== at) throw new TensorError(`values begin at byte ${begin}, expected ${at}`);
     at = end;
   }

@@ -71,9 +71,9 @@ export class Samples {
   /** Reads these keys; those that cannot be read now are read the next time. @param {string[]} keys */
   async _read(keys) {
     for (const key of keys) this._stale.add(key);
-    const found = await Promise.all(keys.map((key) => this._disk.get(key)));
+    const stored = await Promise.all(keys.map((key) => this._disk.get(key)));
     for (const [i, key] of keys.entries()) {
-      if (found[i]) await this._keep(key, read(found[i]));
+      if (stored[i]) await this._keep(key, read(stored[i]));
       else this._drop(key);
       this._stale.delete(key);
     }
@@ -110,12 +110,12 @@ export class Samples {
     const group = this._groups.get(key);
     if (!group) return;
     const raw = group.raw.filter((_, i) => Math.floor(i / this._size) !== place);
-    const held = group.held.filter((_, i) => i !== place);
+    const flags = group.held.filter((_, i) => i !== place);
     if (raw.length) await this._disk.put(key, written(raw));
     else await this._disk.delete(key);
     this._touched.add(key);
     this._drop(key);
-    if (raw.length) this._groups.set(key, { ...group, raw, held, prepared: null });
+    if (raw.length) this._groups.set(key, { ...group, raw, held: flags, prepared: null });
   }
 
   /** Delete all samples of a label, or of all labels. @param {string | null} label */
@@ -131,7 +131,7 @@ export class Samples {
   /** The samples of a label, the newest first. @param {string} label @returns {Sample[]} */
   list(label) {
     const groups = [...this._groups.values()].filter((group) => group.label === label);
-    const all = groups.flatMap((group) => group.held.map((held, i) => ({ id: `${group.key}#${i}`, label, held })));
+    const all = groups.flatMap((group) => group.held.map((flag, i) => ({ id: `${group.key}#${i}`, label, held: flag })));
     return all.sort((a, b) => (a.id < b.id ? 1 : -1));
   }
 
@@ -144,14 +144,14 @@ export class Samples {
   /** @returns {Count[]} for each label of the task */
   counts() {
     return this.labels.map((label) => {
-      const held = [...this._groups.values()].filter((group) => group.label === label).flatMap((group) => group.held);
-      return { label, training: held.filter((one) => !one).length, held: held.filter(Boolean).length };
+      const flags = [...this._groups.values()].filter((group) => group.label === label).flatMap((group) => group.held);
+      return { label, training: flags.filter((flag) => !flag).length, held: flags.filter(Boolean).length };
     });
   }
 
   /** The number of training samples. Prepares nothing. */
   count() {
-    return [...this._groups.values()].reduce((sum, { held }) => sum + held.filter((one) => !one).length, 0);
+    return [...this._groups.values()].reduce((sum, { held: flags }) => sum + flags.filter((flag) => !flag).length, 0);
   }
 
   /** The training samples; read-only. @returns {LocalData} */
@@ -174,9 +174,9 @@ export class Samples {
     const label = decodeURIComponent(key.slice(this._folder.length).split("/")[0]);
     if (!this.labels.includes(label) || raw.length % this._size) return;
     const count = raw.length / this._size;
-    const held = await Promise.all(Array.from({ length: count }, (_, i) => isHeld(raw.slice(i * this._size, (i + 1) * this._size))));
+    const flags = await Promise.all(Array.from({ length: count }, (_, i) => isHeld(raw.slice(i * this._size, (i + 1) * this._size))));
     this._drop(key);
-    this._groups.set(key, { key, label, raw, held, prepared: null });
+    this._groups.set(key, { key, label, raw, held: flags, prepared: null });
   }
 
   _drop(key) {

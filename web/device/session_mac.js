@@ -39,8 +39,8 @@ export class SessionKey {
 
   /** The MAC of a payload on a topic; `run` is "" for a message of no run. */
   async mac(topic, run, payload) {
-    const said = concat([utf8(topic), Uint8Array.of(0), utf8(run), Uint8Array.of(0), payload]);
-    return (await hmac(this.#secret, said)).subarray(0, MAC_BYTES);
+    const message = concat([utf8(topic), Uint8Array.of(0), utf8(run), Uint8Array.of(0), payload]);
+    return (await hmac(this.#secret, message)).subarray(0, MAC_BYTES);
   }
 
   /** Whether `mac` is the MAC of the payload. @param {Uint8Array} mac */
@@ -60,10 +60,10 @@ export function mapped(ed25519) {
 
 /** The inverse modulo P, by Fermat: the number to the power of P - 2. */
 function inverse(number) {
-  let [power, made] = [number % P, 1n];
+  let [power, result] = [number % P, 1n];
   for (let rest = P - 2n; rest > 0n; rest >>= 1n) {
-    if (rest & 1n) made = (made * power) % P;
+    if (rest & 1n) result = (result * power) % P;
     power = (power * power) % P;
   }
-  return made;
+  return result;
 }

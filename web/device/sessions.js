@@ -31,14 +31,14 @@ export class LoadedGraph {
    * @param {string[]} [wanted]
    * @returns {Promise<Record<string, any>>}
    */
-  async run(feeds, samples, wanted) {
+  async run(feeds, samples, names) {
     const began = performance.now();
     const what = `graph ${this.name} on ${samples} samples`;
-    const given = await engineErrors(what, () =>
-      wanted ? this.#session.run(feeds, wanted) : this.#session.run(feeds),
+    const outputs = await engineErrors(what, () =>
+      names ? this.#session.run(feeds, names) : this.#session.run(feeds),
     );
     this.#watch.ran?.(this.name, this.graph, samples, (performance.now() - began) / 1000);
-    return given;
+    return outputs;
   }
 
   /** Frees its memory. @returns {Promise<void>} */
@@ -67,12 +67,12 @@ export class Sessions {
    * @param {string} name @param {Tensors} weights @returns {Promise<LoadedGraph>}
    */
   get(name, weights) {
-    const there = this.#open.get(name);
-    if (there) return there;
-    const made = this.#make(name, weights);
-    this.#open.set(name, made);
-    made.catch(() => this.#open.delete(name));
-    return made;
+    const open = this.#open.get(name);
+    if (open) return open;
+    const session = this.#make(name, weights);
+    this.#open.set(name, session);
+    session.catch(() => this.#open.delete(name));
+    return session;
   }
 
   /** @param {string} name @param {Tensors} weights */
@@ -84,12 +84,12 @@ export class Sessions {
       );
     }
     const { model, names } = this.#examined(name);
-    const stray = names.find((one) => !graph.frozen.includes(one));
+    const stray = names.find((tensorName) => !graph.frozen.includes(tensorName));
     if (stray !== undefined)
       throw new BundleError(`graph ${name} asks for ${stray}, which the manifest does not give it`);
     this.watch.willLoad?.(name, graph);
-    const given = new Map(names.map((one) => [one, bytesOf(/** @type {any} */ (weights.get(one)))]));
-    const session = await this.runtime.session(model, given, `graph ${name}`);
+    const files = new Map(names.map((tensorName) => [tensorName, bytesOf(/** @type {any} */ (weights.get(tensorName)))]));
+    const session = await this.runtime.session(model, files, `graph ${name}`);
     return new LoadedGraph(name, graph, session, this.watch);
   }
 
@@ -106,8 +106,8 @@ export class Sessions {
   /** Closes the sessions that hold any of these parameters. @param {Set<string>} changed */
   async drop(changed) {
     for (const name of [...this.#open.keys()]) {
-      const held = this.bundle.entry(name).frozen;
-      if (held.some((/** @type {string} */ one) => changed.has(one))) await this.#release(name);
+      const frozen = this.bundle.entry(name).frozen;
+      if (frozen.some((/** @type {string} */ tensorName) => changed.has(tensorName))) await this.#release(name);
     }
   }
 

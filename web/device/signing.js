@@ -38,8 +38,8 @@ export class Verifier {
    */
   async open(topic, payload) {
     const sealed = sealedIn(topic, payload);
-    const said = signed(topic, sealed);
-    if (!(await this.#holds(sealed.signature, said)) && !(await this.#isSucceeded(sealed, said))) {
+    const message = signed(topic, sealed);
+    if (!(await this.#holds(sealed.signature, message)) && !(await this.#isSucceeded(sealed, message))) {
       throw new NotTrusted(
         `offer on ${topic} refused: it is not signed by the aggregator that this device is enrolled with ` +
           `(key ${fingerprint(this.key)})`,
@@ -49,14 +49,14 @@ export class Verifier {
   }
 
   /** Whether a successor of our key signed it: each key has signed the next one. If so, take that key as ours. */
-  async #isSucceeded({ signature, successions }, said) {
+  async #isSucceeded({ signature, successions }, message) {
     let [key, holds] = [this.key, this.#holds];
     for (const link of successions) {
       if (!equal(link.old, key) || link.new.length !== KEY_BYTES) continue;
       if (!(await holds(link.signature, succession(link)))) continue;
       [key, holds] = [link.new, await holder(link.new)];
     }
-    if (key === this.key || !(await holds(signature, said))) return false;
+    if (key === this.key || !(await holds(signature, message))) return false;
     [this.key, this.#holds] = [key, holds];
     return true;
   }
@@ -68,13 +68,13 @@ const holder = async (key) => (await byBrowser(key)) ?? (await byLibrary(key));
 /** Null without Ed25519: Chrome before 137, Firefox before 129, Safari before 17. @returns {Promise<Holds | null>} */
 async function byBrowser(bytes) {
   const key = await crypto.subtle.importKey("raw", bytes, "Ed25519", false, ["verify"]).catch(() => null);
-  return key && ((signature, said) => crypto.subtle.verify("Ed25519", key, signature, said));
+  return key && ((signature, message) => crypto.subtle.verify("Ed25519", key, signature, message));
 }
 
 /** Verifies strictly by RFC 8032, as browsers do. Rejects with NotTrusted. @returns {Promise<Holds>} */
 async function byLibrary(bytes) {
   const { verifyAsync } = await library("offers cannot be verified here");
-  return (signature, said) => verifyAsync(signature, said, bytes, { zip215: false }).catch(() => false); // malformed
+  return (signature, message) => verifyAsync(signature, message, bytes, { zip215: false }).catch(() => false); // malformed
 }
 
 /** @typedef {(topic: string, payload: Uint8Array) => Promise<Uint8Array>} Seal signs a message for a topic */
@@ -93,12 +93,12 @@ export async function sealer(secret) {
 
 async function signsByBrowser(secret) {
   const key = await crypto.subtle.importKey("pkcs8", concat([PKCS8, secret]), "Ed25519", false, ["sign"]).catch(() => null);
-  return key && (async (said) => new Uint8Array(await crypto.subtle.sign("Ed25519", key, said)));
+  return key && (async (message) => new Uint8Array(await crypto.subtle.sign("Ed25519", key, message)));
 }
 
 async function signsByLibrary(secret) {
   const { signAsync } = await library("what this device says cannot be signed here");
-  return (said) => signAsync(said, secret);
+  return (message) => signAsync(message, secret);
 }
 
 /** The first 8 bytes of a key in hex digits, for people. @param {Uint8Array} key */

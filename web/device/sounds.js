@@ -39,7 +39,7 @@ export function soundRaw(spec, samples, rate) {
 export function logMel(samples) {
   const frames = Math.floor((samples.length - FRAME) / HOP) + 1;
   const bands = filters();
-  const made = new Uint8Array(frames * BANDS);
+  const features = new Uint8Array(frames * BANDS);
   const [real, imaginary] = [new Float64Array(FRAME), new Float64Array(FRAME)];
   for (let frame = 0; frame < frames; frame++) {
     for (let i = 0; i < FRAME; i++) {
@@ -54,10 +54,10 @@ export function logMel(samples) {
         if (weights[k]) power += weights[k] * (real[k] * real[k] + imaginary[k] * imaginary[k]);
       }
       const level = 2 * (10 * Math.log10(Math.max(power, FLOOR)) + 80);
-      made[frame * BANDS + band] = Math.min(255, Math.max(0, whole(level)));
+      features[frame * BANDS + band] = Math.min(255, Math.max(0, whole(level)));
     });
   }
-  return made;
+  return features;
 }
 
 /** The weight of each of the 257 frequencies of the transform in each band. */
@@ -106,22 +106,22 @@ export function fourier(real, imaginary) {
  * @param {Float32Array} samples (n,) at `rate`
  * @returns {Float32Array}
  */
-export function resampled(samples, rate, wanted, count) {
-  const size = Math.min(count, Math.ceil((samples.length * wanted) / rate));
-  if (rate === wanted) return samples.slice(0, size);
-  const width = SHARE * Math.min(1, wanted / rate);
+export function resampled(samples, rate, target, count) {
+  const size = Math.min(count, Math.ceil((samples.length * target) / rate));
+  if (rate === target) return samples.slice(0, size);
+  const width = SHARE * Math.min(1, target / rate);
   const reach = Math.ceil(ZEROS / width);
   const phases = new Map();
-  const made = new Float32Array(size);
+  const output = new Float32Array(size);
   for (let i = 0; i < size; i++) {
-    const nearest = Math.floor((i * rate + Math.floor(wanted / 2)) / wanted);
-    const phase = i * rate - nearest * wanted;
-    if (!phases.has(phase)) phases.set(phase, sinc(phase / wanted, width, reach));
+    const nearest = Math.floor((i * rate + Math.floor(target / 2)) / target);
+    const phase = i * rate - nearest * target;
+    if (!phases.has(phase)) phases.set(phase, sinc(phase / target, width, reach));
     let sum = 0;
     phases.get(phase).forEach((weight, place) => (sum += weight * (samples[nearest + place - reach] ?? 0)));
-    made[i] = sum;
+    output[i] = sum;
   }
-  return made;
+  return output;
 }
 
 function sinc(phase, width, reach) {
@@ -169,14 +169,14 @@ function mixed(view, at, size, form) {
   const frame = width * form.channels;
   const frames = Math.floor(Math.min(size, view.byteLength - at) / frame);
   if (frames === 0) throw new DataError("a sound without samples");
-  const made = new Float32Array(frames);
+  const mono = new Float32Array(frames);
   for (let i = 0; i < frames; i++) {
     let sum = 0;
     for (let c = 0; c < form.channels; c++) sum += valueOf(view, at + i * frame + c * width, form);
-    made[i] = sum / form.channels;
+    mono[i] = sum / form.channels;
   }
-  if (!made.every(Number.isFinite)) throw new DataError("a sound whose values are not finite");
-  return made;
+  if (!mono.every(Number.isFinite)) throw new DataError("a sound whose values are not finite");
+  return mono;
 }
 
 /** One value in units of 16-bit PCM. */

@@ -73,19 +73,19 @@ export async function unpack(stretches) {
 
 /** The last `most` steps of both; stretches that continue each other become one. Throws MessageError as `unpack`. */
 export function lastOfBoth(before, added, most) {
-  const made = [...before];
+  const stretches = [...before];
   for (const stretch of added) {
-    const last = made.at(-1);
-    if (last && continues(last, stretch)) made[made.length - 1] = { ...last, scalars: appended(last, stretch) };
-    else made.push(stretch);
+    const last = stretches.at(-1);
+    if (last && continues(last, stretch)) stretches[stretches.length - 1] = { ...last, scalars: appended(last, stretch) };
+    else stretches.push(stretch);
   }
-  for (let over = count(made) - most; over > 0; ) {
-    const first = made.shift();
+  for (let over = count(stretches) - most; over > 0; ) {
+    const first = stretches.shift();
     const steps = countOf(first);
-    if (over < steps) made.unshift(dropFirst(first, over, steps));
+    if (over < steps) stretches.unshift(dropFirst(first, over, steps));
     over -= steps;
   }
-  return made;
+  return stretches;
 }
 
 /** The number of steps. Throws MessageError as `unpack`. */
@@ -186,8 +186,8 @@ function appended(stretch, next) {
 function dropFirst(stretch, first, steps) {
   const rest = (data) => (data instanceof Uint8Array ? data.slice((data.length / steps) * first) : data);
   const { scalars, seeds, shares } = stretch;
-  const kept = { scalars: rest(scalars), seeds: rest(seeds), shares: rest(shares) };
-  return { ...stretch, round: stretch.round + first, ...kept };
+  const remaining = { scalars: rest(scalars), seeds: rest(seeds), shares: rest(shares) };
+  return { ...stretch, round: stretch.round + first, ...remaining };
 }
 
 const invalid = (stretch, why) => new MessageError(`steps from round ${stretch.round} on: ${why}`);

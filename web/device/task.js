@@ -91,21 +91,21 @@ export class DeviceTask {
    * KindError when no kind of the offer can be done here, TensorError for a base that does not fit, WorkStopped.
    * @param {RoundInputs} given @param {number} deadline on the device's clock @param {Listener} listener
    */
-  async perform(given, deadline, listener) {
-    const { offer, base } = given;
+  async perform(inputs, deadline, listener) {
+    const { offer, base } = inputs;
     const { name, clock, log, host } = this.#environment;
     const kinds = supportedKinds(offer.kinds, (text) => log("warning", text));
     const data = this.#samples.training();
     await this.model.load(base);
     const counts = classCounts(data.y, this.manifest.labels.length);
     const load = workload(this.manifest, counts).with({ downloadBytes: 0 });
-    const worker = new RealWorker({ name, model: this.model, data, workload: load, clock, host, given, listener });
-    const { lost, decided } = listener;
+    const worker = new RealWorker({ name, model: this.model, data, workload: load, clock, host, given: inputs, listener });
+    const { lost: lostS, decided } = listener;
     try {
-      await this.#remeasure(kinds, load, deadline - lost() - clock());
+      await this.#remeasure(kinds, load, deadline - lostS() - clock());
       const { profile } = this;
       const masked = offer.masks ? maskedRound(offer, this.manifest) : null;
-      const outcome = await perform(worker, profile, { kinds, masked, seed: offer.seed, deadline, lost, decided });
+      const outcome = await perform(worker, profile, { kinds, masked, seed: offer.seed, deadline, lost: lostS, decided });
       await this.#learn(profile, outcome);
       return outcome;
     } finally {
@@ -115,11 +115,11 @@ export class DeviceTask {
 
   /** Accuracy and loss of this base on held-out samples; null if there are none. @param {RoundInputs} given */
   async judge({ base }) {
-    const held = this.#samples.held();
-    if (!held.y.length) return null;
+    const holdout = this.#samples.held();
+    if (!holdout.y.length) return null;
     await this.model.load(base);
     try {
-      return await judged(this.model, held);
+      return await judged(this.model, holdout);
     } finally {
       await this.model.unload();
     }
@@ -138,9 +138,9 @@ export class DeviceTask {
 
   async #measure() {
     const { clock, log } = this.#environment;
-    const kept = await this.#measurements.get(this.#key);
-    if (kept) {
-      this.#calibration = kept;
+    const stored = await this.#measurements.get(this.#key);
+    if (stored) {
+      this.#calibration = stored;
       return;
     }
     const speed = await measured(this.model, clock);

@@ -55,9 +55,9 @@ export async function measureSpeed(trials, clock, budgetS) {
 function speedOf(trials, took) {
   const seconds = new Map();
   const opening = new Map();
-  for (const [name, one] of took) {
-    seconds.set(name, one.run / (trials.get(name)?.samples ?? 1));
-    opening.set(name, one.opening);
+  for (const [name, trial] of took) {
+    seconds.set(name, trial.run / (trials.get(name)?.samples ?? 1));
+    opening.set(name, trial.opening);
   }
   const [first] = took.keys();
   const rate = (trials.get(first)?.flops ?? 0) / Math.max(seconds.get(first), 1e-9);
@@ -93,8 +93,8 @@ export function completed(speed, graphs) {
   const seconds = new Map(measured.map((name) => [name, speed.seconds.get(name) ?? 0]));
   const opening = new Map(measured.map((name) => [name, speed.opening.get(name) ?? 0]));
   const bytes = measured.reduce((sum, name) => sum + graphs[name].bytes, 0);
-  const aByte = [...opening.values()].reduce((sum, one) => sum + one, 0) / bytes;
-  for (const name of names.filter((one) => !speed.seconds.has(one))) {
+  const aByte = [...opening.values()].reduce((sum, duration) => sum + duration, 0) / bytes;
+  for (const name of names.filter((graph) => !speed.seconds.has(graph))) {
     const alike = alikeOf(name, measured);
     const flops = alike.reduce((sum, other) => sum + graphs[other].flops, 0);
     const took = alike.reduce((sum, other) => sum + (speed.seconds.get(other) ?? 0), 0);
@@ -124,13 +124,13 @@ function alikeOf(name, measured) {
 /**
  * The faster of two measurements of the same bundle, graph by graph. @param {Speed} one @param {Speed} other
  */
-export function quicker(one, other) {
-  const least = (/** @type {Map<string, number>} */ known, /** @type {Map<string, number>} */ seen) =>
-    new Map([...known].map(([name, value]) => [name, Math.min(value, seen.get(name) ?? value)]));
-  return new Speed(Math.max(one.flopsPerS, other.flopsPerS), {
-    ...one,
-    seconds: least(one.seconds, other.seconds),
-    opening: least(one.opening, other.opening),
-    stepS: Math.min(one.stepS, other.stepS),
+export function quicker(first, other) {
+  const least = (/** @type {Map<string, number>} */ left, /** @type {Map<string, number>} */ right) =>
+    new Map([...left].map(([name, value]) => [name, Math.min(value, right.get(name) ?? value)]));
+  return new Speed(Math.max(first.flopsPerS, other.flopsPerS), {
+    ...first,
+    seconds: least(first.seconds, other.seconds),
+    opening: least(first.opening, other.opening),
+    stepS: Math.min(first.stepS, other.stepS),
   });
 }

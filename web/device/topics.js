@@ -58,11 +58,11 @@ export function parse(topic) {
 
 /** Whether a subscription, with `+` and `#`, includes this topic. */
 export function matches(subscription, topic) {
-  const wanted = subscription.split("/");
+  const pattern = subscription.split("/");
   const parts = topic.split("/");
-  for (const [at, part] of wanted.entries()) {
+  for (const [at, part] of pattern.entries()) {
     if (part === "#") return true;
     if (at >= parts.length || (part !== "+" && part !== parts[at])) return false;
   }
-  return wanted.length === parts.length;
+  return pattern.length === parts.length;
 }

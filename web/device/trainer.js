@@ -44,10 +44,10 @@ export class Gradients extends BoundSession {
     this.#sum.fill(0);
     let total = 0;
     for (const { start, end, feeds } of this.runs(x, y)) {
-      const given = await this.loaded.run({ ...feeds, ...this.#rows(extras, start, end) }, end - start);
+      const outputs = await this.loaded.run({ ...feeds, ...this.#rows(extras, start, end) }, end - start);
       const share = (end - start) / y.length;
-      total += whole ? given.loss.data[0] : share * given.loss.data[0];
-      this.#take(given);
+      total += whole ? outputs.loss.data[0] : share * outputs.loss.data[0];
+      this.#take(outputs);
       if (!whole) addScaled(this.#sum, vector, share);
       await this.model.rest();
     }
@@ -56,9 +56,9 @@ export class Gradients extends BoundSession {
   }
 
   /** @param {Record<string, any>} given the outputs of one run */
-  #take(given) {
-    for (const [name, view] of this.grads.views) view.data.set(given[`grad.${name}`].data);
-    for (const [name, view] of this.statistics.views) view.data.set(given[`next.${name}`].data);
+  #take(outputs) {
+    for (const [name, view] of this.grads.views) view.data.set(outputs[`grad.${name}`].data);
+    for (const [name, view] of this.statistics.views) view.data.set(outputs[`next.${name}`].data);
   }
 
   /** @param {Extras} extras @param {number} start @param {number} end */
@@ -77,18 +77,18 @@ export class Gradients extends BoundSession {
 
   /** @param {Extras} extras @param {number} samples */
   #checkExtras(extras, samples) {
-    const wanted = this.loaded.graph.extras;
-    const takes = wanted
-      .map((/** @type {any} */ one) => one.name)
+    const specs = this.loaded.graph.extras;
+    const takes = specs
+      .map((/** @type {any} */ spec) => spec.name)
       .sort()
       .join(", ");
-    const given = [...extras.keys()].sort().join(", ");
-    if (given !== takes)
-      throw new EngineError(`extra inputs are ${given || "none"}, expected ${takes || "none"}`);
-    for (const { name, shape, per_sample: perSample } of wanted) {
+    const names = [...extras.keys()].sort().join(", ");
+    if (names !== takes)
+      throw new EngineError(`extra inputs are ${names || "none"}, expected ${takes || "none"}`);
+    for (const { name, shape, per_sample: perSample } of specs) {
       const expected = shapeText(perSample ? [samples, ...shape] : shape);
-      const found = shapeText(/** @type {any} */ (extras.get(name)).shape);
-      if (found !== expected) throw new EngineError(`extra input ${name} is ${found}, expected ${expected}`);
+      const actual = shapeText(/** @type {any} */ (extras.get(name)).shape);
+      if (actual !== expected) throw new EngineError(`extra input ${name} is ${actual}, expected ${expected}`);
     }
   }
 }

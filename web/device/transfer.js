@@ -59,10 +59,10 @@ export class Pull {
     const window = Math.max(1, Math.min(this.#window, share));
     const free = window - this.#outstanding.size;
     if (this.#outstanding.size && 2 * free < window) return []; // a Get for each single block would waste bytes
-    const asked = missing.filter((index) => !this.#outstanding.has(index)).slice(0, Math.max(0, free));
-    for (const index of asked) this.#outstanding.add(index);
-    if (asked.length) this.#lastS = now;
-    return asked;
+    const blocks = missing.filter((index) => !this.#outstanding.has(index)).slice(0, Math.max(0, free));
+    for (const index of blocks) this.#outstanding.add(index);
+    if (blocks.length) this.#lastS = now;
+    return blocks;
   }
 
   /** Expect the first WINDOW blocks, which the sender sends unasked; those that do not come are asked for. */
@@ -130,8 +130,8 @@ export class Pull {
  */
 export async function* answerGet(blobs, get, limit = MAX_WINDOW) {
   const count = blockCount(get.blob);
-  const asked = [...new Set(get.blocks)].filter((index) => index >= 0 && index < count);
-  for (const index of asked.slice(0, limit)) {
+  const blocks = [...new Set(get.blocks)].filter((index) => index >= 0 && index < count);
+  for (const index of blocks.slice(0, limit)) {
     let data;
     try {
       data = await blobs.readBlock(get.blob, index);

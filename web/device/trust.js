@@ -26,15 +26,15 @@ class IssueTimes {
   #key;
   #disk;
   /** @type {Map<string, number>} */
-  #known = new Map();
+  #lastIssued = new Map();
 
   /** Reads what an earlier process kept, unless it is of another key or damaged. */
   static async open(/** @type {Uint8Array} */ key, /** @type {import("./disk.js").Disk | null} */ disk) {
     const issued = new IssueTimes(key, disk);
-    const kept = await disk?.get(ISSUED);
+    const bytes = await disk?.get(ISSUED);
     try {
-      const { key: of, issued: known } = kept ? JSON.parse(text(kept)) : { key: "", issued: {} };
-      if (of === issued.#key) issued.#known = new Map(Object.entries(known).filter((one) => Number.isInteger(one[1])));
+      const { key: of, issued: entries } = bytes ? JSON.parse(text(bytes)) : { key: "", issued: {} };
+      if (of === issued.#key) issued.#lastIssued = new Map(Object.entries(entries).filter((entry) => Number.isInteger(entry[1])));
     } catch {} // a damaged file: old offers cannot be told from new ones
     return issued;
   }
@@ -53,23 +53,23 @@ class IssueTimes {
 
   /** Seconds since 1970; 0 if no offer of the task is known. @param {string} task */
   latest(task) {
-    return this.#known.get(task) ?? 0;
+    return this.#lastIssued.get(task) ?? 0;
   }
 
   /** Note the time of an accepted offer; until this process ends if the disk fails. @param {string} task @param {number} issued */
   async note(task, issued) {
     if (issued <= this.latest(task)) return;
-    this.#known.delete(task);
-    this.#known.set(task, issued);
-    while (this.#known.size > TASKS) this.#known.delete(this.#known.keys().next().value ?? "");
+    this.#lastIssued.delete(task);
+    this.#lastIssued.set(task, issued);
+    while (this.#lastIssued.size > TASKS) this.#lastIssued.delete(this.#lastIssued.keys().next().value ?? "");
     await this.#write().catch((error) => {
       if (!(error instanceof DiskError)) throw error; // offers are taken all the same, and free room
     });
   }
 
   async #write() {
-    const kept = { key: this.#key, issued: Object.fromEntries(this.#known) };
-    await this.#disk?.put(ISSUED, utf8(JSON.stringify(kept)));
+    const record = { key: this.#key, issued: Object.fromEntries(this.#lastIssued) };
+    await this.#disk?.put(ISSUED, utf8(JSON.stringify(record)));
   }
 }
 
@@ -145,9 +145,9 @@ export class Trust {
           "that it is enrolled with",
       );
     }
-    const made = decodeOffer(content);
-    this.#rounds.set(run, Math.max(this.#rounds.get(run) ?? 0, made.round));
-    return made;
+    const offer = decodeOffer(content);
+    this.#rounds.set(run, Math.max(this.#rounds.get(run) ?? 0, offer.round));
+    return offer;
   }
 
   /**
@@ -189,9 +189,9 @@ export class Trust {
 
 /** The successor of this key that an earlier process kept; without one, this key. */
 async function successor(/** @type {Uint8Array} */ enrolled, /** @type {import("./disk.js").Disk | null} */ disk) {
-  const kept = await disk?.get(SUCCESSOR);
+  const bytes = await disk?.get(SUCCESSOR);
   try {
-    const { of, key } = kept ? JSON.parse(text(kept)) : { of: "", key: "" };
+    const { of, key } = bytes ? JSON.parse(text(bytes)) : { of: "", key: "" };
     const now = of === hex(enrolled) ? fromHex(key) : enrolled;
     return now.length === KEY_BYTES ? now : enrolled;
   } catch {

@@ -42,18 +42,18 @@ export function waiting(entry) {
 }
 
 /** Whether two names of a round (run or task, number) are the same. @param {any[]} one @param {any[]} other */
-export const isNamed = (one, other) => one[0] === other[0] && one[1] === other[1];
+export const isNamed = (left, other) => left[0] === other[0] && left[1] === other[1];
 
 /** Whether two offers are of the same round. @param {Offered} one @param {Offered} other */
-export const isSameRound = (one, other) => one.run === other.run && one.round === other.round;
+export const isSameRound = (left, other) => left.run === other.run && left.round === other.round;
 
 /**
  * Whether this round was worked on already, by this process or an earlier one.
  * @param {DeviceState} state @param {string} run @param {number} round
  */
 export function hasAnswered(state, run, round) {
-  const known = [state.answered, state.settled, ...state.outbox.map((/** @type {WaitingContribution} */ one) => [one.run, one.round])];
-  return known.some((name) => isNamed(name, [run, round]));
+  const names = [state.answered, state.settled, ...state.outbox.map((/** @type {WaitingContribution} */ entry) => [entry.run, entry.round])];
+  return names.some((name) => isNamed(name, [run, round]));
 }
 
 /** The state so far, and the commands so far. */
@@ -143,24 +143,24 @@ export class Turn {
   restartSending(onTheirWay) {
     this.do("ForgetAggregator");
     const whole = this.state.outbox.filter((/** @type {WaitingContribution} */ entry) => entry.first_s !== null && !entry.compact);
-    whole.sort((/** @type {WaitingContribution} */ one, /** @type {WaitingContribution} */ other) => one.order - other.order || one.seq - other.seq);
+    whole.sort((/** @type {WaitingContribution} */ left, /** @type {WaitingContribution} */ other) => left.order - other.order || left.seq - other.seq);
     const coming = new Set(
       whole.slice(Math.max(0, whole.length - onTheirWay)).map((/** @type {WaitingContribution} */ entry) => entry.seq),
     );
     for (const entry of this.state.outbox) {
-      const kept = coming.has(entry.seq) ? {} : { first_s: null };
-      this.replace({ ...entry, ...kept, carried_s: null, wait_s: RESEND_S });
+      const change = coming.has(entry.seq) ? {} : { first_s: null };
+      this.replace({ ...entry, ...change, carried_s: null, wait_s: RESEND_S });
     }
   }
 
   /** Change the contribution of this number. @param {WaitingContribution} entry */
   replace(entry) {
-    this.set({ outbox: this.state.outbox.map((/** @type {WaitingContribution} */ one) => (one.seq === entry.seq ? entry : one)) });
+    this.set({ outbox: this.state.outbox.map((/** @type {WaitingContribution} */ other) => (other.seq === entry.seq ? entry : other)) });
   }
 
   /** Remove a contribution that nobody waits for. @param {WaitingContribution} entry */
   remove(entry) {
-    this.set({ outbox: this.state.outbox.filter((/** @type {WaitingContribution} */ one) => one.seq !== entry.seq) });
+    this.set({ outbox: this.state.outbox.filter((/** @type {WaitingContribution} */ other) => other.seq !== entry.seq) });
   }
 
   /** Remove a contribution whose round is answered. @param {WaitingContribution} entry */
@@ -180,7 +180,7 @@ export class Turn {
 
   /** The run is over: drop its contributions without a receipt. @param {string} run */
   drop(run) {
-    for (const entry of this.state.outbox.filter((/** @type {WaitingContribution} */ one) => one.run === run)) {
+    for (const entry of this.state.outbox.filter((/** @type {WaitingContribution} */ other) => other.run === run)) {
       const { seq, round } = entry;
       this.remove(entry);
       this.do("CloseContribution", { seq, reason: "task done" });

@@ -39,7 +39,7 @@ export function parseUrl(written, { insecure = false } = {}) {
     const better = path ? "wss" : "mqtts";
     throw new UrlError(`${text} would send passwords and updates over the network in the clear: use ${better}://`);
   }
-  return Object.freeze({ text, host, port, path, secure, ...said(url), mqtt5: version(url) === "5" });
+  return Object.freeze({ text, host, port, path, secure, ...account(url), mqtt5: version(url) === "5" });
 }
 
 function parts(written) {
@@ -56,7 +56,7 @@ function parts(written) {
 }
 
 /** The user and the password, if given. */
-function said({ username, password }) {
+function account({ username, password }) {
   try {
     const user = username === "" ? null : decodeURIComponent(username);
     return { user, password: password === "" ? null : decodeURIComponent(password) };
@@ -66,9 +66,9 @@ function said({ username, password }) {
 }
 
 function version({ search }) {
-  const asked = search.replace(/^\?/, "");
-  if (asked && !["mqtt=3", "mqtt=5"].includes(asked)) {
-    throw new UrlError(`broker URL with ?${asked}: only ?mqtt=5 and ?mqtt=3 are known`);
+  const query = search.replace(/^\?/, "");
+  if (query && !["mqtt=3", "mqtt=5"].includes(query)) {
+    throw new UrlError(`broker URL with ?${query}: only ?mqtt=5 and ?mqtt=3 are known`);
   }
-  return asked.slice("mqtt=".length) || "3";
+  return query.slice("mqtt=".length) || "3";
 }

@@ -118,7 +118,7 @@ class Tried {
 
   /** Give up a form: the forms after it are left to try. Errors that `train` does not declare are thrown again. */
   giveUp(/** @type {Candidate} */ chosen, /** @type {any} */ error) {
-    const expected = [OutOfTime, OutOfMemory, ModelError].some((one) => error instanceof one);
+    const expected = [OutOfTime, OutOfMemory, ModelError].some((kind) => error instanceof kind);
     if (!expected) throw error;
     this.gaveUp = [...this.gaveUp, `${chosen.label} given up: ${oneLine(error)}`];
     if (error instanceof OutOfTime) this.took(chosen, /** @type {any} */ (error).wholeS ?? NaN);
@@ -143,8 +143,8 @@ export function corrected(profile, outcome, rate = 0.3) {
   }
   for (const { kind, predictedS, seconds } of outcome.timings) {
     const old = corrections.get(kind) ?? 1;
-    const seen = ((profile.corrections.get(kind) ?? 1) * seconds) / predictedS;
-    corrections.set(kind, Math.min(10, Math.max(0.1, (1 - rate) * old + rate * seen)));
+    const ratio = ((profile.corrections.get(kind) ?? 1) * seconds) / predictedS;
+    corrections.set(kind, Math.min(10, Math.max(0.1, (1 - rate) * old + rate * ratio)));
   }
   return corrections;
 }

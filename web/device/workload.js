@@ -44,7 +44,7 @@ export function workload(manifest, classCounts, batch = BATCH) {
     graphs,
     parameters,
     tensors,
-    weightsBytes: stored.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + bytes(one), 0),
+    weightsBytes: stored.reduce((/** @type {number} */ sum, /** @type {any} */ spec) => sum + bytes(spec), 0),
     downloadBytes: manifest.weights.bytes,
     featureWidth: manifest.head.features,
     classCounts,
@@ -128,20 +128,20 @@ export function uploadBytes(values, tensors, codec = "", exact = 0) {
  * @param {Workload} load @param {Training} training @returns {Work}
  */
 export function workOfTraining(load, training) {
-  const { tunable, trained, scored = 0, batch = BATCH, objective = "train", kept = 0, codec = "" } = training;
+  const { tunable, trained, scored = 0, batch = BATCH, objective = "train", kept: copies = 0, codec = "" } = training;
   const name = `${objective}.${tunable}`;
   const values = load.values(tunable);
   const graph = load.graph(name);
   const forward = scored ? passes(load, { forward: scored }) : [];
   const rows = training.singly ? 1 : batch;
-  const vectors = 3 + kept + (rows > graph.rows ? 1 : 0);
+  const vectors = 3 + copies + (rows > graph.rows ? 1 : 0);
   const setBytes = 4 * (vectors * values + BLOCK);
   const dataBytes = (load.samples + Math.min(batch, load.samples)) * load.sampleBytes;
-  const held = setBytes + 2 * load.weightsBytes + dataBytes + (scored ? activationBytes(load, "forward") : 0);
+  const baseBytes = setBytes + 2 * load.weightsBytes + dataBytes + (scored ? activationBytes(load, "forward") : 0);
   const slowdown = training.singly ? SINGLE_SAMPLE_SLOWDOWN : 1;
   return {
     passes: [...forward, { graph: name, samples: trained, flops: graph.flops, slowdown }],
-    peakBytes: held + activationBytes(load, name, rows),
+    peakBytes: baseBytes + activationBytes(load, name, rows),
     bytesUp: uploadBytes(values, load.tensors.get(tunable) ?? 0, codec),
     bytesDown: load.downloadBytes,
   };
@@ -154,10 +154,10 @@ export function workOfTraining(load, training) {
  */
 export function forwardWork(load, samples, valuesUp, codec = "") {
   const features = 4 * load.featureWidth * samples;
-  const held = 2 * load.weightsBytes + load.samples * load.sampleBytes + features;
+  const baseBytes = 2 * load.weightsBytes + load.samples * load.sampleBytes + features;
   return {
     passes: passes(load, { forward: samples }),
-    peakBytes: held + activationBytes(load, "forward"),
+    peakBytes: baseBytes + activationBytes(load, "forward"),
     bytesUp: uploadBytes(valuesUp, 2, codec),
     bytesDown: load.downloadBytes,
   };

@@ -15,7 +15,7 @@ export class FileSamples {
   #every;
   /** Prepared samples; undefined until first used. */
   #training;
-  #held;
+  #holdout;
 
   /**
    * Throws DataError for a file that cannot be read or is not of the task.
@@ -31,7 +31,7 @@ export class FileSamples {
     const { raw, labels } = await readArrays(basename(path), bytes, manifest.input.shape);
     if (!labels) throw new DataError(`${path} has no labels`);
     if (!raw.every(Number.isFinite)) throw new DataError(`${path} has a value that is not finite`);
-    const y = Int32Array.from(labels, (one) => classOf(one, manifest.labels));
+    const y = Int32Array.from(labels, (label) => classOf(label, manifest.labels));
     return new FileSamples(manifest, { raw, y }, heldOut);
   }
 
@@ -57,13 +57,13 @@ export class FileSamples {
 
   /** The held-out samples. */
   held() {
-    return (this.#held ??= this.#some((i) => (i + 1) % this.#every === 0));
+    return (this.#holdout ??= this.#some((i) => (i + 1) % this.#every === 0));
   }
 
   /** @param {(i: number) => boolean} wanted */
-  #some(wanted) {
+  #some(isWanted) {
     const size = sizeOf(this.#spec.shape);
-    const places = [...this.#y.keys()].filter(wanted);
+    const places = [...this.#y.keys()].filter(isWanted);
     const raw = new Float32Array(places.length * size);
     places.forEach((from, to) => {
       for (let i = 0; i < size; i += 1) raw[to * size + i] = this.#raw[from * size + i];

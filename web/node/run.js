@@ -64,21 +64,21 @@ async function connectionOf({ broker, enrol, name, insecure, "password-file": fi
 }
 
 async function main() {
-  const { values: given } = parseArgs({ options: OPTIONS });
-  if (!given.data || !given.state) throw new DeviceError("--data FILE and --state FOLDER are needed");
-  const { url, name, clientId, key, secret, authority } = await connectionOf(given);
-  const runtime = await wasmRuntime({ threads: Number(given.threads) });
+  const { values: flags } = parseArgs({ options: OPTIONS });
+  if (!flags.data || !flags.state) throw new DeviceError("--data FILE and --state FOLDER are needed");
+  const { url, name, clientId, key, secret, authority } = await connectionOf(flags);
+  const runtime = await wasmRuntime({ threads: Number(flags.threads) });
   const tell = (/** @type {any} */ event) => {
     if (event.type === "log") log(event.text);
-    if (given.events) printed(event);
+    if (flags.events) printed(event);
   };
   const agent = await Agent.open(
-    { name, key, secret, task: given.task },
+    { name, key, secret, task: flags.task },
     {
       clock: () => performance.now() / 1000,
-      disk: new FileDisk(given.state),
+      disk: new FileDisk(flags.state),
       open: async (bundle) => new DeviceModel(bundle, runtime),
-      samples: (manifest) => FileSamples.open(given.data, manifest, Number(given["held-out"])),
+      samples: (manifest) => FileSamples.open(flags.data, manifest, Number(flags["held-out"])),
       host: nodeHost(name),
       tell,
     },
@@ -95,7 +95,7 @@ async function main() {
     });
   }
   agent.begin(link);
-  if (await firstConnection(link, leveled, () => isStopped)) await agent.run({ untilDone: given["until-done"] });
+  if (await firstConnection(link, leveled, () => isStopped)) await agent.run({ untilDone: flags["until-done"] });
   await link.close(agent.farewell);
 }
 

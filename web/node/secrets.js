@@ -13,8 +13,8 @@ const TOKEN = /(?:^|=)fl1\./;
 /** @typedef {(text: string) => void} Warn */
 
 /** The token of `--enrol`; "-" reads it from the standard input. @param {string} given @param {AsyncIterable<any>} input */
-export async function tokenOf(given, input) {
-  if (given !== "-") return given;
+export async function tokenOf(option, input) {
+  if (option !== "-") return option;
   let text = "";
   for await (const part of input) {
     text += part;

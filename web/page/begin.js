@@ -17,7 +17,7 @@
   /** The features that this browser lacks. Only HTTPS gives the last two; main.js tells if the page has no HTTPS. */
   function lacks() {
     var secure = window.isSecureContext === true;
-    var known = {
+    var features = {
       "modules": "noModule" in document.createElement("script"),
       "WebAssembly with SIMD": Boolean(window.WebAssembly) && WebAssembly.validate(new Uint8Array(SIMD)),
       "BigInt": typeof BigInt === "function",
@@ -27,7 +27,7 @@
       "Web Locks": !secure || Boolean(navigator.locks),
       "Web Crypto": !secure || Boolean(window.crypto && crypto.subtle)
     };
-    return Object.keys(known).filter(function (name) { return !known[name]; });
+    return Object.keys(features).filter(function (name) { return !features[name]; });
   }
 
   var missing = lacks();

@@ -27,7 +27,7 @@ export class Capture {
     const turn = this._turn;
     document.addEventListener("visibilitychange", this._seen);
     addEventListener("pagehide", this._left);
-    const stream = await asked(this._what).catch((error) => {
+    const stream = await streamOf(this._what).catch((error) => {
       if (turn === this._turn) this.close();
       throw error;
     });
@@ -56,7 +56,7 @@ export class Capture {
 export class CaptureError extends Error {}
 
 /** @param {"camera" | "microphone"} what */
-async function asked(what) {
+async function streamOf(what) {
   if (!navigator.mediaDevices) throw new CaptureError(`The ${what} needs a secure page: open it by https.`);
   try {
     return await navigator.mediaDevices.getUserMedia(WANTED[what]);

@@ -17,8 +17,8 @@ export class Device {
    * @param {Settings} settings @param {(told: any) => void} heard called with each message of the worker but guesses;
    *   `unloaded` gets `wait`, the seconds before the program is loaded again
    */
-  constructor(settings, heard) {
-    this._heard = heard;
+  constructor(settings, onMessage) {
+    this._onMessage = onMessage;
     /** Messages that another worker must be sent, too. @type {Map<string, PageRequest>} */
     this._resent = new Map([["start", { do: "start", settings }]]);
     this._guesses = new Map();
@@ -68,20 +68,20 @@ export class Device {
     this._worker.onmessage = ({ data }) => this._hear(data);
     this._worker.onerror = ({ message }) => {
       if (!message) this._again(""); // one of its imports could not be loaded
-      else this._heard({ type: "stopped", text: message });
+      else this._onMessage({ type: "stopped", text: message });
     };
     for (const message of this._resent.values()) this._worker.postMessage(message);
   }
 
-  _hear(told) {
-    if (told.type === "guessed") {
-      this._guesses.get(told.number)?.(told.shares);
-      this._guesses.delete(told.number);
-    } else if (told.type === "left") this._left();
-    else if (told.type === "unloaded") this._again(told.text);
+  _hear(message) {
+    if (message.type === "guessed") {
+      this._guesses.get(message.number)?.(message.shares);
+      this._guesses.delete(message.number);
+    } else if (message.type === "left") this._left();
+    else if (message.type === "unloaded") this._again(message.text);
     else {
-      if (told.type === "task") this._failures = 0;
-      this._heard(told);
+      if (message.type === "task") this._failures = 0;
+      this._onMessage(message);
     }
   }
 
@@ -93,8 +93,8 @@ export class Device {
     this._guesses.clear();
     this._left();
     const wait = backoff(this._failures++, AGAIN_S, 0);
-    this._heard({ type: "link", connected: false, reason: "" });
-    this._heard({ type: "unloaded", text: why, wait });
+    this._onMessage({ type: "link", connected: false, reason: "" });
+    this._onMessage({ type: "unloaded", text: why, wait });
     setTimeout(() => this._begin(), 1000 * wait);
   }
 }

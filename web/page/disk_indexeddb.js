@@ -6,9 +6,9 @@ const STORE = "files";
 
 /** @param {string} name of the database, see rpc.js @returns {Promise<IndexedDbDisk>} Rejects with DiskError. */
 export async function openDisk(name) {
-  const asked = indexedDB.open(name, 1);
-  asked.onupgradeneeded = () => asked.result.createObjectStore(STORE);
-  const database = await answer(asked);
+  const opening = indexedDB.open(name, 1);
+  opening.onupgradeneeded = () => opening.result.createObjectStore(STORE);
+  const database = await answer(opening);
   database.onversionchange = () => database.close(); // otherwise the database could not be deleted
   return new IndexedDbDisk(database);
 }
@@ -70,10 +70,10 @@ export class IndexedDbDisk {
 }
 
 /** @template T @param {IDBRequest<T>} asked @returns {Promise<T>} */
-function answer(asked) {
+function answer(request) {
   return new Promise((resolve, reject) => {
-    asked.onsuccess = () => resolve(asked.result);
-    asked.onerror = () => reject(refusal(asked.error));
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(refusal(request.error));
   });
 }
 

@@ -23,12 +23,12 @@ export function filesForm(samples, spec, changed) {
   const label = h("select", { id: "files-label" }, ...[...samples.labels, FOLDER].map((name) => h("option", {}, name)));
   const input = h("input", { type: "file", multiple: true, id: "files-input", accept: ACCEPT[what] });
   const folder = h("input", { type: "file", multiple: true, id: "folder-input", webkitdirectory: true });
-  const said = h("p", { role: "status" });
+  const status = h("p", { role: "status" });
   const read = async (from, chosen) => {
-    said.textContent = "Reading …";
-    const { kept, wrong } = await keepAll([...from.files], { samples, spec, label: chosen });
+    status.textContent = "Reading …";
+    const { kept: count, wrong } = await keepAll([...from.files], { samples, spec, label: chosen });
     from.value = "";
-    said.textContent = [kept && `${plural(kept, "sample")} kept.`, ...wrong.slice(0, 3), wrong.length > 3 && `and ${wrong.length - 3} more`].filter(Boolean).join(" ");
+    status.textContent = [count && `${plural(count, "sample")} kept.`, ...wrong.slice(0, 3), wrong.length > 3 && `and ${wrong.length - 3} more`].filter(Boolean).join(" ");
     changed();
   };
   input.addEventListener("change", () => read(input, label.value));
@@ -44,28 +44,28 @@ export function filesForm(samples, spec, changed) {
     input,
     what === "numbers" ? null : h("label", { for: "folder-input" }, "or a folder with one folder for each label"),
     what === "numbers" ? null : folder,
-    said,
+    status,
   );
 }
 
 /** @returns {Promise<{kept: number, wrong: string[]}>} how many samples were stored, and an error for each bad file */
 async function keepAll(files, { samples, spec, label }) {
-  let kept = 0;
+  let count = 0;
   const wrong = [];
   for (const file of files) {
     try {
-      kept += await keep(file, { samples, spec, label });
+      count += await keep(file, { samples, spec, label });
     } catch (error) {
       wrong.push(`${file.name}: ${error.message}.`);
     }
   }
-  return { kept, wrong };
+  return { kept: count, wrong };
 }
 
 async function keep(file, { samples, spec, label }) {
   const named = label === FOLDER ? (file.webkitRelativePath.split("/").at(-2) ?? "") : label;
   if (!ARRAYS.test(file.name)) {
-    await samples.add(named, await one(file, spec), Date.now());
+    await samples.add(named, await rawOf(file, spec), Date.now());
     return 1;
   }
   const batch = await readArrays(file.name, new Uint8Array(await file.arrayBuffer()), spec.shape);
@@ -84,12 +84,12 @@ async function keep(file, { samples, spec, label }) {
 
 /** @param {(string | number)[]} labels @returns {Map<string | number, number[]>} label -> places */
 function grouped(labels) {
-  const found = new Map();
-  labels.forEach((label, place) => (found.get(label) ?? found.set(label, []).get(label)).push(place));
-  return found;
+  const places = new Map();
+  labels.forEach((label, place) => (places.get(label) ?? places.set(label, []).get(label)).push(place));
+  return places;
 }
 
-async function one(file, spec) {
+async function rawOf(file, spec) {
   if (isSound(spec)) {
     const { samples, rate } = await soundOf(file);
     return soundRaw(spec, samples, rate);

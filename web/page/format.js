@@ -4,7 +4,7 @@ export const count = (value) => value.toLocaleString("en");
 export const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 
 /** @param {number} value @param {string} one @param {string} [many] */
-export const plural = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
+export const plural = (value, single, many = `${single}s`) => `${count(value)} ${value === 1 ? single : many}`;
 
 export function bytes(value) {
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
@@ -23,6 +23,6 @@ export function seconds(value) {
 /** Joules, and the share of a phone's battery (about 12 Wh) that they are. */
 export function joules(value) {
   const share = value / 43_200;
-  const told = value >= 10 ? `${count(Math.round(value))} J` : value < 0.1 ? "less than 0.1 J" : `${value.toFixed(1)} J`;
-  return share < 0.0005 ? told : `${told} (${(100 * share).toFixed(1)} % of a phone's battery)`;
+  const energy = value >= 10 ? `${count(Math.round(value))} J` : value < 0.1 ? "less than 0.1 J" : `${value.toFixed(1)} J`;
+  return share < 0.0005 ? energy : `${energy} (${(100 * share).toFixed(1)} % of a phone's battery)`;
 }

@@ -19,8 +19,8 @@ const ENROL = new URL("../enrol", import.meta.url);
 
 /** The settings that an earlier visit has stored. @returns {Promise<Joined | null>} */
 export async function remembered(disk) {
-  const kept = await disk.get(KEY);
-  return kept && JSON.parse(text(kept));
+  const bytes = await disk.get(KEY);
+  return bytes && JSON.parse(text(bytes));
 }
 
 /** @param {Joined} joined */
@@ -88,9 +88,9 @@ async function answered(url, options) {
   const answer = await fetch(url, { cache: "no-store", credentials: "omit", ...options }).catch(() => {
     throw new Error("The server does not answer: is this device in the same network?");
   });
-  const said = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(`The server says no (${answer.status}): ${said.detail ?? "no reason given"}.`);
-  return said;
+  const reply = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(`The server says no (${answer.status}): ${reply.detail ?? "no reason given"}.`);
+  return reply;
 }
 
 /** A name that tells nothing about the owner. @param {string} agent navigator.userAgent */

@@ -21,13 +21,13 @@ const CLAIM_BYTES = 32;
 export async function linkOfAddress(disk) {
   const bytes = await disk.get(KEY);
   /** @type {Link | null} */
-  const kept = bytes && JSON.parse(text(bytes));
-  const said = location.hash.slice(1);
-  const secret = new URLSearchParams(said).get("link") ?? "";
-  const token = said.startsWith(PREFIX) ? said : "";
-  if (!secret && !token) return { link: kept, anew: false };
-  const same = kept && kept.secret === secret && kept.token === token;
-  const link = same ? kept : { secret, claim: drawn(CLAIM_BYTES), token, used: false };
+  const stored = bytes && JSON.parse(text(bytes));
+  const fragment = location.hash.slice(1);
+  const secret = new URLSearchParams(fragment).get("link") ?? "";
+  const token = fragment.startsWith(PREFIX) ? fragment : "";
+  if (!secret && !token) return { link: stored, anew: false };
+  const same = stored && stored.secret === secret && stored.token === token;
+  const link = same ? stored : { secret, claim: drawn(CLAIM_BYTES), token, used: false };
   await keep(disk, link);
   history.replaceState(null, "", location.pathname + location.search);
   return { link, anew: !link.used };

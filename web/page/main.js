@@ -37,7 +37,7 @@ class Page {
     this._persisted = false;
     /** @type {{input: any, labels: string[]} | null} */
     this._model = null;
-    this._device = new Device(settings, (told) => this._hear(told).catch((error) => trouble(error.message)));
+    this._device = new Device(settings, (message) => this._hear(message).catch((error) => trouble(error.message)));
     this._workRules = new PageWorkRules({
       pause: (why) => this._pause(why),
       resume: (why) => this._resume(why),
@@ -62,21 +62,21 @@ class Page {
     this._showDevice();
   }
 
-  async _hear(told) {
-    this._now.hear(told);
-    this._waiting.hear(told, new Date());
+  async _hear(message) {
+    this._now.hear(message);
+    this._waiting.hear(message, new Date());
     this._showWaiting();
     this._keepAwake();
-    if (told.type === "link") connection(told.connected);
-    if (told.type === "log" && told.level !== "info") say(byId("notice"), `${told.text}.`);
-    if (told.type === "unloaded") say(byId("notice"), told.text && `${told.text}.`);
-    if (told.type === "stopped") trouble(`The device has stopped: ${told.text}. Reload the page to start it again.`);
-    if (["link", "plan", "receipt"].includes(told.type)) say(byId("notice"), "");
-    if (told.type === "task") this._about = told;
-    if (["task", "traffic", "receipt"].includes(told.type)) this._showDevice();
-    if (told.type === "task") await this._begin(told.manifest);
-    if (told.type === "evaluated" && this._model) this._learning.evaluated(told, this._model.labels.length);
-    if (["task", "evaluated"].includes(told.type)) await this._teaching?.again();
+    if (message.type === "link") connection(message.connected);
+    if (message.type === "log" && message.level !== "info") say(byId("notice"), `${message.text}.`);
+    if (message.type === "unloaded") say(byId("notice"), message.text && `${message.text}.`);
+    if (message.type === "stopped") trouble(`The device has stopped: ${message.text}. Reload the page to start it again.`);
+    if (["link", "plan", "receipt"].includes(message.type)) say(byId("notice"), "");
+    if (message.type === "task") this._about = message;
+    if (["task", "traffic", "receipt"].includes(message.type)) this._showDevice();
+    if (message.type === "task") await this._begin(message.manifest);
+    if (message.type === "evaluated" && this._model) this._learning.evaluated(message, this._model.labels.length);
+    if (["task", "evaluated"].includes(message.type)) await this._teaching?.again();
   }
 
   /** The task's input and labels are known: samples can be made from here on. */
@@ -112,7 +112,7 @@ class Page {
   }
 
   _showWaiting() {
-    const samples = () => this._samples?.counts().reduce((sum, { training, held }) => sum + training + held, 0) ?? null;
+    const samples = () => this._samples?.counts().reduce((sum, { training, held: holdout }) => sum + training + holdout, 0) ?? null;
     say(byId("waiting"), this._waiting.text(new Date(), { paused: this._paused.size > 0, samples }));
   }
 
@@ -170,9 +170,9 @@ class Page {
 }
 
 /** Whether samples are made and shown alike. @param {{input: any, labels: string[]}} one @param {{input: any, labels: string[]}} other */
-function sameSamples(one, other) {
-  const said = ({ input, labels }) => JSON.stringify([input.shape, input.scale, Array.from(input.mean ?? []), Array.from(input.std ?? []), labels]);
-  return said(one) === said(other);
+function sameSamples(first, other) {
+  const textOf = ({ input, labels }) => JSON.stringify([input.shape, input.scale, Array.from(input.mean ?? []), Array.from(input.std ?? []), labels]);
+  return textOf(first) === textOf(other);
 }
 
 /** Shows whether the device is connected. @param {boolean | null} on null: not yet */

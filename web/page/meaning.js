@@ -68,11 +68,11 @@ export function sends({ kind, form, bytesUp, values, leastDevices }) {
 
 /** What became of a contribution. @param {{status: string, reason: string}} receipt */
 export function became({ status, reason }) {
-  const known = {
+  const meanings = {
     accepted: "received, and counted",
     duplicate: "received before, counted once",
     late: "came too late for its round",
     refused: `refused: ${reason}`,
   };
-  return known[status] ?? status;
+  return meanings[status] ?? status;
 }

@@ -37,17 +37,17 @@ export class Now {
   }
 
   /** Take a message of the worker; those that concern other sections change nothing here. */
-  hear(told) {
-    if (told.type === "offer") this._begin(told);
-    if (told.type === "plan") [this._plan, this._progress, this._ended] = [told, null, false];
-    if (told.type === "unloaded") this._plan = this._progress = null;
-    const gaveUp = told.type === "ended" && this.training;
-    if (told.type === "ended") this._ended = true;
-    if (told.type === "progress") this._progress = told;
-    if (told.type === "made") this._made = told;
-    if (told.type === "traffic") this._up = told.up;
-    if (told.type === "receipt" && ["accepted", "duplicate"].includes(told.status)) this._counted += 1;
-    this._said = (gaveUp ? `Round ${told.round}: nothing was sent. ${ROUND}` : line(told, this)) ?? this._said;
+  hear(message) {
+    if (message.type === "offer") this._begin(message);
+    if (message.type === "plan") [this._plan, this._progress, this._ended] = [message, null, false];
+    if (message.type === "unloaded") this._plan = this._progress = null;
+    const gaveUp = message.type === "ended" && this.training;
+    if (message.type === "ended") this._ended = true;
+    if (message.type === "progress") this._progress = message;
+    if (message.type === "made") this._made = message;
+    if (message.type === "traffic") this._up = message.up;
+    if (message.type === "receipt" && ["accepted", "duplicate"].includes(message.status)) this._counted += 1;
+    this._said = (gaveUp ? `Round ${message.round}: nothing was sent. ${ROUND}` : line(message, this)) ?? this._said;
     this._show();
   }
 
@@ -89,18 +89,18 @@ export class Now {
 }
 
 /** What happens now, in one line; null if a message does not change it. @param {any} told @param {Now} now */
-function line(told, now) {
+function line(message, now) {
   const lines = {
-    link: () => (now.over ? null : told.connected ? "Connected. Asking for the task …" : `Not connected: ${told.reason}. Trying again …`),
-    unloaded: () => `A part of this page's program could not be loaded. Trying again in ${seconds(told.wait)} …`,
-    fetching: () => (now.training || now.over ? null : `Fetching the model: ${bytes(told.have)} of ${bytes(told.size)}`),
-    task: () => (now.over ? null : told.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),
-    offer: () => (now.training && !told.done ? null : offered(told)),
-    plan: () => (told.label ? `Round ${told.round}: working …` : `Round ${told.round}: this device sits out.`),
-    made: () => `Round ${told.round}: done here, and sent. Waiting for the receipt …`,
-    receipt: () => `Round ${told.round}: ${became(told)}. ${ROUND}`,
+    link: () => (now.over ? null : message.connected ? "Connected. Asking for the task …" : `Not connected: ${message.reason}. Trying again …`),
+    unloaded: () => `A part of this page's program could not be loaded. Trying again in ${seconds(message.wait)} …`,
+    fetching: () => (now.training || now.over ? null : `Fetching the model: ${bytes(message.have)} of ${bytes(message.size)}`),
+    task: () => (now.over ? null : message.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),
+    offer: () => (now.training && !message.done ? null : offered(message)),
+    plan: () => (message.label ? `Round ${message.round}: working …` : `Round ${message.round}: this device sits out.`),
+    made: () => `Round ${message.round}: done here, and sent. Waiting for the receipt …`,
+    receipt: () => `Round ${message.round}: ${became(message)}. ${ROUND}`,
   };
-  return lines[told.type]?.() ?? null;
+  return lines[message.type]?.() ?? null;
 }
 
 function offered({ done, round }) {
@@ -111,9 +111,9 @@ function offered({ done, round }) {
 /** Shows the table of kinds: what each would cost here, and why it is chosen or not. */
 function explain(plan) {
   say(byId("verdict"), verdict(plan));
-  const shown = JSON.stringify(plan.rows);
-  if (byId("rows").dataset.shown === shown) return;
-  byId("rows").dataset.shown = shown;
+  const content = JSON.stringify(plan.rows);
+  if (byId("rows").dataset.shown === content) return;
+  byId("rows").dataset.shown = content;
   const heads = ["Kind", "Time", "Memory", "Sends", "Energy", "Why"];
   const rows = plan.rows.map((row) =>
     h(
@@ -137,13 +137,13 @@ function cells({ cost, why }) {
  * @param {any} told the worker's message "task"; null before it has come
  * @param {{name: string, persisted: boolean, totals: [string, string][]}} own
  */
-export function showDevice(told, { name, persisted, totals }) {
+export function showDevice(profile, { name, persisted, totals }) {
   tiles(byId("device"), [
     ["Name", name],
-    ["Processor cores", told ? String(told.cores) : ""],
-    ["Memory it may use", told ? bytes(told.memoryBytes) : ""],
+    ["Processor cores", profile ? String(profile.cores) : ""],
+    ["Memory it may use", profile ? bytes(profile.memoryBytes) : ""],
     ["Storage", persisted ? "kept until deleted" : "kept while there is room"],
     ...totals,
   ]);
-  say(byId("computes"), told ? `Computes by ${told.why}.` : "");
+  say(byId("computes"), profile ? `Computes by ${profile.why}.` : "");
 }

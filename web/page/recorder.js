@@ -26,7 +26,7 @@ export function recordingPad(spec, changed, trouble) {
   const seconds = samplesOf(spec.shape.at(-2)) / RATE;
   const canvas = h("canvas", { class: "paper sound", width: 1, height: 1, role: "img", "aria-label": "The recording, low tones below" });
   const button = h("button", { type: "button", class: "main" }, "Record");
-  const said = h("span", { role: "status", class: "quiet" });
+  const status = h("span", { role: "status", class: "quiet" });
   const level = h("meter", { class: "level", max: 1, value: 0, "aria-hidden": "true" });
   const left = h("progress", { class: "level", max: 1, value: 0, "aria-hidden": "true" });
   const meters = h("div", { hidden: true }, level, left);
@@ -34,7 +34,7 @@ export function recordingPad(spec, changed, trouble) {
     meters.hidden = false;
     level.value = keyword.level;
     left.value = keyword.begun ? 0 : 1 - keyword.waited;
-    said.textContent = keyword.begun ? "Listening …" : "Speak now …";
+    status.textContent = keyword.begun ? "Listening …" : "Speak now …";
   });
   const clear = () => {
     canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
@@ -44,21 +44,21 @@ export function recordingPad(spec, changed, trouble) {
     button.disabled = true;
     trouble("");
     try {
-      const heard = await recorder.record();
-      said.textContent = heard ? SAID[heard.fault] : "";
-      if (heard) {
-        const raw = soundRaw(spec, heard.samples, heard.rate);
+      const recording = await recorder.record();
+      status.textContent = recording ? SAID[recording.fault] : "";
+      if (recording) {
+        const raw = soundRaw(spec, recording.samples, recording.rate);
         paintSample(canvas, spec, raw);
         changed(raw);
       }
     } catch (error) {
-      said.textContent = "";
+      status.textContent = "";
       trouble(error.message);
     }
     meters.hidden = true;
     button.disabled = false;
   });
-  const element = h("div", { class: "pad" }, canvas, h("div", { class: "row" }, button, said), meters);
+  const element = h("div", { class: "pad" }, canvas, h("div", { class: "row" }, button, status), meters);
   const how = `Press Record, and say the word: the ${seconds.toFixed(0)} second around it is kept. Then choose its label.`;
   return { element, how, clear, close: () => recorder.stop() };
 }
@@ -133,6 +133,6 @@ export async function soundOf(file) {
   const context = new OfflineAudioContext(1, 1, RATE);
   const sound = await context.decodeAudioData(bytes.buffer);
   const channels = Array.from({ length: sound.numberOfChannels }, (_, i) => sound.getChannelData(i));
-  const samples = channels[0].map((_, i) => (32768 * channels.reduce((all, one) => all + one[i], 0)) / channels.length);
+  const samples = channels[0].map((_, i) => (32768 * channels.reduce((all, channel) => all + channel[i], 0)) / channels.length);
   return { samples, rate: sound.sampleRate };
 }

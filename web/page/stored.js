@@ -13,16 +13,16 @@ const SHOWN = 8;
  */
 export function showStored(samples, spec, listener) {
   const counts = samples.counts();
-  const total = counts.reduce((all, { training, held }) => all + training + held, 0);
-  const held = counts.reduce((all, one) => all + one.held, 0);
+  const total = counts.reduce((all, { training, held: holdout }) => all + training + holdout, 0);
+  const keptOut = counts.reduce((all, group) => all + group.held, 0);
   byId("stored").hidden = false;
   byId("clear").hidden = total === 0;
-  say(byId("totals"), total ? `${plural(total, "sample")}, ${held} of them kept out of training. They never leave this browser.` : "Nothing is stored yet.");
-  const filled = counts.filter((one) => one.training + one.held);
+  say(byId("totals"), total ? `${plural(total, "sample")}, ${keptOut} of them kept out of training. They never leave this browser.` : "Nothing is stored yet.");
+  const filled = counts.filter((group) => group.training + group.held);
   byId("folders").replaceChildren(...filled.map((count) => folder(samples, spec, count, listener)));
 }
 
-function folder(samples, spec, { label, training, held }, listener) {
+function folder(samples, spec, { label, training, held: holdout }, listener) {
   const all = samples.list(label);
   const drop = async (id, place) => {
     if (await deleting(() => samples.remove(id), listener)) focusOn(`.drop[data-label="${CSS.escape(label)}"]`, place);
@@ -32,7 +32,7 @@ function folder(samples, spec, { label, training, held }, listener) {
     if (!(await listener.sure(`Delete all ${plural(all.length, "sample")} of “${label}”?`))) return;
     if (await deleting(() => samples.clear(label), listener)) focusOn(".folder button", place);
   };
-  const shown = all.slice(0, SHOWN).map(({ id, held: out }, i) => {
+  const thumbs = all.slice(0, SHOWN).map(({ id, held: out }, i) => {
     const name = `${label}, ${i + 1} of ${all.length}${out ? ", kept out of training" : ""}`;
     const button = h("button", { type: "button", class: "drop", "data-label": label, title: `Delete ${name}`, "aria-label": `Delete ${name}`, click: () => drop(id, i) }, h("span", {}, "×"));
     return h("li", { class: out ? "out" : null }, thumbnail(spec, samples.raw(id), name), button);
@@ -41,8 +41,8 @@ function folder(samples, spec, { label, training, held }, listener) {
   return h(
     "li",
     {},
-    h("div", { class: "folder" }, h("h3", {}, label), h("span", { class: "quiet" }, `${training} to train on, ${held} kept out`), h("button", { type: "button", click: clear, "aria-label": `Delete all of ${label}` }, "Delete all")),
-    h("ul", { class: "thumbs", "aria-label": `Samples of ${label}` }, ...shown, more),
+    h("div", { class: "folder" }, h("h3", {}, label), h("span", { class: "quiet" }, `${training} to train on, ${holdout} kept out`), h("button", { type: "button", click: clear, "aria-label": `Delete all of ${label}` }, "Delete all")),
+    h("ul", { class: "thumbs", "aria-label": `Samples of ${label}` }, ...thumbs, more),
   );
 }
 

@@ -79,11 +79,11 @@ export class Teaching {
   }
 }
 
-function padOf(spec, taken, trouble) {
+function padOf(spec, listener, trouble) {
   const what = whatOf(spec);
-  if (what === "sound") return recordingPad(spec, taken, trouble);
-  if (what === "numbers") return numbersPad(spec, taken);
-  if (what === "picture") return spec.shape[0] === 1 ? drawingPad(spec, taken) : cameraPad(spec, taken, trouble);
+  if (what === "sound") return recordingPad(spec, listener, trouble);
+  if (what === "numbers") return numbersPad(spec, listener);
+  if (what === "picture") return spec.shape[0] === 1 ? drawingPad(spec, listener) : cameraPad(spec, listener, trouble);
   return null;
 }
 

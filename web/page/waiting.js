@@ -25,13 +25,13 @@ export class Waiting {
   }
 
   /** Take a message of the worker. @param {any} told @param {Date} now */
-  hear(told, now) {
-    const what = AWAITED[told.type]?.(told) ?? null;
-    if (told.type === "offer") this._over = told.done;
-    if (told.type === "link") {
-      if (told.connected === this._connected && !told.connected) return; // still not connected
-      this._connected = told.connected;
-    } else if (!this._connected && told.type !== "stopped") return;
+  hear(message, now) {
+    const what = AWAITED[message.type]?.(message) ?? null;
+    if (message.type === "offer") this._over = message.done;
+    if (message.type === "link") {
+      if (message.connected === this._connected && !message.connected) return; // still not connected
+      this._connected = message.connected;
+    } else if (!this._connected && message.type !== "stopped") return;
     if (what === null) return;
     this._what = this._over ? "" : what;
     this._since = now;
@@ -44,8 +44,8 @@ export class Waiting {
   text(now, { paused, samples }) {
     if (!this._what || paused || now.getTime() - this._since.getTime() < LONG_MS) return "";
     const what = this._connected && samples() === 0 ? "samples: teach it, or choose files" : this._what;
-    const kept = this._connected ? "" : " What you teach it is kept here meanwhile.";
-    return `Since ${clock(this._since)} this device has waited for ${what}.${kept}`;
+    const note = this._connected ? "" : " What you teach it is kept here meanwhile.";
+    return `Since ${clock(this._since)} this device has waited for ${what}.${note}`;
   }
 }
 

@@ -60,14 +60,14 @@ export class ClassMeans extends StrategyDefaults {
     await pace(run, { began, done: 1 });
     const { labels, head } = model.manifest;
     const at = { x: features, y: data.y };
-    const { counts: seen, sums } = sumByClass(at, head.features, labels.length, this.settings.smallest_count);
+    const { counts: numbers, sums } = sumByClass(at, head.features, labels.length, this.settings.smallest_count);
     const all = new Float32Array(labels.length * head.features);
     for (const [label, sum] of sums) all.set(sum, label * head.features);
     const tensors = new Map([
       ["sums", float32([labels.length, head.features], all)],
-      ["counts", { dtype: "int32", shape: [labels.length], data: seen }],
+      ["counts", { dtype: "int32", shape: [labels.length], data: numbers }],
     ]);
-    return { ...about, tensors, numExamples: seen.reduce((sum, n) => sum + n, 0) };
+    return { ...about, tensors, numExamples: numbers.reduce((sum, n) => sum + n, 0) };
   }
 
   /** @param {import("../manifest.js").Manifest} manifest */

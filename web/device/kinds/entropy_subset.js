@@ -100,7 +100,7 @@ export class EntropySubset extends FedAvg {
       logits.map((value) => value / rho),
       classes,
     );
-    const order = everyOne(scores.length).sort((one, other) => scores[other] - scores[one]);
+    const order = everyOne(scores.length).sort((left, other) => scores[other] - scores[left]);
     return order.subarray(0, this.#count(scores.length));
   }
 

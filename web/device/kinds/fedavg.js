@@ -54,8 +54,8 @@ export class FedAvg extends StrategyDefaults {
     if (settings.clip_norm !== null) notNegative(settings, "clip_norm");
     belowOne(settings, "momentum");
     tunableSet(this.trained);
-    const given = ["reduced_epochs", "least_epochs"].filter((name) => settings[name]);
-    counts(settings, given, settings.epochs);
+    const names = ["reduced_epochs", "least_epochs"].filter((name) => settings[name]);
+    counts(settings, names, settings.epochs);
   }
 
   /** The tunable set that is trained. @returns {string} */
@@ -146,8 +146,8 @@ export class FedAvg extends StrategyDefaults {
     const { epochs, batch } = this.settings;
     const trained = samples * epochs;
     const work = workOfTraining(workload, { tunable: this.trained, trained, scored, batch, codec: this.codec });
-    const kept = this.least ? 4 * workload.values(this.trained) : 0;
-    return { ...work, peakBytes: work.peakBytes + kept };
+    const copyBytes = this.least ? 4 * workload.values(this.trained) : 0;
+    return { ...work, peakBytes: work.peakBytes + copyBytes };
   }
 
   /**
@@ -227,6 +227,6 @@ function some(tensors, names) {
  * @param {import("../flat.js").Tensors} tensors
  */
 function fewShotHead(tensors) {
-  const found = [...tensors].filter(([name]) => name.startsWith(FEW_SHOT));
-  return new Map(found.map(([name, tensor]) => [name.slice(FEW_SHOT.length), tensor]));
+  const few = [...tensors].filter(([name]) => name.startsWith(FEW_SHOT));
+  return new Map(few.map(([name, tensor]) => [name.slice(FEW_SHOT.length), tensor]));
 }

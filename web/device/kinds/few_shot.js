@@ -87,12 +87,12 @@ export class FewShot extends StrategyDefaults {
     const began = run.clock();
     const total =
       this.settings.epochs *
-      membersOf(y).reduce((sum, one) => sum + Math.min(one.length, this.settings.shots), 0);
-    let seen = 0;
+      membersOf(y).reduce((sum, members) => sum + Math.min(members.length, this.settings.shots), 0);
+    let done = 0;
     for (const batch of this.draws(y, await rngOf(run))) {
       yield batch;
-      seen += batch.length;
-      await pace(run, { began, done: seen / total });
+      done += batch.length;
+      await pace(run, { began, done: done / total });
     }
   }
 
@@ -104,8 +104,8 @@ export class FewShot extends StrategyDefaults {
     const { shots, epochs, batch } = this.settings;
     const classes = membersOf(y);
     for (let epoch = 0; epoch < epochs; epoch += 1) {
-      const taken = classes.flatMap((members) => [...rng.permutation(members).subarray(0, shots)]);
-      const drawn = rng.permutation(Int32Array.from(taken));
+      const rows = classes.flatMap((members) => [...rng.permutation(members).subarray(0, shots)]);
+      const drawn = rng.permutation(Int32Array.from(rows));
       for (let start = 0; start < drawn.length; start += batch) yield drawn.subarray(start, start + batch);
     }
   }

@@ -42,8 +42,8 @@ export class Peft extends FedAvg {
     const { tunable, tunables } = settings;
     const unknown = [tunable, ...tunables].find((name) => !LEARNING_RATES.has(name));
     if (unknown !== undefined) {
-      const known = [...LEARNING_RATES.keys()].join(", ");
-      throw new RangeError(`tunable set '${unknown}' is not one of few parameters; those are ${known}`);
+      const names = [...LEARNING_RATES.keys()].join(", ");
+      throw new RangeError(`tunable set '${unknown}' is not one of few parameters; those are ${names}`);
     }
     if (new Set(tunables).size !== tunables.length) {
       throw new RangeError(`tunables are ${tunables.join(", ")}: each can be named once`);

@@ -41,9 +41,9 @@ export function make(name, settings = {}) {
   }
   try {
     const beside = nullable(readStatistics)(statistics ?? null, `${name}.statistics`);
-    const made = new Kind({ ...record(Kind.fields)(own, name), ...(beside && { statistics: beside }) });
-    codecNamed(made.codec);
-    return made;
+    const kind = new Kind({ ...record(Kind.fields)(own, name), ...(beside && { statistics: beside }) });
+    codecNamed(kind.codec);
+    return kind;
   } catch (error) {
     const expected =
       error instanceof RangeError || error instanceof UnknownGenerator || error instanceof CodecError;

@@ -48,9 +48,9 @@ export function tunableSet(name) {
 
 /** A share from 0 to a half. @type {import("../records.js").Reader} */
 const uptoHalf = (value, where) => {
-  const given = number(value, where);
-  if (given >= 0 && given <= 0.5) return given;
-  throw new RangeError(`${where} is ${given}, expected 0 to 0.5`);
+  const share = number(value, where);
+  if (share >= 0 && share <= 0.5) return share;
+  throw new RangeError(`${where} is ${share}, expected 0 to 0.5`);
 };
 
 /** The class statistics that a task asks for beside updates. */

@@ -4,9 +4,9 @@ import { number, oneOf, record } from "../records.js";
 
 /** @type {import("../records.js").Reader} */
 const weight = (value, where) => {
-  const given = number(value, where);
-  if (Number.isFinite(given) && given > 0) return given;
-  throw new RangeError(`${where} is ${given}, expected more than 0`);
+  const share = number(value, where);
+  if (Number.isFinite(share) && share > 0) return share;
+  throw new RangeError(`${where} is ${share}, expected more than 0`);
 };
 
 /** @type {Record<string, import("../records.js").Reader>} */

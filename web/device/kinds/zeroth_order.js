@@ -71,11 +71,11 @@ export class ZerothOrder extends StrategyDefaults {
   work(workload) {
     const { tunable, num_z: directions } = this.settings;
     const graph = `loss.${tunable}`;
-    const made = passes(workload, { [graph]: this.losses * this.#count(workload.samples) });
-    const held = 2 * workload.weightsBytes + 4 * workload.values(tunable);
+    const work = passes(workload, { [graph]: this.losses * this.#count(workload.samples) });
+    const memoryBytes = 2 * workload.weightsBytes + 4 * workload.values(tunable);
     return {
-      passes: made,
-      peakBytes: held + workload.samples * workload.sampleBytes + activationBytes(workload, graph),
+      passes: work,
+      peakBytes: memoryBytes + workload.samples * workload.sampleBytes + activationBytes(workload, graph),
       bytesUp: WIRE_BYTES + 4 * Math.max(0, directions - 2),
       bytesDown: workload.downloadBytes,
     };

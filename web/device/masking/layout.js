@@ -106,15 +106,15 @@ function tensorPart({ name, shape }, start, room) {
 }
 
 /** Name, shape and bound of what class statistics consist of. @param {any} asked @returns {any[]} */
-function statisticsParts(asked, /** @type {import("../manifest.js").Manifest} */ { labels, head }) {
-  if (!asked) return [];
-  const [classes, width] = [labels.length, projectedWidth(head.features, asked)];
+function statisticsParts(statistics, /** @type {import("../manifest.js").Manifest} */ { labels, head }) {
+  if (!statistics) return [];
+  const [classes, width] = [labels.length, projectedWidth(head.features, statistics)];
   const byClass = (/** @type {string} */ sums, /** @type {string} */ counts) => [
     [sums, [classes, width], FEATURE_BOUND],
     [counts, [classes], 1],
   ];
   const parts = byClass(SUMS, COUNTS);
-  if (asked.hold_out) parts.push([RIGHT, [RIGHT_COUNTS], 1]);
-  if (!asked.moments) return parts;
+  if (statistics.hold_out) parts.push([RIGHT, [RIGHT_COUNTS], 1]);
+  if (!statistics.moments) return parts;
   return [...parts, ...byClass(MOMENT_SUMS, MOMENT_COUNTS), [MOMENTS, [(width * (width + 1)) / 2], FEATURE_BOUND ** 2]];
 }

@@ -29,8 +29,8 @@ export async function masked(update, form, { offer, base, manifest, device }, dr
   const layout = layoutOf(strategy, manifest, base, masks);
   const weighed = { update, strategy, mostWeight: masks.most_weight };
   const { vector, note } = write(weighed, layout, clip_milli / 1000);
-  const made = { kind: update.kind, form: update.form, exponents: noise_milli ? layout.exponents : [] };
-  const purpose = { task, run, round, ...made, device, min_group, noise_milli, clip_milli };
+  const about = { kind: update.kind, form: update.form, exponents: noise_milli ? layout.exponents : [] };
+  const purpose = { task, run, round, ...about, device, min_group, noise_milli, clip_milli };
   const { mask, seeds } = await seal(draw(KEY_BYTES), masks.helpers.map((/** @type {any} */ { key }) => key), purpose);
   vector.addMasks(seeds);
   return { body: vector.bytes, mask, note };

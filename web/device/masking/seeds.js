@@ -26,15 +26,15 @@ const TAG = utf8("device-runtime mask tag/1\0");
  */
 export async function seal(secret, helpers, purpose) {
   const key = await agreed(publicKey(secret));
-  const said = encodedPurpose({ ...purpose, helpers: purpose.noise_milli ? helpers.length : 0 });
-  const made = await Promise.all(
+  const context = encodedPurpose({ ...purpose, helpers: purpose.noise_milli ? helpers.length : 0 });
+  const pairs = await Promise.all(
     helpers.map(async (helper) => {
       const shared = await hmacKey(await agreed(sharedSecret(secret, helper)));
-      const [seed, tag] = await Promise.all([SEED, TAG].map((what) => hmac(shared, concat([what, key, helper, said]))));
+      const [seed, tag] = await Promise.all([SEED, TAG].map((what) => hmac(shared, concat([what, key, helper, context]))));
       return { seed, tag: tag.slice(0, TAG_BYTES) };
     }),
   );
-  return { mask: { key, tags: made.map(({ tag }) => tag) }, seeds: made.map(({ seed }) => seed) };
+  return { mask: { key, tags: pairs.map(({ tag }) => tag) }, seeds: pairs.map(({ seed }) => seed) };
 }
 
 /** Rejects with MaskError if this browser has no X25519, in which masks are not possible. */

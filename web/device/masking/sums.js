@@ -47,8 +47,8 @@ const shareOf = ({ update, strategy, mostWeight }) => Math.min(1, strategy.weigh
  */
 function changeOf(part, tensor) {
   if (tensor?.shape.join() !== part.shape.join()) {
-    const found = tensor ? shapeText(tensor.shape) : "missing";
-    throw new MaskError(`${part.name} is ${found}, expected ${shapeText(part.shape)}`);
+    const shape = tensor ? shapeText(tensor.shape) : "missing";
+    throw new MaskError(`${part.name} is ${shape}, expected ${shapeText(part.shape)}`);
   }
   const [now, { base }] = [tensor.data, part];
   let [largest, squares] = [0, 0];
@@ -80,11 +80,11 @@ function writeChange(into, now, base, scale) {
 function writeSums(vector, parts, /** @type {Map<string, ArrayLike<number>>} */ numbers) {
   let at = 0;
   for (const part of parts) {
-    const found = numbers.get(part.name);
-    if (!found) throw new MaskError(`${part.name} is missing, expected ${shapeText(part.shape)}`);
+    const values = numbers.get(part.name);
+    if (!values) throw new MaskError(`${part.name} is missing, expected ${shapeText(part.shape)}`);
     const [limit, scale] = [2 ** part.boundBits, 2 ** part.exponent];
-    for (let i = 0; i < found.length; i += 1, at += 1) {
-      const steps = Math.min(limit, Math.max(-limit, found[i])) * scale;
+    for (let i = 0; i < values.length; i += 1, at += 1) {
+      const steps = Math.min(limit, Math.max(-limit, values[i])) * scale;
       if (!Number.isFinite(steps)) throw notFinite(part);
       vector.setSum(at, whole(steps));
     }
@@ -97,25 +97,25 @@ function writeSums(vector, parts, /** @type {Map<string, ArrayLike<number>>} */ 
  */
 function numbersOf({ update, strategy, mostWeight }, share, { statistics, sums }) {
   const isKnown = !Number.isNaN(update.trainLoss);
-  const parted = (/** @type {ArrayLike<number>} */ numbers, whole = mostWeight) => Float64Array.from(numbers, (one) => one / whole);
+  const parted = (/** @type {ArrayLike<number>} */ numbers, whole = mostWeight) => Float64Array.from(numbers, (value) => value / whole);
   /** @type {Map<string, ArrayLike<number>>} */
-  const found = new Map([
+  const tensors = new Map([
     [LOSS, [isKnown ? share * update.trainLoss : 0]],
     [LOSS_KNOWN, [isKnown ? share : 0]],
   ]);
   for (const name of strategy.summed) {
     const tensor = update.tensors.get(name);
-    if (tensor) found.set(name, parted(tensor.data));
+    if (tensor) tensors.set(name, parted(tensor.data));
   }
-  if (!statistics) return found;
+  if (!statistics) return tensors;
   const { shape } = /** @type {any} */ (sums.find(({ name }) => name === SUMS));
   const { all, ofMoments, moments, right } = decode(update.tensors, shape);
   const times = samplesPerMeasured(strategy, update.numExamples, total(all.counts));
   const counts = scaled(all.counts, times);
   const whole = Math.max(mostWeight, total(counts), total(ofMoments.counts), ...right); // a device with more samples counts as mostWeight
-  found.set(SUMS, parted(dense(all, times), whole)).set(COUNTS, parted(counts, whole));
-  found.set(RIGHT, parted(right, whole)).set(MOMENTS, parted(moments, whole));
-  return found.set(MOMENT_SUMS, parted(dense(ofMoments, 1), whole)).set(MOMENT_COUNTS, parted(ofMoments.counts, whole));
+  tensors.set(SUMS, parted(dense(all, times), whole)).set(COUNTS, parted(counts, whole));
+  tensors.set(RIGHT, parted(right, whole)).set(MOMENTS, parted(moments, whole));
+  return tensors.set(MOMENT_SUMS, parted(dense(ofMoments, 1), whole)).set(MOMENT_COUNTS, parted(ofMoments.counts, whole));
 }
 
 /** Sums by class in one array, (classes, width). */
@@ -126,7 +126,7 @@ function dense(/** @type {import("../class_sums.js").ClassSums} */ { width, coun
 }
 
 /** @param {ArrayLike<number>} numbers @param {number} times */
-const scaled = (numbers, times) => Float64Array.from(numbers, (one) => times * one);
+const scaled = (numbers, times) => Float64Array.from(numbers, (value) => times * value);
 
 /** @param {ArrayLike<number>} counts */
 const total = (counts) => Array.from(counts).reduce((sum, count) => sum + count, 0);
