@@ -253,7 +253,7 @@ def _run(request: WantedTable, every: Sequence[Cell], options: argparse.Namespac
             lambda name: _keep(missing[name].cell, [name.seed]) if options.write else None,
         )
         try:
-            children = ProcessOptions(("--workers", str(workers)), parallel, workers, (held,))
+            children = ProcessOptions(("--workers", str(workers)), parallel, workers, (lock,))
             run_jobs(missing, children, view)
         except KeyboardInterrupt:
             view.close()

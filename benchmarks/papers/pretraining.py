@@ -47,7 +47,7 @@ def weights(training: Pretrain, shared: SharedTables, where: DataFolder) -> Path
     run.mkdir(parents=True, exist_ok=True)
     with interruptible(), folder_lock(run, PATIENCE_S):
         if not finished(run, sha256):
-            perform(mine, NAME, run, RunOptions(ExecutorRequest("plain")), ProgressPrinter(wanted))
+            perform(own, NAME, run, RunOptions(ExecutorRequest("plain")), ProgressPrinter(training))
     return run / SERVED
 
 

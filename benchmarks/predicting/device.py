@@ -70,13 +70,15 @@ def rounds(order: Order) -> list[Seen]:
 
 def _round(task: DeviceTask, inputs: RoundInputs) -> Seen:
     Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak of this process begins anew
-    outcome = task.train_round(given, inf, Listener(lambda _: None, lambda _: None))
-    return seen(outcome, task.engine_guard.limit_bytes, peak_bytes(Path("/proc/self/status").read_text()))
+    outcome = task.train_round(inputs, inf, Listener(lambda _: None, lambda _: None))
+    return observation(
+        outcome, task.engine_guard.limit_bytes, peak_bytes(Path("/proc/self/status").read_text())
+    )
 
 
 def observation(outcome: WorkOutcome, limit_bytes: int, peak: int) -> Seen:
     """Of the form that was made in the end, or else of the first that was thought of."""
-    chosen, made = outcome.plan.chosen, outcome.update is not None
+    chosen, has_update = outcome.plan.chosen, outcome.update is not None
     candidate = chosen or outcome.plan.candidates[0]
     cost = candidate.cost
     return Seen(

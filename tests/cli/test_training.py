@@ -33,7 +33,7 @@ def test_policies_train_by_them_too(policy):
 
 def test_what_may_not_be_is_refused_in_one_line(capsys):
     with pytest.raises(SystemExit, match="2"):
-        asked("digits", "--lr", "-1")
+        plan_for("digits", "--lr", "-1")
     assert "argument --lr: '-1': expected a number, more than 0\n" in capsys.readouterr().err
 
 

@@ -13,14 +13,14 @@ test("a device fetches, measures, says that it is ready, and sends one contribut
   const agent = await world.device();
   await world.until(agent, () => world.of("hello").at(-1)?.num_examples === 40);
   assert.equal(world.of("hello")[0].num_examples, 0);
-  const [task] = world.told.filter((one) => one.type === "task");
+  const [task] = world.events.filter((event) => event.type === "task");
   assert.deepEqual([task.manifest.name, task.examples, task.forwardS > 0], ["digits-wrn-10-1", 40, true]);
   world.offer = world.round(1);
   world.tellAll(world.offer);
-  await world.until(agent, () => world.told.some((one) => one.type === "receipt"));
-  const [made] = world.of("contribution");
-  assert.deepEqual([made.kind, made.round, made.num_examples, made.seq], ["class-means", 1, 40, 1]);
-  assert.deepEqual(world.of("plan").map((one) => one.kind), ["class-means"]);
+  await world.until(agent, () => world.events.some((event) => event.type === "receipt"));
+  const [update] = world.of("contribution");
+  assert.deepEqual([update.kind, update.round, update.num_examples, update.seq], ["class-means", 1, 40, 1]);
+  assert.deepEqual(world.of("plan").map((plan) => plan.kind), ["class-means"]);
   world.tellAll(world.round(1));
   await world.until(agent, () => world.of("hello").length >= 3); // a repeated offer shows a restart
   for (let step = 0; step < 20; step += 1) await agent.step(0.001);
@@ -31,11 +31,11 @@ test("the final model of a task is judged on held-out samples, and then nothing 
   const world = await World.made();
   world.offer = world.round(1);
   const agent = await world.device();
-  await world.until(agent, () => world.told.some((one) => one.type === "receipt"));
+  await world.until(agent, () => world.events.some((event) => event.type === "receipt"));
   assert.equal(agent.finished, false);
   world.tellAll(world.round(1, { done: true, kinds: [] }));
   await world.until(agent, () => agent.finished);
-  const judged = world.told.filter((one) => one.type === "evaluated");
+  const judged = world.events.filter((event) => event.type === "evaluated");
   assert.deepEqual(judged.at(-1).round, 1);
   assert.ok(judged.at(-1).right >= 0 && judged.at(-1).count === 10);
 });
@@ -44,11 +44,11 @@ test("a task whose offer is cleared is told, neither asked for nor sent to, and 
   const world = await World.made();
   world.offer = world.round(1);
   const agent = await world.device();
-  await world.until(agent, () => world.told.some((one) => one.type === "receipt"));
+  await world.until(agent, () => world.events.some((event) => event.type === "receipt"));
   world.say(topics.offer("t"), new Uint8Array());
-  const said = /task 't' is not offered any more: it is over or was given up/;
-  await world.until(agent, () => world.told.some((one) => one.type === "log" && said.test(one.text)));
-  assert.ok(!world.told.some((one) => one.type === "log" && /^ignored/.test(one.text)));
+  const pattern = /task 't' is not offered any more: it is over or was given up/;
+  await world.until(agent, () => world.events.some((event) => event.type === "log" && pattern.test(event.text)));
+  assert.ok(!world.events.some((event) => event.type === "log" && /^ignored/.test(event.text)));
   world.offer = world.round(2);
   world.tellAll(world.offer);
   await world.until(agent, () => world.of("contribution").length === 2);
@@ -67,14 +67,14 @@ test("invalid messages are logged, and change nothing", async () => {
     ["some/other/topic", utf8("x"), /not a device topic/],
   ];
   for (const [topic, payload, text] of rubbish) {
-    world.told.length = 0;
+    world.events.length = 0;
     world.say(topic, payload);
-    await world.until(agent, () => world.told.some((one) => one.type === "log" && text.test(one.text)));
+    await world.until(agent, () => world.events.some((event) => event.type === "log" && text.test(event.text)));
   }
   world.say(topics.down("dev", topics.block(new Uint8Array(32), 3)), utf8("nobody asked for it"));
   world.offer = world.round(1);
   agent.took({ kind: "connected", first: false });
-  await world.until(agent, () => world.told.some((one) => one.type === "receipt"));
+  await world.until(agent, () => world.events.some((event) => event.type === "receipt"));
 });
 
 test("an error in a round's bundle or base is logged, and the next valid round is worked on", async () => {
@@ -102,8 +102,8 @@ test("an error in a round's bundle or base is logged, and the next valid round i
   }
   assert.deepEqual(world.lines("this is a fault"), []);
   world.tellAll(world.round(number + 1));
-  await world.until(agent, () => world.told.some((one) => one.type === "receipt"));
-  assert.deepEqual(world.of("contribution").map((one) => one.round), [number + 1]);
+  await world.until(agent, () => world.events.some((event) => event.type === "receipt"));
+  assert.deepEqual(world.of("contribution").map((update) => update.round), [number + 1]);
 });
 
 test("a paused device tells that it is paused and why, and works when the pause ends", async () => {
@@ -116,7 +116,7 @@ test("a paused device tells that it is paused and why, and works when the pause 
   assert.equal(world.of("state").at(-1).paused, true);
   assert.equal(world.of("contribution").length, 0);
   agent.workGate.resume("the page is hidden");
-  await world.until(agent, () => world.told.some((one) => one.type === "receipt"));
+  await world.until(agent, () => world.events.some((event) => event.type === "receipt"));
   assert.equal(world.of("state").at(-1).paused, false);
 });
 
@@ -128,13 +128,13 @@ test("a restarted process sends contributions without a receipt, with its own bo
   const first = await world.device({ disk });
   await world.until(first, () => world.of("contribution").length === 1);
   world.receipting = true;
-  world.told.length = 0;
+  world.events.length = 0;
   const second = await world.device({ disk });
-  await world.until(second, () => world.told.some((one) => one.type === "receipt"));
+  await world.until(second, () => world.events.some((event) => event.type === "receipt"));
   const [before, after] = world.of("contribution");
   assert.notEqual(before.boot, after.boot);
   assert.deepEqual({ ...after, boot: before.boot }, before);
-  assert.equal(world.told.filter((one) => one.type === "plan").length, 0);
+  assert.equal(world.events.filter((event) => event.type === "plan").length, 0);
 });
 
 test("a device that knows its aggregator's key ignores all other offers", async () => {
@@ -159,7 +159,7 @@ test("a device without samples is online but not ready, until samples come", asy
   });
   world.offer = world.round(0);
   agent.took({ kind: "connected", first: false });
-  await world.until(agent, () => world.told.some((one) => one.type === "task"));
+  await world.until(agent, () => world.events.some((event) => event.type === "task"));
   await world.until(agent, () => world.of("hello").length > 1);
   assert.equal(world.of("hello").at(-1).num_examples, 0);
   here.now = some;
@@ -173,11 +173,11 @@ test("a device that was busy when it measured its speed measures again before it
   world.offer = world.round(0);
   world.busy = 3000;
   const agent = await world.device();
-  await world.until(agent, () => world.told.some((one) => one.type === "task"));
+  await world.until(agent, () => world.events.some((event) => event.type === "task"));
   world.busy = 1;
   world.offer = world.round(1, { kinds: [{ name: "few-shot", settings: { epochs: 1 } }] });
   world.tellAll(world.offer);
   await world.until(agent, () => world.of("contribution").length > 0);
   assert.equal(world.lines("measuring again").length, 1);
-  assert.deepEqual(world.of("plan").map((one) => one.kind), ["few-shot"]);
+  assert.deepEqual(world.of("plan").map((plan) => plan.kind), ["few-shot"]);
 });

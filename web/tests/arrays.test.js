@@ -67,7 +67,7 @@ test("an array that claims more values than the file has is refused", () => {
     [["|O8", "(1,)", eight], /of O8, which is not read/],
     [["<c8", "(1,)", eight], /of c8, which is not read/],
   ];
-  for (const [given, text] of wrong) assert.throws(() => readNpy(npy(...given)), saying(text), given.join(" "));
+  for (const [parts, text] of wrong) assert.throws(() => readNpy(npy(...parts)), saying(text), parts.join(" "));
   assert.equal(readNpy(npy("<f4", "(0, 99999999999999999999)")).data.length, 0);
 });
 

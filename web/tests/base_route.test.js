@@ -7,7 +7,7 @@ import { fromHex, hex } from "../device/bytes.js";
 import { MemoryDisk } from "../device/disk.js";
 import { vectors } from "./vectors.js";
 
-const given = vectors("base_route");
+const cases = vectors("base_route");
 const LINE = new Uint8Array(8);
 const blobsOf = (list) => list.map(([sha, size]) => ({ sha: fromHex(sha), size }));
 
@@ -37,31 +37,31 @@ function baseOf({ checkpoint, whole, steps, at, width, tail, log }) {
 }
 
 test("the route to a base is Python's, from every replay state and with any blobs here", () => {
-  for (const one of given.cases) {
-    const state = one.state && { line: fromHex(one.state.line), at: one.state.at, weights: new Map() };
-    const here = new Set(one.here);
-    const found = findRoute(baseOf(one.base), state, (blob) => here.has(hex(blob.sha)));
-    const told = found && {
-      anew: found.start === null,
-      steps: found.steps,
-      needed: found.needed.map(({ sha, size }) => [hex(sha), size]),
+  for (const example of cases.cases) {
+    const state = example.state && { line: fromHex(example.state.line), at: example.state.at, weights: new Map() };
+    const here = new Set(example.here);
+    const route = findRoute(baseOf(example.base), state, (blob) => here.has(hex(blob.sha)));
+    const plain = route && {
+      anew: route.start === null,
+      steps: route.steps,
+      needed: route.needed.map(({ sha, size }) => [hex(sha), size]),
     };
-    assert.deepEqual(told, one.route, JSON.stringify(one));
+    assert.deepEqual(plain, example.route, JSON.stringify(example));
   }
-  const kinds = new Set(given.cases.map(({ route: one }) => (one === null ? "none" : one.anew)));
+  const kinds = new Set(cases.cases.map(({ route: route }) => (route === null ? "none" : route.anew)));
   assert.equal(kinds.size, 3, "every outcome is among the cases");
 });
 
 test("the steps of a route come from the offer, or from the log", async () => {
-  const [{ segments, tail, at, gone }] = given.logged;
+  const [{ segments, tail, at, gone }] = cases.logged;
   const blobs = await Blobs.open(new MemoryDisk());
   const log = [];
   for (const segment of segments) log.push(await blobs.put(fromHex(segment)));
   const base = { at, log, tail: [stretch(tail[0], tail[1] - tail[0], 2)] };
   for (const { steps, from, rounds, error } of gone) {
-    const said = stepsOf({ start: null, steps, needed: log.slice(from) }, base, blobs);
-    if (error) await assert.rejects(said, { name: "UnusableBase", message: error });
-    else assert.deepEqual((await said).map((one) => one.round), rounds);
+    const replay = stepsOf({ start: null, steps, needed: log.slice(from) }, base, blobs);
+    if (error) await assert.rejects(replay, { name: "UnusableBase", message: error });
+    else assert.deepEqual((await replay).map((step) => step.round), rounds);
   }
 });
 

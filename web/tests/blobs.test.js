@@ -13,7 +13,7 @@ import { FileDisk } from "../node/disk_files.js";
 import { content } from "./content.js";
 import { vectors } from "./vectors.js";
 
-const given = vectors("transfer");
+const cases = vectors("transfer");
 
 /** A disk that outlives the store on it, and that a test can inspect. */
 function disks(test) {
@@ -28,8 +28,8 @@ function disks(test) {
 const blockOf = (bytes, index) => bytes.slice(index * BLOCK, (index + 1) * BLOCK);
 
 test("blobs have the same names and blocks as in Python", async () => {
-  assert.equal(BLOCK, given.block);
-  for (const { size, sha, lengths } of given.blobs) {
+  assert.equal(BLOCK, cases.block);
+  for (const { size, sha, lengths } of cases.blobs) {
     const blob = await blobOf(content(size));
     assert.deepEqual([hex(blob.sha), blob.size, blockCount(blob)], [sha, size, lengths.length]);
     assert.deepEqual(lengths.map((_, index) => blockLength(blob, index)), lengths);
@@ -40,15 +40,15 @@ test("blobs have the same names and blocks as in Python", async () => {
 
 test("a Get is answered with the same blocks as in Python", async () => {
   const blobs = await Blobs.open(new MemoryDisk());
-  const bytes = content(given.blobs.at(-1).size);
+  const bytes = content(cases.blobs.at(-1).size);
   await blobs.put(bytes);
-  for (const { sha, size, blocks, answer: expected } of given.answers) {
-    const said = [];
+  for (const { sha, size, blocks, answer: expected } of cases.answers) {
+    const answers = [];
     for await (const { index, data } of answerGet(blobs, { blob: { sha: fromHex(sha), size }, blocks })) {
-      said.push([index, data.length]);
+      answers.push([index, data.length]);
       if (index >= 0) assert.deepEqual(data, blockOf(bytes, index));
     }
-    assert.deepEqual(said, expected);
+    assert.deepEqual(answers, expected);
   }
 });
 
@@ -170,11 +170,11 @@ test("a full disk and a blob that is too large give a BlobError", async () => {
 test("all but the named blobs are pruned, also those that are being fetched", async () => {
   const disk = new MemoryDisk();
   const store = await Blobs.open(disk);
-  const [kept, gone] = [await store.put(content(10)), await store.put(content(20))];
+  const [staying, gone] = [await store.put(content(10)), await store.put(content(20))];
   const [coming, left] = [await blobOf(content(2 * BLOCK)), await blobOf(content(3 * BLOCK))];
   for (const blob of [coming, left]) await (await store.partial(blob)).add(0, content(BLOCK));
-  await store.prune([kept, coming]);
-  assert.ok(store.has(kept) && !store.has(gone));
+  await store.prune([staying, coming]);
+  assert.ok(store.has(staying) && !store.has(gone));
   assert.deepEqual((await store.partial(coming)).missing(), [1]);
   assert.deepEqual((await store.partial(left)).missing(), [0, 1, 2]);
 });

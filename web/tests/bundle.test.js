@@ -9,8 +9,8 @@ import { Manifest, readManifest } from "../device/manifest.js";
 import { files, packed } from "./shipped.js";
 import { vectors } from "./vectors.js";
 
-const known = vectors("kinds").bundle;
-const FILES = files(known.name);
+const expected = vectors("kinds").bundle;
+const FILES = files(expected.name);
 const MANIFEST = "manifest.json";
 const stated = () => JSON.parse(text(FILES.get(MANIFEST)));
 const withManifest = (fields) =>
@@ -22,7 +22,7 @@ async function refused(zip, why) {
 
 test("the shipped bundle opens, and has the same hash as in Python", async () => {
   const bundle = await Bundle.open(packed(FILES));
-  assert.equal(bundle.sha256, known.sha256);
+  assert.equal(bundle.sha256, expected.sha256);
   assert.equal(bundle.manifest.numParameters("head"), 650);
   assert.deepEqual([...bundle.weights().keys()].sort(), bundle.manifest.names().sort());
   assert.throws(() => bundle.graph("train.bias"), /has no graph 'train.bias'; it has forward, /);
@@ -69,8 +69,8 @@ test("a manifest with an unknown field, a wrong type or another format is refuse
 });
 
 test("weights of another shape than the manifest says are refused", async () => {
-  const parameters = stated().parameters.map((one) =>
-    one.name === "norm.bias" ? { ...one, shape: [63] } : one,
+  const parameters = stated().parameters.map((entry) =>
+    entry.name === "norm.bias" ? { ...entry, shape: [63] } : entry,
   );
   await refused(withManifest({ ...stated(), parameters }), /norm.bias is \(64,\), expected \(63,\)/);
 });
@@ -85,19 +85,19 @@ test("parts of a manifest that do not fit each other are refused", () => {
     );
   };
   checkManifest(new Manifest(stated()));
-  wrong((one) => delete one.graphs.forward, /lists no graph 'forward'/);
+  wrong((entry) => delete entry.graphs.forward, /lists no graph 'forward'/);
   wrong(
-    (one) => (one.graphs["train.low"] = { ...one.graphs["train.mid"], file: "train.low.onnx" }),
+    (entry) => (entry.graphs["train.low"] = { ...entry.graphs["train.mid"], file: "train.low.onnx" }),
     /graph 'train.low' is none of/,
   );
   wrong(
-    (one) => one.graphs["train.mid"].trainable.pop(),
+    (entry) => entry.graphs["train.mid"].trainable.pop(),
     /train.mid and its tunable set differ in head.bias/,
   );
-  wrong((one) => (one.weights.file = "../weights"), /expected a plain file name/);
-  wrong((one) => one.graphs.forward.frozen.push("other"), /takes other, which is no parameter/);
-  wrong((one) => (one.head.features = 63), /head parameter head.weight is \(10, 64\), expected \(10, 63\)/);
-  wrong((one) => (one.labels[1] = "0"), /label '0' occurs twice/);
+  wrong((entry) => (entry.weights.file = "../weights"), /expected a plain file name/);
+  wrong((entry) => entry.graphs.forward.frozen.push("other"), /takes other, which is no parameter/);
+  wrong((entry) => (entry.head.features = 63), /head parameter head.weight is \(10, 64\), expected \(10, 63\)/);
+  wrong((entry) => (entry.labels[1] = "0"), /label '0' occurs twice/);
 });
 
 test("names that change the direction of writing, or look like others, are refused, also in templates", () => {
@@ -107,8 +107,8 @@ test("names that change the direction of writing, or look like others, are refus
     const labelled = new Manifest({ ...fields, labels: [name, ...rest] });
     assert.throws(() => checkManifest(labelled), /expected printable characters/);
     const text = { tokenizer: fields.weights, template: `{text} ${name}`, words: [] };
-    const asked = new Manifest({ ...fields, input: { ...fields.input, text } });
-    assert.throws(() => checkManifest(asked), /expected printable characters/);
+    const manifest = new Manifest({ ...fields, input: { ...fields.input, text } });
+    assert.throws(() => checkManifest(manifest), /expected printable characters/);
   }
   checkManifest(new Manifest({ ...fields, labels: [`${first} é \u{1f600}`, ...rest] }));
 });

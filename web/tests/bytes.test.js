@@ -5,10 +5,10 @@ import { concat, equal, fromBase64Url, fromHex, hex, littleEndian, sha256, text,
 import { vectors } from "./vectors.js";
 
 test("hashes and texts are as in Python", async () => {
-  for (const one of vectors("bytes").sha256) {
-    assert.equal(hex(utf8(one.text)), one.utf8);
-    assert.equal(text(fromHex(one.utf8)), one.text);
-    assert.equal(hex(await sha256(utf8(one.text))), one.sha256);
+  for (const example of vectors("bytes").sha256) {
+    assert.equal(hex(utf8(example.text)), example.utf8);
+    assert.equal(text(fromHex(example.utf8)), example.text);
+    assert.equal(hex(await sha256(utf8(example.text))), example.sha256);
   }
 });
 

@@ -12,8 +12,8 @@ import { corrected } from "../device/work.js";
 import { workload } from "../device/workload.js";
 import { vectors } from "./vectors.js";
 
-const known = vectors("choosing");
-const FOLDER = new URL(`../../models/bundles/${known.bundle}/`, import.meta.url);
+const cases = vectors("choosing");
+const FOLDER = new URL(`../../models/bundles/${cases.bundle}/`, import.meta.url);
 const manifest = await readManifest(new Uint8Array(readFileSync(new URL("manifest.json", FOLDER))));
 
 const map = (object) => new Map(Object.entries(object));
@@ -22,8 +22,8 @@ function profileOf({ name, cores, memory, speed, bandwidth, power, ...learnt }) 
   const [totalBytes, limitBytes, residentBytes] = memory;
   const [up, down] = bandwidth;
   const [idleW, loadW] = power;
-  const { seconds, opening, held_bytes: held, step_s: stepS, run_bytes: runBytes } = speed;
-  const maps = { seconds: map(seconds), opening: map(opening), heldBytes: map(held) };
+  const { seconds, opening, held_bytes: heldBytes, step_s: stepS, run_bytes: runBytes } = speed;
+  const maps = { seconds: map(seconds), opening: map(opening), heldBytes: map(heldBytes) };
   return {
     name,
     cores,
@@ -52,10 +52,10 @@ const table = ({ profile, kinds, counts, remaining_s: remainingS, masks }) => {
 const near = (actual, expected) => Math.abs(actual - expected) <= 1e-14 * Math.abs(expected);
 
 test("the workload of the shipped bundle is Python's", () => {
-  const expected = known.workload;
+  const expected = cases.workload;
   const load = workload(manifest, expected.counts);
-  const graphs = [...load.graphs].map(([name, one]) => {
-    return [name, [one.flops, one.fixedBytes, one.bytesPerSample, one.rows, one.fileBytes]];
+  const graphs = [...load.graphs].map(([name, graph]) => {
+    return [name, [graph.flops, graph.fixedBytes, graph.bytesPerSample, graph.rows, graph.fileBytes]];
   });
   assert.deepEqual(Object.fromEntries(graphs), expected.graphs);
   assert.deepEqual(Object.fromEntries(load.parameters), expected.parameters);
@@ -64,46 +64,46 @@ test("the workload of the shipped bundle is Python's", () => {
   assert.deepEqual([weightsBytes, downloadBytes, featureWidth, sampleBytes], expected.sizes);
 });
 
-for (const [place, expected] of known.tables.entries()) {
+for (const [place, expected] of cases.tables.entries()) {
   const kinds = expected.kinds.map(([name]) => name).join(", ");
   test(`table ${place}: ${expected.profile.name} in ${expected.remaining_s} s, of ${kinds}`, () => {
     const plan = table(expected);
     assert.equal(plan.chosen?.label ?? "", expected.chosen);
     assert.deepEqual(plan.straggler.reasons, expected.straggler);
     assert.deepEqual(plan.reasons, expected.reasons);
-    assert.deepEqual(plan.candidates.map((one) => one.label), expected.candidates.map((one) => one.label));
+    assert.deepEqual(plan.candidates.map((option) => option.label), expected.candidates.map((option) => option.label));
     for (const [at, { label, cost, misfits }] of plan.candidates.entries()) {
-      const wanted = expected.candidates[at];
-      assert.deepEqual(misfits, wanted.misfits, label);
-      assert.equal(cost === null, wanted.cost === null, label);
+      const python = expected.candidates[at];
+      assert.deepEqual(misfits, python.misfits, label);
+      assert.equal(cost === null, python.cost === null, label);
       if (!cost) continue;
       const { seconds, computeS, peakMemoryBytes, bytesUp, bytesDown, energyJ, flops } = cost;
       const figures = [seconds, computeS, peakMemoryBytes, bytesUp, bytesDown, energyJ, flops];
-      figures.forEach((figure, i) => assert.ok(near(figure, wanted.cost[i]), `${label}: ${figures} ${wanted.cost}`));
+      figures.forEach((figure, i) => assert.ok(near(figure, python.cost[i]), `${label}: ${figures} ${python.cost}`));
     }
   });
 }
 
 test("corrections move towards measurements as in Python", () => {
-  for (const { before, timings, after } of known.corrected) {
-    const seen = timings.map(([kind, predictedS, seconds]) => ({ kind, predictedS, seconds }));
-    const made = corrected({ corrections: map(before) }, { timings: seen });
-    assert.deepEqual([...made.keys()], Object.keys(after));
-    for (const [kind, value] of made) assert.ok(near(value, after[kind]), `${kind}: ${value}, ${after[kind]}`);
+  for (const { before, timings, after } of cases.corrected) {
+    const spent = timings.map(([kind, predictedS, seconds]) => ({ kind, predictedS, seconds }));
+    const factors = corrected({ corrections: map(before) }, { timings: spent });
+    assert.deepEqual([...factors.keys()], Object.keys(after));
+    for (const [kind, value] of factors) assert.ok(near(value, after[kind]), `${kind}: ${value}, ${after[kind]}`);
   }
 });
 
 test("the table says in words what was chosen and why nothing richer", () => {
-  const late = known.tables.find((one) => one.chosen === "few-shot");
+  const late = cases.tables.find((example) => example.chosen === "few-shot");
   const plan = table(late);
-  const said = rows(plan);
-  const chosen = said.find((row) => row.taken);
+  const lines = rows(plan);
+  const chosen = lines.find((row) => row.taken);
   assert.equal(chosen.kind, "few-shot");
   assert.equal(chosen.why, "chosen: the richest that fits");
-  assert.match(said[0].why, /^needs \d+\.\d s and has \d+\.\d s \(mostly to compute\)/);
-  const means = said.find((row) => row.kind === "class-means");
+  assert.match(lines[0].why, /^needs \d+\.\d s and has \d+\.\d s \(mostly to compute\)/);
+  const means = lines.find((row) => row.kind === "class-means");
   assert.equal(means.why, "fits, but poorer than the chosen one");
   assert.match(verdict(plan), /^A straggler for this task \(a full update needs .*\); it sends few-shot\.$/);
-  const nothing = table(known.tables.find((one) => !one.chosen));
+  const nothing = table(cases.tables.find((example) => !example.chosen));
   assert.equal(verdict(nothing), "Nothing fits: this device would sit the round out.");
 });

@@ -12,40 +12,40 @@ import { project } from "../device/projection.js";
 import { write } from "../device/safetensors.js";
 import { vectors } from "./vectors.js";
 
-const known = vectors("class_statistics");
+const cases = vectors("class_statistics");
 const COUNTS = { smallest_count: 2, samples: 40, most_classes: 0, hold_out: 0 };
 const STATISTICS = { numbers: "float16", ...COUNTS, moments: true, features: 512, projection_seed: 0 };
 
 test("64-bit numbers are rounded to 16 bits as in numpy", () => {
-  const numbers = new Float64Array(fromHex(known.halves.numbers).buffer);
-  const bits = new Uint16Array(fromHex(known.halves.bits).buffer);
+  const numbers = new Float64Array(fromHex(cases.halves.numbers).buffer);
+  const bits = new Uint16Array(fromHex(cases.halves.bits).buffer);
   assert.ok(numbers.length > 200);
   numbers.forEach((number, at) => assert.equal(toHalf(number), bits[at], `${number}`));
 });
 
-for (const [at, one] of known.encoded.entries()) {
+for (const [at, example] of cases.encoded.entries()) {
   test(`class statistics of these features are Python's, byte for byte (${at})`, () => {
-    const x = new Float32Array(fromHex(one.features).buffer);
-    const found = measureStatistics({ x, y: Int32Array.from(one.y) }, one.width, one.labels, one.smallest);
-    const sent = encode(found, one);
-    assert.equal(hex(write(sent)), one.sent);
+    const x = new Float32Array(fromHex(example.features).buffer);
+    const sums = measureStatistics({ x, y: Int32Array.from(example.y) }, example.width, example.labels, example.smallest);
+    const sent = encode(sums, example);
+    assert.equal(hex(write(sent)), example.sent);
   });
 }
 
 test("held-out samples are Python's", () => {
-  for (const { samples, share, device, rows } of known.held_out) {
+  for (const { samples, share, device, rows } of cases.held_out) {
     const y = Int32Array.from({ length: samples }, (_, i) => i);
-    const [held, rest] = splitHeldOut({ x: new Float32Array(2 * samples), y }, share, device);
-    assert.deepEqual([...held.y], rows, `${samples} samples of ${device}, ${share}`);
-    assert.deepEqual([...held.y, ...rest.y].sort((a, b) => a - b), [...y]);
+    const [holdout, rest] = splitHeldOut({ x: new Float32Array(2 * samples), y }, share, device);
+    assert.deepEqual([...holdout.y], rows, `${samples} samples of ${device}, ${share}`);
+    assert.deepEqual([...holdout.y, ...rest.y].sort((a, b) => a - b), [...y]);
   }
 });
 
 test("the classes that are sent are those that Python chooses", () => {
-  assert.ok(known.chosen.length > 100);
-  for (const { present, most, rare, round, chosen: expected } of known.chosen) {
-    const found = chosenClasses(present, most, { rare, round });
-    assert.deepEqual(found, expected, `${most} of ${present}, ${rare}, ${round}`);
+  assert.ok(cases.chosen.length > 100);
+  for (const { present, most, rare, round, chosen: expected } of cases.chosen) {
+    const classes = chosenClasses(present, most, { rare, round });
+    assert.deepEqual(classes, expected, `${most} of ${present}, ${rare}, ${round}`);
   }
 });
 
@@ -61,12 +61,12 @@ test("features of a wide head are projected as in Python", () => {
   const identity = Float32Array.from({ length: 64 }, (_, at) => Number(at % 9 === 0));
   for (const [seed, columns] of [[0, [-1, 3, 2, -2, 1, 4, 3, -4]], [7, [4, -2, 1, 4, 1, -3, -3, -2]]]) {
     const rows = project(identity, 8, { features: 4, projection_seed: seed });
-    const found = Array.from({ length: 8 }, (_, at) => {
+    const products = Array.from({ length: 8 }, (_, at) => {
       const row = rows.subarray(4 * at, 4 * at + 4);
       const sum = row.findIndex((value) => value !== 0);
       return row[sum] * (sum + 1);
     });
-    assert.deepEqual(found, columns, `seed ${seed}`);
+    assert.deepEqual(products, columns, `seed ${seed}`);
   }
   assert.equal(project(identity, 8, { features: 8, projection_seed: 0 }), identity);
 });

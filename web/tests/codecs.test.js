@@ -7,9 +7,9 @@ import { codecNamed } from "../device/codecs.js";
 import { read, write } from "../device/safetensors.js";
 import { vectors } from "./vectors.js";
 
-const given = vectors("codecs");
-const base = read(fromHex(given.base));
-const updates = given.updates.map((one) => read(fromHex(one)));
+const cases = vectors("codecs");
+const base = read(fromHex(cases.base));
+const updates = cases.updates.map((text) => read(fromHex(text)));
 
 async function written(word, rounds, unpacked) {
   let left = new Map();
@@ -21,7 +21,7 @@ async function written(word, rounds, unpacked) {
   }
 }
 
-for (const { word, lossy, rounds } of given.codecs) {
+for (const { word, lossy, rounds } of cases.codecs) {
   test(`an update has Python's bytes, and as much is left out, round after round: "${word}"`, async () => {
     assert.equal(codecNamed(word).lossy, lossy);
     await written(word, rounds, (body) => body);
@@ -33,19 +33,19 @@ for (const { word, lossy, rounds } of given.codecs) {
 }
 
 test("a word that names no codec is refused with what was expected", () => {
-  for (const { word, python } of given.none) {
+  for (const { word, python } of cases.none) {
     assert.throws(() => codecNamed(word), { name: "CodecError", message: python });
   }
 });
 
 test("predicted bytes are Python's", () => {
-  for (const { word, values, count, exact, bytes } of given.predicted) {
+  for (const { word, values, count, exact, bytes } of cases.predicted) {
     assert.equal(codecNamed(word).payloadBytes(values, count, exact), bytes, word);
   }
 });
 
 test("encoding does not change its arguments", async () => {
   await codecNamed("delta+int8+deflate").encode(updates[0], base, new Map());
-  assert.equal(hex(write(updates[0])), given.updates[0]);
-  assert.equal(hex(write(base)), given.base);
+  assert.equal(hex(write(updates[0])), cases.updates[0]);
+  assert.equal(hex(write(base)), cases.base);
 });

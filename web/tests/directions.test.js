@@ -7,8 +7,8 @@ import { UnknownGenerator } from "../device/errors.js";
 import { fill } from "../device/philox.js";
 import { vectors } from "./vectors.js";
 
-const known = vectors("directions");
-const made = ({ seed, index, generator, start, size }) =>
+const cases = vectors("directions");
+const elementsOf = ({ seed, index, generator, start, size }) =>
   direction({ seed: BigInt(seed), index: BigInt(index), generator }, start, size);
 
 test("Philox gives the known answer of its authors", () => {
@@ -42,13 +42,13 @@ test("Philox gives the same as its definition in 64-bit integers", () => {
 });
 
 test("directions are those of Python, the golden vectors included", () => {
-  for (const one of known.elements) assert.deepEqual([...made(one)], one.elements);
+  for (const example of cases.elements) assert.deepEqual([...elementsOf(example)], example.elements);
 });
 
 test("long directions are those of Python, bit for bit", async () => {
-  for (const one of known.hashes) {
-    const elements = made(one);
-    assert.equal(hex(await sha256(new Uint8Array(elements.buffer))), one.sha256);
+  for (const example of cases.hashes) {
+    const elements = elementsOf(example);
+    assert.equal(hex(await sha256(new Uint8Array(elements.buffer))), example.sha256);
   }
 });
 

@@ -23,9 +23,9 @@ test("contributions without a receipt still wait after a restart under the same 
 
 test("under another name they are not sent, and their round is not worked on: they could count twice", async () => {
   const disk = await leftBy("phone-1");
-  const said = [];
-  await own(disk, "phone-2", (_, line) => said.push(line));
-  assert.deepEqual(said, [4, 5].map((round) => `round ${round}: full was made as phone-1, and is not sent`));
+  const lines = [];
+  await own(disk, "phone-2", (_, line) => lines.push(line));
+  assert.deepEqual(lines, [4, 5].map((round) => `round ${round}: full was made as phone-1, and is not sent`));
   const outbox = await Outbox.open(disk);
   assert.equal(outbox.size, 0);
   assert.deepEqual([outbox.settled.run, outbox.settled.round], ["r1", 5]);

@@ -13,14 +13,14 @@ const runtime = await wasmRuntime({ threads: 1 });
 const SAMPLES = 7;
 const x = Float32Array.from({ length: SAMPLES * 64 }, (_, i) => Math.sin(i));
 const y = Int32Array.from({ length: SAMPLES }, (_, i) => (3 * i) % 10);
-const near = (one, other, by) => assert.ok(Math.abs(one - other) <= by, `${one} is not ${other} to ${by}`);
+const near = (left, other, by) => assert.ok(Math.abs(left - other) <= by, `${left} is not ${other} to ${by}`);
 
 test("batches of any size give the same logits", async () => {
   const model = new DeviceModel(bundle, runtime);
   const few = new DeviceModel(bundle, runtime, { batch: 3 });
-  const [one, other] = [await model.logits(x), await few.logits(x)];
-  assert.equal(one.length, SAMPLES * 10);
-  one.forEach((value, i) => near(other[i], value, 1e-5));
+  const [all, other] = [await model.logits(x), await few.logits(x)];
+  assert.equal(all.length, SAMPLES * 10);
+  all.forEach((value, i) => near(other[i], value, 1e-5));
   assert.equal((await model.logits(new Float32Array(0))).length, 0);
 });
 
@@ -65,12 +65,12 @@ test("more samples than one run takes are cut into micro-batches with the same m
 test("new weights are used by everything that is made after them", async () => {
   const model = new DeviceModel(bundle, runtime);
   const before = await model.logits(x);
-  const held = await model.trainer("head");
+  const first = await model.trainer("head");
   const bias = model.weights.get("head.bias").data.map((value) => value + 1);
   await model.load(new Map([["head.bias", float32([10], bias)]]));
   const after = await model.logits(x);
   before.forEach((value, i) => near(after[i], value + 1, 1e-5));
-  assert.notDeepEqual(held.params.vector, (await model.trainer("head")).params.vector);
+  assert.notDeepEqual(first.params.vector, (await model.trainer("head")).params.vector);
   await assert.rejects(model.load(new Map([["head.bias", float32([9], new Float32Array(9))]])), TensorError);
 });
 

@@ -7,7 +7,7 @@ import { float32 } from "../device/flat.js";
 
 const filled = (value) => float32([3], new Float32Array(3).fill(value));
 const rest = (values) => new Map(Object.entries(values).map(([name, value]) => [name, filled(value)]));
-const values = (found) => Object.fromEntries([...found].map(([name, { data }]) => [name, data[0]]));
+const values = (tensors) => Object.fromEntries([...tensors].map(([name, { data }]) => [name, data[0]]));
 const waiting = (...rounds) => new Set(rounds);
 
 function folder() {
@@ -94,7 +94,7 @@ test("what was sent and what is left add up to the updates that count, in any or
       while (open.size > behind) await receipt([...open.keys()].sort()[round % open.size], next(2) === 0);
     }
     for (const round of [...open.keys()]) await receipt(round, round % 2 === 0);
-    const rest_ = Object.values(await get(left)).reduce((sum, one) => sum + one, 0);
+    const rest_ = Object.values(await get(left)).reduce((sum, value) => sum + value, 0);
     assert.equal(arrived + rest_, exact, `seed ${seed}`);
   }
 });

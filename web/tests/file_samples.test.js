@@ -32,7 +32,7 @@ test("a table has class names, in any case, or class numbers", async (t) => {
 
 test("an array with a value that is not finite is refused, as in the page", async (t) => {
   const head = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2), }";
-  const npy = (said, values) => Buffer.concat([Buffer.from("\x93NUMPY\x01\x00", "latin1"), Buffer.from(Uint16Array.of(said.length).buffer), Buffer.from(said), Buffer.from(values.buffer)]);
+  const npy = (header, values) => Buffer.concat([Buffer.from("\x93NUMPY\x01\x00", "latin1"), Buffer.from(Uint16Array.of(header.length).buffer), Buffer.from(header), Buffer.from(values.buffer)]);
   const y = npy("{'descr': '<i4', 'fortran_order': False, 'shape': (1,), }", Int32Array.of(0));
   const folder = mkdtempSync(join(tmpdir(), "samples-"));
   t.after(() => rmSync(folder, { recursive: true }));

@@ -12,7 +12,7 @@ const joined = (...parts) => Float32Array.from(parts.flatMap((part) => [...part]
 const silence = (seconds) => new Float32Array(seconds * RATE);
 
 /** One second captured from a sound, and how many seconds that took. */
-function heard(sound, seconds = 1) {
+function captured(sound, seconds = 1) {
   const capture = new KeywordCapture(seconds, RATE);
   let at = 0;
   for (; at < sound.length && !capture.done; at += BLOCK) capture.hear(sound.subarray(at, at + BLOCK));
@@ -29,7 +29,7 @@ for (const begin of [0.5, 0.9, 2.5]) {
   test(`a word that begins after ${begin} s is in the middle of the second that is kept`, () => {
     const noise = tone(0.01, 0.0005);
     const around = (seconds) => joined(...Array.from({ length: seconds * 100 }, () => noise));
-    const { samples, fault, done, tookS } = heard(joined(around(begin), tone(0.4, 0.3), around(6)));
+    const { samples, fault, done, tookS } = captured(joined(around(begin), tone(0.4, 0.3), around(6)));
     assert.equal(samples.length, RATE);
     assert.equal(fault, "");
     assert.ok(done);
@@ -41,27 +41,27 @@ for (const begin of [0.5, 0.9, 2.5]) {
 }
 
 test("a word that comes at once is kept whole", () => {
-  const [first, last] = extent(heard(joined(silence(0.2), tone(0.4, 0.3), silence(6))).samples);
+  const [first, last] = extent(captured(joined(silence(0.2), tone(0.4, 0.3), silence(6))).samples);
   assert.ok(Math.abs(first - 0.05) < 0.01 && Math.abs(last - 0.45) < 0.01, `${first} to ${last}`); // 0.15 s are skipped
 });
 
 test("samples are those of the microphone, in units of 16-bit PCM", () => {
   const word = tone(0.5, 0.25);
-  const { samples } = heard(joined(silence(1), word, silence(3)));
+  const { samples } = captured(joined(silence(1), word, silence(3)));
   const begin = samples.findIndex((value) => value !== 0);
   assert.deepEqual([...samples.slice(begin, begin + word.length)], [...word.map((value) => 32768 * value)]);
 });
 
 test("if nobody speaks, capture ends and tells whether there was noise or nothing at all", () => {
-  const noise = heard(tone(9, 0.001));
+  const noise = captured(tone(9, 0.001));
   assert.deepEqual([noise.fault, noise.done, noise.begun, noise.samples.length], ["quiet", true, false, RATE]);
-  assert.equal(heard(silence(9)).fault, "nothing");
+  assert.equal(captured(silence(9)).fault, "nothing");
 });
 
 test("constant noise is no word, and a word above it is found", () => {
   const noise = tone(3, 0.02);
-  assert.equal(heard(tone(9, 0.02)).fault, "quiet");
-  const { fault, samples } = heard(joined(noise, tone(0.4, 0.4), noise));
+  assert.equal(captured(tone(9, 0.02)).fault, "quiet");
+  const { fault, samples } = captured(joined(noise, tone(0.4, 0.4), noise));
   assert.equal(fault, "");
   const loud = [...samples.keys()].filter((i) => Math.abs(samples[i]) > 0.03 * 32768);
   assert.ok(Math.abs((loud[0] + loud.at(-1)) / 2 / RATE - 0.5) < 0.05);
@@ -69,18 +69,18 @@ test("constant noise is no word, and a word above it is found", () => {
 
 test("neither a click nor an offset is a word", () => {
   const click = joined(silence(0.5), tone(0.03, 0.9), silence(1), tone(0.4, 0.2), silence(3));
-  const [first, last] = extent(heard(click).samples);
+  const [first, last] = extent(captured(click).samples);
   assert.ok(last - first > 0.39 && last - first < 0.41);
-  assert.equal(heard(tone(9, 0.0005).map((value) => value + 0.1)).fault, "quiet");
+  assert.equal(captured(tone(9, 0.0005).map((value) => value + 0.1)).fault, "quiet");
 });
 
 test("clipped sound is reported as too loud", () => {
   const cut = tone(0.4, 3).map((value) => Math.max(-1, Math.min(1, value)));
-  assert.equal(heard(joined(silence(1), cut, silence(2))).fault, "loud");
+  assert.equal(captured(joined(silence(1), cut, silence(2))).fault, "loud");
 });
 
 test("a word that begins at once and lasts longer than the kept second is captured", () => {
-  const { fault, done, samples } = heard(joined(tone(8, 0.2)));
+  const { fault, done, samples } = captured(joined(tone(8, 0.2)));
   assert.deepEqual([fault, done, samples.length], ["quiet", true, RATE]); // there is no silence that it stands out from
   assert.ok(samples.every((value) => Number.isFinite(value)));
 });

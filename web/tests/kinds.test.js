@@ -16,22 +16,22 @@ import { wasmRuntime } from "../device/runtime.js";
 import { files, packed } from "./shipped.js";
 import { vectors } from "./vectors.js";
 
-const known = vectors("kinds");
+const cases = vectors("kinds");
 const NEAR = 1e-5; // of results of an engine: the difference over the number, or over 1 if that is larger
 const NEAR_HALF = 2 ** -11; // of 16-bit numbers up to 1: one step
 const WIDTH = 64; // features of the bundle
 const NEAR_SCALARS = 5e-3; // of scalars, each of which is a difference of two losses over 2 eps
-const bundle = await Bundle.open(packed(files(known.bundle.name)));
+const bundle = await Bundle.open(packed(files(cases.bundle.name)));
 const runtime = await wasmRuntime({ threads: 1 });
-const x = Float32Array.from(prepare(bundle.manifest.input, fromHex(known.data.raw)));
-const data = { x, y: Int32Array.from(known.data.y) };
+const x = Float32Array.from(prepare(bundle.manifest.input, fromHex(cases.data.raw)));
+const data = { x, y: Int32Array.from(cases.data.y) };
 const aside = new Map(
-  Object.entries(known.aside).map(([name, { shape, values }]) => [
+  Object.entries(cases.aside).map(([name, { shape, values }]) => [
     name,
     { dtype: "float32", shape, data: new Float32Array(fromHex(values).buffer) },
   ]),
 );
-const RUN = { seed: BigInt(known.data.seed), device: known.data.device, clock: () => 0, deadline: 1, aside };
+const RUN = { seed: BigInt(cases.data.seed), device: cases.data.device, clock: () => 0, deadline: 1, aside };
 
 /** Numbers evenly from the first to the last, as in the writer of the vectors. */
 function few({ data: values }, count) {
@@ -41,10 +41,10 @@ function few({ data: values }, count) {
 }
 
 /** Checks that labels and counts are equal, and means up to one step of their rounding. */
-function sameRows({ shape: [, bytes], data: rows }, wanted) {
+function sameRows({ shape: [, bytes], data: rows }, expectedRows) {
   const view = new DataView(rows.buffer);
   const isShort = bytes === rowBytes(WIDTH, "int8");
-  wanted.forEach(({ label, count, mean }, place) => {
+  expectedRows.forEach(({ label, count, mean }, place) => {
     const at = place * bytes;
     assert.deepEqual([view.getUint16(at, true), view.getUint32(at + 2, true)], [label, count]);
     const largest = view.getFloat32(at + 6, true);
@@ -58,51 +58,51 @@ function sameRows({ shape: [, bytes], data: rows }, wanted) {
   });
 }
 
-for (const [at, made] of known.made.entries()) {
-  test(`a contribution of ${made.kind} ${made.form} is Python's (${at})`, async () => {
-    const strategy = make(made.kind, made.settings);
+for (const [at, example] of cases.made.entries()) {
+  test(`a contribution of ${example.kind} ${example.form} is Python's (${at})`, async () => {
+    const strategy = make(example.kind, example.settings);
     assert.deepEqual(
       strategy.variants().map((form) => form.form),
-      made.forms,
+      example.forms,
     );
     const [richest] = strategy.variants();
     const model = new DeviceModel(bundle, runtime);
-    const given = await train(richest, model, data, RUN);
+    const update = await train(richest, model, data, RUN);
     await model.unload();
-    check(given.tensors, expected(richest, bundle.manifest));
-    const { kind, form, numExamples } = given;
+    check(update.tensors, expected(richest, bundle.manifest));
+    const { kind, form, numExamples } = update;
     assert.deepEqual(
       { kind, form, numExamples },
-      { kind: made.kind, form: made.form, numExamples: made.num_examples },
+      { kind: example.kind, form: example.form, numExamples: example.num_examples },
     );
-    if (made.train_loss === null) assert.ok(Number.isNaN(given.trainLoss));
-    else assert.ok(Math.abs(given.trainLoss - made.train_loss) < NEAR * made.train_loss);
-    const sent = { ...made.statistics, ...made.tensors };
-    assert.deepEqual([...given.tensors.keys()].sort(), Object.keys(sent).sort());
+    if (example.train_loss === null) assert.ok(Number.isNaN(update.trainLoss));
+    else assert.ok(Math.abs(update.trainLoss - example.train_loss) < NEAR * example.train_loss);
+    const sent = { ...example.statistics, ...example.tensors };
+    assert.deepEqual([...update.tensors.keys()].sort(), Object.keys(sent).sort());
     for (const [name, { dtype, shape, values, rows }] of Object.entries(sent)) {
-      const tensor = given.tensors.get(name);
+      const tensor = update.tensors.get(name);
       assert.deepEqual([tensor.dtype, tensor.shape], [dtype, shape]);
       if (rows) {
         sameRows(tensor, rows);
         continue;
       }
       few(tensor, values.length).forEach((value, i) => {
-        const found = dtype === "float16" ? fromHalf(value) : value;
+        const read = dtype === "float16" ? fromHalf(value) : value;
         const step = dtype === "float16" ? NEAR_HALF : NEAR;
         const most = (name === "g" ? NEAR_SCALARS : step) * Math.max(1, Math.abs(values[i]));
-        assert.ok(Math.abs(found - values[i]) <= most, `${name}: ${found}, expected ${values[i]}`);
+        assert.ok(Math.abs(read - values[i]) <= most, `${name}: ${read}, expected ${values[i]}`);
       });
     }
   });
 }
 
 test("kinds have the settings and defaults of Python", () => {
-  for (const [kind, settings] of Object.entries(known.fields))
+  for (const [kind, settings] of Object.entries(cases.fields))
     assert.deepEqual({ ...make(kind).settings }, settings);
 });
 
 test("settings that Python refuses are refused", () => {
-  for (const { kind, settings } of known.refused) {
+  for (const { kind, settings } of cases.refused) {
     assert.throws(() => make(kind, settings), KindError, `${kind} takes ${JSON.stringify(settings)}`);
   }
 });
@@ -123,15 +123,15 @@ test("settings that a browser does not support are refused with the reason, neve
 });
 
 test("kinds that cannot be done here are passed over, and that is logged", () => {
-  const said = [];
+  const lines = [];
   const kinds = [
     { name: "prototypes", settings: {} },
     { name: "full", settings: { terms: { moon: { mu: 1 } } } },
     { name: "few-shot", settings: { shots: 3n } },
   ];
-  const [only, ...others] = supportedKinds(kinds, (text) => said.push(text));
+  const [only, ...others] = supportedKinds(kinds, (text) => lines.push(text));
   assert.deepEqual([only.name, only.settings.shots, others], ["few-shot", 3, []]);
-  assert.equal(said.length, 2);
+  assert.equal(lines.length, 2);
   assert.throws(() => supportedKinds(kinds.slice(0, 2)), KindError);
   assert.throws(() => supportedKinds([]), /no kind of update is offered/);
 });
@@ -167,17 +167,17 @@ test("training ends after the last whole epoch that there is time for", async ()
   const progress = () => void (reports += 1);
   const [whole] = make("full", { epochs: 6, reduced_epochs: 1, batch: 16, lr: 0.01 }).variants();
   const model = new DeviceModel(bundle, runtime);
-  const given = await whole.train(model, data, { ...RUN, clock, progress, deadline: 8 });
-  assert.equal(given.form, "epochs=2");
+  const update = await whole.train(model, data, { ...RUN, clock, progress, deadline: 8 });
+  assert.equal(update.form, "epochs=2");
   const [alone] = make("full", { epochs: 2, batch: 16, lr: 0.01 }).variants();
   const other = await alone.train(model, data, RUN);
-  assert.deepEqual(given.tensors.get("head.bias").data, other.tensors.get("head.bias").data);
+  assert.deepEqual(update.tensors.get("head.bias").data, other.tensors.get("head.bias").data);
   reports = 6;
   await assert.rejects(whole.train(model, data, { ...RUN, clock, progress, deadline: 1 }), OutOfTime);
 });
 
 test("work that would end late is given up as soon as that is projected", async () => {
-  const run = (now, deadline, lost = 0) => ({ ...RUN, clock: () => now, deadline, lost: () => lost });
+  const run = (now, deadline, lostS = 0) => ({ ...RUN, clock: () => now, deadline, lost: () => lostS });
   await pace(run(10, 100), { began: 0, done: 0.1 });
   await assert.rejects(pace(run(10, 99), { began: 0, done: 0.1 }), (error) => {
     return (
@@ -199,10 +199,10 @@ test("few-shot training with statistics runs the samples through the network onc
   const features = model.features.bind(model);
   let passes = 0;
   model.features = (inputs) => ((passes += 1), features(inputs));
-  const made = await train(make("few-shot", { epochs: 1, statistics: {} }), model, data, RUN);
+  const update = await train(make("few-shot", { epochs: 1, statistics: {} }), model, data, RUN);
   await model.unload();
   assert.equal(passes, 1);
-  assert.equal(made.numExamples, data.y.length);
+  assert.equal(update.numExamples, data.y.length);
 });
 
 test("all of a pre-trained network is trained in smaller steps, unless the task bounds them", () => {

@@ -22,16 +22,16 @@ function linked(t, url, name, options = {}) {
   const events = [];
   const link = new Link(parseUrl(url), name, (event) => events.push(event), { ...FAST, ...options }, inNode());
   t.after(() => link.close());
-  const heard = (topic) =>
-    events.filter((one) => one.kind === "received" && one.topic === topic).map((one) => text(one.payload));
-  const told = (kind) => events.filter((one) => one.kind === kind);
-  return { link, events, heard, told };
+  const payloads = (topic) =>
+    events.filter((event) => event.kind === "received" && event.topic === topic).map((event) => text(event.payload));
+  const eventsOf = (kind) => events.filter((event) => event.kind === kind);
+  return { link, events, payloads, eventsOf };
 }
 
 async function connected(t, url, name, options) {
-  const one = linked(t, url, name, options);
-  await one.link.connect();
-  return one;
+  const ends = linked(t, url, name, options);
+  await ends.link.connect();
+  return ends;
 }
 
 for (const over of OVER) {
@@ -39,13 +39,13 @@ for (const over of OVER) {
     const broker = await start(t);
     const url = over === "ws" ? broker.webUrl : broker.url;
     const reader = await connected(t, broker.url, "reader", { subscriptions: ["a/#"] });
-    const { link, told } = await connected(t, url, "writer");
+    const { link, eventsOf } = await connected(t, url, "writer");
     assert.ok(link.connected);
-    assert.deepEqual(told("connected"), [{ kind: "connected", first: true }]);
+    assert.deepEqual(eventsOf("connected"), [{ kind: "connected", first: true }]);
     const block = new Uint8Array(64 * 1024).map((_, at) => at % 251);
     assert.ok(await link.publish("a/b", block));
-    await until(() => reader.told("received").length === 1);
-    assert.deepEqual(reader.told("received")[0], { kind: "received", topic: "a/b", payload: block, retain: false });
+    await until(() => reader.eventsOf("received").length === 1);
+    assert.deepEqual(reader.eventsOf("received")[0], { kind: "received", topic: "a/b", payload: block, retain: false });
     assert.equal(link.unacknowledged(), 0);
     assert.equal(link.bytesUp, 1 + 3 + 2 + 3 + 2 + block.length);
     assert.equal(reader.link.bytesDown, link.bytesUp);
@@ -56,19 +56,19 @@ for (const over of OVER) {
     const url = over === "ws" ? broker.webUrl : broker.url;
     const reader = await connected(t, broker.url, "reader", { subscriptions: ["s/+"] });
     const will = { topic: "s/lost", payload: utf8("offline") };
-    const lost = await connected(t, url, "lost", { will, greeting: { topic: "s/lost", payload: utf8("online") } });
-    await until(() => reader.heard("s/lost").length === 1);
+    const other = await connected(t, url, "lost", { will, greeting: { topic: "s/lost", payload: utf8("online") } });
+    await until(() => reader.payloads("s/lost").length === 1);
     const rival = await connected(t, broker.url, "lost"); // the broker ends the older connection
-    await until(() => reader.heard("s/lost").includes("offline"));
+    await until(() => reader.payloads("s/lost").includes("offline"));
     await rival.link.close();
-    await lost.link.close();
+    await other.link.close();
     const gone = await connected(t, url, "gone", { will: { topic: "s/gone", payload: utf8("lost") } });
     await gone.link.close({ topic: "s/gone", payload: utf8("left"), retain: false });
-    await until(() => reader.heard("s/gone").length === 1);
-    assert.deepEqual(reader.heard("s/gone"), ["left"]);
+    await until(() => reader.payloads("s/gone").length === 1);
+    assert.deepEqual(reader.payloads("s/gone"), ["left"]);
     const later = await connected(t, broker.url, "later", { subscriptions: ["s/+"] });
-    await until(() => later.heard("s/lost").length === 1);
-    assert.ok(later.told("received")[0].retain, "the will is kept");
+    await until(() => later.payloads("s/lost").length === 1);
+    assert.ok(later.eventsOf("received")[0].retain, "the will is kept");
   });
 
   test(`a program that ends once its link is closed has no last will, over ${over}`, { skip }, async (t) => {
@@ -77,33 +77,33 @@ for (const over of OVER) {
     const ended = spawn(process.execPath, [LEAVING, over === "ws" ? broker.webUrl : broker.url], { stdio: "inherit" });
     await once(ended, "exit");
     await reader.link.publish("s", utf8("later"));
-    await until(() => reader.heard("s").includes("later"));
-    assert.deepEqual(reader.heard("s"), ["left", "later"]);
+    await until(() => reader.payloads("s").includes("later"));
+    assert.deepEqual(reader.payloads("s"), ["left", "later"]);
   });
 
   test(`a link reconnects, and sends its greeting and then waiting messages, over ${over}`, { skip }, async (t) => {
     const broker = await start(t);
     const url = over === "ws" ? broker.webUrl : broker.url;
     const greeting = { topic: "x/state", payload: utf8("online") };
-    const { link, told, heard } = await connected(t, url, "device", { greeting, subscriptions: ["dn/#"] });
+    const { link, eventsOf, payloads } = await connected(t, url, "device", { greeting, subscriptions: ["dn/#"] });
     await broker.stop();
-    await until(() => told("disconnected").length === 1);
+    await until(() => eventsOf("disconnected").length === 1);
     assert.ok(!link.connected);
     const waiting = ["1", "2", "3"].map((word) => link.publish("x/y", utf8(word)));
     assert.equal(link.unacknowledged("x/y"), 3);
     const again = await start(t, { ports: broker.ports });
     const reader = await connected(t, again.url, "reader", { subscriptions: ["x/#"] });
     assert.deepEqual(await Promise.all(waiting), [true, true, true]);
-    await until(() => told("connected").length === 2);
-    assert.deepEqual(told("connected")[1], { kind: "connected", first: false });
+    await until(() => eventsOf("connected").length === 2);
+    assert.deepEqual(eventsOf("connected")[1], { kind: "connected", first: false });
     assert.equal(link.unacknowledged(), 0);
-    await until(() => reader.heard("x/state").length > 0);
+    await until(() => reader.payloads("x/state").length > 0);
     await link.publish("x/y", utf8("last"));
-    await until(() => reader.heard("x/y").includes("last"));
-    const words = reader.heard("x/y");
+    await until(() => reader.payloads("x/y").includes("last"));
+    const words = reader.payloads("x/y");
     assert.deepEqual(words, ["1", "2", "3", "last"].slice(4 - words.length)); // the reader may have come later
     await reader.link.publish("dn/task", utf8("subscribed again"));
-    await until(() => heard("dn/task").length === 1);
+    await until(() => payloads("dn/task").length === 1);
   });
 }
 
@@ -111,11 +111,11 @@ test("a retained message is marked, and a live one is not", { skip }, async (t) 
   const broker = await start(t);
   const writer = await connected(t, broker.url, "writer");
   await writer.link.publish("fl/v1/all/round/digits", utf8("kept"), true);
-  const { told } = await connected(t, broker.webUrl, "device", { subscriptions: ["fl/v1/all/round/+"] });
-  await until(() => told("received").length === 1);
+  const { eventsOf } = await connected(t, broker.webUrl, "device", { subscriptions: ["fl/v1/all/round/+"] });
+  await until(() => eventsOf("received").length === 1);
   await writer.link.publish("fl/v1/all/round/digits", utf8("live"), true);
-  await until(() => told("received").length === 2);
-  assert.deepEqual(told("received").map((one) => [text(one.payload), one.retain]), [["kept", true], ["live", false]]);
+  await until(() => eventsOf("received").length === 2);
+  assert.deepEqual(eventsOf("received").map((event) => [text(event.payload), event.retain]), [["kept", true], ["live", false]]);
 });
 
 test("a message over the limit is refused before it is sent, and so are wildcards", { skip }, async (t) => {
@@ -128,9 +128,9 @@ test("a message over the limit is refused before it is sent, and so are wildcard
 
 test("a full queue takes no more messages", { skip }, async (t) => {
   const broker = await start(t);
-  const { link, told } = await connected(t, broker.url, "device", { queueLimit: 2, reconnectS: [30, 30] });
+  const { link, eventsOf } = await connected(t, broker.url, "device", { queueLimit: 2, reconnectS: [30, 30] });
   await broker.stop();
-  await until(() => told("disconnected").length === 1);
+  await until(() => eventsOf("disconnected").length === 1);
   link.publish("x", utf8("1"));
   link.publish("x", utf8("2"));
   assert.equal(await link.publish("x", utf8("3")), false);
@@ -140,14 +140,14 @@ test("a full queue takes no more messages", { skip }, async (t) => {
 test("a compact message is sent at once or not at all", { skip }, async (t) => {
   const broker = await start(t);
   const reader = await connected(t, broker.url, "reader", { subscriptions: ["fl/v1/d/+/up/c"] });
-  const { link, told } = await connected(t, broker.url, "device", { reconnectS: [0.3, 0.3] });
+  const { link, eventsOf } = await connected(t, broker.url, "device", { reconnectS: [0.3, 0.3] });
   assert.ok(await link.publish("fl/v1/d/device/up/c", Uint8Array.of(4)));
   assert.equal(link.bytesUp, 2 + 2 + 19 + 1);
   assert.equal(link.unacknowledged(), 0);
-  await until(() => reader.told("received").length === 1);
+  await until(() => reader.eventsOf("received").length === 1);
   assert.equal(reader.link.bytesDown, link.bytesUp);
   await broker.stop();
-  await until(() => told("disconnected").length === 1);
+  await until(() => eventsOf("disconnected").length === 1);
   assert.equal(await link.publish("fl/v1/d/device/up/c", Uint8Array.of(4)), false);
   assert.equal(link.unacknowledged(), 0);
 });
@@ -158,8 +158,8 @@ test("messages of a burst all arrive, in order", { skip }, async (t) => {
   const { link } = await connected(t, broker.webUrl, "device");
   const sent = Array.from({ length: 300 }, (_, at) => link.publish("x", utf8(`${at}`)));
   assert.ok((await Promise.all(sent)).every(Boolean));
-  await until(() => reader.heard("x").length === 300);
-  assert.deepEqual(reader.heard("x"), Array.from({ length: 300 }, (_, at) => `${at}`));
+  await until(() => reader.payloads("x").length === 300);
+  assert.deepEqual(reader.payloads("x"), Array.from({ length: 300 }, (_, at) => `${at}`));
 });
 
 test("a wrong password is refused, with what to check", { skip }, async (t) => {
@@ -210,10 +210,10 @@ test("a connection that ends before its subscriptions are answered counts as no 
   await once(server, "listening");
   t.after(() => server.close());
   const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
-  const { link, told } = linked(t, `mqtt://127.0.0.1:${port}`, "pi", { subscriptions: ["mine/#"] });
+  const { link, eventsOf } = linked(t, `mqtt://127.0.0.1:${port}`, "pi", { subscriptions: ["mine/#"] });
   await assert.rejects(link.connect(), BrokerUnreachable);
   await link.connect();
-  assert.deepEqual(told("connected"), [{ kind: "connected", first: true }]);
+  assert.deepEqual(eventsOf("connected"), [{ kind: "connected", first: true }]);
   await link.close();
 });
 
@@ -245,21 +245,21 @@ test("MQTT 5 is used if the URL asks for it", { skip }, async (t) => {
   const reader = await connected(t, broker.url, "reader", { subscriptions: ["x"] });
   const { link } = await connected(t, `${broker.webUrl}?mqtt=5`, "device", { subscriptions: ["y"] });
   assert.ok(await link.publish("x", utf8("five")));
-  await until(() => reader.heard("x").length === 1);
+  await until(() => reader.payloads("x").length === 1);
 });
 
 test("two clients of one name disconnect each other, and report it", { skip }, async (t) => {
   const broker = await start(t);
-  const [one, other] = [await connected(t, broker.url, "twin"), await connected(t, broker.url, "twin")];
-  const said = () => [...one.told("disconnected"), ...other.told("disconnected")].map((event) => event.reason);
-  await until(() => said().some((reason) => reason.includes("is another client called 'twin'?")));
+  const [first, other] = [await connected(t, broker.url, "twin"), await connected(t, broker.url, "twin")];
+  const reasons = () => [...first.eventsOf("disconnected"), ...other.eventsOf("disconnected")].map((event) => event.reason);
+  await until(() => reasons().some((reason) => reason.includes("is another client called 'twin'?")));
 });
 
 test("closing a link resolves waiting messages to false", { skip }, async (t) => {
   const broker = await start(t);
-  const { link, told } = await connected(t, broker.url, "device", { reconnectS: [30, 30] });
+  const { link, eventsOf } = await connected(t, broker.url, "device", { reconnectS: [30, 30] });
   await broker.stop();
-  await until(() => told("disconnected").length === 1);
+  await until(() => eventsOf("disconnected").length === 1);
   const waiting = link.publish("x", utf8("1"));
   await link.close();
   assert.equal(await waiting, false);

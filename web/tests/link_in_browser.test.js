@@ -14,11 +14,11 @@ Object.assign(globalThis, { WebSocket, navigator: { userAgent: "test", product: 
 /** A page's link that is closed at the end of the test, and its events. */
 async function connected(t, url, name, options = {}, transport = undefined) {
   const events = [];
-  const given = { reconnectS: [0.05, 0.2], ...options };
-  const link = new Link(parseUrl(url), name, (event) => events.push(event), given, transport);
+  const settings = { reconnectS: [0.05, 0.2], ...options };
+  const link = new Link(parseUrl(url), name, (event) => events.push(event), settings, transport);
   t.after(() => link.close());
   await link.connect();
-  return { link, heard: () => events.filter((one) => one.kind === "received"), events };
+  return { link, received: () => events.filter((event) => event.kind === "received"), events };
 }
 
 test("a page connects, leaves its will when it is lost, and reconnects", { skip }, async (t) => {
@@ -29,13 +29,13 @@ test("a page connects, leaves its will when it is lost, and reconnects", { skip 
   const block = new Uint8Array(64 * 1024).map((_, at) => at % 251);
   assert.ok(await page.link.publish("up/block", block));
   await reader.link.publish("dn/block", block);
-  await until(() => reader.heard().length === 1 && page.heard().length === 1);
-  assert.deepEqual(reader.heard()[0].payload, block);
-  assert.deepEqual(page.heard()[0].payload, block);
+  await until(() => reader.received().length === 1 && page.received().length === 1);
+  assert.deepEqual(reader.received()[0].payload, block);
+  assert.deepEqual(page.received()[0].payload, block);
   const rival = await connected(t, broker.url, "page", {}, inNode());
-  await until(() => reader.heard().some((one) => one.topic === "up/state" && text(one.payload) === "lost"));
+  await until(() => reader.received().some((event) => event.topic === "up/state" && text(event.payload) === "lost"));
   await rival.link.close();
-  await until(() => page.events.filter((one) => one.kind === "connected").length > 1);
+  await until(() => page.events.filter((event) => event.kind === "connected").length > 1);
   assert.ok(await page.link.publish("up/again", utf8("here")));
 });
 
@@ -46,8 +46,8 @@ test("a burst of blocks from a page arrives whole", { skip }, async (t) => {
   const blocks = Array.from({ length: 40 }, (_, at) => new Uint8Array(64 * 1024).fill(at));
   const sent = blocks.map((block, at) => page.link.publish(`up/${at}`, block));
   assert.ok((await Promise.all(sent)).every(Boolean));
-  await until(() => reader.heard().length === 40);
-  assert.ok(reader.heard().every((one, at) => one.payload.every((byte) => byte === at)));
+  await until(() => reader.received().length === 40);
+  assert.ok(reader.received().every((event, at) => event.payload.every((byte) => byte === at)));
 });
 
 test("a page whose broker refuses it, and one without a broker, get an error", { skip }, async (t) => {

@@ -24,44 +24,44 @@ class Held {
 
 /** A link over it, its events, and errors that nobody caught. */
 function linked(t, options = {}) {
-  const held = new Held();
+  const transport = new Held();
   const [events, uncaught] = [[], []];
   const caught = (error) => uncaught.push(error);
   process.on("unhandledRejection", caught);
   t.after(() => process.off("unhandledRejection", caught));
-  const given = { timeoutS: 0.02, reconnectS: [0.001, 0.001], ...options };
-  const link = new Link(parseUrl("ws://127.0.0.1:1/mqtt"), "pi", (event) => events.push(event), given, held.transport);
+  const settings = { timeoutS: 0.02, reconnectS: [0.001, 0.001], ...options };
+  const link = new Link(parseUrl("ws://127.0.0.1:1/mqtt"), "pi", (event) => events.push(event), settings, transport.transport);
   t.after(() => link.close());
-  return { link, held, events, uncaught };
+  return { link, transport, events, uncaught };
 }
 
 test("a link whose library does not load in time fails once, at `connect`, as if no broker answered", async (t) => {
-  const { link, held, uncaught } = linked(t);
+  const { link, transport, uncaught } = linked(t);
   const late = await link.connect().catch((error) => error);
   assert.ok(late instanceof BrokerUnreachable);
   assert.match(late.message, /no broker answers at ws:.*timed out/);
-  held.loads[0].resolve();
+  transport.loads[0].resolve();
   await turn();
-  assert.deepEqual([held.clients.length, uncaught], [0, []]);
+  assert.deepEqual([transport.clients.length, uncaught], [0, []]);
 });
 
 test("a library that loads late, after a second request for it, makes only one connection", async (t) => {
-  const { link, held, events, uncaught } = linked(t);
+  const { link, transport, events, uncaught } = linked(t);
   await assert.rejects(link.connect(), BrokerUnreachable);
   const again = link.connect();
-  held.loads[0].resolve();
-  held.loads[1].resolve();
+  transport.loads[0].resolve();
+  transport.loads[1].resolve();
   await turn();
-  assert.equal(held.clients.length, 1);
-  held.clients[0].emit("connect");
+  assert.equal(transport.clients.length, 1);
+  transport.clients[0].emit("connect");
   await again;
   assert.deepEqual([events, uncaught], [[{ kind: "connected", first: true }], []]);
 });
 
 test("a library that cannot be loaded counts as an unreachable broker, with the reason", async (t) => {
-  const { link, held, uncaught } = linked(t, { timeoutS: 5 });
+  const { link, transport, uncaught } = linked(t, { timeoutS: 5 });
   const connecting = link.connect();
-  held.loads[0].reject(new TypeError("Failed to fetch dynamically imported module"));
+  transport.loads[0].reject(new TypeError("Failed to fetch dynamically imported module"));
   await assert.rejects(connecting, (error) => {
     return error instanceof BrokerUnreachable && /failed to fetch dynamically/.test(error.message);
   });
@@ -69,17 +69,17 @@ test("a library that cannot be loaded counts as an unreachable broker, with the 
 });
 
 test("a link that is closed while it reconnects stays closed", async (t) => {
-  const { link, held, events } = linked(t, { timeoutS: 5 });
+  const { link, transport, events } = linked(t, { timeoutS: 5 });
   const connecting = link.connect();
-  held.loads[0].resolve();
+  transport.loads[0].resolve();
   await turn();
-  held.clients[0].emit("connect");
+  transport.clients[0].emit("connect");
   await connecting;
-  held.clients[0].emit("close");
-  while (held.loads.length < 2) await turn();
+  transport.clients[0].emit("close");
+  while (transport.loads.length < 2) await turn();
   await link.close();
-  held.loads[1].reject(new TypeError("gone"));
+  transport.loads[1].reject(new TypeError("gone"));
   for (let waited = 0; waited < 20; waited += 1) await new Promise((resolve) => setTimeout(resolve, 1));
-  assert.equal(held.loads.length, 2);
-  assert.deepEqual(events.map((one) => one.kind), ["connected", "disconnected"]);
+  assert.equal(transport.loads.length, 2);
+  assert.deepEqual(events.map((event) => event.kind), ["connected", "disconnected"]);
 });

@@ -24,7 +24,7 @@ for (const name of ["model", "scripted", "wire"]) {
 test("a device starts with what is on its disk", () => {
   const [start] = Object.values(vectors("client/scripted"))[0];
   assert.deepEqual(firstState({ rules: start.rules }), start);
-  const [[again]] = Object.entries(vectors("client/scripted")).filter(([what]) => what.endsWith("life 2")).map(([, one]) => one);
+  const [[again]] = Object.entries(vectors("client/scripted")).filter(([what]) => what.endsWith("life 2")).map(([, entry]) => entry);
   const entries = again.outbox.map(({ seq, task, run, round, samples, fetched }) => waiting({ seq, task, run, round, samples, fetched }));
   assert.deepEqual(entries, again.outbox);
   assert.ok(entries.length > 0);

@@ -18,7 +18,7 @@ const MASKS = { helpers: HELPERS, min_group: 5, capacity: 64, most_weight: 40, n
 const kind = (name, settings = {}) => ({ kinds: [{ name, settings }] });
 const FULL = kind("full", { epochs: 1 });
 const FEW_SHOT = kind("few-shot", { join_base: true });
-const told = (world, type) => world.told.filter((one) => one.type === type);
+const eventsOf = (world, type) => world.events.filter((event) => event.type === type);
 
 /** The contributions of rounds 1 to `count`, each of which begins when the one before has its receipt. */
 async function contributions(count, more, disk) {
@@ -27,37 +27,37 @@ async function contributions(count, more, disk) {
   const agent = await world.device({ disk });
   for (let round = 1; round <= count; round += 1) {
     if (round > 1) world.tellAll(world.round(round, { masks: MASKS, ...more }));
-    await world.until(agent, () => told(world, "receipt").length === round);
+    await world.until(agent, () => eventsOf(world, "receipt").length === round);
   }
-  return { world, made: world.of("contribution") };
+  return { world, updates: world.of("contribution") };
 }
 
 test("a contribution to a round with masks has a tag for each helper, and its loss is not in the clear", async () => {
-  const { world, made: [made] } = await contributions(1, FEW_SHOT);
-  assert.deepEqual([made.mask.key.length, made.mask.tags.map((tag) => tag.length)], [32, [16, 16]]);
-  assert.ok(Number.isNaN(made.metrics.train_loss));
-  assert.equal(made.num_examples, 40);
+  const { world, updates: [update] } = await contributions(1, FEW_SHOT);
+  assert.deepEqual([update.mask.key.length, update.mask.tags.map((tag) => tag.length)], [32, [16, 16]]);
+  assert.ok(Number.isNaN(update.metrics.train_loss));
+  assert.equal(update.num_examples, 40);
   const layout = layoutOf(make("few-shot"), bundle.manifest, bundle.weights(), MASKS);
-  assert.equal(made.body.length, 4 * layout.values + 8 * layout.numbers);
-  assert.equal(told(world, "made")[0].leastDevices, 5);
+  assert.equal(update.body.length, 4 * layout.values + 8 * layout.numbers);
+  assert.equal(eventsOf(world, "made")[0].leastDevices, 5);
 });
 
 test("a round without masks is answered in the clear", async () => {
-  const { world, made: [made] } = await contributions(1, { ...FEW_SHOT, masks: null });
-  assert.equal(made.mask, null);
-  assert.ok(made.metrics.train_loss > 0);
-  assert.equal(told(world, "made")[0].leastDevices, 0);
+  const { world, updates: [update] } = await contributions(1, { ...FEW_SHOT, masks: null });
+  assert.equal(update.mask, null);
+  assert.ok(update.metrics.train_loss > 0);
+  assert.equal(eventsOf(world, "made")[0].leastDevices, 0);
 });
 
 test("a large masked update goes by its hash, without the codec of its kind", async () => {
-  const { made: [made] } = await contributions(1, kind("full", { epochs: 1, codec: "int8" }));
+  const { updates: [update] } = await contributions(1, kind("full", { epochs: 1, codec: "int8" }));
   const layout = layoutOf(make("full"), bundle.manifest, bundle.weights(), MASKS);
-  assert.equal(made.blob.size, 4 * layout.values + 8 * layout.numbers);
+  assert.equal(update.blob.size, 4 * layout.values + 8 * layout.numbers);
 });
 
 test("two updates of equal content have masks of different keys", async () => {
-  const { made: [one, other] } = await contributions(2, kind("class-means"));
-  assert.ok(!equal(one.mask.key, other.mask.key) && !equal(one.body, other.body));
+  const { updates: [first, other] } = await contributions(2, kind("class-means"));
+  assert.ok(!equal(first.mask.key, other.mask.key) && !equal(first.body, other.body));
 });
 
 test("a device keeps the masked content alone, and a restarted one sends it again as it is", async () => {
@@ -67,15 +67,15 @@ test("a device keeps the masked content alone, and a restarted one sends it agai
   world.offer = world.round(1, { masks: MASKS, ...FULL });
   const agent = await world.device({ disk });
   await world.until(agent, () => world.of("contribution").length > 0);
-  const [made] = world.of("contribution");
+  const [update] = world.of("contribution");
   const sizes = [];
   for (const key of await disk.keys()) sizes.push((await disk.get(key)).length);
   const clear = write(bundle.weights()).length;
-  assert.equal(sizes.filter((size) => size === made.blob.size).length, 1);
+  assert.equal(sizes.filter((size) => size === update.blob.size).length, 1);
   assert.equal(sizes.filter((size) => size === clear).length, 1, "the base, and no update");
   await world.until(await world.device({ disk }), () => world.of("contribution").length > 1);
   const again = world.of("contribution").at(-1);
-  assert.deepEqual([again.blob, again.mask, again.round], [made.blob, made.mask, 1]);
+  assert.deepEqual([again.blob, again.mask, again.round], [update.blob, update.mask, 1]);
 });
 
 test("an update that was clipped is logged, and no second plan is sent", async () => {
@@ -98,21 +98,21 @@ test("an update that cannot be masked is left out with the reason, and the next 
   await world.until(agent, () => world.lines("round 1 left out").length > 0);
   assert.match(world.lines("round 1 left out")[0].text, /^round 1 left out: not a valid key for a mask/);
   world.tellAll(world.round(2, { masks: MASKS }));
-  await world.until(agent, () => told(world, "receipt").length > 0);
-  assert.deepEqual(world.of("contribution").map((one) => one.round), [2]);
+  await world.until(agent, () => eventsOf(world, "receipt").length > 0);
+  assert.deepEqual(world.of("contribution").map((update) => update.round), [2]);
 });
 
 test("a kind that central noise does not hide is not chosen", async () => {
   const kinds = [...kind("class-means").kinds, ...FEW_SHOT.kinds];
-  const { world, made } = await contributions(1, { kinds, masks: { ...MASKS, noise_milli: 1000, clip_milli: 1000 } });
-  assert.equal(made[0].kind, "few-shot");
+  const { world, updates } = await contributions(1, { kinds, masks: { ...MASKS, noise_milli: 1000, clip_milli: 1000 } });
+  assert.equal(updates[0].kind, "few-shot");
   const [{ reasons }] = world.of("plan");
   assert.deepEqual(reasons, ["class-means class-means sends sums, counts, to which central noise is not added"]);
 });
 
 test("classifiers that count alike are not masked, whatever their samples", async () => {
-  const { world, made } = await contributions(1, { kinds: [...kind("few-shot").kinds, ...kind("class-means").kinds] });
-  assert.equal(made[0].kind, "class-means");
+  const { world, updates } = await contributions(1, { kinds: [...kind("few-shot").kinds, ...kind("class-means").kinds] });
+  assert.equal(updates[0].kind, "class-means");
   assert.match(world.of("plan")[0].reasons[0], /^few-shot cannot be masked: the mean of its classifiers counts each device alike/);
 });
 
@@ -120,16 +120,16 @@ test("a device counts on the bytes of the masked update when it chooses", async 
   const statistics = {};
   const { world } = await contributions(1, kind("few-shot", { join_base: true, statistics }));
   const { values, numbers } = layoutOf(make("few-shot", { statistics }), bundle.manifest, bundle.weights(), MASKS);
-  const [{ cost }] = told(world, "plan");
+  const [{ cost }] = eventsOf(world, "plan");
   assert.equal(cost.bytesUp, 4 * values + 8 * numbers + 120);
-  assert.equal(told(world, "made")[0].bytesUp, cost.bytesUp);
+  assert.equal(eventsOf(world, "made")[0].bytesUp, cost.bytesUp);
 });
 
 test("a browser without X25519 leaves rounds with masks out, and says why", async (t) => {
   const { importKey } = crypto.subtle;
-  t.mock.method(crypto.subtle, "importKey", function of(form, given, algorithm, ...more) {
+  t.mock.method(crypto.subtle, "importKey", function of(form, raw, algorithm, ...more) {
     if (algorithm === "X25519") return Promise.reject(new DOMException("no", "NotSupportedError"));
-    return importKey.call(this, form, given, algorithm, ...more);
+    return importKey.call(this, form, raw, algorithm, ...more);
   });
   const world = await World.made();
   world.offer = world.round(1, { masks: MASKS });
@@ -137,16 +137,16 @@ test("a browser without X25519 leaves rounds with masks out, and says why", asyn
   await world.until(agent, () => world.lines("round 1 left out").length > 0);
   assert.match(world.lines("round 1 left out")[0].text, /this browser lacks X25519: update the browser$/);
   world.tellAll(world.round(2));
-  await world.until(agent, () => told(world, "receipt").length > 0);
-  assert.deepEqual(world.of("contribution").map((one) => one.round), [2]);
+  await world.until(agent, () => eventsOf(world, "receipt").length > 0);
+  assert.deepEqual(world.of("contribution").map((update) => update.round), [2]);
 });
 
 test("a kind that too few devices chose is chosen only if no other fits", async () => {
   const kinds = [...FULL.kinds, ...FEW_SHOT.kinds];
   const masks = (...alone) => ({ ...MASKS, alone });
   const chosen = async (more) => {
-    const { world, made } = await contributions(1, { kinds, ...more });
-    return [made[0].kind, world.of("plan").at(-1).reasons];
+    const { world, updates } = await contributions(1, { kinds, ...more });
+    return [updates[0].kind, world.of("plan").at(-1).reasons];
   };
   assert.deepEqual(await chosen({ masks: masks() }), ["full", []]);
   const [other, reasons] = await chosen({ masks: masks("full") });

@@ -14,32 +14,32 @@ import { read } from "../device/safetensors.js";
 import { files, packed } from "./shipped.js";
 import { vectors } from "./vectors.js";
 
-const known = { seeds: vectors("masking/seeds"), masks: vectors("masking/masks"), sums: vectors("masking/sums") };
-const bundle = await Bundle.open(packed(files(known.sums.bundle)));
+const cases = { seeds: vectors("masking/seeds"), masks: vectors("masking/masks"), sums: vectors("masking/sums") };
+const bundle = await Bundle.open(packed(files(cases.sums.bundle)));
 const base = bundle.weights();
-const SEED = fromHex(known.masks.seeds[0]);
+const SEED = fromHex(cases.masks.seeds[0]);
 const MASKS = { capacity: 64, noise_milli: 0 };
 
-for (const [at, one] of known.seeds.sealed.entries()) {
-  test(`the seeds for ${one.helpers.length} helpers, and the mask, are Python's (${at})`, async () => {
-    const { mask, seeds } = await seal(fromHex(one.secret), one.helpers.map(fromHex), one.purpose);
-    assert.equal(hex(encodedPurpose(one.purpose)), one.encoded);
-    assert.equal(hex(mask.key), one.key);
-    assert.deepEqual([mask.tags.map(hex), seeds.map(hex)], [one.tags, one.seeds]);
+for (const [at, example] of cases.seeds.sealed.entries()) {
+  test(`the seeds for ${example.helpers.length} helpers, and the mask, are Python's (${at})`, async () => {
+    const { mask, seeds } = await seal(fromHex(example.secret), example.helpers.map(fromHex), example.purpose);
+    assert.equal(hex(encodedPurpose(example.purpose)), example.encoded);
+    assert.equal(hex(mask.key), example.key);
+    assert.deepEqual([mask.tags.map(hex), seeds.map(hex)], [example.tags, example.seeds]);
   });
 }
 
 test("a helper's key that is no point is refused", async () => {
-  const { purpose } = known.seeds.sealed[0];
+  const { purpose } = cases.seeds.sealed[0];
   const wrong = seal(SEED, [new Uint8Array(32)], purpose);
   await assert.rejects(wrong, { name: "MaskError", message: /not a valid key for a mask/ });
 });
 
-for (const { values, sums, start, end, sha256: sha } of known.masks.masked) {
+for (const { values, sums, start, end, sha256: sha } of cases.masks.masked) {
   test(`keystreams are added to ${values} values and ${sums} sums as in Python`, async () => {
     const vector = new MaskedVector(values, sums);
     vector.bytes.fill(255);
-    vector.addMasks(known.masks.seeds.map(fromHex));
+    vector.addMasks(cases.masks.seeds.map(fromHex));
     assert.equal(hex(vector.bytes.subarray(0, 64)), start);
     assert.equal(hex(vector.bytes.slice(-64)), end);
     assert.equal(hex(await sha256(vector.bytes)), sha);
@@ -47,7 +47,7 @@ for (const { values, sums, start, end, sha256: sha } of known.masks.masked) {
 }
 
 test("chunks are as long as in Python", () => {
-  assert.equal(CHUNK, known.masks.chunk);
+  assert.equal(CHUNK, cases.masks.chunk);
 });
 
 test("whole numbers of 63 bits and their negatives fill two words", () => {
@@ -69,57 +69,57 @@ function noise(seed, count) {
 
 /** @returns {import("../device/flat.js").Tensor} */
 function tensor({ name, shape, dtype }, scale, seed) {
-  const drawn = noise(seed, sizeOf(shape)).map((one) => scale * one);
+  const drawn = noise(seed, sizeOf(shape)).map((value) => scale * value);
   if (dtype === "int32") return { dtype, shape, data: Int32Array.from(drawn, Math.abs) };
   const start = base.get(name)?.data;
-  return float32(shape, Float32Array.from(drawn, (one, i) => (start ? start[i] + one : one)));
+  return float32(shape, Float32Array.from(drawn, (value, i) => (start ? start[i] + value : value)));
 }
 
 /** An update as in the writer of the vectors, with the form that made it. */
-function weighed(one) {
-  const strategy = make(one.kind, one.settings);
+function weighed(example) {
+  const strategy = make(example.kind, example.settings);
   const specs = strategy.expected(bundle.manifest);
-  const made = specs.map((spec, i) => [spec.name, tensor(spec, one.scale, one.seed + i)]);
-  const sent = one.statistics ? read(fromHex(one.statistics)) : [];
-  const trainLoss = one.loss === null ? NaN : Number(one.loss);
-  const tensors = new Map([...made, ...sent]);
-  const update = { kind: one.kind, form: strategy.form, tensors, numExamples: one.examples, trainLoss };
-  return { update, strategy, mostWeight: one.most_weight };
+  const own = specs.map((spec, i) => [spec.name, tensor(spec, example.scale, example.seed + i)]);
+  const sent = example.statistics ? read(fromHex(example.statistics)) : [];
+  const trainLoss = example.loss === null ? NaN : Number(example.loss);
+  const tensors = new Map([...own, ...sent]);
+  const update = { kind: example.kind, form: strategy.form, tensors, numExamples: example.examples, trainLoss };
+  return { update, strategy, mostWeight: example.most_weight };
 }
 
-for (const one of known.sums.written) {
-  test(`an update is written in the same integers as in Python: ${one.kind} ${JSON.stringify(one.settings)} (${one.seed})`, async () => {
-    const given = weighed(one);
-    const layout = layoutOf(given.strategy, bundle.manifest, base, one);
+for (const example of cases.sums.written) {
+  test(`an update is written in the same integers as in Python: ${example.kind} ${JSON.stringify(example.settings)} (${example.seed})`, async () => {
+    const inputs = weighed(example);
+    const layout = layoutOf(inputs.strategy, bundle.manifest, base, example);
     const described = layout.tensors.map(({ shape, bound, exponent }) => [sizeOf(shape), bound, exponent]);
-    assert.deepEqual(described, one.values);
-    assert.deepEqual(layout.exponents, one.exponents);
-    assert.deepEqual(layout.sums.map(({ shape, boundBits, exponent }) => [sizeOf(shape), boundBits, exponent]), one.sums);
-    const { vector, note } = write(given, layout, one.most_norm);
-    assert.equal(note, one.note);
-    assert.deepEqual([...vector.values.subarray(0, 8)], one.first_values);
+    assert.deepEqual(described, example.values);
+    assert.deepEqual(layout.exponents, example.exponents);
+    assert.deepEqual(layout.sums.map(({ shape, boundBits, exponent }) => [sizeOf(shape), boundBits, exponent]), example.sums);
+    const { vector, note } = write(inputs, layout, example.most_norm);
+    assert.equal(note, example.note);
+    assert.deepEqual([...vector.values.subarray(0, 8)], example.first_values);
     const numbers = new DataView(vector.bytes.buffer, 4 * layout.values);
-    one.first_sums.forEach((number, at) => assert.equal(`${numbers.getBigUint64(8 * at, true)}`, number, `sum ${at}`));
-    assert.equal(hex(await sha256(vector.bytes)), one.sha256);
+    example.first_sums.forEach((number, at) => assert.equal(`${numbers.getBigUint64(8 * at, true)}`, number, `sum ${at}`));
+    assert.equal(hex(await sha256(vector.bytes)), example.sha256);
   });
 }
 
-const plain = known.sums.written[0];
+const plain = cases.sums.written[0];
 
 test("masks that are subtracted leave the update", () => {
-  const given = weighed(plain);
-  const layout = layoutOf(given.strategy, bundle.manifest, base, plain);
-  const [masked, mask] = [write(given, layout).vector, new MaskedVector(layout.values, layout.numbers)];
-  for (const one of [masked, mask]) one.addMasks([SEED]);
+  const inputs = weighed(plain);
+  const layout = layoutOf(inputs.strategy, bundle.manifest, base, plain);
+  const [masked, mask] = [write(inputs, layout).vector, new MaskedVector(layout.values, layout.numbers)];
+  for (const vector of [masked, mask]) vector.addMasks([SEED]);
   const left = masked.values.map((value, at) => value - mask.values[at]);
-  assert.deepEqual(left, write(given, layout).vector.values);
+  assert.deepEqual(left, write(inputs, layout).vector.values);
   assert.deepEqual([...left.subarray(-4)], [1, 1, 1, 1]);
 });
 
 test("a norm bound holds for all changes together", () => {
-  const given = { ...weighed(plain), mostWeight: plain.examples };
-  const layout = layoutOf(given.strategy, bundle.manifest, base, plain);
-  const { vector, note } = write(given, layout, 0.25);
+  const inputs = { ...weighed(plain), mostWeight: plain.examples };
+  const layout = layoutOf(inputs.strategy, bundle.manifest, base, plain);
+  const { vector, note } = write(inputs, layout, 0.25);
   assert.match(note, /^its changes were shortened to 0\.1\d+ of their length$/);
   const values = new Int32Array(vector.bytes.buffer, 0, layout.values - 4);
   let [at, squares] = [0, 0];
@@ -130,12 +130,12 @@ test("a norm bound holds for all changes together", () => {
 });
 
 test("an update that is not finite, or lacks a tensor, is refused", () => {
-  const given = weighed(plain);
-  const layout = layoutOf(given.strategy, bundle.manifest, base, plain);
-  const [[name, whole], ...others] = given.update.tensors;
+  const inputs = weighed(plain);
+  const layout = layoutOf(inputs.strategy, bundle.manifest, base, plain);
+  const [[name, whole], ...others] = inputs.update.tensors;
   const refused = (tensors, message) => {
-    const update = { ...given.update, tensors: new Map(tensors) };
-    assert.throws(() => write({ ...given, update }, layout), { name: "MaskError", message });
+    const update = { ...inputs.update, tensors: new Map(tensors) };
+    assert.throws(() => write({ ...inputs, update }, layout), { name: "MaskError", message });
   };
   const broken = whole.data.slice().fill(NaN, 3, 4);
   refused([[name, { ...whole, data: broken }], ...others], `${name} has non-finite values`);
@@ -144,23 +144,23 @@ test("an update that is not finite, or lacks a tensor, is refused", () => {
 });
 
 test("an update of a base that is not finite is refused", () => {
-  const given = weighed(plain);
-  const [[name, whole]] = given.update.tensors;
+  const inputs = weighed(plain);
+  const [[name, whole]] = inputs.update.tensors;
   for (const value of [Infinity, NaN]) {
     const from = new Map(base).set(name, { ...whole, data: whole.data.slice().fill(value, 0, 1) });
-    const layout = layoutOf(given.strategy, bundle.manifest, from, MASKS);
-    assert.throws(() => write(given, layout), { name: "MaskError", message: `${name} has non-finite values` });
+    const layout = layoutOf(inputs.strategy, bundle.manifest, from, MASKS);
+    assert.throws(() => write(inputs, layout), { name: "MaskError", message: `${name} has non-finite values` });
   }
 });
 
 test("sums by class that are missing or not finite are refused", () => {
-  const given = weighed(known.sums.written.find((one) => one.kind === "class-means"));
-  const layout = layoutOf(given.strategy, bundle.manifest, base, MASKS);
-  const sums = given.update.tensors.get("sums");
-  const changed = (tensors) => ({ ...given, update: { ...given.update, tensors: new Map(tensors) } });
+  const inputs = weighed(cases.sums.written.find((example) => example.kind === "class-means"));
+  const layout = layoutOf(inputs.strategy, bundle.manifest, base, MASKS);
+  const sums = inputs.update.tensors.get("sums");
+  const changed = (tensors) => ({ ...inputs, update: { ...inputs.update, tensors: new Map(tensors) } });
   assert.throws(() => write(changed([]), layout), { name: "MaskError", message: "sums is missing, expected (10, 64)" });
   sums.data[5] = NaN;
-  assert.throws(() => write(given, layout), { name: "MaskError", message: "sums has non-finite values" });
+  assert.throws(() => write(inputs, layout), { name: "MaskError", message: "sums has non-finite values" });
 });
 
 test("kinds whose sums central noise does not hide are refused with it", () => {
@@ -173,11 +173,11 @@ test("kinds whose sums central noise does not hide are refused with it", () => {
 });
 
 test("statistics that a device leaves out are zeros in the layout of the offer", () => {
-  const asked = make("full", { statistics: {} });
-  for (const less of [withoutMoments(asked), withClassStatistics(asked, null)]) {
-    const given = weighed({ ...plain, settings: less.settings });
-    const layout = layoutOf(asked, bundle.manifest, base, MASKS);
-    const { vector } = write({ ...given, strategy: asked }, layout);
+  const strategy = make("full", { statistics: {} });
+  for (const less of [withoutMoments(strategy), withClassStatistics(strategy, null)]) {
+    const inputs = weighed({ ...plain, settings: less.settings });
+    const layout = layoutOf(strategy, bundle.manifest, base, MASKS);
+    const { vector } = write({ ...inputs, strategy: strategy }, layout);
     assert.ok(vector.sums.subarray(4).every((word) => word === 0));
   }
 });

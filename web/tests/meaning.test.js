@@ -7,18 +7,18 @@ import { became, called, does, sends, verdict } from "../page/meaning.js";
 const KINDS = ["full", "peft", "entropy-subset", "few-shot", "zeroth-order", "class-means"];
 
 test("two scalars are described as two numbers", () => {
-  const said = sends({ kind: "zeroth-order", form: "", bytesUp: 47, values: 2, leastDevices: 0 });
-  assert.equal(said, "47 bytes, 2 numbers: how much better or worse each random change made it");
+  const text = sends({ kind: "zeroth-order", form: "", bytesUp: 47, values: 2, leastDevices: 0 });
+  assert.equal(text, "47 bytes, 2 numbers: how much better or worse each random change made it");
 });
 
 test("a masked update is described as one that only sums reveal", () => {
-  const said = sends({ kind: "full", form: "", bytesUp: 312_000, values: 78_000, leastDevices: 20 });
-  assert.match(said, /after training; masked, so that only sums of 20 devices or more can be read$/);
+  const text = sends({ kind: "full", form: "", bytesUp: 312_000, values: 78_000, leastDevices: 20 });
+  assert.match(text, /after training; masked, so that only sums of 20 devices or more can be read$/);
 });
 
 test("biases are described as biases", () => {
-  const said = sends({ kind: "peft", form: "bias", bytesUp: 6500, values: 1578 });
-  assert.equal(said, "6.5 kB, 1,578 numbers: the biases of the model");
+  const text = sends({ kind: "peft", form: "bias", bytesUp: 6500, values: 1578 });
+  assert.equal(text, "6.5 kB, 1,578 numbers: the biases of the model");
 });
 
 test("every kind has its own description, and an unknown kind its name", () => {

@@ -7,7 +7,7 @@ import * as messages from "../device/messages.js";
 import { revived, vectors } from "./vectors.js";
 
 const { decode, encode, Contribution, Offer, Plan, Signed, State } = messages;
-const given = vectors("messages");
+const cases = vectors("messages");
 
 /** Makes messages comparable, whether a whole number is a bigint or not. */
 const comparable = (value) =>
@@ -29,7 +29,7 @@ function expected(object) {
   );
 }
 
-for (const { kind, payload, object } of given.examples) {
+for (const { kind, payload, object } of cases.examples) {
   test(`a ${kind} of Python is read, and written in the same bytes: ${payload.slice(0, 24)}`, () => {
     const read = decode(messages[kind], fromHex(payload));
     assert.deepEqual(comparable(read), expected(object));
@@ -46,17 +46,17 @@ test("nothing is allocated for items that cannot be in the message", { timeout: 
 });
 
 test("version and limits are Python's", () => {
-  assert.equal(messages.VERSION, given.version);
-  assert.equal(messages.INLINE_LIMIT, given.inline_limit);
-  assert.equal(messages.MESSAGE_LIMIT, given.message_limit);
+  assert.equal(messages.VERSION, cases.version);
+  assert.equal(messages.INLINE_LIMIT, cases.inline_limit);
+  assert.equal(messages.MESSAGE_LIMIT, cases.message_limit);
 });
 
 test("fields that are not given have the defaults of Python", () => {
-  const payload = given.examples[0].payload;
+  const payload = cases.examples[0].payload;
   assert.equal(hex(encode(State, { boot: 2n ** 62n + 12345n, online: true })), payload);
 });
 
-for (const { kind, where, payload } of given.refused) {
+for (const { kind, where, payload } of cases.refused) {
   test(`a message that Python refuses is refused, with the place: ${kind}, ${where} ${payload.slice(0, 12)}`, () => {
     assert.throws(
       () => decode(messages[kind], fromHex(payload)),
@@ -65,13 +65,13 @@ for (const { kind, where, payload } of given.refused) {
   });
 }
 
-for (const { payload } of given.no_text) {
+for (const { payload } of cases.no_text) {
   test(`a text that is not UTF-8 is refused: ${payload.slice(4, 12)}`, () => {
     assert.throws(() => decode(Plan, fromHex(payload)), { name: "MessageError", message: /^not a Plan: / });
   });
 }
 
-for (const { length, start } of given.broken) {
+for (const { length, start } of cases.broken) {
   test(`${length} bytes that are no message are refused`, () => {
     const payload = new Uint8Array(length);
     payload.set(fromHex(start));
@@ -80,14 +80,14 @@ for (const { length, start } of given.broken) {
 }
 
 test("fields of a later version of the message are ignored", () => {
-  const read = decode(State, fromHex(given.longer.payload));
+  const read = decode(State, fromHex(cases.longer.payload));
   assert.deepEqual(read, { boot: 1n, online: true, leaving: false, paused: false });
 });
 
 test("whole seconds are a float, as Python reads them", () => {
-  const read = decode(Plan, fromHex(given.whole_seconds));
+  const read = decode(Plan, fromHex(cases.whole_seconds));
   assert.equal(read.seconds, 3);
-  assert.equal(hex(encode(Plan, read)), given.whole_seconds);
+  assert.equal(hex(encode(Plan, read)), cases.whole_seconds);
 });
 
 test("a message with changed bytes is refused with MessageError, or is still a message", () => {
@@ -98,7 +98,7 @@ test("a message with changed bytes is refused with MessageError, or is still a m
   };
   let refused = 0;
   for (let turn = 0; turn < 3000; turn += 1) {
-    const { kind, payload } = given.examples[drawn(given.examples.length)];
+    const { kind, payload } = cases.examples[drawn(cases.examples.length)];
     const bytes = fromHex(payload);
     for (let changes = 1 + drawn(3); changes > 0; changes -= 1) bytes[drawn(bytes.length)] = drawn(256);
     try {
@@ -118,7 +118,7 @@ test("an object that is no message is not encoded", () => {
 });
 
 test("an offer is found whether it is signed or not", () => {
-  const { payload } = given.examples.find((one) => one.kind === "Offer");
+  const { payload } = cases.examples.find((example) => example.kind === "Offer");
   const bare = fromHex(payload);
   const signed = encode(Signed, { issued: 1, signature: new Uint8Array(64), offer: bare });
   assert.deepEqual(messages.offerIn(signed), messages.offerIn(bare));
@@ -126,15 +126,15 @@ test("an offer is found whether it is signed or not", () => {
 });
 
 test("a base that names no line begins one, and tells whether it is whole", () => {
-  const offers = given.examples.filter((one) => one.kind === "Offer");
-  const [whole, followed] = offers.map((one) => decode(Offer, fromHex(one.payload)).base);
+  const offers = cases.examples.filter((example) => example.kind === "Offer");
+  const [whole, followed] = offers.map((offer) => decode(Offer, fromHex(offer.payload)).base);
   assert.ok(messages.isWhole(whole));
   assert.ok(!messages.isWhole(followed));
   assert.deepEqual([...followed.line], [0, 1, 2, 3]);
 });
 
 test("a decoded message cannot be changed", () => {
-  const read = decode(Contribution, fromHex(given.examples.find((one) => one.kind === "Contribution").payload));
+  const read = decode(Contribution, fromHex(cases.examples.find((example) => example.kind === "Contribution").payload));
   assert.throws(() => {
     read.round = 1;
   }, TypeError);

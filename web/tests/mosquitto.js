@@ -59,7 +59,7 @@ export async function start(test, { users = {}, ports } = {}) {
     await stop();
     rmSync(folder, { recursive: true, force: true });
   });
-  for (const one of [port, webPort]) await until(() => accepts(one));
+  for (const number of [port, webPort]) await until(() => accepts(number));
   const urls = { url: `mqtt://127.0.0.1:${port}`, webUrl: `ws://127.0.0.1:${webPort}/mqtt` };
   return { ...urls, ports: [port, webPort], stop };
 }

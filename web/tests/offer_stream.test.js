@@ -10,20 +10,20 @@ import { OfferStream } from "../device/offer_stream.js";
 import { Trust } from "../device/trust.js";
 import { vectors } from "./vectors.js";
 
-const given = vectors("offer_stream");
-const own = (size) => fromHex(given.own).slice(0, size);
+const cases = vectors("offer_stream");
+const own = (size) => fromHex(cases.own).slice(0, size);
 
-async function follow(key, heard) {
+async function follow(key, messages) {
   const offerStream = new OfferStream(await Trust.open(key, own));
-  for (const { topic, payload, retained, task, offer, error, text, over } of heard) {
-    const said = offerStream.offer(topic, fromHex(payload), retained, task);
+  for (const { topic, payload, retained, task, offer, error, text, over } of messages) {
+    const offering = offerStream.offer(topic, fromHex(payload), retained, task);
     const what = `${topic} ${payload.slice(0, 30)}`;
     if (offer) {
-      const { base, ...rest } = await said;
+      const { base, ...rest } = await offering;
       const expected = decode(Offer, fromHex(offer));
       assert.deepEqual({ ...rest, base: { ...base } }, { ...expected, base: { ...expected.base } }, what);
     } else {
-      const caught = await said.then(() => null, (one) => one);
+      const caught = await offering.then(() => null, (failure) => failure);
       assert.ok(caught instanceof MessageError, `${what}: ${caught}`);
       assert.equal(caught.name, error, `${what}: ${caught} ${text}`);
       assert.equal(caught.message.split(/[:(]/)[0], text.split(/[:(]/)[0].replaceAll('"', "'"));
@@ -32,19 +32,19 @@ async function follow(key, heard) {
   }
 }
 
-for (const { of, heard } of given.open) {
-  test(`a device without a key follows as in Python: ${of}`, () => follow(new Uint8Array(), heard));
+for (const { of, heard: messages } of cases.open) {
+  test(`a device without a key follows as in Python: ${of}`, () => follow(new Uint8Array(), messages));
 }
 
-for (const { of, heard } of given.enrolled) {
-  test(`an enrolled device follows as in Python: ${of}`, () => follow(fromHex(given.key), heard));
+for (const { of, heard: messages } of cases.enrolled) {
+  test(`an enrolled device follows as in Python: ${of}`, () => follow(fromHex(cases.key), messages));
 }
 
 test("a device sends the same public key for MACs as in Python", async () => {
-  assert.equal(hex((await Trust.open(fromHex(given.key), own)).key), given.device_key);
+  assert.equal(hex((await Trust.open(fromHex(cases.key), own)).key), cases.device_key);
   assert.equal((await Trust.open(new Uint8Array())).key.length, 0);
-  const [one, other] = [await Trust.open(fromHex(given.key)), await Trust.open(fromHex(given.key))];
-  assert.notEqual(hex(one.key), hex(other.key), "each process draws its own");
+  const [first, other] = [await Trust.open(fromHex(cases.key)), await Trust.open(fromHex(cases.key))];
+  assert.notEqual(hex(first.key), hex(other.key), "each process draws its own");
 });
 
 test("an invalid key is refused", async () => {
@@ -54,9 +54,9 @@ test("an invalid key is refused", async () => {
 });
 
 test("an offer older than an accepted one is refused after a restart, too, by the same aggregator's key", async () => {
-  const [first, old] = given.enrolled.find((one) => one.of === "the time of issue only goes up").heard;
+  const [first, old] = cases.enrolled.find((example) => example.of === "the time of issue only goes up").heard;
   const disk = new MemoryDisk();
-  const key = fromHex(given.key);
+  const key = fromHex(cases.key);
   await (await Trust.open(key, own, disk)).offer(first.topic, fromHex(first.payload));
   const again = await Trust.open(key, own, disk);
   await assert.rejects(again.offer(old.topic, fromHex(old.payload)), { message: /issued at 8, and one of 9 was taken/ });
@@ -67,37 +67,37 @@ test("an offer older than an accepted one is refused after a restart, too, by th
 });
 
 test("the aggregator's new key is kept across restarts, with the times of earlier offers", async () => {
-  const heard = given.enrolled.find((one) => one.of === "another key follows").heard;
+  const messages = cases.enrolled.find((example) => example.of === "another key follows").heard;
   const offer = (trust, { topic, payload }) => trust.offer(topic, fromHex(payload));
-  const [disk, key] = [new MemoryDisk(), fromHex(given.key)];
-  const [first, , followed, old] = heard;
+  const [disk, key] = [new MemoryDisk(), fromHex(cases.key)];
+  const [first, , followed, old] = messages;
   await offer(await Trust.open(key, own, disk), first);
   await offer(await Trust.open(key, own, disk), followed);
   const again = await Trust.open(key, own, disk);
   await assert.rejects(offer(again, old), { name: "NotTrusted" });
   assert.equal((await offer(again, followed)).round, 3);
   assert.equal(JSON.parse(text(await disk.get("issued"))).issued.t, 9);
-  const other = await Trust.open(fromHex(given.says.public), own, disk); // another enrolment on the same disk
+  const other = await Trust.open(fromHex(cases.says.public), own, disk); // another enrolment on the same disk
   await assert.rejects(offer(other, followed), { name: "NotTrusted" });
   await disk.put("successor", utf8("{"));
   assert.equal((await offer(await Trust.open(key, own, disk), old)).round, 3);
 });
 
 test("if a new key cannot be kept, the times of the old key's offers stay known", async () => {
-  const heard = given.enrolled.find((one) => one.of === "another key follows").heard;
-  const [, old] = given.enrolled.find((one) => one.of === "the time of issue only goes up").heard;
+  const messages = cases.enrolled.find((example) => example.of === "another key follows").heard;
+  const [, old] = cases.enrolled.find((example) => example.of === "the time of issue only goes up").heard;
   const offer = (trust, { topic, payload }) => trust.offer(topic, fromHex(payload));
-  const [disk, key] = [new MemoryDisk(), fromHex(given.key)];
+  const [disk, key] = [new MemoryDisk(), fromHex(cases.key)];
   const put = disk.put.bind(disk);
   disk.put = (name, bytes) => (name === "successor" ? Promise.reject(new DeviceError("full")) : put(name, bytes));
-  await offer(await Trust.open(key, own, disk), heard[0]);
-  await assert.rejects(offer(await Trust.open(key, own, disk), heard[2]), { message: "full" });
+  await offer(await Trust.open(key, own, disk), messages[0]);
+  await assert.rejects(offer(await Trust.open(key, own, disk), messages[2]), { message: "full" });
   await assert.rejects(offer(await Trust.open(key, own, disk), old), { message: /issued at 8, and one of 9 was taken/ });
 });
 
 test("a device that signs accepts a receipt only with its MAC", async () => {
-  const { receipt_topic: topic, receipt, receipt_with_mac: authenticated } = given.says;
-  const trust = await Trust.open(fromHex(given.key), own, null, true);
+  const { receipt_topic: topic, receipt, receipt_with_mac: authenticated } = cases.says;
+  const trust = await Trust.open(fromHex(cases.key), own, null, true);
   const read = await trust.receipt(topic, fromHex(authenticated));
   assert.deepEqual({ ...read }, { ...decode(Receipt, fromHex(receipt)) });
   const bent = fromHex(authenticated);
@@ -106,13 +106,13 @@ test("a device that signs accepts a receipt only with its MAC", async () => {
     await assert.rejects(trust.receipt(topic, forged), { name: "NotTrusted" });
   }
   await assert.rejects(trust.receipt(`${topic}s`, fromHex(authenticated)), { name: "NotTrusted" });
-  const unsigned = await Trust.open(fromHex(given.key), own);
+  const unsigned = await Trust.open(fromHex(cases.key), own);
   assert.equal((await unsigned.receipt(topic, fromHex(receipt))).seq, 2);
 });
 
 test("a compact contribution has the same MAC as in Python", async () => {
-  const trust = await Trust.open(fromHex(given.key), own, null, true);
-  const { short, short_topic: topic, short_with_mac: expected } = given.says;
+  const trust = await Trust.open(fromHex(cases.key), own, null, true);
+  const { short, short_topic: topic, short_with_mac: expected } = cases.says;
   const mac = await trust.mac(topic, "r", fromHex(short));
   assert.equal(hex(withMac(fromHex(short), mac)), expected);
 });
@@ -123,42 +123,42 @@ test("a browser without X25519 sends no key, and accepts only whole offers", asy
     if (algorithm === "X25519") return Promise.reject(new DOMException("no", "NotSupportedError"));
     return importKey.call(crypto.subtle, format, data, algorithm, ...rest);
   });
-  const trust = await Trust.open(fromHex(given.key), own);
+  const trust = await Trust.open(fromHex(cases.key), own);
   assert.equal(trust.key.length, 0);
-  const heard = given.enrolled.find((one) => one.of === "the MAC").heard;
+  const messages = cases.enrolled.find((example) => example.of === "the MAC").heard;
   const offerStream = new OfferStream(trust);
-  await offerStream.offer(heard[0].topic, fromHex(heard[0].payload), false, "t");
-  const compact = heard.find((one) => one.offer && one !== heard[0]);
+  await offerStream.offer(messages[0].topic, fromHex(messages[0].payload), false, "t");
+  const compact = messages.find((message) => message.offer && message !== messages[0]);
   await assert.rejects(offerStream.offer(compact.topic, fromHex(compact.payload), false, "t"), { name: "NotTrusted" });
 });
 
 test("only a limited number of tasks is followed", async () => {
-  const like = decode(Offer, fromHex(given.open[0].heard[0].payload));
+  const like = decode(Offer, fromHex(cases.open[0].heard[0].payload));
   const offerStream = new OfferStream(await Trust.open(new Uint8Array()));
   for (let at = 0; at <= 64; at += 1) {
     await offerStream.offer("fl/v1/all/round/any", encode(Offer, { ...like, task: `t${at}` }));
   }
-  const next = fromHex(given.open[0].heard[1].payload);
+  const next = fromHex(cases.open[0].heard[1].payload);
   assert.equal((await offerStream.offer("fl/v1/all/round/t1", next)).round, 3);
   await assert.rejects(offerStream.offer("fl/v1/all/round/t0", next), { name: "UnknownRoundBefore" });
 });
 
-for (const { of, whole, short, read } of given.short) {
+for (const { of, whole, short, read } of cases.short) {
   test(`a contribution has the same compact form as in Python, or goes whole: ${of}`, () => {
-    const like = decode(Contribution, fromHex(given.like));
-    const made = compactContribution(decode(Contribution, fromHex(whole)), like);
-    assert.equal(made && hex(made), short);
-    if (made) assert.deepEqual({ ...fullContribution(made, like) }, { ...decode(Contribution, fromHex(read)) });
+    const like = decode(Contribution, fromHex(cases.like));
+    const compact = compactContribution(decode(Contribution, fromHex(whole)), like);
+    assert.equal(compact && hex(compact), short);
+    if (compact) assert.deepEqual({ ...fullContribution(compact, like) }, { ...decode(Contribution, fromHex(read)) });
   });
 }
 
 test("bytes that are no compact contribution like that one are refused", () => {
-  const like = decode(Contribution, fromHex(given.like));
-  const short = fromHex(given.short[0].short);
+  const like = decode(Contribution, fromHex(cases.like));
+  const short = fromHex(cases.short[0].short);
   const other = { ...like, seq: 5 };
   for (const wrong of [new Uint8Array(), short.slice(0, 5), Uint8Array.of(5, ...short.slice(1))]) {
     assert.throws(() => fullContribution(wrong, like), DeviceError);
   }
   assert.throws(() => fullContribution(short, other), /not like the one that is known/);
-  assert.equal(MOST_BYTES, given.most_bytes);
+  assert.equal(MOST_BYTES, cases.most_bytes);
 });

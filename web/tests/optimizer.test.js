@@ -8,24 +8,24 @@ import { checkAnchor, clip, pull } from "../device/gradients.js";
 import { Sgd } from "../device/optimizer.js";
 import { vectors } from "./vectors.js";
 
-const known = vectors("optimizer");
-const SPECS = [{ name: "w", shape: [known.size], dtype: "float32" }];
+const cases = vectors("optimizer");
+const SPECS = [{ name: "w", shape: [cases.size], dtype: "float32" }];
 const bits = (vector) => hex(new Uint8Array(vector.buffer, vector.byteOffset, vector.byteLength));
 
 /** The same numbers as in the writer of the vectors. */
 function noise(seed) {
   let x = seed;
-  return Float32Array.from({ length: known.size }, () => ((x = (75 * x + 74) % 65537) - 32768) / 10000);
+  return Float32Array.from({ length: cases.size }, () => ((x = (75 * x + 74) % 65537) - 32768) / 10000);
 }
 
 function flat(seed) {
-  const made = new Flat(SPECS);
-  made.vector.set(noise(seed));
-  return made;
+  const vector = new Flat(SPECS);
+  vector.vector.set(noise(seed));
+  return vector;
 }
 
 test("steps of SGD are those of Python, bit for bit", () => {
-  for (const { lr, momentum, weight_decay: weightDecay, after } of known.sgd) {
+  for (const { lr, momentum, weight_decay: weightDecay, after } of cases.sgd) {
     const params = noise(1);
     const steps = new Sgd(lr, momentum, weightDecay).start(params);
     for (const [at, expected] of after.entries()) {
@@ -39,8 +39,8 @@ test("steps of SGD are those of Python, bit for bit", () => {
 
 test("a proximal term pulls as in Python, bit for bit", () => {
   const [params, grads] = [flat(1), flat(2)];
-  pull({ weight: known.pulled.weight, anchor: flat(3).views }, params, grads);
-  assert.equal(bits(grads.vector), known.pulled.grads);
+  pull({ weight: cases.pulled.weight, anchor: flat(3).views }, params, grads);
+  assert.equal(bits(grads.vector), cases.pulled.grads);
 });
 
 test("an anchor that is not among the parameters is refused", () => {

@@ -21,8 +21,8 @@ const receipt = (seq, round, more = {}) => ({
 });
 
 /** Take a receipt; returns the contribution that it is for, null if there is none. */
-async function settle(outbox, said) {
-  const message = outbox.named(said);
+async function settle(outbox, name) {
+  const message = outbox.named(name);
   if (message) await outbox.end(message);
   return message;
 }
@@ -74,7 +74,7 @@ test("an answered round is known after a restart, also after a later receipt of 
   await settle(outbox, receipt(2, 5));
   await settle(outbox, receipt(1, 4));
   const later = await Outbox.open(disk);
-  assert.deepEqual([later.settled.round, ...[...later].map((one) => one.round)], [5, 6]);
+  assert.deepEqual([later.settled.round, ...[...later].map((message) => message.round)], [5, 6]);
   await later.drop(3);
   assert.deepEqual([...(await Outbox.open(disk))], []);
 });
@@ -102,11 +102,11 @@ test("a contribution whose settling is interrupted is sent again, and counts onc
 test("an unreadable file is dropped, and that is logged", async () => {
   const disk = new MemoryDisk();
   await disk.put("outbox/00000003", Uint8Array.of(1, 2));
-  const said = [];
-  const outbox = await Outbox.open(disk, (level, line) => said.push(`${level} ${line}`));
+  const lines = [];
+  const outbox = await Outbox.open(disk, (level, line) => lines.push(`${level} ${line}`));
   assert.equal(outbox.size, 0);
   assert.deepEqual(await disk.keys(), []);
-  assert.match(said[0], /^warning dropped outbox\/00000003: not a Contribution/);
+  assert.match(lines[0], /^warning dropped outbox\/00000003: not a Contribution/);
 });
 
 test("on a full disk, adding a contribution fails, and it does not wait", async () => {

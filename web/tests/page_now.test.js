@@ -28,13 +28,13 @@ test("a download after the last round does not hide that the task is over", () =
 test("a round of another run is worked on though the same number was done in the run before", () => {
   const now = new Now();
   const plan = { type: "plan", round: 1, label: "full", rows: [], reasons: [], cost: null };
-  const made = { type: "made", round: 1, kind: "full", form: "", bytesUp: 100, values: 10, seconds: 1 };
+  const message = { type: "made", round: 1, kind: "full", form: "", bytesUp: 100, values: 10, seconds: 1 };
   for (const run of ["one", "two"]) {
     now.hear({ type: "offer", task: "digits", run, round: 1, done: false });
     assert.equal(now.training, false);
     now.hear(plan);
     assert.equal(now.training, true);
-    now.hear(made);
+    now.hear(message);
     now.hear({ type: "ended", round: 1 });
     assert.equal(now.training, false);
   }

@@ -30,7 +30,7 @@ test("messages while the link is down do not hide since when it is down", () => 
 test("each step has its own text, from the time of its message", () => {
   const waiting = new Waiting(at(0));
   waiting.hear({ type: "link", connected: true, reason: "" }, at(0));
-  const told = [
+  const messages = [
     [{ type: "offer", round: 0, done: false }, "enough devices to begin"],
     [{ type: "fetching", have: 1, size: 2 }, "the rest of the model"],
     [{ type: "fetching", have: 2, size: 2 }, "the model to be ready"],
@@ -39,7 +39,7 @@ test("each step has its own text, from the time of its message", () => {
     [{ type: "made" }, "the receipt"],
     [{ type: "receipt" }, "the next round"],
   ];
-  for (const [message, what] of told) {
+  for (const [message, what] of messages) {
     waiting.hear(message, at(2));
     waiting.hear({ type: "traffic", up: 1, down: 1 }, at(9));
     assert.equal(waiting.text(at(22), HERE), `Since 09:00:02 this device has waited for ${what}.`);

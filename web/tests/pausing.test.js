@@ -30,10 +30,10 @@ test("a round that closed during a pause is not begun, and the device says hello
   world.tellAll(world.round(1));
   await settled(agent);
   world.pass(60);
-  const said = world.of("hello").length;
+  const hellos = world.of("hello").length;
   agent.workGate.resume(HIDDEN);
   await settled(agent);
-  assert.deepEqual([world.of("contribution"), world.of("hello").length], [[], said + 1]);
+  assert.deepEqual([world.of("contribution"), world.of("hello").length], [[], hellos + 1]);
   world.tellAll(world.round(2));
   await world.until(agent, () => world.of("contribution").length === 1);
 });
@@ -45,7 +45,7 @@ test("a hello during a pause is followed by a message that the device is paused"
   await settled(agent);
   agent.took({ kind: "connected", first: false });
   await settled(agent);
-  const [last, before] = world.said.toReversed();
+  const [last, before] = world.messages.toReversed();
   assert.deepEqual([before.leaf, last.leaf, last.paused], ["hello", "state", true]);
 });
 
@@ -73,13 +73,13 @@ test("nothing is sent while the link must be spared", async () => {
 test("a newer round during a pause ends the work on the old one, and is worked on", async () => {
   const world = await World.made();
   const agent = await ready(world);
-  const { told } = world;
-  told.push = (event) => {
+  const { events } = world;
+  events.push = (event) => {
     if (event.type === "plan" && event.round === 1) {
       agent.workGate.pause(HIDDEN); // just before the work begins
       setImmediate(() => world.tellAll(world.round(2)));
     }
-    return Array.prototype.push.call(told, event);
+    return Array.prototype.push.call(events, event);
   };
   world.tellAll(world.round(1, FULL));
   await world.until(agent, () => world.lines("given up").length > 0);

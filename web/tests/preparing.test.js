@@ -9,9 +9,9 @@ import { isLightOnDark, pictureRaw, prepare, whatOf, white } from "../device/pre
 import { readWav, resampled, soundRaw } from "../device/sounds.js";
 import { vectors } from "./vectors.js";
 
-const known = vectors("preparing");
-const DIGITS = known.prepare[0].input;
-const SPEECH = known.sounds[0].input;
+const cases = vectors("preparing");
+const DIGITS = cases.prepare[0].input;
+const SPEECH = cases.sounds[0].input;
 const DEFLATED =
   "504b03042d00000008000000210062ac2b0fffffffffffffffff05001400782e6e707901001000800100000000000060000000000000009bec17ea" +
   "1b10c9c850c650ad9e925a9c5ca46ea5a06e9366a2aea3a09e965f54529498179f5f94920a12774bcc294e058a17672416a402f91a463a0ac6469a" +
@@ -25,19 +25,19 @@ function noise(seed, count) {
 }
 
 /** Checks bytes that were rounded from floats: one in 500, or a single one, may be off by 1. */
-function assertRoundedAlike(made, expected, of) {
-  assert.equal(made.length, expected.length);
-  const off = [...made].map((value, i) => Math.abs(value - expected[i])).filter((step) => step !== 0);
-  assert.ok(off.every((step) => step === 1) && off.length <= Math.max(1, made.length / 500), `${of}: ${off.length} are off`);
+function assertRoundedAlike(actual, expected, of) {
+  assert.equal(actual.length, expected.length);
+  const off = [...actual].map((value, i) => Math.abs(value - expected[i])).filter((step) => step !== 0);
+  assert.ok(off.every((step) => step === 1) && off.length <= Math.max(1, actual.length / 500), `${of}: ${off.length} are off`);
 }
 
 const bytesOf = (floats) => hex(new Uint8Array(floats.buffer, floats.byteOffset, floats.byteLength));
 
 test("raw values become the same float32 values as in Python", () => {
-  for (const one of known.prepare) {
-    const count = one.input.shape.reduce((a, b) => a * b, 1);
-    const x = prepare(one.input, noise(one.seed, count).map((value) => value % 256));
-    assert.equal(bytesOf(x), one.x);
+  for (const example of cases.prepare) {
+    const count = example.input.shape.reduce((a, b) => a * b, 1);
+    const x = prepare(example.input, noise(example.seed, count).map((value) => value % 256));
+    assert.equal(bytesOf(x), example.x);
   }
 });
 
@@ -46,21 +46,21 @@ test("values that are not whole samples are refused", () => {
 });
 
 test("pictures are cut and resized as in Python", () => {
-  for (const one of known.pictures) {
-    const count = one.height * one.width * one.channels;
-    const raw = pictureRaw(one.input, { ...one, pixels: Uint8Array.from(noise(7, count), (value) => value % 256) });
-    if (white(one.input) === 255) assertRoundedAlike(raw, fromHex(one.levels), `${one.height}x${one.width}`);
+  for (const example of cases.pictures) {
+    const count = example.height * example.width * example.channels;
+    const raw = pictureRaw(example.input, { ...example, pixels: Uint8Array.from(noise(7, count), (value) => value % 256) });
+    if (white(example.input) === 255) assertRoundedAlike(raw, fromHex(example.levels), `${example.height}x${example.width}`);
     else {
-      assert.equal(raw.length, one.raw.length);
-      raw.forEach((value, i) => assert.ok(Math.abs(value - one.raw[i]) <= 1e-5 * Math.max(1, one.raw[i]), `${i}: ${value}, expected ${one.raw[i]}`));
+      assert.equal(raw.length, example.raw.length);
+      raw.forEach((value, i) => assert.ok(Math.abs(value - example.raw[i]) <= 1e-5 * Math.max(1, example.raw[i]), `${i}: ${value}, expected ${example.raw[i]}`));
     }
   }
 });
 
 test("the sort of samples follows from the shape of the input", () => {
-  const made = (shape, vocabulary = null) => whatOf({ ...DIGITS, shape, vocabulary });
-  assert.deepEqual([made([1, 8, 8]), made([3, 32, 32]), made([1, 61, 40]), made([61, 40])], ["picture", "picture", "sound", "sound"]);
-  assert.deepEqual([made([12]), made([5, 8, 8]), made([64], 1000)], ["numbers", "numbers", "text"]);
+  const formOf = (shape, vocabulary = null) => whatOf({ ...DIGITS, shape, vocabulary });
+  assert.deepEqual([formOf([1, 8, 8]), formOf([3, 32, 32]), formOf([1, 61, 40]), formOf([61, 40])], ["picture", "picture", "sound", "sound"]);
+  assert.deepEqual([formOf([12]), formOf([5, 8, 8]), formOf([64], 1000)], ["numbers", "numbers", "text"]);
 });
 
 test("digits of 16 greys are light on a dark ground", () => {
@@ -71,7 +71,7 @@ test("digits of 16 greys are light on a dark ground", () => {
 });
 
 test("log-mel features of sounds at any rate are those of Python", () => {
-  for (const { input, rate, count, levels } of known.sounds) {
+  for (const { input, rate, count, levels } of cases.sounds) {
     const samples = noise(rate, count).map((value, i) => Math.floor(((value - 32768) * ((i * 7) % 997)) / 1024));
     assertRoundedAlike(soundRaw(input, Float32Array.from(samples), rate), fromHex(levels), `at ${rate} Hz`);
   }
@@ -85,27 +85,27 @@ test("a short sound is padded with silence, at the lowest level", () => {
 
 test("a tone keeps its loudness at another rate", () => {
   const tone = Float32Array.from({ length: 4800 }, (_, i) => 1000 * Math.sin((2 * Math.PI * 440 * i) / 48_000));
-  const made = resampled(tone, 48_000, 16_000, 1600);
-  for (let i = 100; i < 1500; i++) assert.ok(Math.abs(made[i] - 1000 * Math.sin((2 * Math.PI * 440 * i) / 16_000)) < 5);
+  const output = resampled(tone, 48_000, 16_000, 1600);
+  for (let i = 100; i < 1500; i++) assert.ok(Math.abs(output[i] - 1000 * Math.sin((2 * Math.PI * 440 * i) / 16_000)) < 5);
 });
 
 test("WAVE files of every width are read as in Python", () => {
-  for (const one of known.wav) {
-    const sound = readWav(fromHex(one.file));
-    assert.equal(sound.rate, one.rate);
-    assert.equal(bytesOf(sound.samples), one.samples);
+  for (const example of cases.wav) {
+    const sound = readWav(fromHex(example.file));
+    assert.equal(sound.rate, example.rate);
+    assert.equal(bytesOf(sound.samples), example.samples);
   }
 });
 
 test("bytes that are no sound are refused, wherever they end", () => {
-  const whole = fromHex(known.wav[1].file);
+  const whole = fromHex(cases.wav[1].file);
   for (let size = 0; size < 55; size++) assert.throws(() => readWav(whole.slice(0, size)), DataError, `${size} bytes`);
 });
 
 test("samples in .npz files are read, stored and deflated", async () => {
-  const batch = await readArrays("some.NPZ", fromHex(known.npz.file), [1, 2, 2]);
-  assert.deepEqual([...batch.raw], known.npz.x);
-  assert.deepEqual(batch.labels, known.npz.labels);
+  const batch = await readArrays("some.NPZ", fromHex(cases.npz.file), [1, 2, 2]);
+  assert.deepEqual([...batch.raw], cases.npz.x);
+  assert.deepEqual(batch.labels, cases.npz.labels);
   assert.equal(batch.count, 4);
   const { x } = Object.fromEntries(await npz(fromHex(DEFLATED), ["x"]));
   assert.deepEqual(x.shape, [2, 32]);
@@ -113,7 +113,7 @@ test("samples in .npz files are read, stored and deflated", async () => {
 });
 
 test("arrays of another shape, and files without labels, are refused with what was expected", async () => {
-  await assert.rejects(readArrays("a.npz", fromHex(known.npz.file), [1, 3, 3]), /samples are \(4,2,2\), the task's input is \(1,3,3\)/);
+  await assert.rejects(readArrays("a.npz", fromHex(cases.npz.file), [1, 3, 3]), /samples are \(4,2,2\), the task's input is \(1,3,3\)/);
   await assert.rejects(readArrays("a.npz", fromHex(DEFLATED), [32]), /no array 'y'/);
   await assert.rejects(readArrays("a.npz", new Uint8Array(40), [32]), DataError);
   await assert.rejects(readArrays("a.doc", new Uint8Array(40), [32]), /\.npz, \.npy or \.csv/);

@@ -14,14 +14,14 @@ const KINDS = { state: State, hello: Hello, plan: Plan, contribution: Contributi
 
 /** The messages that were sent, with their leaves, in order. */
 function spoken() {
-  const said = [];
+  const sent = [];
   const publish = (topic, payload, retain = false) => {
     const leaf = topic.split("/").slice(5).join("/");
-    said.push({ leaf, retain, ...(KINDS[leaf] ? decode(KINDS[leaf], payload) : { payload }) });
+    sent.push({ leaf, retain, ...(KINDS[leaf] ? decode(KINDS[leaf], payload) : { payload }) });
   };
   const messages = new DeviceMessages("dev", BOOT);
   messages.link = { publish, unacknowledged: () => 0, bytesUp: 0, bytesDown: 0 };
-  return { messages, said };
+  return { messages, sent };
 }
 
 test("presence is retained, and has this process's boot", () => {
@@ -32,16 +32,16 @@ test("presence is retained, and has this process's boot", () => {
 });
 
 test("the same plan is sent once, and again after a new hello; a plan to sit out is sent each time", () => {
-  const { messages, said } = spoken();
+  const { messages, sent } = spoken();
   const plan = { ...PLAN, reasons: ["full needs 9.0 s and has 2.0 s (mostly to compute)"] };
   messages.plan(plan, 1e4);
   messages.plan({ ...plan, round: 4, reasons: ["full needs 8.0 s and has 2.0 s (mostly to compute)"] }, 1e4);
-  assert.equal(said.length, 1);
+  assert.equal(sent.length, 1);
   messages.hello(bareHello(BOOT));
   messages.plan(plan, 1e4);
   messages.plan({ ...plan, kind: "" }, 0);
   messages.plan({ ...plan, kind: "" }, 0);
-  assert.deepEqual(said.map((one) => one.leaf), ["plan", "hello", "plan", "plan", "plan"]);
+  assert.deepEqual(sent.map((message) => message.leaf), ["plan", "hello", "plan", "plan", "plan"]);
 });
 
 test("a device with a key signs hellos, plans and contributions, in order, and nothing else", async () => {
@@ -59,7 +59,7 @@ test("a device with a key signs hellos, plans and contributions, in order, and n
   assert.deepEqual(counts, [4, 1, 0]);
   while (messages.unacknowledged()) await new Promise((resolve) => setTimeout(resolve, 1));
   assert.deepEqual(sent.map(({ topic }) => topic.split("/").at(-1)), ["hello", "state", "plan", "c"]);
-  const [hello, state, plan, short] = sent.map((one) => one.payload);
+  const [hello, state, plan, short] = sent.map((message) => message.payload);
   assert.equal(decode(State, state).paused, true);
   assert.equal(decode(Hello, decode(FromDevice, hello).message).boot, BOOT);
   assert.equal(decode(Plan, decode(FromDevice, plan).message).round, 3);
@@ -88,29 +88,29 @@ test("a message that the link refuses does not keep back messages that are signe
 });
 
 test("a plan has room for its signature, or is not sent", async () => {
-  const { messages, said } = spoken();
+  const { messages, sent } = spoken();
   messages.plan({ ...PLAN, reasons: [] }, 75);
-  assert.equal(said.length, 1);
+  assert.equal(sent.length, 1);
   messages.sign(await sealer(new Uint8Array(32)), null);
   messages.plan({ ...PLAN, kind: "full", reasons: [] }, 75);
   assert.equal(messages.unacknowledged(), 0);
 });
 
 test("reasons without room are left out, from the end, and then the plan", () => {
-  const { messages, said } = spoken();
+  const { messages, sent } = spoken();
   const reasons = ["full needs more", "entropy-subset 50% needs more", "peft bias needs more"];
   messages.plan({ ...PLAN, reasons }, 90);
-  assert.deepEqual(said[0].reasons, ["full needs more", AND_MORE]);
+  assert.deepEqual(sent[0].reasons, ["full needs more", AND_MORE]);
   messages.plan({ ...PLAN, kind: "zeroth-order", reasons }, 20);
-  assert.equal(said.length, 1);
+  assert.equal(sent.length, 1);
 });
 
 test("a block that is still on its way is not sent twice", () => {
-  const { messages, said } = spoken();
+  const { messages, sent } = spoken();
   const sha = new Uint8Array(32).fill(1);
   messages.block(sha, 2, Uint8Array.of(5));
   messages.link.unacknowledged = (topic) => (topic.endsWith("/2") ? 1 : 0);
   messages.block(sha, 2, Uint8Array.of(5));
   messages.block(sha, 3, Uint8Array.of(6));
-  assert.deepEqual(said.map((one) => one.leaf.split("/").at(-1)), ["2", "3"]);
+  assert.deepEqual(sent.map((message) => message.leaf.split("/").at(-1)), ["2", "3"]);
 });

@@ -17,9 +17,9 @@ const tried = (provider, seconds, ...values) => {
 };
 
 test("WebGPU is chosen if it agrees and is faster, with the reason", () => {
-  const taken = judged(tried("wasm", 0.1, 1, 2), tried("webgpu", 0.01, 1.0005, 2));
-  assert.equal(taken.provider, "webgpu");
-  assert.match(taken.why, /agrees with WASM to 0.0002\d: 10.0 ms a step against 100 ms/);
+  const choice = judged(tried("wasm", 0.1, 1, 2), tried("webgpu", 0.01, 1.0005, 2));
+  assert.equal(choice.provider, "webgpu");
+  assert.match(choice.why, /agrees with WASM to 0.0002\d: 10.0 ms a step against 100 ms/);
 });
 
 test("WebGPU that is slower, differs or gives NaN is not chosen, with the reason", () => {
@@ -33,9 +33,9 @@ test("WebGPU that is slower, differs or gives NaN is not chosen, with the reason
 });
 
 test("without WebGPU, or if the processor emulates it, WASM is chosen", async () => {
-  const found = await runtimeFor(bundle, { threads: 1 });
-  assert.equal(found.provider, "wasm");
-  assert.match(found.why, /^WASM on one thread: as asked; no WebGPU here$/);
+  const choice = await runtimeFor(bundle, { threads: 1 });
+  assert.equal(choice.provider, "wasm");
+  assert.match(choice.why, /^WASM on one thread: as asked; no WebGPU here$/);
   const emulated = {
     requestAdapter: async () => ({ info: { vendor: "google", architecture: "swiftshader" } }),
   };

@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { Generator, rngOf } from "../device/randomness.js";
 import { vectors } from "./vectors.js";
 
-const known = vectors("randomness");
+const cases = vectors("randomness");
 const ITEMS = Int32Array.of(5, 7, 9, 11, 2 ** 31 - 1);
 
 /** The draws in the order of the writer of the vectors. */
@@ -21,13 +21,13 @@ function drawn(rng, below) {
 }
 
 test("a generator draws what numpy's does from the same seed", () => {
-  for (const { seed, ...expected } of known.generators) {
+  for (const { seed, ...expected } of cases.generators) {
     assert.deepEqual(drawn(new Generator(BigInt(seed)), expected.below), expected);
   }
 });
 
 test("a run's randomness is that of its seed and device, as in Python", async () => {
-  for (const { seed, device, ...expected } of known.runs) {
+  for (const { seed, device, ...expected } of cases.runs) {
     assert.deepEqual(drawn(await rngOf({ seed: BigInt(seed), device }), expected.below), expected);
   }
 });

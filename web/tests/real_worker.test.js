@@ -28,8 +28,8 @@ async function atWork(t, strategy, progress) {
   t.mock.method(performance, "now", () => (now += 100));
   const listener = { progress: (done) => progress({ done, model, ran }), lost: () => 0 };
   const host = { residentBytes: () => 0 };
-  const given = { offer: { round: 2, rare: [1] }, aside: new Map() };
-  const worker = new RealWorker({ name: "dev", model, data, clock: () => 0, host, given, listener });
+  const inputs = { offer: { round: 2, rare: [1] }, aside: new Map() };
+  const worker = new RealWorker({ name: "dev", model, data, clock: () => 0, host, given: inputs, listener });
   return { model, ran, train: () => worker.train({ strategy }, 5n, 1000) };
 }
 
@@ -38,29 +38,29 @@ const means = () => make("class-means", { steps: 1, smallest_count: 1 });
 
 for (const kind of [few, means]) {
   test(`a long pass over all samples asks whether to go on, and ends if not: ${kind().name}`, async (t) => {
-    const asked = [];
+    const paces = [];
     const { ran, train, model } = await atWork(t, kind(), async ({ done, ran: runs }) => {
-      asked.push([done, runs.length]);
+      paces.push([done, runs.length]);
       if (runs.length === 3) throw new WorkStopped("the round is not wanted any more");
     });
     await assert.rejects(train(), WorkStopped);
-    assert.deepEqual(asked, [[0, 1], [0, 2], [0, 3]]);
+    assert.deepEqual(paces, [[0, 1], [0, 2], [0, 3]]);
     assert.deepEqual(ran, ["forward", "forward", "forward"]);
     await model.logits(data.x); // after the work, `progress` is not called any more
-    assert.equal(asked.length, 3);
+    assert.equal(paces.length, 3);
   });
 }
 
 test("runs of the model for others during the work do not ask, and change nothing", async (t) => {
   const alone = await (await atWork(t, means(), async () => {})).train();
-  let asked = 0;
+  let paces = 0;
   const { train } = await atWork(t, means(), async ({ model }) => {
-    asked += 1;
+    paces += 1;
     await model.logits(data.x);
   });
-  const made = await train();
-  assert.equal(asked, SAMPLES + 1);
-  assert.deepEqual(made, alone);
+  const update = await train();
+  assert.equal(paces, SAMPLES + 1);
+  assert.deepEqual(update, alone);
 });
 
 test("the classes that the offer names as rare are sent first", async (t) => {

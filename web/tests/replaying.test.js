@@ -10,16 +10,16 @@ import { write } from "../device/safetensors.js";
 import { files, packed } from "./shipped.js";
 import { vectors } from "./vectors.js";
 
-const known = vectors("replaying");
-const bundle = await Bundle.open(packed(files(known.bundle)));
-const STEPS = known.steps.map((step) => ({
+const cases = vectors("replaying");
+const bundle = await Bundle.open(packed(files(cases.bundle)));
+const STEPS = cases.steps.map((step) => ({
   ...step,
   seed: BigInt(step.seed),
 }));
 const hash = async (tensors) => hex(await sha256(write(tensors)));
 
 test("weights are perturbed along a direction as in Python, bit for bit", async () => {
-  for (const { tunable, seed, index, sha256: expected, ...along } of known.perturbed) {
+  for (const { tunable, seed, index, sha256: expected, ...along } of cases.perturbed) {
     const params = new Flat(bundle.manifest.specs(tunable));
     await perturb(params, bundle.weights(), { ...along, seed: BigInt(seed), index: BigInt(index) });
     assert.equal(await hash(params.views), expected);
@@ -27,7 +27,7 @@ test("weights are perturbed along a direction as in Python, bit for bit", async 
 });
 
 test("weights after the steps of a log are those of Python, bit for bit", async () => {
-  for (const [at, expected] of known.after.entries()) {
+  for (const [at, expected] of cases.after.entries()) {
     const weights = bundle.weights();
     assert.equal(await hash(await replay(weights, STEPS.slice(0, at + 1), bundle.manifest)), expected);
     assert.equal(await hash(weights), await hash(bundle.weights()));
@@ -36,7 +36,7 @@ test("weights after the steps of a log are those of Python, bit for bit", async 
 
 test("replaying in two parts gives the same as replaying at once", async () => {
   const half = await replay(bundle.weights(), STEPS.slice(0, 3), bundle.manifest);
-  assert.equal(await hash(await replay(half, STEPS.slice(3), bundle.manifest)), known.after.at(-1));
+  assert.equal(await hash(await replay(half, STEPS.slice(3), bundle.manifest)), cases.after.at(-1));
 });
 
 test("an invalid step is refused", () => {

@@ -21,14 +21,14 @@ const offer = (round, more = {}) => {
 };
 
 /** A device that trains for a round that closes at 50 s; `heard` is called when messages are handled. */
-async function training(heard = async () => {}) {
+async function training(act = async () => {}) {
   const time = { now: 10 };
-  const said = [];
+  const sent = [];
   const lines = [];
   const disk = new MemoryDisk();
   const gate = new WorkGate(() => time.now);
   const messages = new DeviceMessages("dev", 7n);
-  const publish = (topic) => said.push([topic.split("/").slice(5).join("/"), time.now]);
+  const publish = (topic) => sent.push([topic.split("/").slice(5).join("/"), time.now]);
   messages.link = { publish, unacknowledged: () => 0, bytesUp: 0, bytesDown: 0 };
   const environment = { clock: gate.clock, disk, tell: () => {}, log: (_level, line) => lines.push(line), name: "dev" };
   const parts = { gate, messages, blobs: await Blobs.open(disk), outbox: await Outbox.open(disk), task: "t" };
@@ -37,33 +37,33 @@ async function training(heard = async () => {}) {
   runner.state = { ...runner.state, training: runner.state.open, missing: [] };
   runner.hear = async (seconds) => {
     time.now += seconds;
-    await heard({ time, gate, runner });
+    await act({ time, gate, runner });
   };
-  return { runner, gate, time, said, lines };
+  return { runner, gate, time, sent, lines };
 }
 
 test("messages are handled between two steps, and contributions are sent once a second", async () => {
-  const { runner, time, said } = await training(async ({ time: at }) => void (at.now += 0.3));
+  const { runner, time, sent } = await training(async ({ time: at }) => void (at.now += 0.3));
   await runner.outbox.add(contribution(1, 2));
   const entry = { seq: 1, task: "t", run: "r", round: 2, samples: 1, fetched: false, compact: false };
   const unsent = { first_s: null, carried_s: null, wait_s: 10, order: 0 };
   runner.state = { ...runner.state, outbox: [{ ...entry, ...unsent }] };
   for (const share of [0.1, 0.2]) await runner.progressed(share);
-  assert.deepEqual(said.map(([leaf, now]) => [leaf, now.toFixed(1)]), [["contribution", "10.3"]]);
+  assert.deepEqual(sent.map(([leaf, now]) => [leaf, now.toFixed(1)]), [["contribution", "10.3"]]);
   runner.state = { ...runner.state, outbox: [{ ...entry, ...unsent }] };
   for (const share of [0.3, 0.4, 0.5]) await runner.progressed(share);
-  assert.equal(said[1][1].toFixed(1), "11.5");
+  assert.equal(sent[1][1].toFixed(1), "11.5");
   assert.equal(time.now.toFixed(1), "11.5");
 });
 
 test("training is held while the gate is closed, and goes on when it opens", async () => {
-  const { runner, gate, said } = await training(async ({ time: at, gate: of }) => {
+  const { runner, gate, sent } = await training(async ({ time: at, gate: of }) => {
     if (at.now >= 13) of.resume("the page is hidden");
   });
   gate.pause("the page is hidden");
   await runner.progressed(0.5);
   assert.equal(gate.lost(), 3);
-  assert.deepEqual(said, [["state", 10], ["plan", 10], ["state", 13], ["hello", 13]]);
+  assert.deepEqual(sent, [["state", 10], ["plan", 10], ["state", 13], ["hello", 13]]);
 });
 
 test("paused training is given up when another round is open, and ends when its own round closes", async () => {

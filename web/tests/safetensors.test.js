@@ -6,39 +6,39 @@ import { TensorError } from "../device/errors.js";
 import { read, write } from "../device/safetensors.js";
 import { vectors } from "./vectors.js";
 
-const given = vectors("safetensors");
+const cases = vectors("safetensors");
 const bytesOf = (data) => hex(new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
 
-for (const { of, bytes, tensors } of given.sets) {
+for (const { of, bytes, tensors } of cases.sets) {
   test(`Python's tensors are read: ${of}`, () => {
-    const found = [...read(fromHex(bytes))].map(([name, { dtype, shape, data }]) => ({
+    const actual = [...read(fromHex(bytes))].map(([name, { dtype, shape, data }]) => ({
       name,
       dtype,
       shape: [...shape],
       values: bytesOf(data),
     }));
-    assert.deepEqual(found, tensors);
+    assert.deepEqual(actual, tensors);
   });
 
   test(`tensors are written in Python's bytes, whatever their order: ${of}`, () => {
-    const found = [...read(fromHex(bytes))];
-    assert.equal(hex(write(new Map(found))), bytes);
-    assert.equal(hex(write(new Map(found.reverse()))), bytes);
+    const entries = [...read(fromHex(bytes))];
+    assert.equal(hex(write(new Map(entries))), bytes);
+    assert.equal(hex(write(new Map(entries.reverse()))), bytes);
   });
 }
 
-for (const { of, bytes } of given.refused) {
+for (const { of, bytes } of cases.refused) {
   test(`bytes that Python refuses are refused: ${of}`, () => {
     assert.throws(() => read(fromHex(bytes)), TensorError);
   });
 }
 
 test("metadata is ignored", () => {
-  assert.deepEqual([...read(fromHex(given.with_metadata)).keys()], ["a"]);
+  assert.deepEqual([...read(fromHex(cases.with_metadata)).keys()], ["a"]);
 });
 
 test("the arrays are the reader's own, wherever the bytes lie", () => {
-  const bytes = fromHex(given.sets.find((one) => one.of === "of every dtype").bytes);
+  const bytes = fromHex(cases.sets.find((example) => example.of === "of every dtype").bytes);
   const shifted = new Uint8Array(bytes.length + 3);
   shifted.set(bytes, 3);
   const tensors = read(shifted.subarray(3));

@@ -24,9 +24,9 @@ test("about a fifth of the samples is held out of training, always the same ones
   const disk = new MemoryDisk();
   const samples = await opened(disk);
   await samples.add("no", many(1200), 1);
-  const [{ training, held }] = samples.counts();
-  assert.equal(training + held, 1200);
-  assert.ok(held > 180 && held < 300, `${held} held out`);
+  const [{ training, held: holdout }] = samples.counts();
+  assert.equal(training + holdout, 1200);
+  assert.ok(holdout > 180 && holdout < 300, `${holdout} held out`);
   assert.equal(samples.training().y.length, training);
   assert.deepEqual((await opened(disk)).held(), samples.held());
 });

@@ -34,8 +34,8 @@ function drawn(count) {
  * The surroundings of a device. `offer` answers each hello; contributions get receipts while `receipting`.
  */
 export class World {
-  said = [];
-  told = [];
+  messages = [];
+  events = [];
   offer = null;
   receipting = true;
   /** How many times slower the device is. */
@@ -82,7 +82,7 @@ export class World {
       open: async (bundle) => new DeviceModel(bundle, runtime),
       samples: async () => samples,
       host: { name: "here", cores: 1, totalBytes: 2 ** 32, limitBytes: () => 2 ** 31, residentBytes: () => 2 ** 20 },
-      tell: (event) => this.told.push(event),
+      tell: (event) => this.events.push(event),
     };
     const agent = await Agent.open({ name: "dev", key }, environment);
     this.#agent = agent;
@@ -108,12 +108,12 @@ export class World {
 
   /** The device's messages on a leaf, in order. */
   of(leaf) {
-    return this.said.filter((one) => one.leaf === leaf);
+    return this.messages.filter((message) => message.leaf === leaf);
   }
 
   /** The lines of the log that contain this text. */
   lines(part) {
-    return this.told.filter((one) => one.type === "log" && one.text.includes(part));
+    return this.events.filter((event) => event.type === "log" && event.text.includes(part));
   }
 
   /** Let the device work until the condition is met. */
@@ -122,13 +122,13 @@ export class World {
       if (condition()) return;
       await agent.step(0.002);
     }
-    throw new Error(`not within ${steps} steps: ${condition}\n${this.told.map((one) => one.text).join("\n")}`);
+    throw new Error(`not within ${steps} steps: ${condition}\n${this.events.map((event) => event.text).join("\n")}`);
   }
 
   #answer(topic, payload) {
     const { leaf, sha, index } = topics.parse(topic);
     const message = KINDS[leaf] ? decode(KINDS[leaf], payload) : { payload, sha, index };
-    this.said.push({ leaf, ...message });
+    this.messages.push({ leaf, ...message });
     if (leaf === "hello" && this.offer) this.say(topics.down("dev", "task"), encode(Offer, this.offer));
     if (leaf === "get") this.#send(message);
     if (leaf === "contribution" && this.receipting) this.receipt(message);

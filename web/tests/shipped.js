@@ -10,7 +10,7 @@ const number = (value, size) => toLittleEndian(BigInt(value), size);
 export function packed(files) {
   const [locals, entries] = [[], []];
   let at = 0;
-  for (const [name, content] of [...files].sort(([one], [other]) => (one < other ? -1 : 1))) {
+  for (const [name, content] of [...files].sort(([left], [other]) => (left < other ? -1 : 1))) {
     const [size, crc] = [number(content.length, 4), number(crc32(content), 4)];
     const middle = concat([
       number(0, 4),

@@ -9,7 +9,7 @@ import { vectors } from "./vectors.js";
 
 const { key, enrolled, says } = vectors("offer_stream");
 /** Offers that Python sealed with the right key, another, or none; and payloads that are no offers. */
-const heard = enrolled.flatMap(({ heard: all }) => all.map((one) => ({ ...one, payload: fromHex(one.payload) })));
+const messages = enrolled.flatMap(({ heard: all }) => all.map((message) => ({ ...message, payload: fromHex(message.payload) })));
 
 /** The result of each: accepted, or the error. */
 async function verified(offers) {
@@ -31,16 +31,16 @@ async function without(algorithm, work) {
 }
 
 test("a browser without Ed25519 accepts the same offers as one with it", async () => {
-  const one = heard.find(({ topic, offer }) => offer && topic.endsWith("/task"));
-  const signed = decode(Signed, one.payload);
+  const message = messages.find(({ topic, offer }) => offer && topic.endsWith("/task"));
+  const signed = decode(Signed, message.payload);
   const cut = encode(Signed, { ...signed, signature: signed.signature.slice(1) });
   const bent = encode(Signed, { ...signed, signature: signed.signature.map((byte, at) => (at === 40 ? byte ^ 1 : byte)) });
-  const offers = [...heard, { ...one, payload: cut }, { ...one, payload: bent }, { ...one, topic: `${one.topic}s` }];
-  const known = await verified(offers);
-  const found = await without("Ed25519", () => verified(offers));
-  assert.deepEqual(found, known);
-  assert.equal(known[heard.indexOf(one)].issued, signed.issued);
-  for (const refused of known.slice(-3)) assert.match(refused, /^NotTrusted: .*not signed by the aggregator/);
+  const offers = [...messages, { ...message, payload: cut }, { ...message, payload: bent }, { ...message, topic: `${message.topic}s` }];
+  const expected = await verified(offers);
+  const verdicts = await without("Ed25519", () => verified(offers));
+  assert.deepEqual(verdicts, expected);
+  assert.equal(expected[messages.indexOf(message)].issued, signed.issued);
+  for (const refused of expected.slice(-3)) assert.match(refused, /^NotTrusted: .*not signed by the aggregator/);
 });
 
 test("a device makes the same signatures as in Python, also in a browser without Ed25519", async () => {

@@ -9,50 +9,50 @@ import { Stretch, packed as written } from "../device/messages.js";
 import * as stepLog from "../device/step_log.js";
 import { vectors } from "./vectors.js";
 
-const given = vectors("steps");
+const cases = vectors("steps");
 
 function doubles(digits) {
   const data = fromHex(digits);
   return Array.from({ length: data.length / 8 }, (_, at) => view(data).getFloat64(8 * at, true));
 }
 
-const stepOf = (told) => ({
-  ...told,
-  seed: BigInt(told.seed),
-  scalars: doubles(told.scalars),
+const stepOf = (plain) => ({
+  ...plain,
+  seed: BigInt(plain.seed),
+  scalars: doubles(plain.scalars),
 });
 
 test("the seeds of rounds are Python's", async () => {
-  for (const { seed, round, made } of given.seeds) {
+  for (const { seed, round, made } of cases.seeds) {
     assert.equal(await stepLog.roundSeed(BigInt(seed), round), BigInt(made));
   }
 });
 
-for (const { of, blob, steps: told } of given.logs) {
+for (const { of, blob, steps: steps } of cases.logs) {
   test(`a log is read exactly: ${of}`, async () => {
-    assert.deepEqual(await stepLog.decode(fromHex(blob)), told.map(stepOf));
-    assert.equal(stepLog.count(stepLog.decodeStretches(fromHex(blob))), told.length);
+    assert.deepEqual(await stepLog.decode(fromHex(blob)), steps.map(stepOf));
+    assert.equal(stepLog.count(stepLog.decodeStretches(fromHex(blob))), steps.length);
   });
 }
 
-for (const { step, seed, stretches } of given.single) {
+for (const { step, seed, stretches } of cases.single) {
   test(`one step is written as Python does: ${step.scalars}, seed ${seed}`, async () => {
-    const made = await stepLog.packStep(stepOf(step), seed === null ? null : BigInt(seed));
-    assert.equal(hex(written(listOf(Stretch), [made], "log")), stretches);
+    const stretch = await stepLog.packStep(stepOf(step), seed === null ? null : BigInt(seed));
+    assert.equal(hex(written(listOf(Stretch), [stretch], "log")), stretches);
   });
 }
 
-for (const { of, blob, python } of given.damaged) {
+for (const { of, blob, python } of cases.damaged) {
   test(`stretches whose parts do not fit each other are refused: ${of}`, async () => {
     await assert.rejects(stepLog.decode(fromHex(blob)), { name: "MessageError", message: python });
   });
 }
 
 test("more scalars than a log has are refused before they are read", async () => {
-  const [one] = stepLog.decodeStretches(fromHex(given.logs[0].blob));
-  const large = { ...one, form: "i1", width: 2 ** 19, scalars: new Uint8Array(2 ** 20) };
-  const small = { ...one, form: "f2", width: 2, scalars: new Uint8Array(8) };
-  await assert.rejects(stepLog.unpack([large, small]), { message: given.too_many_scalars });
+  const [stretch] = stepLog.decodeStretches(fromHex(cases.logs[0].blob));
+  const large = { ...stretch, form: "i1", width: 2 ** 19, scalars: new Uint8Array(2 ** 20) };
+  const small = { ...stretch, form: "f2", width: 2, scalars: new Uint8Array(8) };
+  await assert.rejects(stepLog.unpack([large, small]), { message: cases.too_many_scalars });
 });
 
 test("random bytes are refused with MessageError only", async () => {
@@ -61,7 +61,7 @@ test("random bytes are refused with MessageError only", async () => {
   }
 });
 
-given.joined.forEach(({ before, new: added, most, made }, at) => {
+cases.joined.forEach(({ before, new: added, most, made }, at) => {
   test(`stretches are joined, and only the last kept, as in Python: ${at}`, () => {
     const read = (digits) => stepLog.decodeStretches(fromHex(digits));
     const joined = stepLog.lastOfBoth(read(before), read(added), most);
@@ -70,14 +70,14 @@ given.joined.forEach(({ before, new: added, most, made }, at) => {
 });
 
 test("the beginning of a log follows from its segments", () => {
-  assert.equal(stepLog.SEGMENT, given.segment);
-  for (const { at, log, begins } of given.begins) {
+  assert.equal(stepLog.SEGMENT, cases.segment);
+  for (const { at, log, begins } of cases.begins) {
     assert.equal(stepLog.logStart({ at, log: Array(log).fill(null) }), begins);
   }
 });
 
 test("16-bit numbers are numpy's", () => {
-  for (const { number, bits } of given.halves) {
+  for (const { number, bits } of cases.halves) {
     assert.equal(toHalf(doubles(number)[0]), bits, `${doubles(number)}`);
   }
   for (let bits = 0; bits < 0x10000; bits += 1) {

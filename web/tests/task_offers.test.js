@@ -9,8 +9,8 @@ import { World } from "./scripted.js";
 
 const SPEECH = { task: "speech", run: "s" };
 const OVER = { done: true, kinds: [] };
-const hellos = (world) => world.of("hello").map((one) => one.task);
-const contributed = (world) => world.of("contribution").map((one) => [one.task, one.round]);
+const hellos = (world) => world.of("hello").map((hello) => hello.task);
+const contributed = (world) => world.of("contribution").map((update) => [update.task, update.round]);
 
 /** Lets the device do all that is due. */
 async function settled(agent) {
@@ -30,10 +30,10 @@ async function inOpenRound(world) {
 test("a device that came while a round was open says hello once if the aggregator restarts in it", async () => {
   const world = await World.made();
   const agent = await inOpenRound(world);
-  const said = world.of("hello").length;
+  const count = world.of("hello").length;
   world.tellAll(world.round(1)); // a restarted aggregator does not know which devices are here
   await settled(agent);
-  assert.equal(world.of("hello").length, said + 1);
+  assert.equal(world.of("hello").length, count + 1);
   assert.deepEqual(contributed(world), [["t", 1]]);
 });
 
@@ -50,12 +50,12 @@ test("an aggregator that restarts in a round is sent contributions without a rec
 test("neither a new round nor a retained offer is taken for a restart", async () => {
   const world = await World.made();
   const agent = await inOpenRound(world);
-  const said = world.of("hello").length;
+  const count = world.of("hello").length;
   world.tellAll(world.round(1), true);
   await settled(agent);
   world.tellAll(world.round(2));
   await settled(agent);
-  assert.equal(world.of("hello").length, said);
+  assert.equal(world.of("hello").length, count);
   assert.deepEqual(contributed(world), [["t", 1], ["t", 2]]);
 });
 

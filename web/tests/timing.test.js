@@ -6,10 +6,10 @@ import { OutOfMemory } from "../device/errors.js";
 import { completed, measureSpeed, quicker } from "../device/timing.js";
 
 /** Trials that take so many seconds: in the first run, and in each later one. */
-function trials(given) {
+function trials(times) {
   let now = 0;
   const closed = [];
-  const made = Object.entries(given).map(([name, { first, then, samples = 32, flops = 1e6, fails }]) => {
+  const entries = Object.entries(times).map(([name, { first, then, samples = 32, flops = 1e6, fails }]) => {
     let runs = 0;
     const run = async () => {
       if (fails) throw fails;
@@ -18,22 +18,22 @@ function trials(given) {
     };
     return [name, { run, samples, flops, close: () => closed.push(name) }];
   });
-  return { trials: new Map(made), clock: () => now, closed };
+  return { trials: new Map(entries), clock: () => now, closed };
 }
 
 test("the fastest of the later runs counts, and the first run's further seconds are those of opening", async () => {
-  const given = trials({ forward: { first: 0.5, then: [0.05, 0.09, 0.02, 0.03, 0.04] } });
-  const speed = await measureSpeed(given.trials, given.clock, 2.5);
+  const run = trials({ forward: { first: 0.5, then: [0.05, 0.09, 0.02, 0.03, 0.04] } });
+  const speed = await measureSpeed(run.trials, run.clock, 2.5);
   assert.equal(speed.seconds.get("forward").toFixed(9), (0.02 / 32).toFixed(9));
   assert.equal(speed.opening.get("forward").toFixed(9), (0.48).toFixed(9));
   assert.equal(Math.round(speed.flopsPerS), Math.round(1e6 / (0.02 / 32)));
-  assert.deepEqual(given.closed, ["forward"]);
+  assert.deepEqual(run.closed, ["forward"]);
 });
 
 test("a graph without time left is not measured, and a slow one is run at least twice", async () => {
   const slow = { first: 1, then: [1], flops: 4e6 };
-  const given = trials({ forward: { first: 0.3, then: [0.25] }, "train.all": slow, "train.mid": slow });
-  const speed = await measureSpeed(given.trials, given.clock, 2.5);
+  const run = trials({ forward: { first: 0.3, then: [0.25] }, "train.all": slow, "train.mid": slow });
+  const speed = await measureSpeed(run.trials, run.clock, 2.5);
   assert.deepEqual([...speed.seconds.keys()], ["forward"]); // two runs of 4 * 0.25 s do not fit into the time left
   const more = trials({ forward: { first: 0.3, then: [0.25] }, "train.all": slow });
   const wide = await measureSpeed(more.trials, more.clock, 5);
@@ -42,12 +42,12 @@ test("a graph without time left is not measured, and a slow one is run at least 
 
 test("a graph that the memory does not allow is not measured, and the error of the first graph is thrown", async () => {
   const fails = new OutOfMemory("no more");
-  const one = { first: 0.01, then: [0.01] };
-  const given = trials({ forward: one, "train.all": { ...one, fails }, "loss.all": one });
-  const speed = await measureSpeed(given.trials, given.clock, 2.5);
+  const times = { first: 0.01, then: [0.01] };
+  const run = trials({ forward: times, "train.all": { ...times, fails }, "loss.all": times });
+  const speed = await measureSpeed(run.trials, run.clock, 2.5);
   assert.deepEqual([...speed.seconds.keys()], ["forward", "loss.all"]);
-  assert.deepEqual(given.closed, ["forward", "train.all", "loss.all"]);
-  const first = trials({ forward: { ...one, fails } });
+  assert.deepEqual(run.closed, ["forward", "train.all", "loss.all"]);
+  const first = trials({ forward: { ...times, fails } });
   await assert.rejects(measureSpeed(first.trials, first.clock, 2.5), OutOfMemory);
 });
 
@@ -58,11 +58,11 @@ test("a graph that was not measured is as fast, operation for operation, as thos
     "train.head": { flops: 15, bytes: 100 },
     "loss.all": { flops: 20, bytes: 200 },
   };
-  const given = trials({
+  const run = trials({
     forward: { first: 0.2, then: [0.1], samples: 1, flops: 10 },
     "train.all": { first: 1.2, then: [0.9], samples: 1, flops: 30 },
   });
-  const speed = completed(await measureSpeed(given.trials, given.clock, 50), graphs);
+  const speed = completed(await measureSpeed(run.trials, run.clock, 50), graphs);
   assert.equal(speed.seconds.get("train.head").toFixed(9), (0.45).toFixed(9)); // half of train.all's operations
   assert.equal(speed.seconds.get("loss.all").toFixed(9), (0.2).toFixed(9)); // twice those of forward
   assert.equal(speed.opening.get("train.head").toFixed(9), ((0.1 + 0.3) / 400 * 100).toFixed(9));
@@ -74,6 +74,6 @@ test("the faster of two measurements counts, graph by graph", () => {
     const seconds = new Map([["forward", forward], ["train.all", train]]);
     return new Speed(rate, { seconds, opening: new Map([["forward", opening]]), stepS: train, source: "here" });
   };
-  const made = quicker(speed(10, 0.3, 0.5, 1), speed(20, 0.1, 0.9, 2));
-  assert.deepEqual(made, speed(20, 0.1, 0.5, 1));
+  const best = quicker(speed(10, 0.3, 0.5, 1), speed(20, 0.1, 0.9, 2));
+  assert.deepEqual(best, speed(20, 0.1, 0.5, 1));
 });

@@ -7,25 +7,25 @@ import { packetBytes, qosOf } from "../device/packets.js";
 import * as topics from "../device/topics.js";
 import { vectors } from "./vectors.js";
 
-const given = vectors("topics");
+const cases = vectors("topics");
 
 test("topics are Python's", () => {
-  assert.equal(topics.OFFERS, given.offers);
-  assert.equal(topics.offer("digits"), given.offer);
-  assert.ok(topics.isOffer(given.offer));
+  assert.equal(topics.OFFERS, cases.offers);
+  assert.equal(topics.offer("digits"), cases.offer);
+  assert.ok(topics.isOffer(cases.offer));
   assert.ok(!topics.isOffer(topics.up("d", "hello")));
 });
 
-for (const { topic, device, leaf, sha, index } of given.addresses) {
+for (const { topic, device, leaf, sha, index } of cases.addresses) {
   test(`a topic is parsed, and its address gives the topic again: ${topic.slice(0, 40)}`, () => {
     const read = topics.parse(topic);
     assert.deepEqual({ ...read, sha: hex(read.sha) }, { device, leaf, sha, index });
-    const made = leaf === "block" ? topics.block(fromHex(sha), index) : leaf;
-    assert.equal((topic.includes("/up/") ? topics.up : topics.down)(device, made), topic);
+    const name = leaf === "block" ? topics.block(fromHex(sha), index) : leaf;
+    assert.equal((topic.includes("/up/") ? topics.up : topics.down)(device, name), topic);
   });
 }
 
-for (const { topic, python } of given.others) {
+for (const { topic, python } of cases.others) {
   test(`a topic without an address is refused as in Python: ${python}`, () => {
     assert.throws(() => topics.parse(topic), { name: "TopicError" });
     assert.throws(() => topics.parse(topic), TopicError);
@@ -33,7 +33,7 @@ for (const { topic, python } of given.others) {
 }
 
 test("a packet has the same size and QoS as in Python", () => {
-  for (const { topic, first, size, qos, bytes, mqtt5 } of given.packets) {
+  for (const { topic, first, size, qos, bytes, mqtt5 } of cases.packets) {
     const payload = new Uint8Array(size).fill(first);
     assert.equal(qosOf(topic, payload), qos);
     assert.equal(packetBytes(topic, payload), bytes);

@@ -9,11 +9,11 @@ import { Pull, UNKNOWN, answerGet } from "../device/transfer.js";
 import { content } from "./content.js";
 import { vectors } from "./vectors.js";
 
-const given = vectors("transfer");
+const cases = vectors("transfer");
 
-given.pulls.forEach((script, at) => {
+cases.pulls.forEach((script, at) => {
   test(`a pull asks for the same blocks at the same times as in Python: ${at}`, async () => {
-    const data = content(given.pulled);
+    const data = content(cases.pulled);
     const blob = await blobOf(data);
     const pull = new Pull(blob, await (await Blobs.open(new MemoryDisk())).partial(blob));
     const deeds = {
@@ -36,47 +36,47 @@ given.pulls.forEach((script, at) => {
 
 /** Downloads from one store to another; `lossy(index, data)` gives the block as it arrives, null if it is lost. */
 async function pair(lossy = (_, data) => data) {
-  const there = await Blobs.open(new MemoryDisk());
+  const remote = await Blobs.open(new MemoryDisk());
   const disk = new MemoryDisk();
   const blobs = await Blobs.open(disk);
-  const asked = [];
+  const gets = [];
   const arrived = [];
   const downloads = new Downloads(blobs, {
-    ask: (get) => asked.push(get),
+    ask: (get) => gets.push(get),
     arrived: (blob, seconds) => arrived.push([hex(blob.sha), seconds]),
   });
   const deliver = async (now) => {
-    for (const get of asked.splice(0)) {
-      for await (const { index, data } of answerGet(there, get)) {
+    for (const get of gets.splice(0)) {
+      for await (const { index, data } of answerGet(remote, get)) {
         const came = index === UNKNOWN ? data : lossy(index, data);
         if (came) await downloads.received(get.blob.sha, index, came, now);
       }
     }
   };
-  return { there, blobs, disk, downloads, deliver, asked, arrived };
+  return { remote, blobs, disk, downloads, deliver, gets, arrived };
 }
 
 test("two blobs arrive at the same time over a link that loses blocks, and are verified", async () => {
   let turn = 0;
-  const { there, blobs, downloads, deliver, arrived } = await pair((_, data) => ((turn += 1) % 3 ? data : null));
-  const wanted = [await there.put(content(20 * BLOCK)), await there.put(content(5 * BLOCK + 1))];
+  const { remote, blobs, downloads, deliver, arrived } = await pair((_, data) => ((turn += 1) % 3 ? data : null));
+  const all = [await remote.put(content(20 * BLOCK)), await remote.put(content(5 * BLOCK + 1))];
   let now = 0;
   for (; arrived.length < 2 && now < 100; now += 1) {
-    await downloads.advance(wanted.filter((blob) => !blobs.has(blob)), now);
+    await downloads.advance(all.filter((blob) => !blobs.has(blob)), now);
     await deliver(now);
   }
   assert.equal(arrived.length, 2);
-  assert.deepEqual(await blobs.get(wanted[0]), content(20 * BLOCK));
+  assert.deepEqual(await blobs.get(all[0]), content(20 * BLOCK));
   assert.ok(arrived.every(([, seconds]) => seconds > 0));
 });
 
 test("a blob that the sender does not have is given up until it is wanted again", async () => {
-  const { there, downloads, deliver, blobs } = await pair();
+  const { remote, downloads, deliver, blobs } = await pair();
   const blob = await blobOf(content(BLOCK));
   assert.ok(await downloads.advance([blob], 0));
   await deliver(1);
   assert.equal(await downloads.advance([blob], 2), false);
-  await there.put(content(BLOCK));
+  await remote.put(content(BLOCK));
   assert.ok(await downloads.advance([blob], 3));
   await deliver(4);
   assert.ok(await downloads.advance([blob], 5));
@@ -84,8 +84,8 @@ test("a blob that the sender does not have is given up until it is wanted again"
 });
 
 test("a blob with a wrong hash is fetched once more, and then refused", async () => {
-  const { there, downloads, deliver, blobs } = await pair((_, data) => new Uint8Array(data.length));
-  const blob = await there.put(content(3 * BLOCK));
+  const { remote, downloads, deliver, blobs } = await pair((_, data) => new Uint8Array(data.length));
+  const blob = await remote.put(content(3 * BLOCK));
   for (let times = 0; times < 2; times += 1) {
     assert.ok(await downloads.advance([blob], 0));
     await deliver(1);
@@ -96,34 +96,34 @@ test("a blob with a wrong hash is fetched once more, and then refused", async ()
 });
 
 test("expected blocks are taken unasked, and those that do not come are asked for", async () => {
-  const { there, downloads, asked, blobs } = await pair();
+  const { remote, downloads, gets, blobs } = await pair();
   const bytes = content(9 * BLOCK);
-  const blob = await there.put(bytes);
+  const blob = await remote.put(bytes);
   await downloads.expect(blob, 0);
   for (const index of [0, 1, 2, 3, 4, 5, 6]) {
     await downloads.received(blob.sha, index, bytes.slice(index * BLOCK, (index + 1) * BLOCK), 0.5);
   }
   await downloads.advance([blob], 1);
-  assert.deepEqual(asked.map((get) => get.blocks), [[8]]);
+  assert.deepEqual(gets.map((get) => get.blocks), [[8]]);
   await downloads.advance([blob], 4);
-  assert.deepEqual(asked.at(-1).blocks, [7, 8]);
+  assert.deepEqual(gets.at(-1).blocks, [7, 8]);
   assert.ok(!blobs.has(blob));
 });
 
 test("after a lost link, missing blocks are asked for again at once", async () => {
-  const { there, downloads, asked } = await pair();
+  const { remote, downloads, gets } = await pair();
   const bytes = content(3 * BLOCK);
-  const blob = await there.put(bytes);
+  const blob = await remote.put(bytes);
   await downloads.advance([blob], 0);
   await downloads.received(blob.sha, 1, bytes.slice(BLOCK, 2 * BLOCK), 0.1);
   downloads.restart();
   await downloads.advance([blob], 0.2);
-  assert.deepEqual(asked.map((get) => get.blocks), [[0, 1, 2], [0, 2]]);
+  assert.deepEqual(gets.map((get) => get.blocks), [[0, 1, 2], [0, 2]]);
 });
 
 test("blocks that nobody waits for are dropped, and prune keeps blobs that are being fetched", async () => {
-  const { there, downloads, blobs, disk } = await pair();
-  const coming = await there.put(content(2 * BLOCK));
+  const { remote, downloads, blobs, disk } = await pair();
+  const coming = await remote.put(content(2 * BLOCK));
   const old = await blobs.put(content(77));
   const [bundle, part] = [await blobs.put(content(10)), await blobs.put(content(11))];
   await downloads.received(old.sha, 0, content(77), 0);

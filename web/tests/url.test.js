@@ -6,15 +6,15 @@ import { ReconnectDelay, backoff } from "../device/link_timing.js";
 import { isLoopback, parseUrl } from "../device/url.js";
 import { vectors } from "./vectors.js";
 
-const given = vectors("url");
+const cases = vectors("url");
 
-for (const { url, text, host, port, path, secure, user, password, mqtt5 } of given.read) {
+for (const { url, text, host, port, path, secure, user, password, mqtt5 } of cases.read) {
   test(`a URL is read as in Python: ${url}`, () => {
     assert.deepEqual(parseUrl(url), { text, host, port, path, secure, user, password, mqtt5 });
   });
 }
 
-for (const { url, python } of given.refused) {
+for (const { url, python } of cases.refused) {
   test(`a URL that Python refuses is refused, and the error has no password: ${url}`, () => {
     assert.throws(
       () => parseUrl(url),
@@ -34,7 +34,7 @@ test("the name and addresses of this machine are recognised", () => {
 });
 
 test("waits double up to a bound, less up to a half, as in Python", () => {
-  for (const { failures, draw, seconds } of given.backoffs) {
+  for (const { failures, draw, seconds } of cases.backoffs) {
     assert.equal(backoff(failures, [0.5, 30], draw), seconds);
   }
 });

@@ -104,9 +104,9 @@ def test_an_enrolled_device_follows_nobody_else():
             following.offer(topic, payload, task="t")
     assert following.offer(MINE, next_offer(trust), task="t").round == 3
     with pytest.raises(MessageError, match="round 3 of 't' was heard of before"):
-        following.offer(MINE, said(trust), task="t")
+        following.offer(MINE, next_offer(trust), task="t")
     with pytest.raises(MessageError, match="retained offer on .*dn/n"):
-        following.offer(MINE, said(trust, number=4), retained=True, task="t")
+        following.offer(MINE, next_offer(trust, number=4), retained=True, task="t")
     with pytest.raises(MessageError, match="round 2 refused: round 3 of this run was offered before"):
         following.offer(TOPIC, SIGNER.seal(TOPIC, offer(), 7))
 
