@@ -27,7 +27,7 @@ export class OfferStream {
   async offer(topic, payload, retained = false, task = "") {
     this.over = false;
     if (retained && !isOffer(topic)) {
-      throw new MessageError(`offer on ${topic} is marked as kept, which none there is`);
+      throw new MessageError(`unexpected retained offer on ${topic}`);
     }
     if (isCompactOffer(payload)) {
       const of = isOffer(topic) ? topic.slice(offerTopic("").length) : task;
