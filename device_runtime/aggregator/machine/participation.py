@@ -14,6 +14,7 @@ from math import inf
 
 from rpds import HashTrieMap, HashTrieSet
 
+from device_runtime.aggregator.tasks.closing import FastDevices, FullBuffer, LearntDeadline
 from device_runtime.aggregator.tasks.pace import WINDOW, Durations, class_of
 from device_runtime.strategies.statistics.bounds import largest_size, no_rounds
 
@@ -150,7 +151,7 @@ def invited(state: RoundsState, event: Invited) -> RoundsState:
         if device in state.ready and _owes(state, device):
             waiting = waiting.insert(device)
     places = max(0, state.places - len(event.devices))
-    if state.rules.pace is not None and event.now > state.opened_s:
+    if isinstance(state.rules.closing, LearntDeadline) and event.now > state.opened_s:
         state = state.but(asked_s=state.asked_s.update(dict.fromkeys(event.devices, event.now)))
     state = _asked_now(state, event.devices, event.now)
     return state.but(asked=cohort, waiting=waiting, behind=behind, places=places)
@@ -158,7 +159,7 @@ def invited(state: RoundsState, event: Invited) -> RoundsState:
 
 def duration_measured(state: RoundsState, update: ContributionId, now: float) -> RoundsState:
     """Counts the time that a device needed from being asked to its contribution to the open round."""
-    if state.rules.pace is None or not state.measured:
+    if not isinstance(state.rules.closing, LearntDeadline) or not state.measured:
         return state
     seconds = now - state.asked_s.get(update.device, state.opened_s)
     noted = state.noted.insert((update.device, update.kind), class_of(seconds))
@@ -202,7 +203,7 @@ def _needs_of_the_fast(state: RoundsState) -> Durations:
 
 def _asked_now(state: RoundsState, devices: Iterable[str], now: float) -> RoundsState:
     """Records when devices were asked, where rounds wait for the fast."""
-    if not state.rules.waits_for_fast:
+    if not isinstance(state.rules.closing, FastDevices):
         return state
     return state.but(asked_s=state.asked_s.update(dict.fromkeys(devices, now)))
 
@@ -221,12 +222,14 @@ def round_closed(state: RoundsState) -> RoundsState:
     Devices that missed the deadline or sat out count as slower than the deadline. A device may have sat out
     for lack of memory; a deadline that is too long for that reason costs nothing, as devices sit out at once.
     """
-    if state.rules.waits_for_fast:
-        state = state.but(durations=HashTrieMap(_needs_of_the_fast(state)))
-    elif state.rules.pace is None or not state.measured:
-        return state
-    elif short := len(state.waiting) + len(state.sat_out):
-        state = _noted(state, class_of(state.deadline_s(state.round)), short)
+    match state.rules.closing:
+        case FastDevices():
+            state = state.but(durations=HashTrieMap(_needs_of_the_fast(state)))
+        case LearntDeadline() if state.measured:
+            if short := len(state.waiting) + len(state.sat_out):
+                state = _noted(state, class_of(state.deadline_s(state.round)), short)
+        case _:
+            return state
     if not state.durations:
         return state
     return state.but(paces=(*state.paces, state.durations)[-WINDOW:])
@@ -275,7 +278,7 @@ def round_opened(state: RoundsState, now: float) -> RoundsState:
     state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
     state = state.but(contributions=0, counted=HashTrieMap(), answered=HashTrieSet(), sat_out=HashTrieSet())
     state = state.but(had=0, fruitless=0, newest=HashTrieMap())
-    if state.rules.waits_for_fast:
+    if isinstance(state.rules.closing, FastDevices):
         state = _opened(state, now)
     else:
         state = state.but(asked_s=HashTrieMap(), durations=HashTrieMap())
@@ -342,7 +345,7 @@ def _owes(state: RoundsState, device: str) -> bool:
 
 def _makes_room(state: RoundsState) -> bool:
     """Whether another device may be asked in place of one that is done: always in a buffered run."""
-    return state.due or state.rules.buffer_size > 0
+    return state.due or isinstance(state.rules.closing, FullBuffer)
 
 
 def _caught_up(state: RoundsState, device: str) -> RoundsState:

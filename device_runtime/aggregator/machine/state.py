@@ -7,7 +7,7 @@ Their order has no meaning: code that shows them to others sorts them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
@@ -16,7 +16,14 @@ from rpds import HashTrieMap, HashTrieSet
 
 from device_runtime.aggregator.limits import MOST_DEVICES
 from device_runtime.aggregator.tasks import pace
-from device_runtime.aggregator.tasks.pace import NO_PROGRESS, Durations, Pace, Progress
+from device_runtime.aggregator.tasks.closing import (
+    AllDevices,
+    Closing,
+    FastDevices,
+    FullBuffer,
+    LearntDeadline,
+)
+from device_runtime.aggregator.tasks.pace import NO_PROGRESS, Durations, Progress
 from device_runtime.aggregator.tasks.task import Late, Task
 
 Phase = Literal["wait", "collect", "unmask", "merge", "evaluate", "publish", "done", "given up"]
@@ -48,20 +55,18 @@ class Rules:
 
     rounds: int
     round_deadline_s: float
+    closing: Closing = field(default_factory=AllDevices)
     min_contributions: int = 1
     max_contributions: int = MOST_DEVICES
     min_devices: int = 1
     late: Late = "discard"
-    waits_for_fast: bool = False
     richest: tuple[tuple[str, str], ...] = ()
     bound: frozenset[str] = frozenset()
     devices_per_round: int | None = None
     ask_all_rounds: int = 0
     all_devices: int | None = None
-    buffer_size: int = 0
     max_staleness: int = 5
     untimed_rounds: int = 0
-    pace: Pace | None = None
     stop_after: int = 0
     stop_gain: float = 0.0
     max_extensions: int = 5
@@ -74,29 +79,36 @@ class Rules:
         return cls(
             rounds=task.rounds,
             round_deadline_s=task.round_deadline_s,
+            closing=task.closing,
             min_contributions=task.min_contributions,
             min_devices=task.min_devices,
             late=task.late,
-            waits_for_fast=task.waits_for_fast,
             richest=tuple(
                 (kind.name, form.variant) for kind in task.kinds for form in kind.strategy.variants()
             ),
             bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
             devices_per_round=task.devices_per_round,
             ask_all_rounds=task.ask_all_rounds,
-            buffer_size=task.buffer_size,
             max_staleness=task.max_staleness,
             untimed_rounds=task.untimed_rounds,
-            pace=task.pace,
             stop_after=task.stop_after,
             stop_gain=task.stop_gain,
             max_extensions=task.max_extensions,
             masked=task.masks is not None,
         )
 
-    def deadline_s(self, number: int) -> float:
-        """Seconds that round `number` has; the first rounds may have as many as they need."""
-        return UNTIMED_S if number <= self.untimed_rounds else self.round_deadline_s
+    def deadline_s(self, number: int, paces: Iterable[Durations] = (), fruitless: int = 0) -> float:
+        """Seconds that round `number` has; the first rounds may have as many as they need.
+
+        A learnt deadline is that of the last rounds' durations, `paces`, and at most the fixed one, as also
+        without any. It doubles with each fruitless one.
+        """
+        if number <= self.untimed_rounds:
+            return UNTIMED_S
+        most_s = self.round_deadline_s
+        if not isinstance(self.closing, LearntDeadline):
+            return most_s
+        return min(most_s, 2.0**fruitless * pace.deadline_s(self.closing, paces, most_s))
 
     def cohort(self, number: int) -> int | None:
         """The number of devices to ask in round `number`; None: all, without a draw."""
@@ -113,7 +125,7 @@ class Rules:
     @property
     def counts_late(self) -> bool:
         """Whether a contribution to an earlier round may count in the open one."""
-        return self.buffer_size > 0 or self.late == "count" or self.waits_for_fast
+        return self.late == "count" or self.closing.counts_late
 
 
 @dataclass(frozen=True)
@@ -154,7 +166,7 @@ class RoundsState:
     """The number of contributions of each device that were accepted in this round.
 
     It is more than one where some were made for earlier rounds; the `newest` is merged. `min_contributions`
-    and `buffer_size` count devices.
+    and a buffer's size count devices.
     """
     newest: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
     """The latest round for which each device sent a contribution that counts in this round.
@@ -233,15 +245,8 @@ class RoundsState:
         return self.contributions >= self.rules.max_contributions
 
     def deadline_s(self, number: int) -> float:
-        """The deadline of round `number`, the open or the next one, in seconds.
-
-        A learnt deadline doubles with each fruitless one.
-        """
-        fixed = self.rules.deadline_s(number)
-        if self.rules.pace is None or number <= self.rules.untimed_rounds:
-            return fixed
-        fruitless = self.fruitless if number == self.round else 0
-        return min(fixed, 2.0**fruitless * pace.deadline_s(self.rules.pace, self.paces, fixed))
+        """The deadline of round `number`, the open or the next one, in seconds."""
+        return self.rules.deadline_s(number, self.paces, self.fruitless if number == self.round else 0)
 
     def closing_s(self, number: int) -> float:
         """Seconds after which round `number`, the open or the next one, closes if enough have contributed.
@@ -251,7 +256,7 @@ class RoundsState:
         most `max_staleness` rounds late.
         """
         rules = self.rules
-        if not rules.waits_for_fast or number <= rules.untimed_rounds:
+        if not isinstance(rules.closing, FastDevices) or number <= rules.untimed_rounds:
             return inf
         if rules.devices_per_round in range(len(self.ready)) and len(self.paces) < pace.WINDOW:
             return inf
@@ -288,7 +293,7 @@ class RoundsState:
         """
         if self.phase != "collect":
             return 0.0
-        if self.rules.buffer_size:
+        if isinstance(self.rules.closing, FullBuffer):
             return self.rules.deadline_s(self.round)
         return max(0.0, self.closes_s - now)
 

@@ -22,6 +22,7 @@ from math import ceil, inf
 
 from rpds import HashTrieMap, HashTrieSet
 
+from device_runtime.aggregator.tasks.closing import AllDevices, FastDevices, FullBuffer, LearntDeadline
 from device_runtime.broker.wire.messages import Status
 
 from . import participation
@@ -336,17 +337,18 @@ def _complete(state: RoundsState, now: float, overdue: bool) -> bool:
 
     It closes when its buffer is full, all have answered, the fast devices are done, or its time is over.
     """
-    rules, devices = state.rules, len(state.counted)
-    if rules.buffer_size and devices >= rules.buffer_size:
-        return True
-    if devices < rules.min_contributions:
-        return False
-    if overdue or rules.buffer_size:
-        return overdue
-    if now < state.settles_s or now >= state.fast_s:
-        return now >= state.settles_s
-    somebody = bool(state.ready) and bool(state.answered or state.sat_out)
-    return somebody and not _at_work(state)
+    devices = len(state.counted)
+    enough = devices >= state.rules.min_contributions
+    match state.rules.closing:
+        case FullBuffer(size):
+            return devices >= size or (enough and overdue)
+        case AllDevices() | FastDevices() | LearntDeadline():
+            if overdue or not enough:
+                return enough
+            if now < state.settles_s or now >= state.fast_s:
+                return now >= state.settles_s
+            somebody = bool(state.ready) and bool(state.answered or state.sat_out)
+            return somebody and not _at_work(state)
 
 
 def _at_work(state: RoundsState) -> int:
@@ -375,7 +377,7 @@ def _invite(state: RoundsState, now: float) -> Result:
     if size is None or state.phase != "collect" or now < state.settles_s:
         return state, ()
     places, retries_s = state.places, inf
-    if state.rules.buffer_size:
+    if isinstance(state.rules.closing, FullBuffer):
         places, retries_s = size - len(state.waiting) - len(state.behind), now + RETRY_S
     if places <= 0:
         return state.but(due=False, retries_s=inf), ()

@@ -25,6 +25,7 @@ from device_runtime.aggregator.storage.contributions import StoredContribution
 from device_runtime.aggregator.storage.mask_faults import MaskFault
 from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, RoundModels, Store
 from device_runtime.aggregator.storage.sums import SumRecord
+from device_runtime.aggregator.tasks.closing import FastDevices
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.errors import BlobError
 from device_runtime.models.available_engines.available import open_model
@@ -129,7 +130,8 @@ def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
     """
     notes, task, number = [], earlier.task, earlier.model.round
     first = max(1, number - task.max_staleness - 1)
-    since = earlier.store.contributions.since(number, first) if task.waits_for_fast else {}
+    fast = isinstance(task.closing, FastDevices)
+    since = earlier.store.contributions.since(number, first) if fast else {}
     for stored in earlier.store.contributions.of_round(earlier.model.round):
         times = task.stands_for(number - stored.round, since.get(stored.device, 1.0))
         again = partial(earlier.counted, stored, times)

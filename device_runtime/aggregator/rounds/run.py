@@ -34,7 +34,7 @@ from device_runtime.aggregator.storage.given_rounds import SITE_ROLLBACK_TEXT, G
 from device_runtime.aggregator.storage.model_versions import ModelVersions
 from device_runtime.aggregator.storage.run_files import check_identity
 from device_runtime.aggregator.storage.store import MergeResult, RoundModels, RoundStart, Store
-from device_runtime.aggregator.tasks import pace
+from device_runtime.aggregator.tasks.closing import LearntDeadline
 from device_runtime.aggregator.tasks.effect import without_effect
 from device_runtime.aggregator.tasks.family import with_members
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
@@ -102,10 +102,8 @@ class RunProgress:
 
     def deadline_s(self, number: int) -> float:
         """The deadline of round `number` in seconds: fixed, or learnt from the rounds before it."""
-        fixed, learnt = self.rules.deadline_s(number), self._task.pace
-        if learnt is None or number <= self._task.untimed_rounds:
-            return fixed
-        return pace.deadline_s(learnt, self._store.rounds.paces(WINDOW, number), fixed)
+        learns = isinstance(self.rules.closing, LearntDeadline)
+        return self.rules.deadline_s(number, self._store.rounds.paces(WINDOW, number) if learns else ())
 
     def latest(self) -> Progress:
         """The progress of the run after all closed rounds."""

@@ -36,6 +36,7 @@ from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.rounds.task_thread import TaskThread
 from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.storage.run_files import Records
+from device_runtime.aggregator.tasks.closing import FullBuffer
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import ConsoleLog, ConsoleView
 from device_runtime.broker.servers.mosquitto import Mosquitto
@@ -278,7 +279,11 @@ class Process:
 
 def _check_room(task: Task, most: int) -> None:
     """Raises ConfigError where a task would wait forever, for more devices than `most`."""
-    for name in ("min_devices", "min_contributions", "buffer_size", "devices_per_round"):
-        number = getattr(task, name)
+    numbers = {
+        name: getattr(task, name) for name in ("min_devices", "min_contributions", "devices_per_round")
+    }
+    if isinstance(task.closing, FullBuffer):
+        numbers["buffer_size"] = task.closing.size
+    for name, number in numbers.items():
         if number is not None and number > most:
             raise ConfigError(f"max_devices is {most}, and task {task.name!r} wants {name} = {number}")

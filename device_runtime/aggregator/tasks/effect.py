@@ -74,7 +74,7 @@ def uses_generic(strategies: list[AnyStrategy]) -> bool:
 
 
 def _of_late_updates(task: Task) -> Iterator[str]:
-    if task.late == "count" or task.buffer_size or task.waits_for_fast:
+    if task.counts_late:
         return
     for name in ("max_staleness", "staleness_weight"):
         if _changed(task, name):

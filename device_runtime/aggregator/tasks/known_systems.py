@@ -17,6 +17,7 @@ from device_runtime.strategies.kinds.registry import KINDS, settings_alone
 from device_runtime.strategies.kinds.zeroth_order import FEDMEZO, MEASURED, SAMPLED_COHORT_LR
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 
+from .closing import FullBuffer
 from .kind_settings import KindSettings
 from .task import Start, Task
 
@@ -104,7 +105,7 @@ class System:
         )
 
     def _asking_all(self, task: Task, rounds: int) -> int:
-        drawn = task.devices_per_round is not None and not task.buffer_size
+        drawn = task.devices_per_round is not None and not isinstance(task.closing, FullBuffer)
         return max(task.ask_all_rounds, self.asking_all(rounds) if drawn else 0)
 
 

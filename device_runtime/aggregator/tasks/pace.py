@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from math import ceil, inf, isnan, log
 from typing import Literal
 
+from .closing import LearntDeadline
+
 STEP = 1.05
 """Ratio of the longest duration of a class to its shortest."""
 LEAST_S = 1e-3
@@ -22,19 +24,6 @@ WINDOW = 5
 Durations = Mapping[int, int]
 """From a class of durations to the number of devices in it, or of their samples."""
 Metric = Literal["accuracy", "loss"]
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How a deadline is learnt: the `quantile` of the last rounds' durations times `margin`, or `least_s`.
-
-    `quantile`: share of devices whose work is to fit. `margin`: allows for devices that get slower. The
-    deadline is never shorter than `least_s` seconds.
-    """
-
-    quantile: float
-    margin: float = 1.5
-    least_s: float = 1.0
 
 
 FAST = 4.0
@@ -54,9 +43,9 @@ def longest_s(number: int) -> float:
     return float(STEP**number)
 
 
-def deadline_s(pace: Pace, rounds: Iterable[Durations], most_s: float) -> float:
+def deadline_s(learnt: LearntDeadline, rounds: Iterable[Durations], most_s: float) -> float:
     """The deadline of the round after `rounds`: at most `most_s`, which is also the default."""
-    return min(most_s, max(pace.least_s, pace.margin * _quantile_s(_counted(rounds), pace.quantile)))
+    return min(most_s, max(learnt.least_s, learnt.margin * _quantile_s(_counted(rounds), learnt.quantile)))
 
 
 def closing_s(rounds: Iterable[Durations], least_s: float = 0.0) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,9 +23,10 @@ from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.toml_file import near, read_toml
 
+from .closing import AllDevices, Closing, FastDevices, FullBuffer, LearntDeadline
 from .kind_settings import KindSettings, kinds_named, tables_named, with_usual
 from .mask_settings import MaskSettings
-from .pace import Metric, Pace
+from .pace import Metric
 
 Late = Literal["discard", "count"]
 WaitFor = Literal["auto", "all", "fast"]
@@ -34,7 +36,7 @@ Head = Literal["auto", "trained", "closed-form"]
 _STALENESS = 0.5
 
 
-class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Settings of a task. Raises TaskError for invalid settings.
 
     Model and data. `bundle` is a path or the name of a shipped bundle, and `family` those of smaller models
@@ -255,7 +257,6 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             _check_masks(self, self.masks)
             least = max(self.min_contributions, self.masks.min_group)
             msgspec.structs.force_setattr(self, "min_contributions", least)
-        self._check_rounds()
         try:
             _ = self.screening
         except ValueError as error:
@@ -268,6 +269,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         statistics = self.statistics if self.closed_form else None
         kinds = tuple(kind.with_statistics(statistics) for kind in self.kinds)
         msgspec.structs.force_setattr(self, "kinds", kinds)
+        self._check_rounds()
         names = [kind.name for kind in self.kinds]
         if len(set(names)) != len(names):
             raise TaskError(f"kinds are {', '.join(names)}: each can be offered once")
@@ -282,38 +284,44 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def _check_rounds(self) -> None:
         """Raises TaskError for settings that contradict each other in when a round ends."""
-        size, least_s = self.devices_per_round, self.deadline_least_s
-        if size is not None and not self.buffer_size and size < self.min_contributions:
+        size, closing = self.devices_per_round, self.closing
+        buffered = isinstance(closing, FullBuffer)
+        if size is not None and not buffered and size < self.min_contributions:
             raise TaskError(
                 f"devices_per_round is {size}, min_contributions {self.min_contributions}: "
                 "no round would have enough before its first deadline"
             )
-        if self.ask_all_rounds and self.buffer_size:
+        if self.ask_all_rounds and buffered:
             raise TaskError("ask_all_rounds and buffer_size: a buffered round does not wait for all devices")
-        if self.deadline_quantile is not None and self.buffer_size:
-            raise TaskError(
-                "deadline_quantile and buffer_size: a buffered round does not end at its deadline"
-            )
-        if self.deadline_quantile is not None and least_s > self.round_deadline_s:
+        if isinstance(closing, LearntDeadline) and closing.least_s > self.round_deadline_s:
             most = f"round_deadline_s, the longest, is {self.round_deadline_s:g}"
-            raise TaskError(f"deadline_least_s is {least_s:g}, {most}")
-        if self.wait_for == "fast" and (why := self._ends_otherwise()):
-            raise TaskError(f'wait_for is "fast" and {why}')
+            raise TaskError(f"deadline_least_s is {closing.least_s:g}, {most}")
 
-    @property
-    def waits_for_fast(self) -> bool:
-        """Whether rounds close when the fast devices are done."""
-        if self.wait_for != "auto":
-            return self.wait_for == "fast"
-        otherwise = self.late == "count" or any(kind.strategy.own_round for kind in self.kinds)
-        return self._mixed and not otherwise and not self._ends_otherwise()
-
-    def _ends_otherwise(self) -> str:
-        """The setting that conflicts with rounds that wait for the fast devices; empty for none."""
+    @cached_property
+    def closing(self) -> Closing:
+        """How a round closes. Raises TaskError for settings of several ways."""
+        ways: dict[str, Closing] = {}
+        if self.wait_for == "fast":
+            ways['wait_for = "fast"'] = FastDevices()
         if self.buffer_size:
-            return "buffer_size is set: a buffered round closes by its number of devices"
+            ways["buffer_size"] = FullBuffer(self.buffer_size)
         if self.deadline_quantile is not None:
-            return "deadline_quantile is set: both learn when a round ends, give only one"
+            learnt = LearntDeadline(self.deadline_quantile, self.deadline_margin, self.deadline_least_s)
+            ways["deadline_quantile"] = learnt
+        if len(ways) > 1:
+            raise TaskError(f"{' and '.join(ways)}: a round closes in one way, give one of them")
+        unfit = self._unfit_for_fast()
+        if self.wait_for == "fast" and unfit:
+            raise TaskError(f'wait_for is "fast" and {unfit}')
+        for way in ways.values():
+            return way
+        own_round = any(kind.strategy.own_round for kind in self.kinds)
+        if self.wait_for == "all" or self.late == "count" or own_round or unfit or not self._mixed:
+            return AllDevices()
+        return FastDevices()
+
+    def _unfit_for_fast(self) -> str:
+        """Why rounds cannot wait for the fast devices only; empty if they can."""
         if self.staleness_weight != _STALENESS and self.masks is None:
             return (
                 f"staleness_weight is {self.staleness_weight:g}: an update weighs as many times as the "
@@ -325,6 +333,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             kinds = ", ".join(kind.name for kind in self.kinds)
             return f"{kinds} counts in its own round only"
         return ""
+
+    @property
+    def counts_late(self) -> bool:
+        """Whether an update to an earlier round may count in the open one."""
+        return self.late == "count" or self.closing.counts_late
 
     def offered(self, number: int) -> tuple[KindSettings, ...]:
         """The kinds offered in round `number`, in order of preference, with that round's settings."""
@@ -351,13 +364,6 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self.closed_form and not self.statistics.hold_out
 
     @property
-    def pace(self) -> Pace | None:
-        """How the deadline is learnt; None where it is fixed."""
-        if self.deadline_quantile is None:
-            return None
-        return Pace(self.deadline_quantile, self.deadline_margin, self.deadline_least_s)
-
-    @property
     def screening(self) -> Robust:
         """The robust rule and its numbers. Raises ValueError for invalid ones."""
         return Robust(
@@ -373,7 +379,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
         It is 1 where rounds wait for the fast devices, as `stands_for` weighs these.
         """
-        if self.waits_for_fast and self.masks is None:
+        if isinstance(self.closing, FastDevices) and self.masks is None:
             return 1.0
         return float((1 + rounds) ** -self.staleness_weight)
 
@@ -386,7 +392,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         2024). With `devices_per_round` the factor is 1: a device that works longer is not drawn less often.
         With `masks` it is 1 too: the aggregator cannot weigh single updates.
         """
-        if not self.waits_for_fast or self.masks or self.devices_per_round is not None:
+        fast = isinstance(self.closing, FastDevices)
+        if not fast or self.masks or self.devices_per_round is not None:
             return 1.0
         return min(1.0 + rounds, since)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import floor, isnan, log10
 
+from device_runtime.aggregator.tasks.closing import FullBuffer
 from device_runtime.aggregator.tasks.task import Task
 
 DASH = "–"
@@ -45,7 +46,7 @@ def decimals(value: float, significant: int = 3) -> int:
 
 def asked_devices(task: Task) -> str:
     """A phrase that says which devices are asked, and when a round closes before its deadline."""
-    if not task.buffer_size:
+    if not isinstance(task.closing, FullBuffer):
         cohort = (
             f"{task.devices_per_round:,} devices" if task.devices_per_round else "every device that is there"
         )
@@ -55,4 +56,4 @@ def asked_devices(task: Task) -> str:
     at_work = (
         f"{task.devices_per_round:,} devices" if task.devices_per_round else "all devices that are there"
     )
-    return f"{at_work} at work, closed by {task.buffer_size:,} updates"
+    return f"{at_work} at work, closed by {task.closing.size:,} updates"

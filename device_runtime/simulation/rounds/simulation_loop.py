@@ -16,6 +16,7 @@ from device_runtime.aggregator.machine import events
 from device_runtime.aggregator.machine import step as machine
 from device_runtime.aggregator.machine.events import Extend
 from device_runtime.aggregator.machine.state import Presence, RoundsState, Rules
+from device_runtime.aggregator.tasks.closing import FullBuffer
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.simulation.clock.sampling import DeviceSampler, OpenedRound, PendingUpdate
 from device_runtime.simulation.errors import SimulationError
@@ -131,7 +132,8 @@ class SimulationLoop:
     def _opening(self) -> OpenedRound:
         """The open round; in a buffered run each device has a whole deadline from when it is asked."""
         now, state = self._agenda.now, self._state
-        closes_s = now + state.rules.deadline_s(state.round) if state.rules.buffer_size else state.closes_s
+        buffered = isinstance(state.rules.closing, FullBuffer)
+        closes_s = now + state.rules.deadline_s(state.round) if buffered else state.closes_s
         return OpenedRound(state.round, now, closes_s, state.asked, self._serial)
 
     def _await(self, flights: Sequence[PendingUpdate]) -> None:

@@ -12,7 +12,7 @@ from math import inf, nan
 from device_runtime.aggregator.machine import events as ev
 from device_runtime.aggregator.machine import step as machine
 from device_runtime.aggregator.machine.state import MISSED_DEADLINES, RoundsState, Rules, Saved
-from device_runtime.aggregator.tasks.pace import Pace
+from device_runtime.aggregator.tasks.closing import FastDevices, FullBuffer, LearntDeadline
 
 DEVICES = "abcde"
 TICKS_S = (0.0, 0.0, 0.0, 0.1, 0.1, 0.5, 0.5, 1.0, 1.0, 4.0, 11.0)
@@ -29,11 +29,11 @@ def random_rules(random):
     )  # fmt: skip
     kind = choice(("plain", "buffered", "fast", "paced"))
     if kind == "buffered":
-        return replace(rules, buffer_size=choice((1, 3)))
+        return replace(rules, closing=FullBuffer(choice((1, 3))))
     rules = replace(rules, ask_all_rounds=choice((0, 1, 2)))
     if kind == "fast":
-        return replace(rules, waits_for_fast=True, richest=(("full", ""),))
-    return replace(rules, pace=Pace(0.8, 1.5, 2.0)) if kind == "paced" else rules
+        return replace(rules, closing=FastDevices(), richest=(("full", ""),))
+    return replace(rules, closing=LearntDeadline(0.8, 1.5, 2.0)) if kind == "paced" else rules
 
 
 class PlainModel:
@@ -283,7 +283,7 @@ class RandomRun:
             self.plain.opened(command.round, self.now)
             state = self.state
             assert (state.measured, dict(state.noted)) == (True, {})
-            assert self.rules.waits_for_fast or not (state.durations or state.asked_s)
+            assert isinstance(self.rules.closing, FastDevices) or not (state.durations or state.asked_s)
             self.wanted = self.rules.cohort(command.round) or 0
         elif isinstance(command, ev.Extend):
             self.plain.extended(self.now)
@@ -340,7 +340,8 @@ class RandomRun:
         """How many devices are still to be asked; a buffered run keeps as many at work as a cohort has."""
         plain = self.plain
         at_work = len(plain.waiting) + len(plain.behind)
-        return self.rules.cohort(plain.round) - at_work if self.rules.buffer_size else self.wanted
+        buffered = isinstance(self.rules.closing, FullBuffer)
+        return self.rules.cohort(plain.round) - at_work if buffered else self.wanted
 
     def check_model(self):
         state, plain = self.state, self.plain
@@ -359,7 +360,8 @@ class RandomRun:
         """Where deadlines are learnt, each contribution to the open round has its duration, and no other."""
         state, number = self.state, self.plain.round
         assert min(state.opened, default=number) >= self.rules.earliest(number)
-        if self.rules.pace is None or state.phase != "collect" or not state.measured:
+        learns = isinstance(self.rules.closing, LearntDeadline)
+        if not learns or state.phase != "collect" or not state.measured:
             return
         assert set(state.noted) == {(d, kind) for (d, sent), kind in self.sent.items() if sent == number}
         assert dict(state.durations) == Counter(state.noted.values())
@@ -367,7 +369,7 @@ class RandomRun:
     def check_places(self):
         """No place stays free while somebody could take it; a buffered run may wait for its next retry."""
         state = self.state
-        if self.rules.buffer_size and self.now < state.retries_s:
+        if isinstance(self.rules.closing, FullBuffer) and self.now < state.retries_s:
             return
         if state.phase == "collect" and not self.plain.everyone and self.now >= state.settles_s:
             assert self.places() <= 0 or not self.free()
@@ -377,12 +379,11 @@ class RandomRun:
         state, rules, devices = self.state, self.rules, len(self.plain.counted)
         if before.phase != "collect" or state.phase == "given up":
             return
-        full = 0 < rules.buffer_size <= devices
+        buffered = isinstance(rules.closing, FullBuffer)
+        full = buffered and rules.closing.size <= devices
         at_work = self.plain.waiting | (set(self.plain.behind) if before.fast_s < inf else set())
         all_done = bool(self.plain.ready) and bool(self.plain.answered | self.plain.sat_out) and not at_work
-        done = (
-            not rules.buffer_size and self.now >= before.settles_s and (all_done or self.now >= before.fast_s)
-        )
+        done = not buffered and self.now >= before.settles_s and (all_done or self.now >= before.fast_s)
         closes = full or (devices >= rules.min_contributions and (overdue or done))
         assert (state.phase == ("unmask" if rules.masked else "merge")) == closes
         if not closes:

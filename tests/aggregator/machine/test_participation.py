@@ -24,9 +24,10 @@ from device_runtime.aggregator.machine.events import (
 )
 from device_runtime.aggregator.machine.state import RETRY_S, SETTLE_S, RoundsState, Rules, Saved
 from device_runtime.aggregator.machine.step import step
+from device_runtime.aggregator.tasks.closing import FullBuffer
 
 RULES = Rules(rounds=9, round_deadline_s=10.0, min_devices=4, devices_per_round=2)
-BUFFERED = replace(RULES, buffer_size=2, max_staleness=3)
+BUFFERED = replace(RULES, closing=FullBuffer(2), max_staleness=3)
 
 
 def play(state, *events):

@@ -3,6 +3,7 @@ from dataclasses import fields, replace
 import pytest
 
 from device_runtime.aggregator.machine.state import RoundsState, Rules
+from device_runtime.aggregator.tasks.closing import FullBuffer
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 
@@ -36,4 +37,4 @@ def test_a_device_has_the_rest_of_the_round_and_in_a_buffered_run_a_whole_deadli
     state = RoundsState(Rules(9, 10.0, untimed_rounds=1), "collect", round=2, closes_s=30.0)
     assert [state.remaining_s(now) for now in (20.5, 29.5, 31.0)] == [9.5, 0.5, 0.0]
     assert replace(state, phase="merge").remaining_s(20.5) == 0.0
-    assert replace(state, rules=replace(state.rules, buffer_size=1)).remaining_s(29.0) == 10.0
+    assert replace(state, rules=replace(state.rules, closing=FullBuffer(1))).remaining_s(29.0) == 10.0

@@ -32,6 +32,7 @@ from device_runtime.aggregator.machine.events import (
 )
 from device_runtime.aggregator.machine.state import SETTLE_S, RoundsState, Rules, Saved
 from device_runtime.aggregator.machine.step import step
+from device_runtime.aggregator.tasks.closing import FullBuffer
 
 RULES = Rules(rounds=2, round_deadline_s=10.0)
 
@@ -327,7 +328,7 @@ def test_a_device_has_one_voice_in_a_round_whatever_kinds_it_sends(event):
     assert (state.contributions, state.phase) == (1, "collect")
 
 
-@pytest.mark.parametrize("rules", [Rules(9, 10.0, late="count"), Rules(9, 10.0, buffer_size=2)])
+@pytest.mark.parametrize("rules", [Rules(9, 10.0, late="count"), Rules(9, 10.0, FullBuffer(2))])
 def test_a_device_has_one_voice_for_an_earlier_round_too(rules):
     state = replace(collecting("a", "b", rules=rules), round=3)
     state, commands = play(
@@ -417,7 +418,7 @@ def test_a_device_that_sits_out_is_not_silent():
     assert state.devices["b"].silences == 0
 
 
-BUFFERED = replace(RULES, rounds=9, buffer_size=2, max_staleness=2)
+BUFFERED = replace(RULES, rounds=9, closing=FullBuffer(2), max_staleness=2)
 
 
 def test_a_buffered_round_closes_as_soon_as_its_buffer_is_full_whoever_still_works():

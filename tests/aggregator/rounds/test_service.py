@@ -26,6 +26,7 @@ from device_runtime.aggregator.machine.run_events import (
 from device_runtime.aggregator.rounds.device_messages import FETCHED_S, MOST_REASONS
 from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.rounds.service import LINGER_S, MOST_LINGER_S
+from device_runtime.aggregator.tasks.closing import AllDevices
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.views.text import LIMIT
 from device_runtime.broker.errors import BlobError
@@ -790,7 +791,7 @@ def test_a_run_that_was_begun_before_there_was_a_setting_goes_on_with_its_defaul
     with b.store._db.commit() as db:
         db.execute("UPDATE meta SET task = ?", (msgspec.json.encode(settings),))
     b = b.restart()
-    assert (b.service.run_id, b.service.state.rules.buffer_size) == (run, 0)
+    assert (b.service.run_id, b.service.state.rules.closing) == (run, AllDevices())
 
 
 def test_a_run_that_is_done_goes_on_when_it_is_given_more_rounds(bench, make_task, update_of):

@@ -31,13 +31,14 @@ from device_runtime.aggregator.machine.events import (
 from device_runtime.aggregator.machine.participation import round_closed
 from device_runtime.aggregator.machine.run_events import RoundClosed
 from device_runtime.aggregator.machine.state import RoundsState, Rules, Saved
+from device_runtime.aggregator.tasks.closing import FastDevices
 from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
 from device_runtime.aggregator.tasks.pace import STEP, WINDOW, class_of, closing_s, longest_s
 from device_runtime.aggregator.tasks.task import Task
 
 DATABASES = ("sqlite", "postgres")
 
-RULES = Rules(rounds=9, round_deadline_s=150.0, waits_for_fast=True)
+RULES = Rules(rounds=9, round_deadline_s=150.0, closing=FastDevices())
 
 
 def play(state, *events):
@@ -294,8 +295,11 @@ def test_the_first_rounds_without_a_deadline_wait_for_all():
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"buffer_size": 2}, "buffer_size is set: a buffered round closes by its number of devices"),
-        ({"deadline_quantile": 0.9}, "deadline_quantile is set: both learn when a round ends, give only one"),
+        (
+            {"buffer_size": 2},
+            'wait_for = "fast" and buffer_size: a round closes in one way, give one of them',
+        ),
+        ({"deadline_quantile": 0.9}, 'wait_for = "fast" and deadline_quantile: a round closes in one way'),
         (
             {"staleness_weight": 1.0},
             "an update weighs as many times as the rounds that its device was at work",
@@ -343,7 +347,8 @@ def test_other_rounds_weigh_late_updates_as_before():
 )
 def test_mixed_rounds_wait_for_the_fast_unless_something_else_is_said(settings, fast):
     kinds = kinds_named(["full", "entropy-subset", "class-means"])
-    assert Task(**{"bundle": "b", "kinds": kinds, **settings}).waits_for_fast is fast
+    closing = Task(**{"bundle": "b", "kinds": kinds, **settings}).closing
+    assert isinstance(closing, FastDevices) is fast
 
 
 class Fleet:

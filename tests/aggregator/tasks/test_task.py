@@ -172,7 +172,7 @@ def test_several_kinds_of_a_task_file_have_the_usual_settings_that_it_does_not_s
         ({"bundle": "b", "deadline_margin": 0.5}, "deadline_margin is 0.5, expected 1 or more"),
         (
             {"bundle": "b", "deadline_quantile": 0.9, "buffer_size": 2},
-            "a buffered round does not end at its deadline",
+            "buffer_size and deadline_quantile: a round closes in one way, give one of them",
         ),
         (
             {"bundle": "b", "deadline_quantile": 0.9, "deadline_least_s": 99.0},
