@@ -20,6 +20,7 @@ from device_runtime.aggregator.errors import ConfigError, RunFolderError, TaskEr
 from device_runtime.aggregator.machine.state import SETTLE_S
 from device_runtime.aggregator.merging.merge_round import samples
 from device_runtime.aggregator.storage.store import Store
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.security.access_trial import AccessTrial
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.url import BrokerUrl
@@ -285,6 +286,11 @@ def test_a_system_has_its_own_kinds_whatever_head_is_served():
 def test_options_without_effect_are_refused(flags, says):
     with pytest.raises(TaskError, match=says):
         command.task_of(parsed("--bundle", "digits-wrn-10-1", *flags.split()))
+
+
+@pytest.mark.parametrize("flags", ["--stop-gain 0", "--robust-trim 0.2", "--deadline-least 1"])
+def test_a_default_may_be_given_without_what_it_belongs_to(flags):
+    assert command.task_of(parsed("--bundle", "b", *flags.split())) == Task(bundle="b")
 
 
 def test_a_port_of_a_broker_elsewhere_is_refused():

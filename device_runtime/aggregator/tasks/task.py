@@ -51,7 +51,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     (0: it continues). With `devices_per_round` only that many devices are asked, drawn again for each round
     from those that are ready; the first `ask_all_rounds` ask all. With `buffer_size` B > 0 a round closes as
     soon as B devices have contributed, whatever the others do (FedBuff, Nguyen et al. 2022); with both
-    settings, `devices_per_round` devices are kept at work, on any rounds.
+    settings, `devices_per_round` devices are kept at work, on any rounds. These keys are read once, as the
+    value of `closing`; a task that has keys of two ways to close a round is refused.
 
     Late updates. An update that arrives after its round is refused. With late="count" or a buffer it counts
     in the open round, if it is at most `max_staleness` rounds late: made tau rounds ago, it moves the model
@@ -62,8 +63,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     number of rounds in which its device was at work (`stands_for`), not with (1 + tau) ** -staleness_weight.
     So that they can count, no round closes before `round_deadline_s` / `max_staleness`. Rounds 1 and 2 wait
     for all devices; with cohorts rounds 3 to 6 do too. Of several updates of one device in a round the
-    newest counts. wait_for="auto" is "fast" where several kinds are
-    offered, all of them may count late, and no other setting says when rounds end or how late updates count.
+    newest counts. wait_for="auto" is "fast" where several kinds are offered, all of them may count late, and
+    no other setting says when rounds end or how late updates count.
 
     Learnt deadlines. With `deadline_quantile` the deadline is the time in which this share of the devices
     would have been ready in the last rounds, times `deadline_margin`, and at least `deadline_least_s`;
@@ -480,8 +481,9 @@ _NEEDS = {
 
 
 def check_effect(settings: Mapping[str, object]) -> None:
-    """Raises TaskError for settings that have no effect without another one."""
+    """Raises TaskError for settings that have no effect without another one, but for defaults."""
+    usual = {field.name: field.default for field in msgspec.structs.fields(Task)}
     for needed, names in _NEEDS.items():
         if settings.get(needed, "none") in (0, "none"):
-            for name in (name for name in names if name in settings):
+            for name in (name for name in names if settings.get(name, usual[name]) != usual[name]):
                 raise TaskError(f"{name} has no effect without {needed}: give both, or neither")

@@ -77,6 +77,12 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="Use at most this share of one core, with --service.",
     )
+    _add_allowed(group)
+    add_masks(group)
+
+
+def _add_allowed(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--allow-kinds",
         type=kinds,
@@ -97,7 +103,6 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Send sums and means only of classes with at least N samples, and no single feature maps.",
     )
-    add_masks(group)
 
 
 def add_masks(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

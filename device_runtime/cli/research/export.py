@@ -71,6 +71,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Say that the factory's weights are trained, as --weights does: devices take smaller steps.",
     )
     add("--seed", type=int, default=0, help="Draw random weights by this seed (default: 0).")
+    _add_scaling(parser)
+    _add_parts(parser)
+    _add_windows(parser)
+    add_text_arguments(parser)
+    add_loss_arguments(parser)
+    add_graph_arguments(parser)
+
+
+def _add_scaling(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--scale",
         type=float,
@@ -95,6 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="Set --mean and --std, and those of targets, by these samples, given as to join --data.",
     )
+
+
+def _add_parts(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--head",
         metavar="NAME",
@@ -114,6 +128,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LEVEL=NAME",
         help="Name the submodule at the end of a level; may be repeated.",
     )
+
+
+def _add_windows(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--vocabulary", type=int, metavar="N", help="Take token ids from 0 to N - 1 as input.")
     add(
         "--window-step",
@@ -133,9 +151,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Forecast: a window's targets are N time steps behind its end (default: at its last step).",
     )
-    add_text_arguments(parser)
-    add_loss_arguments(parser)
-    add_graph_arguments(parser)
 
 
 def add_loss_arguments(parser: argparse.ArgumentParser) -> None:
