@@ -186,12 +186,6 @@ COLUMN_FLAGS = tuple(name.replace("-", "_") for name in COLUMN_HELP)
 """The same as fields of `SampleSource` and of a scenario's [data]."""
 
 
-def add_table_columns(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what the columns of a table are; they have no default."""
-    for name, help_text in COLUMN_HELP.items():
-        parser.add_argument(f"--{name}", metavar="COLUMN", help=help_text)
-
-
 def add_personal(parser: argparse.ArgumentParser) -> None:
     """Add `--keep-model`, `--personal-head`."""
     add = parser.add_argument

@@ -84,6 +84,8 @@ def _help(entry: SettingField, default: Any) -> str:
     meaning, text = entry.setting.meaning, str(default)
     if default is None:
         text = entry.setting.none
+    elif isinstance(default, bool):
+        text = "yes" if default else "no"
     elif isinstance(default, float):
         text = f"{default:g}"
     elif entry.item:

@@ -59,16 +59,14 @@ def test_serve_and_simulate_agree_with_the_declaration(command, owner, name, ent
     assert tuple(action.choices or ()) == entry.choices
     default = scenarios.TASK_DEFAULTS.get(name, entry.default) if command is simulate else entry.default
     if default not in (REQUIRED, None, ()):
-        assert (
-            f"(default: {default:g})"
-            if isinstance(default, float)
-            else f"(default: {default})" in action.help
-        )
+        text = {True: "yes", False: "no"}[default] if isinstance(default, bool) else default
+        text = f"{text:g}" if isinstance(text, float) else text
+        assert f"(default: {text})" in action.help
     assert action.help.startswith(setting.meaning.rstrip("."))
     words = ",".join(setting.example) if entry.item else str(setting.example)
-    table = option_values(
-        parser.parse_args([f"{flag}={words}"]), owner, NOT_SIMULATED if command is simulate else ()
-    )
+    option = flag if isinstance(setting.example, bool) else f"{flag}={words}"
+    without = NOT_SIMULATED if command is simulate else ()
+    table = option_values(parser.parse_args([option]), owner, without)
     for part in name.split("."):
         table = table[part]
     assert table == (list(setting.example) if entry.item else setting.example)
@@ -100,7 +98,7 @@ def test_a_table_s_settings_have_an_option_where_they_name_it():
     helps = {action.option_strings[0]: action.help for action in parser._actions[1:]}
     assert helps == {
         "--air": "Surface after this time (default: never).",
-        "--with-fins": "Wear fins (default: False).",
+        "--with-fins": "Wear fins (default: no).",
     }
     assert [action.metavar for action in parser._actions[1:]] == ["SECONDS", None]
     options = parser.parse_args(["--with-fins"])

@@ -155,7 +155,7 @@ class _DescribedApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             schemas = super().openapi()["components"]["schemas"]
-            schemas["TaskInfo"]["properties"]["settings"] = {"$ref": f"{PLACE}{Task.__name__}"}
+            schemas["TaskInfo"]["properties"]["settings"] = {"$ref": PLACE.format(name=Task.__name__)}
             schemas |= setting_schemas(Task)
         return super().openapi()
 

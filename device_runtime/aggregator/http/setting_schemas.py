@@ -2,63 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import isfinite
-from typing import Any, get_origin
+from typing import Any
 
 import msgspec
 
 from device_runtime.strategies.settings import REQUIRED, SettingField, setting_fields
 
-PLACE = "#/components/schemas/"
-_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", tuple: "array"}
+PLACE = "#/components/schemas/{name}"
+LIMITS = {
+    "minimum": "at_least",
+    "exclusiveMinimum": "more_than",
+    "maximum": "at_most",
+    "exclusiveMaximum": "less_than",
+}
+"""Keywords of JSON schemas, and the limits of a `Setting`."""
 
 
 def setting_schemas(settings: type) -> dict[str, dict[str, Any]]:
     """The schemas of a class of settings and of those of the tables within it, by name."""
-    fields = list(setting_fields(settings))
-    schemas: dict[str, dict[str, Any]] = {
-        settings.__name__: {
-            "type": "object",
-            "properties": {entry.name: _property(entry) for entry in fields},
-            "required": [entry.name for entry in fields if entry.default is REQUIRED],
-        }
-    }
-    for entry in fields:
-        if entry.table is not None:
-            schemas |= setting_schemas(entry.table)
+    _, schemas = msgspec.json.schema_components([settings], ref_template=PLACE)
+    tables = [settings, *(entry.table for entry in setting_fields(settings) if entry.table)]
+    for table in tables:
+        properties = schemas[table.__name__]["properties"]
+        for entry in setting_fields(table):
+            _complete(properties[entry.name], entry)
     return schemas
 
 
-def _property(entry: SettingField) -> dict[str, Any]:
-    value = _value(entry)
-    schema = {"type": "array", "items": value} if entry.item else value
-    if entry.default is None:
-        schema = {"anyOf": [schema, {"type": "null"}]}
-    schema |= {"description": entry.meaning, "examples": [msgspec.to_builtins(entry.setting.example)]}
+def _complete(schema: dict[str, Any], entry: SettingField) -> None:
+    """Adds the meaning, an example, the default, the unit, and the limits or choices."""
+    setting = entry.setting
+    schema |= {"description": entry.meaning, "examples": [msgspec.to_builtins(setting.example)]}
     if entry.default is not REQUIRED:
         schema["default"] = msgspec.to_builtins(entry.default)
-    if entry.setting.unit != "-":
-        schema["x-unit"] = entry.setting.unit
-    return schema
-
-
-def _value(entry: SettingField) -> dict[str, Any]:
-    """The schema of the value, or of each item of a list."""
-    if entry.table is not None:
-        return {"$ref": f"{PLACE}{entry.table.__name__}"}
-    if entry.choices:
-        return {"type": _TYPES[type(entry.choices[0])], "enum": list(entry.choices)}
-    plain = entry.item or entry.type
-    return {"type": _TYPES.get(get_origin(plain) or plain, "object"), **dict(_limits(entry))}
-
-
-def _limits(entry: SettingField) -> Iterator[tuple[str, float]]:
-    setting = entry.setting
-    limits = {
-        "minimum": setting.at_least,
-        "exclusiveMinimum": setting.more_than,
-        "maximum": setting.at_most,
-        "exclusiveMaximum": setting.less_than,
-    }
-    return ((name, limit) for name, limit in limits.items() if isfinite(limit))
+    if setting.unit != "-":
+        schema["x-unit"] = setting.unit
+    value = schema["anyOf"][0] if "anyOf" in schema else schema
+    value = value.get("items", value)
+    value |= {key: limit for key, name in LIMITS.items() if isfinite(limit := getattr(setting, name))}
+    if setting.choices:
+        value["enum"] = list(setting.choices)

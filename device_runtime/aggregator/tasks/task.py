@@ -106,8 +106,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         float, Setting("Close a round after this time.", 120.0, "seconds", more_than=0, flag="deadline")
     ] = 60.0
     min_contributions: Annotated[
-        int,
-        Setting("Extend a round to which fewer devices have contributed.", 2, "devices", at_least=1),
+        int, Setting("Extend a round to which fewer devices have contributed.", 2, "devices", at_least=1)
     ] = 1
     min_devices: Annotated[
         int, Setting("Open round 1 when this many devices are online.", 2, "devices", at_least=1)
@@ -127,8 +126,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         Setting("Draw this many devices for each round.", 10, "devices", at_least=1, none="all are asked"),
     ] = None
     ask_all_rounds: Annotated[
-        int,
-        Setting("Ask all devices in this many first rounds.", 1, "rounds", at_least=0),
+        int, Setting("Ask all devices in this many first rounds.", 1, "rounds", at_least=0)
     ] = 0
     buffer_size: Annotated[
         int,
@@ -186,8 +184,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     head: Annotated[
         Head,
         Setting(
-            "Serve the head as trained or in closed form. auto: in closed form for several kinds.",
-            "trained",
+            "Serve the head as trained or in closed form. auto: in closed form for several kinds.", "trained"
         ),
     ] = "auto"
     statistics: Annotated[
@@ -368,11 +365,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def screening(self) -> Robust:
         """The robust rule and its numbers. Raises ValueError for invalid ones."""
         return Robust(
-            self.robust,
-            self.robust_trim,
-            self.robust_clip,
-            self.robust_clip_factor,
-            self.robust_byzantine,
+            self.robust, self.robust_trim, self.robust_clip, self.robust_clip_factor, self.robust_byzantine
         )
 
     def late_share(self, rounds: int) -> float:

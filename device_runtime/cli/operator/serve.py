@@ -24,15 +24,7 @@ from device_runtime.cli.setting_options import add_settings, option_values
 from device_runtime.service_process import Exit
 from device_runtime.strategies.kinds import registry
 
-__all__ = [
-    "ERRORS",
-    "add_arguments",
-    "exit_code",
-    "run",
-    "server_config",
-    "task_of",
-    "tasks_of",
-]
+__all__ = ["ERRORS", "add_arguments", "exit_code", "run", "server_config", "task_of", "tasks_of"]
 
 log = logging.getLogger(__name__)
 

@@ -10,30 +10,24 @@ import msgspec
 import numpy as np
 from tabulate import tabulate
 
-from device_runtime.cli.options import COLUMN_FLAGS, add_table_columns, count, positive
+from device_runtime.cli.options import count
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.export.network_factory import settings
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.keys import explained
 from device_runtime.simulation.data import DataSet, DataSpec, divide, divide_fleet, load
-from device_runtime.simulation.data.spec import OF_BUNDLES, PARTITIONS, SOURCES
+from device_runtime.simulation.data.spec import OF_BUNDLES
 from device_runtime.simulation.errors import DataSetError, SimulationError
 from device_runtime.simulation.partition.figures import PartitionShape, by_group, shape, table
 from device_runtime.simulation.partition.plot import draw
 from device_runtime.simulation.scenarios import scenario as scenarios
 from device_runtime.user_account import expanded
 
+from .simulate_options import add_data, data_values
+
 ERRORS = (SimulationError,)
 
 DEVICES = 20
-FLAGS = {
-    "data": "source",
-    "data_path": "path",
-    "partition": "partition",
-    "alpha": "alpha",
-    **{name: name for name in COLUMN_FLAGS},
-}
-"""Flag -> field of the data."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,21 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"Divide among this many devices (default: the scenario's, or {DEVICES}).",
     )
     add("--seed", type=int, default=0, help="Draw by this seed (default: 0).")
-    add(
-        "--data",
-        choices=tuple(SOURCES),
-        metavar="SOURCE",
-        help=f"Take samples from one of: {', '.join(SOURCES)}.",
-    )
-    add("--data-path", metavar="PATH", help="Read the data from this folder or file.")
-    add(
-        "--partition",
-        choices=PARTITIONS,
-        metavar="HOW",
-        help=f"Divide them by one of: {', '.join(PARTITIONS)}.",
-    )
-    add("--alpha", type=positive, help="Set alpha of the partitions named dirichlet.")
-    add_table_columns(parser)
+    add_data(parser)
     add("--bundle", default="", help="Read tables, texts and arrays as a device of this bundle does.")
     add(
         "--set",
@@ -112,8 +92,7 @@ def request(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | Non
 
     Raises DataSetError, ScenarioError, ExportError.
     """
-    flags = {field: getattr(options, flag) for flag, field in FLAGS.items()}
-    fields = {field: value for field, value in flags.items() if value is not None} | settings(options.set)
+    fields = data_values(options) | settings(options.set)
     if options.scenario is not None:
         scenario = scenarios.load(options.scenario, {"data": fields})
         return (

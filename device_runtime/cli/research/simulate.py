@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.tasks.shared_settings import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.cli.options import (
-    add_format,
-    add_plugins,
-    add_table_columns,
-    count,
-    load_plugins,
-    positive,
-)
+from device_runtime.cli.options import add_format, add_plugins, count, load_plugins, positive
 from device_runtime.cli.setting_options import add_settings
 from device_runtime.models.available_engines.available import AUTO, ENGINES
 from device_runtime.simulation.compare.completing import CompletionOptions, check_runs, complete, working_in
@@ -36,13 +29,12 @@ from device_runtime.simulation.compare.progress import (
 )
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.compare.running import end_with_parent
-from device_runtime.simulation.data.spec import PARTITIONS
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.scenarios import scenario as scenarios
 
-from .simulate_options import NOT_SIMULATED, PRESET, description, plan_of, presets, resume_hint
+from .simulate_options import NOT_SIMULATED, PRESET, add_data, description, plan_of, presets, resume_hint
 
 if TYPE_CHECKING:
     from device_runtime.simulation.report.write import WrittenReport
@@ -63,7 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--list", action="store_true", help="List the presets and the policies, and end.")
     add("--devices", type=count, metavar="N", help="Simulate this many devices.")
-    _add_data(parser)
+    add(
+        "--engine",
+        choices=(AUTO, *ENGINES),
+        help="Train with this engine; torch is quicker for convolutions (default: auto).",
+    )
+    add_data(parser)
     add("--compare", metavar="kinds=A,B,..", help="Compare these policies; --list lists them.")
     add("--seeds", type=count, metavar="N", help="Run with seeds 0 to N-1 (default: 1).")
     add(
@@ -80,20 +77,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     task = parser.add_argument_group("settings of the task, over those of SCENARIO")
     add_settings(task, Task, NOT_SIMULATED, scenarios.TASK_DEFAULTS)
     add_settings(task, SharedSettings)
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--engine",
-        choices=(AUTO, *ENGINES),
-        help="Train with this engine; torch is quicker for convolutions (default: auto).",
-    )
-    add("--data", metavar="SOURCE", help="Take samples from digits, cifar10, npz, ...")
-    add("--data-path", metavar="PATH", help="Read --data from this file or folder, where it needs one.")
-    add_table_columns(parser)
-    add("--partition", help=f"Divide samples by {', '.join(PARTITIONS)}.")
-    add("--alpha", type=positive, help="Set alpha of the Dirichlet partition: the smaller, the more uneven.")
 
 
 def _add_performance(parser: argparse.ArgumentParser) -> None:

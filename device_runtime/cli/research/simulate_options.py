@@ -12,13 +12,14 @@ import msgspec
 
 from device_runtime.aggregator.tasks.shared_settings import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.cli.options import COLUMN_FLAGS, listed
+from device_runtime.cli.options import COLUMN_FLAGS, COLUMN_HELP, listed, positive
 from device_runtime.cli.setting_options import option_values
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation.compare.plan import ComparisonPlan, WantedRuns, planned, scenario_in
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.compare.wording import asked_devices, duration
+from device_runtime.simulation.data.spec import PARTITIONS, SOURCES
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.scenarios import scenario as scenarios
 from device_runtime.simulation.scenarios.scenario import Scenario
@@ -31,16 +32,36 @@ PRESET_POLICIES = ("choose", "drop")
 
 NOT_SIMULATED = (*scenarios.NOT_OURS, "name", "keep_versions", "masks.helpers")
 """Settings of a task that a simulation has not: stand-ins take the place of its mask helpers."""
-_PLACES = {
-    "devices": "devices",
-    "engine": "engine",
-    "data": "data.source",
-    "data_path": "data.path",
-    "partition": "data.partition",
-    "alpha": "data.alpha",
-    **{name: f"data.{name}" for name in COLUMN_FLAGS},
+_OF_DATA = {
+    "data": "source",
+    "data_path": "path",
+    "partition": "partition",
+    "alpha": "alpha",
+    **{name: name for name in COLUMN_FLAGS},
 }
-"""Flag -> dotted key of a scenario."""
+"""Flag -> field of the data."""
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the samples and of their division, which have no defaults."""
+    add = parser.add_argument
+    add("--data", metavar="SOURCE", help=f"Take samples from one of: {', '.join(SOURCES)}.")
+    add("--data-path", metavar="PATH", help="Read them from this file or folder, where the source needs one.")
+    add("--partition", metavar="HOW", help=f"Divide them by one of: {', '.join(PARTITIONS)}.")
+    add(
+        "--alpha",
+        type=positive,
+        metavar="X",
+        help="Divide Dirichlet partitions more evenly, the larger X is.",
+    )
+    for name, text in COLUMN_HELP.items():
+        add(f"--{name}", metavar="COLUMN", help=text)
+
+
+def data_values(options: argparse.Namespace) -> dict[str, Any]:
+    """The given options of `add_data`, as fields of the data."""
+    values = {field: getattr(options, flag) for flag, field in _OF_DATA.items()}
+    return {field: value for field, value in values.items() if value is not None}
 
 
 def plan_of(options: argparse.Namespace) -> ComparisonPlan:
@@ -119,14 +140,11 @@ def _over(options: argparse.Namespace) -> dict[str, Any]:
     over: dict[str, Any] = {
         "task": option_values(options, Task, NOT_SIMULATED),
         "all_kinds": option_values(options, SharedSettings),
-        "data": {},
+        "data": data_values(options),
+        "devices": options.devices,
+        "engine": options.engine,
     }
-    for flag, place in _PLACES.items():
-        value = getattr(options, flag)
-        if value is not None:
-            table, _, name = place.rpartition(".")
-            (over[table] if table else over)[name] = value
-    return {name: value for name, value in over.items() if value != {}}
+    return {name: value for name, value in over.items() if value not in ({}, None)}
 
 
 def _policies(text: str) -> tuple[str, ...]:

@@ -37,8 +37,7 @@ Clip = Annotated[
     ),
 ]
 ClipFactor = Annotated[
-    float,
-    Setting("Clip at X times the round's median, with norm-clip and value-clip.", 2.0, more_than=0),
+    float, Setting("Clip at X times the round's median, with norm-clip and value-clip.", 2.0, more_than=0)
 ]
 Byzantine = Annotated[
     int | None,
