@@ -24,7 +24,7 @@ from types import FrameType
 import msgspec
 
 from device_runtime.simulation.errors import RunsFailed, ScenarioError
-from device_runtime.simulation.executors.processes_launch import THREADS
+from device_runtime.simulation.executors.processes import THREADS
 
 from .plan import ComparisonPlan
 from .progress import Message, ProgressView, RoundDone, RunFailed, UpdatesTrained

@@ -2,33 +2,88 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import mmap
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
+
+from device_runtime.child_python import python_command
 from device_runtime.machine_readings import trim_heap
-from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.available_engines.available import engine_choice
+from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.errors import ExecutorError
+from device_runtime.simulation.scenarios.clients import Clients
 
 from . import packing
 from .job import ExecutorInputs, Result, TrainingJob
-from .packing import ExpectedTensors, Packed, WorkerException, WorkerOpened
-from .processes_memory import BATCH_JOBS, MOST_WORKERS, SharedJobQueue, SharedMemory
-from .processes_pool import BaseContent, BasesInMemory, WorkerMessage, WorkerPool
-from .processes_worker import JobBatch
+from .packing import ExpectedTensors, Layout, Packed, Reply, TrainedReply, WorkerException, WorkerOpened
+from .processes_worker import BasePlace, SentJob, SharedMemory, WorkerInputs
 
-LARGE_BYTES = 1 << 20
+MOST_WORKERS = 1 << 10
 MOST_DEATHS = 3
+END_S = 5.0
+LARGE_BYTES = 1 << 20
+RESULTS_BYTES = 32 << 20
+"""Approximate bytes of results that may wait for their turn; at least two of each worker may."""
+MOST_SLOTS = 1024
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_PROGRAM = (
+    "import sys; from device_runtime.simulation.executors.processes_worker import main; main(sys.argv[1])"
+)
+
+
+@dataclass
+class _Worker:
+    """A worker process, the pipe to it, and the numbers of the jobs that it was sent, the oldest first."""
+
+    process: subprocess.Popen[bytes]
+    link: Connection
+    jobs: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Run:
+    """The state of a run.
+
+    Result i is in slot i % slots, of `slot_bytes`. waiting: the jobs to do, a heap of numbers; replies: with
+    the memory of each result; deaths: the workers that died on each job.
+    """
+
+    jobs: Sequence[TrainingJob]
+    packed: Packed
+    slots: int
+    slot_bytes: int
+    places: dict[str, BasePlace] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)
+    replies: dict[int, tuple[Reply, bytes]] = field(default_factory=dict)
+    deaths: Counter[int] = field(default_factory=Counter)
+
+    def start(self, number: int) -> int:
+        """The byte at which the slot of a job begins."""
+        return number % self.slots * self.slot_bytes
 
 
 class Processes:
-    """The executor of worker processes, which take jobs by themselves while there is room for results.
+    """The executor of worker processes.
 
     The samples are memory-mapped; base models and results are in shared memory once. A worker that dies is
-    replaced and its job is done again. Workers end with `close`, with this process, and when it is killed.
+    replaced and its jobs are done again. Workers end with `close`, with this process, and when it is killed.
     """
 
     def __init__(self, inputs: ExecutorInputs, workers: int | None = None) -> None:
@@ -39,181 +94,254 @@ class Processes:
         count = usable_cores() if workers is None else workers
         if not 1 <= count <= MOST_WORKERS:
             raise ExecutorError(f"workers is {count}, expected 1 to {MOST_WORKERS}")
+        engine_choice(inputs.bundle, inputs.engine.engine)
         self.name = f"processes ({count})"
-        self._inputs = inputs
-        self._pool = WorkerPool(inputs)
-        self._end = weakref.finalize(self, self._pool.close)
-        self._queue = SharedJobQueue(self._pool.queue)
-        self._bases = BasesInMemory(self._pool.bases)
-        self._going: RunningBatch | None = None
-        self._opened = 0
+        self._inputs, self._expected = inputs, ExpectedTensors(inputs)
+        saved = _saved_in(inputs.clients)
+        self._temporary = saved is None
+        self._folder = Path(tempfile.mkdtemp(prefix="device-runtime-")) if saved is None else saved
+        self._bases, self._results = SharedMemory.make(), SharedMemory.make()
+        self._workers: dict[int, _Worker] = {}
+        memories, folders = (self._bases, self._results), [self._folder] if self._temporary else []
+        self._end = weakref.finalize(self, _close, self._workers, memories, folders)
+        self._versions: dict[int, tuple[Any, int]] = {}
+        self._numbers = itertools.count(1)
+        self._written: dict[int, int] = {}
+        self._going: _Run | None = None
         self._mapped: mmap.mmap | None = None
         try:
-            self._start(count)
+            if self._temporary:
+                inputs.clients.save(self._folder)
+            self._open(count)
         except BaseException:
             self.close()
             raise
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
-        for start in range(0, len(jobs), BATCH_JOBS):
-            yield from self._run_batch(bases, jobs[start : start + BATCH_JOBS])
+        run = self._begin(bases, jobs)
+        try:
+            buffer = self._view(run.slots * run.slot_bytes)
+            for number, job in enumerate(jobs):
+                self._feed(run, number)
+                while number not in run.replies:
+                    self._listen()
+                    self._feed(run, number)
+                reply, memory = run.replies.pop(number)
+                yield self._expected.result(reply, job.strategy, buffer, run.start(number), memory)
+                if run.slot_bytes >= LARGE_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+                    buffer.madvise(
+                        mmap.MADV_DONTNEED, run.start(number), run.slot_bytes
+                    )  # only unmaps it here
+        finally:
+            self._going = None
 
     def close(self) -> None:
         self._end()
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The process ids of the workers that have sent theirs."""
-        return tuple(filter(None, self._pool.pids.values()))
+        """The process ids of the workers."""
+        return tuple(worker.process.pid for worker in self._workers.values())
 
-    def _start(self, count: int) -> None:
-        self._pool.start_workers(*range(count))
+    def _open(self, count: int) -> None:
+        for number in range(count):
+            self._start(number)
         ready = 0
         while ready < count:
-            for message in self._pool.listen():
-                if message.reply is None:
-                    how = self._pool.remove_worker(message.worker)
-                    raise ExecutorError(f"worker {message.worker} did not start: {how}")
-                if isinstance(message.reply, WorkerException):
-                    raise packing.error_of(message.reply)
+            for number, reply, _ in self._messages():
+                if reply is None:
+                    raise ExecutorError(f"worker {number} did not start: {_ended(self._workers.pop(number))}")
+                if isinstance(reply, WorkerException):
+                    raise packing.error_of(reply)
                 ready += 1
 
-    def _run_batch(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
-        going = self._begin(bases, jobs)
-        try:
-            buffer = self._results(going.slots * going.slot_bytes)
-            for number, job in enumerate(jobs):
-                self._check_open()
-                self._open(going, number)
-                while number not in going.replies:
-                    self._listen()
-                start = number % going.slots * going.slot_bytes
-                message = going.replies.pop(number)
-                if message.reply is not None:
-                    yield going.expected.result(message.reply, job.strategy, buffer, start, message.memory)
-                _let_go(buffer, start, going.slot_bytes)
-        finally:
-            if self._end.alive:
-                self._queue.stop()
-            self._going = None
+    def _start(self, number: int) -> None:
+        """Starts a worker. It has a session of its own: Ctrl-C reaches all processes of a terminal's."""
+        inputs, (link, theirs) = self._inputs, Pipe()
+        files = theirs.fileno(), self._bases.fd, self._results.fd
+        given = WorkerInputs(
+            *files,
+            bundle=str(inputs.bundle.path.absolute()),
+            family={name: str(bundle.path.absolute()) for name, bundle in inputs.family.items()},
+            clients=str(self._folder.absolute()),
+            temporary=self._temporary,
+            engine=inputs.engine,
+        )
+        process = subprocess.Popen(
+            python_command(_PROGRAM, msgspec.json.encode(given).decode()),
+            pass_fds=files,
+            env=os.environ | dict.fromkeys(THREADS, str(inputs.engine.threads)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._workers[number] = _Worker(process, link)
 
-    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> RunningBatch:
-        """Writes a batch of jobs, none of which may be taken yet; waits for jobs left by an abandoned run."""
+    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> _Run:
+        """Plans a run and writes its bases; waits for jobs that an abandoned run has left."""
         self._check_open()
         if self._going is not None:
             raise ExecutorError("a run is going on; its results must be taken first")
-        while self._queue.taken():
+        while any(worker.jobs for worker in self._workers.values()):
             self._listen()
-        going = plan_batch(self._inputs, jobs, len(self._pool.pids))
-        places = self._bases.places(contents(self._inputs, bases, jobs))
-        self._pool.memories.grow(max(going.slots * going.memory_bytes, 1))
-        batch = JobBatch(going.packed, going.slots, going.slot_bytes, going.memory_bytes, places)
-        text = packing.pack(batch)
-        with self._queue.locked():
-            self._pool.batch.write(text, 0)
-            self._queue.begin(len(jobs), len(text))
-        self._going, self._opened = going, 0
-        if going.slot_bytes >= LARGE_BYTES:
+        packed = packing.pack_jobs(jobs)
+        sizes = [self._expected.size(job.strategy) for job in jobs] + [*map(packing.size_of, packed.layouts)]
+        size = max(sizes, default=0)
+        slot = max(size + -size % mmap.PAGESIZE, mmap.PAGESIZE)
+        room = min(MOST_SLOTS, RESULTS_BYTES // slot)
+        run = _Run(jobs, packed, min(max(2 * len(self._workers) + 1, room), max(len(jobs), 1)), slot)
+        run.places = self._write(contents(self._inputs, bases, jobs))
+        run.waiting = list(range(len(jobs)))
+        self._going = run
+        if slot >= LARGE_BYTES:
             trim_heap()  # memory that merging the last round has left
-        return going
+        return run
 
-    def _open(self, going: RunningBatch, first: int) -> None:
-        """Lets workers take as many jobs as results have room for; all jobs before `first` are done."""
-        end = min(first + going.slots, len(going.jobs))
-        if end > self._opened:
-            for number in range(self._opened, end):
-                going.remember(number, self._pool.memories)
-            self._opened = end
-            self._pool.wake(self._queue.open(first, end))
+    def _write(self, models: Mapping[str, BaseContent]) -> dict[str, BasePlace]:
+        """Writes base models, but for tensors that are there already; returns the place of each, by key.
+
+        The same array has the same version, in every base and run. Raises TensorError if tensors lack.
+        """
+        places, start, arrays, written = {}, 0, dict[int, tuple[Any, int]](), dict[int, int]()
+        for key in sorted(models):
+            tensors, layout = models[key].tensors, models[key].layout
+            check(tensors, layout)
+            self._bases.grow(start + packing.size_of(layout))
+            versions = []
+            for spec, offset in packing.places(layout):
+                array, at = tensors[spec.name], start + offset
+                entry = arrays.get(id(array)) or self._versions.get(id(array)) or (array, next(self._numbers))
+                arrays[id(array)] = entry
+                written[at] = entry[1]
+                versions.append(entry[1])
+                if self._written.get(at) != entry[1]:
+                    self._bases.write(array, at)
+            places[key] = BasePlace(start, tuple(versions), layout)
+            start = places[key].end
+        self._versions, self._written = arrays, written
+        return places
 
     def _check_open(self) -> None:
         if not self._end.alive:
             raise ExecutorError("the executor is closed")
 
-    def _results(self, size: int) -> mmap.mmap:
-        """The memory of a batch's results, mapped again only when it has grown."""
+    def _view(self, size: int) -> mmap.mmap:
+        """The memory of a run's results, mapped again only when it has grown."""
         if self._mapped is None or len(self._mapped) < size:
-            self._pool.results.grow(max(size, 1))
-            self._mapped = self._pool.results.view(max(size, 1))
+            self._results.grow(size)
+            self._mapped = self._results.view(size)
         return self._mapped
 
-    def _listen(self) -> None:
-        for message in self._pool.listen():
-            if message.reply is None:
-                self._replace(message.worker)
-            elif isinstance(message.reply, WorkerException) and message.reply.job < 0:
-                raise packing.error_of(message.reply)
-            elif not isinstance(message.reply, WorkerOpened):
-                self._queue.done(message.reply.job)
-                if self._going is not None:
-                    self._going.replies[message.reply.job] = message
+    def _feed(self, run: _Run, first: int) -> None:
+        """Sends jobs to the least busy workers while results have room; all jobs before `first` are done.
 
-    def _replace(self, worker: int) -> None:
-        """Replaces a worker that died, and frees its job."""
-        how, going = self._pool.remove_worker(worker), self._going
-        orphans = self._queue.give_back(worker)
-        blamed = orphans[-1] if orphans else -1
-        if going is not None:
-            going.deaths[blamed] += 1
-        hopeless = going is not None and going.deaths[blamed] >= MOST_DEATHS
-        if hopeless:
-            self._queue.stop()
-        self._pool.start_workers(worker)
-        if going is not None and hopeless:
-            work = _job_text(going.jobs, blamed)
+        Each worker has one at work and one queued; the last jobs are sent one to each.
+        """
+        self._check_open()
+        while run.waiting and run.waiting[0] < first + run.slots:
+            worker = min(self._workers.values(), key=lambda each: len(each.jobs))
+            if len(worker.jobs) >= (2 if len(run.waiting) > len(self._workers) else 1):
+                return
+            number = heapq.heappop(run.waiting)
+            worker.jobs.append(number)
+            job, layout = run.packed.jobs[number], run.packed.layout(run.packed.jobs[number])
+            for spec, place in packing.places(layout):
+                self._results.write(run.jobs[number].memory[spec.name], run.start(number) + place)
+            aside = run.places[job.aside] if job.aside else None
+            kind, base = run.packed.kinds[job.strategy], run.places[job.base]
+            sent = SentJob(number, job, kind, run.start(number), layout, base, aside)
+            with suppress(OSError):  # `_listen` notices a worker that has died
+                worker.link.send_bytes(packing.pack(sent))
+
+    def _listen(self) -> None:
+        for number, reply, memory in self._messages():
+            if reply is None:
+                self._replace(number)
+            elif isinstance(reply, WorkerException) and reply.job < 0:
+                raise packing.error_of(reply)
+            elif not isinstance(reply, WorkerOpened):
+                self._workers[number].jobs.remove(reply.job)
+                if self._going is not None:
+                    self._going.replies[reply.job] = reply, memory
+
+    def _messages(self) -> Iterator[tuple[int, Reply | None, bytes]]:
+        """Waits for at least one message; yields the worker, its reply (None: it has died), and a memory."""
+        links = {number: worker.link for number, worker in self._workers.items()}
+        ready = wait(links.values())
+        for number, link in links.items():
+            if link not in ready:
+                continue
+            try:
+                reply = packing.read_reply(link.recv_bytes())
+                has_memory = isinstance(reply, TrainedReply) and reply.memory is not None
+                yield number, reply, link.recv_bytes() if has_memory else b""
+            except (EOFError, OSError):
+                yield number, None, b""
+            except msgspec.DecodeError as error:
+                raise ExecutorError(f"worker {number} sent a message that cannot be read: {error}") from None
+
+    def _replace(self, number: int) -> None:
+        """Replaces a worker that died; its jobs are done again, and the first of them is blamed."""
+        worker, run = self._workers.pop(number), self._going
+        how = _ended(worker)
+        self._start(number)
+        if run is None:
+            return
+        for orphan in worker.jobs:
+            heapq.heappush(run.waiting, orphan)
+        blamed = next(iter(worker.jobs), -1)
+        run.deaths[blamed] += 1
+        if run.deaths[blamed] >= MOST_DEATHS:
+            work = "starting"
+            if blamed >= 0:
+                job = run.jobs[blamed]
+                work = f"{job.strategy.name} for {job.name} (seed {job.seed})"
             raise ExecutorError(f"{work} ended {MOST_DEATHS} workers; the last: {how}")
 
 
-def _let_go(buffer: mmap.mmap, start: int, size: int) -> None:
-    """Unmaps a used result from this process; its pages stay in shared memory."""
-    if size >= LARGE_BYTES and hasattr(mmap, "MADV_DONTNEED"):
-        buffer.madvise(mmap.MADV_DONTNEED, start, size)
+def _ended(worker: _Worker) -> str:
+    """How a worker that has closed its pipe ended."""
+    worker.link.close()
+    worker.process.terminate()
+    code = worker.process.wait()
+    if code >= 0:
+        return f"exit status {code}"
+    cause = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+    return f"ended by {signal.Signals(-code).name}{cause}"
 
 
-def _job_text(jobs: Sequence[TrainingJob], number: int) -> str:
-    if number < 0:
-        return "starting"
-    return f"{jobs[number].strategy.name} for {jobs[number].name} (seed {jobs[number].seed})"
+def _close(workers: dict[int, _Worker], memories: Sequence[SharedMemory], folders: Sequence[Path]) -> None:
+    """Ends all workers; frees memory and folder."""
+    for worker in workers.values():
+        worker.process.terminate()
+    for worker in workers.values():
+        try:
+            worker.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+        worker.link.close()
+    workers.clear()
+    for memory in memories:
+        memory.close()
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-RESULTS_BYTES = 32 << 20
-"""Approximate bytes of results that may wait for their turn; at least two of each worker may."""
-MOST_SLOTS = 1024
+def _saved_in(clients: Clients) -> Path | None:
+    """The folder that memory-mapped clients were opened from; None for clients in memory."""
+    files = [Path(a.filename or "") for a in (clients.x, clients.order) if isinstance(a, np.memmap)]
+    both = len(files) == 2 and [file.name for file in files] == ["x.npy", "order.npy"]
+    return files[0].parent if both and files[0].parent == files[1].parent else None
 
 
 @dataclass(frozen=True)
-class RunningBatch:
-    """The state of one batch of jobs in the parent process.
+class BaseContent:
+    """The tensors of a base model, or those sent with it, and the layout that they must have."""
 
-    Result i is in slot i % slots, of `slot_bytes`; the memory of job i in that slot of the memories, of
-    `memory_bytes`. `replies`: the messages by job; `deaths`: the workers that died on each job.
-    """
-
-    jobs: Sequence[TrainingJob]
-    packed: Packed
-    expected: ExpectedTensors
-    slots: int
-    slot_bytes: int
-    memory_bytes: int
-    replies: dict[int, WorkerMessage] = field(default_factory=dict)
-    deaths: Counter[int] = field(default_factory=Counter)
-
-    def remember(self, number: int, memories: SharedMemory) -> None:
-        """Writes a job's memory (its device's strategy state) to its slot, where its worker reads it."""
-        start = number % self.slots * self.memory_bytes
-        for spec, place in packing.places(self.packed.layout(self.packed.jobs[number])):
-            memories.write(self.jobs[number].memory[spec.name], start + place)
-
-
-def plan_batch(inputs: ExecutorInputs, jobs: Sequence[TrainingJob], workers: int) -> RunningBatch:
-    """Plans a batch, with as many slots as there is room for results. Raises ExecutorError, ModelError."""
-    expected, packed = ExpectedTensors(inputs), packing.pack_jobs(jobs)
-    size = max(expected.size(job.strategy) for job in jobs)
-    slot = size + -size % mmap.PAGESIZE
-    memory = max((packing.size_of(layout) for layout in packed.layouts), default=0)
-    room = RESULTS_BYTES // max(slot + memory, 1)
-    slots = min(max(2 * workers + 1, min(MOST_SLOTS, room)), len(jobs))
-    return RunningBatch(jobs, packed, expected, slots, slot, memory)
+    tensors: Tensors
+    layout: Layout
 
 
 def contents(

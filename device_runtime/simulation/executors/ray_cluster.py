@@ -34,7 +34,7 @@ from device_runtime.strategies.kinds import registry
 from . import packing
 from .job import ExecutorInputs, FailedJob, train
 from .packing import Layout, PackedJob, Reply, read_reply
-from .processes_memory import SharedMemory
+from .processes_worker import SharedMemory
 
 Bytes = NDArray[np.uint8]
 NOTHING: Bytes = np.empty(0, np.uint8)
