@@ -37,6 +37,8 @@ from .processes_worker import BasePlace, SentJob, SharedMemory, WorkerInputs
 
 MOST_WORKERS = 1 << 10
 MOST_DEATHS = 3
+AHEAD = 8
+"""Jobs that a worker has at most, so that it does not wait for this process where that waits for a core."""
 END_S = 5.0
 LARGE_BYTES = 1 << 20
 RESULTS_BYTES = 32 << 20
@@ -156,10 +158,10 @@ class Processes:
                 ready += 1
 
     def _start(self, number: int) -> None:
-        """Starts a worker. It has a session of its own: Ctrl-C reaches all processes of a terminal's."""
+        """Starts a worker, which ignores Ctrl-C: that reaches every process of a terminal."""
         inputs, (link, theirs) = self._inputs, Pipe()
         files = theirs.fileno(), self._bases.fd, self._results.fd
-        given = WorkerInputs(
+        arguments = WorkerInputs(
             *files,
             bundle=str(inputs.bundle.path.absolute()),
             family={name: str(bundle.path.absolute()) for name, bundle in inputs.family.items()},
@@ -167,14 +169,17 @@ class Processes:
             temporary=self._temporary,
             engine=inputs.engine,
         )
-        process = subprocess.Popen(
-            python_command(_PROGRAM, msgspec.json.encode(given).decode()),
-            pass_fds=files,
-            env=os.environ | dict.fromkeys(THREADS, str(inputs.engine.threads)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the worker inherits this
+        try:
+            process = subprocess.Popen(
+                python_command(_PROGRAM, msgspec.json.encode(arguments).decode()),
+                pass_fds=files,
+                env=os.environ | dict.fromkeys(THREADS, str(inputs.engine.threads)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._workers[number] = _Worker(process, link)
 
@@ -236,12 +241,12 @@ class Processes:
     def _feed(self, run: _Run, first: int) -> None:
         """Sends jobs to the least busy workers while results have room; all jobs before `first` are done.
 
-        Each worker has one at work and one queued; the last jobs are sent one to each.
+        Each worker has one at work and up to AHEAD - 1 queued; the last jobs are sent one to each.
         """
         self._check_open()
         while run.waiting and run.waiting[0] < first + run.slots:
             worker = min(self._workers.values(), key=lambda each: len(each.jobs))
-            if len(worker.jobs) >= (2 if len(run.waiting) > len(self._workers) else 1):
+            if len(worker.jobs) >= max(1, min(AHEAD, len(run.waiting) // len(self._workers))):
                 return
             number = heapq.heappop(run.waiting)
             worker.jobs.append(number)

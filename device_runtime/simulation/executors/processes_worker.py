@@ -120,16 +120,16 @@ class SentJob(msgspec.Struct, frozen=True, array_like=True):
 
 def main(text: str) -> None:
     """Runs a worker; `text` has its WorkerInputs in JSON."""
-    given = msgspec.json.decode(text, type=WorkerInputs)
+    inputs = msgspec.json.decode(text, type=WorkerInputs)
 
     def remove_clients() -> None:
-        if given.temporary:
-            shutil.rmtree(given.clients, ignore_errors=True)
+        if inputs.temporary:
+            shutil.rmtree(inputs.clients, ignore_errors=True)
 
-    end_when_alone(given.link, remove_clients)
-    with suppress(EOFError, ConnectionError), Connection(given.link) as link:
+    end_when_alone(inputs.link, remove_clients)
+    with suppress(EOFError, ConnectionError), Connection(inputs.link) as link:
         try:
-            worker = SimulationWorker(given)
+            worker = SimulationWorker(inputs)
         except Exception as error:
             link.send_bytes(packing.pack(packing.worker_error(-1, error)))
             return
@@ -144,13 +144,13 @@ def main(text: str) -> None:
 class SimulationWorker:
     """Does jobs, with one engine for each model of the family that they use."""
 
-    def __init__(self, given: WorkerInputs) -> None:
+    def __init__(self, inputs: WorkerInputs) -> None:
         """Raises BundleError, EngineError, OSError."""
-        self._bases, self._results = SharedMemory(given.bases), SharedMemory(given.results)
-        family = {name: Bundle.open(path) for name, path in given.family.items()}
-        clients = Clients.open(Path(given.clients))
-        self._inputs = ExecutorInputs(Bundle.open(given.bundle), clients, given.engine, family)
-        self._models = {"": open_model(self._inputs.bundle, given.engine)}
+        self._bases, self._results = SharedMemory(inputs.bases), SharedMemory(inputs.results)
+        family = {name: Bundle.open(path) for name, path in inputs.family.items()}
+        clients = Clients.open(Path(inputs.clients))
+        self._inputs = ExecutorInputs(Bundle.open(inputs.bundle), clients, inputs.engine, family)
+        self._models = {"": open_model(self._inputs.bundle, inputs.engine)}
         self._versions: dict[str, tuple[int, ...]] = {}  # of the tensors that each model has loaded
         self._strategies: dict[tuple[str, bytes], AnyStrategy] = {}
         self._touched = 0
