@@ -11,7 +11,7 @@ import platformdirs
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.profiles.fleets import fleet as fleets
-from device_runtime.simulation.compare.performing import RunOptions, perform
+from device_runtime.simulation.compare.completing import RunOptions, perform
 from device_runtime.simulation.compare.plan import bundle_sha256
 from device_runtime.simulation.compare.run_folder import SERVED, RunName, fingerprint, finished
 from device_runtime.simulation.compare.running import folder_lock, interruptible

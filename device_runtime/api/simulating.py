@@ -21,12 +21,12 @@ from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation.compare.completing import (
     CompletionOptions,
+    RunOptions,
     check_runs,
     complete,
     may_run_elsewhere,
     working_in,
 )
-from device_runtime.simulation.compare.performing import RunOptions
 from device_runtime.simulation.compare.plan import ComparisonPlan, WantedRuns, planned
 from device_runtime.simulation.data import DataSpec
 from device_runtime.simulation.errors import ScenarioError

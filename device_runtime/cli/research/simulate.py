@@ -17,8 +17,14 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import add_format, add_plugins, count, load_plugins, positive
 from device_runtime.cli.setting_options import add_settings
 from device_runtime.models.available_engines.available import AUTO, ENGINES
-from device_runtime.simulation.compare.completing import CompletionOptions, check_runs, complete, working_in
-from device_runtime.simulation.compare.performing import RunOptions, perform
+from device_runtime.simulation.compare.completing import (
+    CompletionOptions,
+    RunOptions,
+    check_runs,
+    complete,
+    perform,
+    working_in,
+)
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, scenario_in
 from device_runtime.simulation.compare.progress import (
     NoProgress,

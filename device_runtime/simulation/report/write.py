@@ -28,7 +28,7 @@ from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.history.records import SimulatedRound
 from device_runtime.simulation.scenarios.scenario import of_policy
 
-from . import accuracy, canvas, participation, table, time_line
+from . import accuracy, canvas, participation, table
 from .canvas import ComparedRuns, Drawing, read_comparison
 from .page import page
 
@@ -37,7 +37,7 @@ PICTURES: Mapping[str, Callable[[ComparedRuns], Drawing | None]] = {
     "costs": accuracy.over_costs,
     "groups": accuracy.of_groups,
     "participation": participation.who_took_part,
-    "round": time_line.one_round,
+    "round": participation.one_round,
     "times": participation.busy_times,
     "classes": accuracy.by_class,
 }

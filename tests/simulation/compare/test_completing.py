@@ -6,8 +6,13 @@ from dataclasses import replace
 import pytest
 
 from device_runtime.simulation.compare import completing
-from device_runtime.simulation.compare.completing import CompletionOptions, check_runs, complete, working_in
-from device_runtime.simulation.compare.performing import RunOptions
+from device_runtime.simulation.compare.completing import (
+    CompletionOptions,
+    RunOptions,
+    check_runs,
+    complete,
+    working_in,
+)
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan
 from device_runtime.simulation.compare.progress import NoProgress
 from device_runtime.simulation.errors import ScenarioError, SimulationError

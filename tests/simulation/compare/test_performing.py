@@ -7,8 +7,8 @@ import pytest
 
 from device_runtime.broker.wire import durable_files
 from device_runtime.simulation.compare import run_folder
+from device_runtime.simulation.compare.completing import RunOptions, perform
 from device_runtime.simulation.compare.figures import read_run
-from device_runtime.simulation.compare.performing import RunOptions, perform
 from device_runtime.simulation.compare.run_folder import RunName, fingerprint, finished, info_of, lineage
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.choice import ExecutorRequest

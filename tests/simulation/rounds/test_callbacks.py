@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from device_runtime.simulation.compare import run_folder
-from device_runtime.simulation.compare.performing import RunOptions, perform
+from device_runtime.simulation.compare.completing import RunOptions, perform
 from device_runtime.simulation.compare.run_folder import (
     ASKS,
     RunName,

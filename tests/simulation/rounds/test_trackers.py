@@ -12,7 +12,7 @@ import pytest
 
 from device_runtime.cli import main
 from device_runtime.simulation.compare import run_folder
-from device_runtime.simulation.compare.performing import RunOptions, perform
+from device_runtime.simulation.compare.completing import RunOptions, perform
 from device_runtime.simulation.compare.run_folder import RunName, rounds_of
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.history.records import NullObserver
