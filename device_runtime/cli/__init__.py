@@ -55,7 +55,8 @@ def _command(name: str, words: Sequence[str]) -> int:
     if name == "--version":
         print(_version())
         return 0
-    return _fail(_unknown(name), 2)
+    hint = _nearest(name, COMMANDS).replace(";", ":") or ":"
+    return _fail(f"there is no command {name!r}{hint} `{PROGRAM} --help` lists them all", 2)
 
 
 def _written(code: int) -> int:
@@ -172,11 +173,6 @@ class _WithExample(argparse.HelpFormatter):
         if "Example: " in text:
             return text
         return super()._fill_text(text, width, indent)
-
-
-def _unknown(name: str) -> str:
-    hint = _nearest(name, COMMANDS).replace(";", ":") or ":"
-    return f"there is no command {name!r}{hint} `{PROGRAM} --help` lists them all"
 
 
 def _nearest(word: str, words: Iterable[str]) -> str:

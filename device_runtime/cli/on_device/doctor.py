@@ -40,8 +40,10 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "json":
         print(as_json(findings))
     else:
-        print(tabulate([_cells(finding) for finding in findings], tablefmt="plain"))
-        print(_verdict(problems))
+        rows = [(f.state, f.what, "; ".join(filter(None, (f.found, f.advice)))) for f in findings]
+        print(tabulate(rows, tablefmt="plain"))
+        what = ", ".join(finding.what for finding in problems)
+        print(f"This device cannot take part: {what}." if problems else "This device can take part.")
     return 1 if problems else 0
 
 
@@ -50,49 +52,37 @@ def examine(bundle: str, folder: Path | None) -> Iterator[Finding]:
 
     folder: of a device, or of all of them; None for that of this user.
     """
-    from device_runtime.device.doctor.installation import (
-        Finding,
-        broker,
-        energy,
-        engines,
-        extras,
-        machine,
-        memory,
-        privacy,
-        rules,
-        storage,
-        work,
-    )
+    from device_runtime.device.doctor import installation
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
 
-    yield from machine()
+    yield from installation.machine()
     provide_temporary_folder(folder)
     try:
         folder = folder or state_folder()
     except NoHome as error:
-        yield Finding("storage", "problem", str(error))
+        yield installation.Finding("storage", "problem", str(error))
     try:
         opened = Bundle.open(find_bundle(bundle))
     except BundleError as error:
-        yield Finding("bundle", "problem", str(error), "name a sound one with --bundle")
+        yield installation.Finding("bundle", "problem", str(error), "name a sound one with --bundle")
     else:
         size = (
             f"{len(opened.manifest.graphs)} graphs, {opened.manifest.weights.bytes / 1e3:.0f} kB of weights"
         )
-        yield Finding("bundle", "ok", f"{opened.manifest.name}, {size}")
-        found_engines = list(engines(opened))
+        yield installation.Finding("bundle", "ok", f"{opened.manifest.name}, {size}")
+        found_engines = list(installation.engines(opened))
         yield from found_engines
         if all(finding.state != "problem" for finding in found_engines):
-            yield from work(opened)
-        yield memory(opened)
+            yield from installation.work(opened)
+        yield installation.memory(opened)
         if folder is not None:
-            yield storage(folder, opened)
+            yield installation.storage(folder, opened)
     if folder is not None:
-        yield from rules(folder)
-        yield from privacy(folder)
-    yield from energy()
-    yield from extras()
-    yield broker()
+        yield from installation.rules(folder)
+        yield from installation.privacy(folder)
+    yield from installation.energy()
+    yield from installation.extras()
+    yield installation.broker()
 
 
 def broker_findings(options: argparse.Namespace) -> Iterator[Finding]:
@@ -106,13 +96,3 @@ def broker_findings(options: argparse.Namespace) -> Iterator[Finding]:
         yield Finding("broker", "problem", str(error), "mend --broker, or enrol the device anew")
         return
     yield from broker_connection.examine(connection, time.time())
-
-
-def _cells(finding: Finding) -> tuple[str, str, str]:
-    return finding.state, finding.what, "; ".join(filter(None, (finding.found, finding.advice)))
-
-
-def _verdict(problems: list[Finding]) -> str:
-    if not problems:
-        return "This device can take part."
-    return f"This device cannot take part: {', '.join(finding.what for finding in problems)}."

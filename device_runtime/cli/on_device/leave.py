@@ -49,7 +49,8 @@ def run(options: argparse.Namespace) -> int:
         print(goodbye)
     late = uninstall.unreceipted(folder) and not options.force  # contributions made until it had stopped
     left = uninstall.remove(folder, options.keep_outbox or bool(late))
-    print(f"removed {folder}" if left is None else f"kept in {left}: {', '.join(_names(left))}")
+    names = ", ".join(sorted(path.name for path in left.iterdir())) if left else ""
+    print(f"removed {folder}" if left is None else f"kept in {left}: {names}")
     return 0
 
 
@@ -74,7 +75,3 @@ def _goodbye(options: argparse.Namespace) -> str:
         return uninstall.say_goodbye(connect(options))
     except BrokerError as error:
         return f"the aggregator was not notified: {error}"
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())

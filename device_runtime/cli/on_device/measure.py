@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import logging
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, nan
 from pathlib import Path
@@ -101,14 +101,15 @@ def _seconds(text: str) -> float:
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 if no kind could be measured."""
     from device_runtime.device.engine.emulation import Time
-    from device_runtime.device.measurement.measurement import idle_watts, interleaved, row
+    from device_runtime.device.measurement.measurement import idle_watts, interleaved, lines, plot, row
     from device_runtime.models import data as local_data
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
 
     bundle, names = Bundle.open(find_bundle(options.bundle)), _kinds(options)
     if options.data:  # what is wrong with them is told before anything is measured
         local_data.load(options.data, bundle.manifest, bundle.texts)
-    draw = _drawing(options)
+    if options.plot and importlib.util.find_spec("matplotlib") is None:  # told before anything is measured
+        raise ModuleNotFoundError("no plot without matplotlib", name="matplotlib")
     gauge = meter(options)
     profile = profile_command.measured(bundle, options)
     idle_w = idle_watts(gauge.meter, options.idle, Time()) if gauge.meter and options.idle else nan
@@ -125,9 +126,10 @@ def run(options: argparse.Namespace) -> int:
     )
     print(as_json(report) if options.format == "json" else _text(report))
     if options.csv:
-        _write(options.csv, report.runs)
-    if draw:
-        draw(report)
+        with options.csv.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(lines(report.runs))
+    if options.plot:
+        plot(report.kinds, options.plot, f"{report.device}, {report.bundle}")
     return 0 if any(kind.runs for kind in report.kinds) else 1
 
 
@@ -188,22 +190,3 @@ def _text(report: MeasureReport) -> str:
     if runs > 1:
         lines.append(f"Medians of {runs} runs ± half the range.")
     return "\n".join(lines)
-
-
-def _write(path: Path, runs: Sequence[MeasuredFigures]) -> None:
-    from device_runtime.device.measurement.measurement import lines
-
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(lines(runs))
-
-
-def _drawing(options: argparse.Namespace) -> Callable[[MeasureReport], None] | None:
-    """The function that draws --plot, if asked for.
-
-    Called before anything is measured, because it raises ModuleNotFoundError without matplotlib.
-    """
-    if not options.plot:
-        return None
-    from device_runtime.device.measurement.measurement_plot import plot
-
-    return lambda report: plot(report.kinds, options.plot, f"{report.device}, {report.bundle}")

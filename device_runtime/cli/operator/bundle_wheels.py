@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises InstallError."""
-    where = machine(options.platform or _here(), options.python or "{}.{}".format(*sys.version_info[:2]))
+    system = {"Darwin": "macos"}.get(platform.system(), platform.system().lower())
+    here = f"{system}-{platform.machine()}"
+    where = machine(options.platform or here, options.python or "{}.{}".format(*sys.version_info[:2]))
     extras = [extra for extra in options.extras.split(",") if extra]
     options.out.mkdir(parents=True, exist_ok=True)
     own = _own_wheel(options.wheel, options.out)
@@ -126,8 +128,3 @@ def _requirement(text: str) -> Requirement:
         return Requirement(text)
     except InvalidRequirement as error:
         raise InstallError(f"--pin {text}: {error}") from None
-
-
-def _here() -> str:
-    system = {"Darwin": "macos"}.get(platform.system(), platform.system().lower())
-    return f"{system}-{platform.machine()}"

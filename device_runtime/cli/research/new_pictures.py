@@ -49,7 +49,9 @@ def picture(inside: Inside, draws: Random) -> bytes:
         for column in range(SIZE):
             x, y = column + 0.5 - left, row + 0.5 - top
             drawn = inside(x * cosine + y * sine, y * cosine - x * sine)
-            values += bytes(_noisy(value, draws) for value in (ink if drawn else paper))
+            values += bytes(
+                min(255, max(0, round(draws.gauss(value, NOISE)))) for value in (ink if drawn else paper)
+            )
     return bytes(values)
 
 
@@ -70,7 +72,3 @@ def _colours(draws: Random) -> tuple[list[int], list[int]]:
     """A dark colour and a light one."""
     paper, ink = ([int(draws.uniform(low, low + 96)) for _ in range(3)] for low in (0, 160))
     return paper, ink
-
-
-def _noisy(value: int, draws: Random) -> int:
-    return min(255, max(0, round(draws.gauss(value, NOISE))))

@@ -135,7 +135,8 @@ def run(options: argparse.Namespace) -> int:
     plan = plan_of(options)
     try:
         check_runs(plan, _run_options(options))
-        _drawable()
+        if importlib.util.find_spec("matplotlib") is None:  # told before anything is run, not at the end
+            raise ModuleNotFoundError("no plots without matplotlib", name="matplotlib")
         with working_in(plan.folder) as lock:
             report, failed = _simulated(plan, options, lock)
     except OSError as error:
@@ -171,12 +172,6 @@ def _simulated(
             print(f"stopped: {finished} of {len(plan.names)} runs are finished; {hint}", file=sys.stderr)
         raise
     return write(done), failed
-
-
-def _drawable() -> None:
-    """Raise ModuleNotFoundError before anything is run, not at the end, if no plots can be drawn."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ModuleNotFoundError("no plots without matplotlib", name="matplotlib")
 
 
 def _perform(options: argparse.Namespace) -> int:

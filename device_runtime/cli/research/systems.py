@@ -80,7 +80,8 @@ def _print_one(options: argparse.Namespace) -> None:
         print(as_json(parts))
         return
     print(f"{options.name}: {systems.describe(options.name)}")
-    print(f"server optimiser {task.server.name}; starts from {_start(task)}; {_deadlines(task)}")
+    start = "the bundle's" if task.start == "bundle" else "fresh"
+    print(f"server optimiser {task.server.name}; starts from {start} parameters; {_deadlines(task)}")
     for part in parts:
         until = part.until_round or task.rounds
         print(f"\n{part.kind}, rounds {part.from_round} to {until}")
@@ -93,10 +94,6 @@ def _offered(task: Task) -> Iterator[OfferedKind]:
     for kind in task.kinds:
         settings = registry.settings(kind.strategy)
         yield OfferedKind(kind.name, kind.from_round, kind.until_round, settings)
-
-
-def _start(task: Task) -> str:
-    return "the bundle's parameters" if task.start == "bundle" else "fresh parameters"
 
 
 def _deadlines(task: Task) -> str:

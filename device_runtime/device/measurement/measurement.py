@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import hypot, isfinite, nan
+from pathlib import Path
 from statistics import median
 
 import msgspec
@@ -184,3 +185,51 @@ def idle_watts(meter: Meter, seconds: float, time: Time) -> float:
     meter.rest()
     energy = spent(meter.about, start, end)
     return energy.joules / (ended - began) if energy.uncertainty < 1 else nan
+
+
+def plot(rows: Sequence[MeasurementRow], path: Path, title: str) -> None:
+    """Draws seconds, joules and peak memory of each kind that was made, with the predictions, as bars.
+
+    Raises OSError, and ModuleNotFoundError without matplotlib, of the extra `simulation`.
+    """
+    from matplotlib.figure import Figure
+
+    complete = [row for row in rows if row.runs]
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    axes = figure.subplots(1, 3)
+    joules = [
+        MeasuredSpread(
+            row.joules.median,
+            row.joules.least * (1 - row.uncertainty),
+            row.joules.most * (1 + row.uncertainty),
+        )
+        for row in complete
+    ]
+    panels = (
+        ("seconds", [row.seconds for row in complete], [row.predicted_s for row in complete], 1.0),
+        (f"joule, {' and '.join(sorted({row.source for row in complete}))}", joules, None, 1.0),
+        (
+            "peak memory, MB",
+            [row.peak_bytes for row in complete],
+            [row.predicted_peak_bytes for row in complete],
+            1e-6,
+        ),
+    )
+    names = [row.kind for row in complete]
+    for axis, (label, spreads, predicted, factor) in zip(axes, panels, strict=True):
+        middles = [factor * spread.median for spread in spreads]
+        ends = [
+            [factor * (spread.median - spread.least) for spread in spreads],
+            [factor * (spread.most - spread.median) for spread in spreads],
+        ]
+        axis.barh(names, middles, xerr=ends, color="#7aa6c2", capsize=3, label="measured")
+        if predicted is not None:
+            axis.plot([factor * value for value in predicted], names, "k|", markersize=14, label="predicted")
+        axis.set_xlabel(label)
+        axis.invert_yaxis()
+        if axis is axes[0]:
+            axis.legend(frameon=False)
+        else:
+            axis.set_yticklabels([])
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)

@@ -84,7 +84,11 @@ def equal(runs: Sequence[FinishedRun], at: ComparisonTerms, scenario: Scenario) 
         tuple(row for part in named for row in _rows(part, runs, at) if not row.against)
         if len(labels) <= MOST_NAMED
         else (),
-        tuple(str(run.name) for run in runs if labels and run.curve.value.size and not _keeps_classes(run)),
+        tuple(
+            str(run.name)
+            for run in runs
+            if labels and run.curve.value.size and not any(line.eval_acc_by_class for line in run.rounds)
+        ),
     )
 
 
@@ -94,7 +98,7 @@ HEADS = {"trained head": TRAINED_HEAD, "closed-form head": CLOSED_FORM_HEAD}
 
 def _parts(scenario: Scenario, labels: Sequence[str], runs: Sequence[FinishedRun]) -> Iterator[ClassPart]:
     """The parts of the served model, and those of both heads where runs have a closed-form head."""
-    heads = HEADS if any(_has_both(run) for run in runs) else {}
+    heads = HEADS if any(not isnan(line.closed_form_eval_acc) for run in runs for line in run.rounds) else {}
     yield ClassPart("all classes" if labels else "all samples", SERVED.acc)
     yield from (ClassPart(f"all classes, {title}", model.acc) for title, model in heads.items())
     of_groups = tuple(held_alone(scenario, labels))
@@ -107,10 +111,6 @@ def _parts(scenario: Scenario, labels: Sequence[str], runs: Sequence[FinishedRun
         yield ClassPart("worst class", SERVED.recall(range(len(labels)), min))
 
 
-def _has_both(run: FinishedRun) -> bool:
-    return any(not isnan(line.closed_form_eval_acc) for line in run.rounds)
-
-
 def held_alone(scenario: Scenario, labels: Sequence[str], model: Model = SERVED) -> Iterator[ClassPart]:
     """Yields the classes that one group of the fleet alone holds, for each group that has some."""
     classes_of = scenario.data.held_alone(tuple(scenario.fleet.groups), len(labels))
@@ -118,10 +118,6 @@ def held_alone(scenario: Scenario, labels: Sequence[str], model: Model = SERVED)
         names = ", ".join(labels[number] for number in classes)
         what = names if len(classes) <= MOST_IN_TITLE else f"{len(classes)} classes"
         yield ClassPart(f"{group} alone: {what}", model.recall(classes))
-
-
-def _keeps_classes(run: FinishedRun) -> bool:
-    return any(line.eval_acc_by_class for line in run.rounds)
 
 
 Values = Mapping[Axis, Mapping[int, float]]

@@ -145,7 +145,8 @@ def planned(scenario: Scenario, options: WantedRuns, folder: Path | None = None)
     Raises ScenarioError for a policy that the scenario's task cannot be run under.
     """
     bundle = bundle_sha256(scenario.task.bundle)
-    folder = folder or Path("runs") / f"{scenario.name}-{_mark(scenario, bundle)}"
+    mark = hashlib.sha256(f"{fingerprint(scenario, 0)} {bundle}".encode()).hexdigest()[:6]
+    folder = folder or Path("runs") / f"{scenario.name}-{mark}"
     earlier = comparison_in(folder) or Comparison(policies=options.usual)
     policies = options.policies or earlier.policies
     named: dict[str, str] = {}
@@ -166,11 +167,6 @@ def planned(scenario: Scenario, options: WantedRuns, folder: Path | None = None)
         bundle=bundle or earlier.bundle,
     )
     return ComparisonPlan(scenario, comparison, folder)
-
-
-def _mark(scenario: Scenario, bundle: str) -> str:
-    """Six characters that differ between scenarios and bundles, for the name of a folder."""
-    return hashlib.sha256(f"{fingerprint(scenario, 0)} {bundle}".encode()).hexdigest()[:6]
 
 
 def scenario_in(folder: Path) -> Scenario | None:

@@ -115,13 +115,15 @@ def _start(
     folder.mkdir(parents=True, exist_ok=True)
     only = ["--run-dir", str(job.plan.folder), "--only", f"{job.name.policy}:{job.name.seed}"]
     threads = {variable: str(children.workers) for variable in THREADS if variable not in os.environ}
+    beside = sys.path[0] or str(Path.cwd())  # modules beside the script that starts this
+    paths = [*filter(None, [os.environ.get("PYTHONPATH", "")]), beside]
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
             [command(), "simulate", *only, *children.arguments],
             stdin=subprocess.PIPE,  # never written to: when this process ends it closes, and the child ends
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, **threads, "PYTHONPATH": _python_path()},
+            env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)},
             pass_fds=children.locks,
             start_new_session=True,  # Ctrl-C reaches only this process, which then ends its children
         )
@@ -158,12 +160,6 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _python_path() -> str:
-    """Where a run's process finds modules: also beside the script that starts it, as that script does."""
-    path = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join([*filter(None, (path,)), sys.path[0] or str(Path.cwd())])
 
 
 def has_command() -> bool:

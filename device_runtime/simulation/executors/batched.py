@@ -291,7 +291,7 @@ class Features:
 
     def _adopt(self, base: Tensors) -> None:
         old = self._extractor
-        if old is not None and all(_same(base[name], old[name]) for name in self._names):
+        if old is not None and all(base[n] is old[n] or np.array_equal(base[n], old[n]) for n in self._names):
             return
         self._samples.clear()
         self._bytes = 0
@@ -330,10 +330,6 @@ class Features:
             return False
         x = np.random.default_rng([0]).standard_normal((8, *manifest.input.shape), np.float32)
         return np.array_equal(self._model.features(x), x.reshape(8, -1))
-
-
-def _same(array: NDArray[Any], other: NDArray[Any]) -> bool:
-    return array is other or np.array_equal(array, other)
 
 
 def _groups(devices: Sequence[int], samples: Sequence[int]) -> Iterator[list[int]]:

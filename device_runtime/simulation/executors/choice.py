@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from device_runtime.models.available_engines.available import engine_choice
-from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.errors import EngineError
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.profiles.cost import MissingGraph
@@ -104,7 +103,7 @@ def choose(inputs: ExecutorInputs, request: ExecutorRequest, kinds: Sequence[Any
 
 def _fastest(inputs: ExecutorInputs, cores: int, kinds: Sequence[AnyStrategy]) -> ExecutorChoice:
     manifest = inputs.bundle.manifest
-    together = [kind for kind in kinds if _on_features(kind, manifest)]
+    together = [kind for kind in kinds if not kind.member and takes_features(kind, manifest)]
     others = [kind for kind in kinds if kind not in together]
     heaviest = max((job_flops(inputs, kind) for kind in others), default=0.0)
     here = [kind.name for kind in others if not registry.is_portable(kind)]
@@ -147,12 +146,6 @@ def _form_flops(inputs: ExecutorInputs, form: AnyStrategy) -> float:
         return form.cost(workload(manifest, counts), _ANY_DEVICE).flops
     except MissingGraph:
         return 0.0
-
-
-def _on_features(kind: AnyStrategy, manifest: Manifest) -> bool:
-    if kind.member:
-        return False
-    return takes_features(kind, manifest)
 
 
 def _small(inputs: ExecutorInputs) -> bool:

@@ -97,7 +97,9 @@ def by_class(compared: ComparedRuns) -> Drawing | None:
     if not any_rows:
         return None
     if classes <= MOST_NAMED:
-        on.set_xticks(range(classes), compared.labels, rotation=45 if _long(compared.labels) else 0)
+        on.set_xticks(
+            range(classes), compared.labels, rotation=45 if sum(map(len, compared.labels)) > 70 else 0
+        )
         on.set(xlabel="class", ylabel="recognised, %", ylim=(-4, 104))
         on.grid(axis="x", visible=False)
     else:
@@ -237,7 +239,3 @@ def _last(run: FinishedRun) -> tuple[float, ...]:
 def _band(compared: ComparedRuns) -> str:
     seeds = compared.plan.comparison.seeds
     return f"Line: mean over {seeds} seeds; band: from the lowest seed to the highest." if seeds > 1 else ""
-
-
-def _long(labels: Sequence[str]) -> bool:
-    return sum(len(label) for label in labels) > 70

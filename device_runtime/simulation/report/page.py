@@ -26,12 +26,14 @@ def page(compared: ComparedRuns, pictures: Sequence[Drawing]) -> str:
     rendered = [f'<div class="scroll">{each.html(colours)}</div>' for each in tables]
     titles = [each.title[:1].upper() + each.title[1:] for each in tables]
     below = "\n".join(f"<h3>{escape(t)}</h3>\n{s}" for t, s in zip(titles[1:], rendered[1:], strict=True))
+    seeds = compared.plan.comparison.seeds
+    note = f"Mean ± standard deviation over {seeds} seeds." if seeds > 1 else "One seed: no spread is known."
     return _asset("page.html").format(
         title=escape(f"{spec.name}: {', '.join(compared.policies)}"),
         css=_asset("page.css"),
         lead=_lead(compared),
         compared=rendered[0],
-        note=_note(compared),
+        note=f"{note} Point at a row to read what it is. The best of a row is marked.",
         figures="\n".join(_figure(picture) for picture in pictures),
         equal=f'{below}\n<p class="muted">{escape(table.lacking(compared.equal))}</p>',
         scenario=escape(msgspec.json.format(spec.json()).decode()),
@@ -84,14 +86,6 @@ def _interval(compared: ComparedRuns, policy: str, other: str) -> str:
     if ends is None:
         return "one seed: no interval"
     return f"95% interval by seed: {100 * ends[0]:+.1f} to {100 * ends[1]:+.1f}"
-
-
-def _note(compared: ComparedRuns) -> str:
-    seeds = compared.plan.comparison.seeds
-    what = (
-        f"Mean ± standard deviation over {seeds} seeds. " if seeds > 1 else "One seed: no spread is known. "
-    )
-    return f"{what}Point at a row to read what it is. The best of a row is marked."
 
 
 def _figure(picture: Drawing) -> str:

@@ -35,6 +35,8 @@ MOST_DOTS = 60
 
 def who_took_part(compared: ComparedRuns) -> Drawing:
     """Draws the outcomes of each group's asks, stacked to 100%: kinds that counted, then other fates."""
+    from matplotlib.patches import Patch
+
     columns = min(2, len(compared.policies))
     rows = ceil(len(compared.policies) / columns)
     groups = _groups(compared)
@@ -50,7 +52,11 @@ def who_took_part(compared: ComparedRuns) -> Drawing:
         unused.set_visible(False)
     for on in axes[-1]:
         on.set_xlabel("share of the group's asks, %")
-    figure.legend(handles=_patches(outcomes(names)), loc="outside lower center", ncols=7, handlelength=1.2)
+    patches = [
+        Patch(facecolor=kind_colour(name), hatch=_hatch(name), edgecolor=PAPER, label=name)
+        for name in outcomes(names)
+    ]
+    figure.legend(handles=patches, loc="outside lower center", ncols=7, handlelength=1.2)
     text = (
         "Every time a device was asked counts once: in colour by the kind of update that counted, in grey "
         "where none did. At the right: how often devices of the group were asked in a run."
@@ -68,7 +74,7 @@ def busy_times(compared: ComparedRuns) -> Drawing:
     for place, policy in enumerate(policies):
         offset = (place - (len(policies) - 1) / 2) * 0.8 / len(policies)
         for row, group in enumerate(groups):
-            _spread(on, policy, _seconds(compared, policy, group), row + offset)
+            _spread(on, policy, _of_group([run.tally for run in compared.of(policy)], group), row + offset)
         on.plot([], [], color=stroke(policy).colour, linewidth=5, label=policy)
     deadline_s = compared.plan.scenario.task.round_deadline_s
     on.axvline(deadline_s, color=MUTED, linestyle=":", linewidth=1.2)
@@ -125,10 +131,6 @@ def _of_group(tallies: list[AskCounts], group: str) -> list[float]:
     return [b.seconds / b.asks for tally in tallies for b in tally.busy.values() if b.group == group]
 
 
-def _seconds(compared: ComparedRuns, policy: str, group: str) -> list[float]:
-    return _of_group([run.tally for run in compared.of(policy)], group)
-
-
 def _stack(on: Any, tallies: list[AskCounts], groups: list[str]) -> None:
     order = outcomes({outcome for tally in tallies for _, outcome in tally.outcomes})
     rows = [[sum(t.outcomes.get((group, what), 0) for t in tallies) for what in order] for group in groups]
@@ -147,12 +149,6 @@ def _stack(on: Any, tallies: list[AskCounts], groups: list[str]) -> None:
     on.set_yticks(range(len(groups)), groups)
     on.set(xlim=(0, 100), ylim=(len(groups) - 0.5, -0.5))
     on.grid(axis="y", visible=False)
-
-
-def _patches(names: list[str]) -> list[Any]:
-    from matplotlib.patches import Patch
-
-    return [Patch(facecolor=kind_colour(n), hatch=_hatch(n), edgecolor=PAPER, label=n) for n in names]
 
 
 def _hatch(what: str) -> str:

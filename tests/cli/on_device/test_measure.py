@@ -1,7 +1,6 @@
 import csv
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -96,7 +95,6 @@ def test_data_without_samples_of_the_task_is_refused_before_anything_is_measured
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "device_runtime.device.measurement.measurement_plot", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["measure", "--plot", str(tmp_path / "a.png")]) == 2
     assert "pip install 'device-runtime[simulation]'" in capsys.readouterr().err
