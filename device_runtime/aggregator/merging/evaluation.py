@@ -72,9 +72,6 @@ def summarise(
     number, duration_s = lasted
     return RoundRecord(
         round=number,
-        eval_acc=figures.eval_acc,
-        eval_loss=figures.eval_loss,
-        base_eval_acc=figures.base_eval_acc,
         train_loss=mean_loss((c.train_loss, c.num_examples) for c in contributions),
         participants=len({c.device for c in contributions}),
         energy_j=sum(c.energy_j for c in contributions),
@@ -82,6 +79,5 @@ def summarise(
         bytes_up=sum(moved.up for moved in traffic.values()),
         bytes_down=sum(moved.down for moved in traffic.values()),
         duration_s=duration_s,
-        metric=figures.metric,
-        metrics=figures.metrics,
+        **vars(figures),
     )

@@ -1,17 +1,21 @@
-"""Merges the contributions of a round into the next base and the served model.
+"""Merges the updates of a round into the next base and the served model.
 
-A merge can be repeated at any time. Contributions are read from disk one at a time, ordered by kind and
-device: the order of arrival changes nothing, and memory does not grow with their number. A contribution made
-for an earlier round counts with its change of that round's base. Where updates are masked, the sums that mask
-helpers open take the place of contributions.
+`RoundMerge` does so on the aggregator and in simulations. Updates come one at a time and in a fixed order, by
+kind and device: the order of arrival changes nothing, and memory does not grow with their number. An update
+made for an earlier round counts with its change of that round's base.
+
+`merge_round` merges a round from the run's folder, and can be repeated at any time. Where updates are masked,
+the sums that mask helpers open take the place of contributions.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import nan
+from pathlib import Path
 
 import numpy as np
 
@@ -41,62 +45,131 @@ from device_runtime.models.errors import ModelError, TensorError
 from device_runtime.strategies.errors import MaskError, OwnCodeError, SpoiltSum
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.interface.device_half import Late, LocalData, Update
-from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.merging.folding import Folding
-from device_runtime.strategies.merging.merge import rebased_update
+from device_runtime.strategies.merging.merge import Merged, rebased_update
 from device_runtime.strategies.robust import Screen
 from device_runtime.strategies.statistics import kind_statistics
 
 BASES_HELD = 4
 """Bases of each model that stay in memory while late contributions are merged."""
 
-
 log = logging.getLogger(__name__)
 
-Seeds = Callable[[int], int]
+Read = Callable[[], Update]
+Seed = Callable[[int], int]
 """From a round's number to the seed that all its devices share."""
 
 
+@dataclass(frozen=True)
+class CountedUpdate:
+    """A device's update that counts in a round; it was made for round `round`.
+
+    read: raises BlobError, TensorError where the disk no longer holds it.
+    again: whether `read` may be called again later.
+    since: the rounds since its device last counted.
+    """
+
+    device: str
+    kind: str
+    round: int
+    read: Read
+    again: bool = True
+    since: float = 1.0
+
+
+@dataclass(frozen=True)
+class EarlierRounds:
+    """The rounds that updates were made for: the seed of each, and its base by round and member."""
+
+    seed: Seed
+    base: Callable[[int, str], Tensors]
+
+
+class RoundMerge:
+    """Merges one round of a task, whose base is `model`; `carried` is from the round before.
+
+    failures: as in Screen, after `merged`.
+    """
+
+    def __init__(self, task: Task, model: RoundModel, carried: CarriedState, earlier: EarlierRounds) -> None:
+        self.kinds = {kind.name: kind for kind in task.kinds}
+        self.model, self._task, self._earlier = model, task, earlier
+        strategies = {name: kind.strategy for name, kind in self.kinds.items()}
+        self.folding = Folding(strategies, model, carried, task.server)
+        self.failures: dict[tuple[str, str], str] = {}
+
+    def merged(
+        self,
+        updates: Iterable[CountedUpdate],
+        sizes: Sequence[float] | None,
+        leave_out: Callable[[CountedUpdate, Exception], None],
+        scratch: Path | None = None,
+    ) -> tuple[Merged, str]:
+        """Screens and folds all updates, and merges them; with a note about anything unusual.
+
+        `leave_out` is called for each that cannot be read, or at which an own kind fails, with the error: one
+        device must not end the run. `sizes` and `scratch` as in Screen.
+        """
+        with Screen(self.folding, self._task.screening, scratch, sizes) as screen:
+            for counted in updates:
+                times = self._task.stands_for(self.model.round - counted.round, counted.since)
+                again = partial(self._read, counted, times)
+                try:
+                    update = again()
+                except (BlobError, TensorError) as error:
+                    leave_out(counted, error)
+                    continue
+                try:
+                    weight = times * self.kinds[counted.kind].weight_of(update)
+                    screen.add(update, weight, counted.device, again if counted.again else None)
+                except OwnCodeError as error:
+                    log.warning("%s fails at the update of %s: %s", counted.kind, counted.device, error)
+                    leave_out(counted, error)
+            self.failures = screen.failures
+            return screen.merged()
+
+    def _read(self, counted: CountedUpdate, times: float) -> Update:
+        return self.rebased(counted.read(), counted.round, times)
+
+    def rebased(self, update: Update, number: int, times: float) -> Update:
+        """Converts an update made for round `number` into one of this round.
+
+        `times`: the number of rounds that it stands for. Raises as `EarlierRounds.base`.
+        """
+        now = self.model.round
+        if number == now:
+            return update
+        member = self.kinds[update.kind].strategy.variant_named(update.variant).member
+        late = Late(number, self._earlier.seed(number), self._task.late_share(now - number), times)
+        return rebased_update(update, late, now, lambda at: self._earlier.base(at, member))
+
+
 def merge_round(
-    store: Store, task: Task, tools: MergeTools, number: int, seed: Seeds, groups: SumGroups | None = None
+    store: Store, task: Task, tools: MergeTools, number: int, seed: Seed, groups: SumGroups | None = None
 ) -> MergeResult:
     """Merges the contributions of a round. The result's blobs are durable; nothing is committed yet.
 
     `groups`: the sums to open where updates are masked.
     """
     manifest = tools.manifest()
-    weights = base_weights(store, number, manifest)
-    model = RoundModel(manifest, weights, number, seed(number), tools=tools)
-    kinds = {kind.name: kind.strategy for kind in task.kinds}
-    before = _carried(store, number, tools)
-    folding = Folding(kinds, model, before, task.server)
-    earlier, sums = _Earlier(store, task, model, seed), tuple[SumRecord, ...]()
-    faults = tuple[MaskFault, ...]()
+    model = RoundModel(manifest, base_weights(store, number, manifest), number, seed(number), tools=tools)
+    stored = StoredUpdates(store, task, model)
+    merge = RoundMerge(task, model, _carried(store, number, tools), EarlierRounds(seed, stored.base))
+    sums, faults = tuple[SumRecord, ...](), tuple[MaskFault, ...]()
     if task.masks and groups:
-        sums, faults = _fold_sums(groups.of_round(number), earlier, folding)
+        sums, faults = _fold_sums(groups.of_round(number), store, merge)
         notes = [note for record in sums if (note := note_of(record, number))]
         notes += [f"{device} is left out: {why}" for device, why in store.sums.faults.left_out(number)]
         notes += [f"{fault.device} is suspended: {fault.why}" for fault in faults if fault.fault == "named"]
-        merged, odd = folding.merged()
+        merged, odd = merge.folding.merged()
     else:
-        with Screen(folding, task.screening, store.folder, _sizes(store, kinds, number)) as screen:
-            notes = _fold(earlier, screen)
-            merged, odd = screen.merged()
+        merged, odd = merge.merged(stored, stored.sizes(), stored.leave_out, store.folder)
+        notes = stored.notes
     note = "; ".join([*notes, odd] if odd else notes)
     served = store.models.put(tensors.encode(merged.served))
     base = next_base(store, number, merged, StepLine(manifest, task.seed))
     carried = store_carried(merged.carried, store, tools)
     return MergeResult(RoundModels(base, carried, served), merged.steps, note, sums, faults)
-
-
-def _sizes(store: Store, kinds: Mapping[str, AnyStrategy], number: int) -> list[float]:
-    """The samples of the device of each contribution that counts in a round."""
-    return [
-        kind_statistics.most_samples(
-            kinds[contribution.kind].variant_named(contribution.form), contribution.num_examples
-        )
-        for contribution in store.contributions.of_round(number)
-    ]
 
 
 def store_carried(carried: CarriedState, store: Store, tools: MergeTools) -> CarriedBlobs:
@@ -122,54 +195,26 @@ def _carried(store: Store, number: int, tools: MergeTools) -> CarriedState:
     )
 
 
-def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
-    """Folds all contributions that count in the round; returns a note for each that is left out.
-
-    That is where its content could not be read, or where an own kind of update fails at it: one device must
-    not end the run.
-    """
-    notes, task, number = [], earlier.task, earlier.model.round
-    first = max(1, number - task.max_staleness - 1)
-    fast = isinstance(task.closing, FastDevices)
-    since = earlier.store.contributions.since(number, first) if fast else {}
-    for stored in earlier.store.contributions.of_round(earlier.model.round):
-        times = task.stands_for(number - stored.round, since.get(stored.device, 1.0))
-        again = partial(earlier.counted, stored, times)
-        try:
-            update = again()
-        except (BlobError, TensorError) as error:
-            notes.append(f"{stored.device} ({stored.kind}) is left out, damaged on disk: {error}")
-            continue
-        kind = earlier.kinds[stored.kind]
-        try:
-            screen.add(update, times * kind.weight_of(update), stored.device, again)
-        except OwnCodeError as error:
-            log.warning("%s fails at the update of %s: %s", stored.kind, stored.device, error)
-            notes.append(f"{stored.device} ({stored.kind}) is left out: {error}")
-    return notes
-
-
 def _fold_sums(
-    groups: Sequence[SumGroup], earlier: _Earlier, folding: Folding
+    groups: Sequence[SumGroup], store: Store, merge: RoundMerge
 ) -> tuple[tuple[SumRecord, ...], tuple[MaskFault, ...]]:
     """Folds all sums that can be opened, in place of contributions.
 
     Returns a record of each group, and what spoilt sums say against their devices.
     """
-    store, faults = earlier.store, list[MaskFault]()
-    suspicions = store.sums.faults.suspicions(earlier.model.round)
-    answers = store.sums.answers(earlier.model.round)
-    records = []
+    folding, faults, records = merge.folding, list[MaskFault](), []
+    suspicions = store.sums.faults.suspicions(merge.model.round)
+    answers = store.sums.answers(merge.model.round)
     for group in groups:
         try:
             opened = open_sum(group, store, answers)
-            update = earlier.rebased(opened.update, group.round, 1.0)
+            update = merge.rebased(opened.update, group.round, 1.0)
         except (MaskError, BlobError) as error:
             records.append(record_of(group, why=str(error)))
             if isinstance(error, SpoiltSum):
                 faults += faults_of(group.updates, group.id, str(error), suspicions)
             continue
-        kind = earlier.kinds[group.kind]
+        kind = merge.kinds[group.kind]
         try:
             folding.pool(opened.statistics, update.late, group.summed.devices)
             folding.add(update, kind.weight * group.share * group.masks.most_weight)
@@ -181,53 +226,64 @@ def _fold_sums(
     return tuple(records), tuple(faults)
 
 
-class _Earlier:
-    """Reads contributions against the base of their own round; keeps a few bases in memory."""
+class StoredUpdates:
+    """Reads the contributions that count in a round from the run's folder, by kind and device.
 
-    def __init__(self, store: Store, task: Task, model: RoundModel, seed: Seeds) -> None:
-        self.store, self.model, self.task, self._seed = store, model, task, seed
-        self.kinds = {kind.name: kind for kind in task.kinds}
-        self._base_cache = lru_cache(BASES_HELD * (1 + len(task.family)))(
+    notes: why contributions were left out.
+    """
+
+    def __init__(self, store: Store, task: Task, model: RoundModel) -> None:
+        self._store, self._task, self._model = store, task, model
+        self._kinds = {kind.name: kind for kind in task.kinds}
+        self.notes: list[str] = []
+        self._cached_base = lru_cache(BASES_HELD * (1 + len(task.family)))(
             lambda number, member: base_weights(store, number, model.manifest, member)
         )
 
-    def counted(self, stored: StoredContribution, times: float) -> Update:
-        """Reads a contribution as an update of the current round. Raises as `read` and `rebased`."""
-        return self.rebased(self.read(stored), stored.round, times)
+    def __iter__(self) -> Iterator[CountedUpdate]:
+        task, number, contributions = self._task, self._model.round, self._store.contributions
+        first = max(1, number - task.max_staleness - 1)
+        since = contributions.since(number, first) if isinstance(task.closing, FastDevices) else {}
+        for stored in contributions.of_round(number):
+            read = partial(self._decode, stored)
+            yield CountedUpdate(
+                stored.device, stored.kind, stored.round, read, since=since.get(stored.device, 1.0)
+            )
 
-    def rebased(self, update: Update, number: int, times: float) -> Update:
-        """Converts an update made for round `number` into one of the current round.
+    def leave_out(self, counted: CountedUpdate, error: Exception) -> None:
+        why = f": {error}" if isinstance(error, OwnCodeError) else f", damaged on disk: {error}"
+        self.notes.append(f"{counted.device} ({counted.kind}) is left out{why}")
 
-        `times`: the number of rounds that it stands for. Raises BlobError, RunFolderError.
-        """
-        now = self.model.round
-        if number == now:
-            return update
-        member = self.kinds[update.kind].strategy.variant_named(update.variant).member
-        late = Late(number, self._seed(number), self.task.late_share(now - number), times)
-        return rebased_update(update, late, now, lambda n: self._base(n, member))
+    def sizes(self) -> list[float]:
+        """The samples of the device of each contribution."""
+        return [
+            kind_statistics.most_samples(
+                self._kinds[stored.kind].strategy.variant_named(stored.form), stored.num_examples
+            )
+            for stored in self._store.contributions.of_round(self._model.round)
+        ]
 
-    def read(self, stored: StoredContribution) -> Update:
+    def _decode(self, stored: StoredContribution) -> Update:
         """Reads a contribution from disk and decodes it against the base of its own round.
 
-        Raises BlobError, RunFolderError, and TensorError where the disk no longer holds the checked content.
+        Raises BlobError, RunFolderError, TensorError.
         """
-        kind = self.kinds[stored.kind]
+        kind = self._kinds[stored.kind]
         variant, codec = kind.strategy.variant_named(stored.form), codec_of(kind)
-        tools = self.model.tools
-        manifest = tools.manifest(variant.member) if tools else self.model.manifest
+        tools = self._model.tools
+        manifest = tools.manifest(variant.member) if tools else self._model.manifest
         expected = kind_statistics.accepted(variant, manifest)
-        base = self._base(stored.round, variant.member) if codec.word else {}
-        content = codec.decode(self.store.contributions.content(stored), base, expected)
+        base = self.base(stored.round, variant.member) if codec.word else {}
+        content = codec.decode(self._store.contributions.content(stored), base, expected)
         loss = stored.metrics.train_loss
         train_loss = loss if np.isfinite(loss) else nan
         return Update(stored.kind, content, stored.num_examples, train_loss, variant.variant)
 
-    def _base(self, number: int, member: str) -> Tensors:
+    def base(self, number: int, member: str) -> Tensors:
         """The weights that round `number` distributed for this member, or for the main model ("")."""
-        if number == self.model.round and not member:
-            return self.model.weights
-        return self._base_cache(number, member)
+        if number == self._model.round and not member:
+            return self._model.weights
+        return self._cached_base(number, member)
 
 
 class MergeTools:

@@ -13,6 +13,7 @@ from device_runtime.aggregator.limits import RATE, KnownDevices, RateLimit, mess
 from device_runtime.aggregator.machine.events import ContributionId, DevicePresent, Forgotten, Planned, Reply
 from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.aggregator.machine.run_events import DeviceSeen, PlanReported
+from device_runtime.aggregator.storage.store import SavedSession
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import NotTrusted
@@ -119,9 +120,14 @@ class Admission:
 class DevicePresence:
     """The presence of devices. Their last wills are held back for a while, as a device may return."""
 
-    def __init__(self, runner: RoundRunner, out: Outbound, ports: Ports) -> None:
-        self._runner, self._out, self._ports = runner, out, ports
+    def __init__(self, runner: RoundRunner, session: SavedSession, out: Outbound, ports: Ports) -> None:
+        self._runner, self._session, self._out, self._ports = runner, session, out, ports
         self.wills = HeldWills(ports.will_grace_s)
+
+    def feed(self, event: DevicePresent | Forgotten) -> None:
+        """Feeds an event to the machine, and has it stored for a restart."""
+        self._session.note(event)
+        self._runner.feed(event)
 
     def heard(self, device: str, state: wire.State, retain: bool) -> None:
         """Takes a device's presence message."""
@@ -147,7 +153,7 @@ class DevicePresence:
         same_boot = before is not None and before.boot == state.boot
         ready = before.ready if before and same_boot else retain and runner.state.round > 0
         ready = ready and not state.paused  # until it says hello
-        runner.feed(DevicePresent(self._ports.clock(), device, state.boot, state.online, ready))
+        self.feed(DevicePresent(self._ports.clock(), device, state.boot, state.online, ready))
         now = runner.state.devices.get(device)
         if now != before:
             self._ports.tell(DeviceSeen(device, state.online))
@@ -163,7 +169,7 @@ class DeviceMessageHandler:
         self._contributions = runner.contributions
         masks = rounds.task.masks
         self._helpers = frozenset(helper.name for helper in masks.keys) if masks else frozenset[str]()
-        self.presence = DevicePresence(runner, out, ports)
+        self.presence = DevicePresence(runner, rounds.store.session, out, ports)
         self.admission = Admission(runner, out, ports, self.forget, self._helpers)
         self.needed_until_s = 0.0
         """Until when devices that fetch the model need the service."""
@@ -184,7 +190,7 @@ class DeviceMessageHandler:
         self.presence.wills.heard(device)
         self._contributions.statements.forget(device)
         self._out.forget(device)
-        self._runner.feed(Forgotten(self._ports.clock(), device))
+        self.presence.feed(Forgotten(self._ports.clock(), device))
 
     def _hear(self, event: link.Received) -> None:
         address = topics.parse(event.topic)
@@ -264,7 +270,7 @@ class DeviceMessageHandler:
             DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery)
         )
         ready = hello.num_examples > 0
-        self._runner.feed(DevicePresent(self._ports.clock(), device, hello.boot, True, ready))
+        self.presence.feed(DevicePresent(self._ports.clock(), device, hello.boot, True, ready))
         self._runner.commands.offering.one(self._runner.state, device)
 
     def _on_plan(self, device: str, plan: wire.Plan) -> None:
@@ -298,8 +304,8 @@ class DeviceMessageHandler:
         try:
             reception.check_address(message)
         except UpdateRefused as error:
-            self._contributions.receipts.give(Reply(update, "refused", str(error)), runner.state)
+            self._contributions.give(Reply(update, "refused", str(error)), runner.state)
             return
         if device not in runner.state.devices:
-            runner.feed(DevicePresent(self._ports.clock(), device, message.boot, True))
+            self.presence.feed(DevicePresent(self._ports.clock(), device, message.boot, True))
         runner.feed(reception.announced(update, message, refusal))

@@ -51,14 +51,14 @@ class OfferMaker:
         members, masks = self._members(start.carried), self._masks(number)
         return replace(self._blank, base=start.base, family=members, masks=masks)
 
-    def offer(self, number: int, remaining_s: float) -> Offer:
+    def offer(self, number: int, deadline_s: float, remaining_s: float) -> Offer:
         """The offer of an open round."""
         start = self.run.store.rounds.start(number)
         return replace(
             self._blank,
             round=number,
             seed=self.run.seed(number),
-            deadline_s=self.run.progress.deadline_s(number),
+            deadline_s=deadline_s,
             remaining_s=remaining_s,
             base=start.base,
             kinds=self.run.task.offer_kinds(number),
@@ -216,7 +216,8 @@ class OfferPublisher:
         if state.phase == "done":
             return self._offers.farewell()
         if in_cohort:
-            return self._offers.offer(state.round, state.remaining_s(self._clock()))
+            number, remaining_s = state.round, state.remaining_s(self._clock())
+            return self._offers.offer(number, state.deadline_s(number), remaining_s)
         if state.phase in ("wait", "collect", "unmask"):
             return self._offers.lobby(state.round)
         return None

@@ -1,19 +1,25 @@
-"""Sends receipts for contributions to their devices, and reports refusals to observers."""
+"""Commits contributions, sends their receipts to devices, and reports refusals to observers."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from math import inf
 
 from device_runtime.aggregator.delivery.outbound import Outbound
-from device_runtime.aggregator.machine.events import Reply
+from device_runtime.aggregator.errors import RunFolderError
+from device_runtime.aggregator.machine import events
+from device_runtime.aggregator.machine.engine import NotStored
 from device_runtime.aggregator.machine.ports import Ports
-from device_runtime.aggregator.machine.run_events import ContributionRefused
+from device_runtime.aggregator.machine.run_events import Contributed, ContributionRefused
 from device_runtime.aggregator.machine.state import RoundsState
+from device_runtime.aggregator.storage.contributions import StoredContribution, record_of
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.wire.messages import Receipt
 
-from .reception import Reception
+from .reception import DeviceStatements, Reception
+from .run import OpenRun
 
 log = logging.getLogger(__name__)
 
@@ -24,15 +30,95 @@ If the next round opens before that, its offer is the receipt. Devices send agai
 """
 
 
-class Receipts:
-    """Sends receipts through `out` and releases the contributions from `reception`."""
+class ContributionCommands:
+    """The contributions of one run on their way from a message to a receipt. `out` sends to devices.
 
-    def __init__(self, reception: Reception, out: Outbound, ports: Ports) -> None:
-        self._reception, self._out, self._ports = reception, out, ports
-        self._owed: dict[Reply, float] = {}
+    A commit waits for the disk, and each call of the database for other threads; these two are most of the
+    cost of a small contribution. So contributions that come close to each other are written together by
+    `commit`, and receipts and other reports wait until then. An error in a command stops no run. A
+    `ContributionPort`.
+    """
+
+    def __init__(self, rounds: OpenRun, out: Outbound, ports: Ports) -> None:
+        self.statements = DeviceStatements()
+        self.reception = Reception(rounds, self.statements, out, ports)
+        self.fetch = self.reception.fetch
+        self._stored, self._out, self._ports = rounds.store.contributions, out, ports
+        self._owed: dict[events.Reply, float] = {}
         self._full = 0
+        self._waiting: list[events.ContributionId] = []
+        self._reports: list[Callable[[], None]] = []
 
-    def give(self, reply: Reply, state: RoundsState) -> None:
+    def reply(self, command: events.Reply, state: RoundsState) -> None:
+        """Sends a receipt, after the commit where contributions wait for one."""
+        if self._waiting:
+            self._reports.append(partial(self.give, command, state))
+            return
+        try:
+            self.give(command, state)
+        except Exception as error:
+            self.reception.lose(command.update, error)
+
+    def store(self, command: events.StoreContribution, state: RoundsState) -> None:
+        """Adds a contribution to the next commit; its content is durable already, its receipt follows.
+
+        Raises NotStored.
+        """
+        try:
+            self._store(command)
+        except Exception as error:
+            raise NotStored(*self._drop(error, command.update)) from error
+
+    def _store(self, command: events.StoreContribution) -> None:
+        update, device = command.update, command.update.device
+        message, moved = self.reception.message(update), self._out.traffic.of(device)
+        stored = StoredContribution(
+            device=device,
+            round=message.round,
+            into=command.into,
+            kind=message.kind,
+            num_examples=message.num_examples,
+            metrics=message.metrics,
+            why=self.statements.why(update),
+            blob=message.blob,
+            body=message.body,
+            form=message.form,
+            mask=message.mask,
+        )
+        self._stored.keep(stored, moved)
+        self._waiting.append(update)
+        self._reports.append(lambda: self._ports.tell(Contributed(record_of(stored, moved))))
+
+    def commit(self) -> None:
+        """Commits, then sends what waited; one report that fails does not stop the others.
+
+        Raises NotStored where the disk refuses all that waited.
+        """
+        if not self._waiting:
+            return
+        try:
+            self._stored.settle()
+        except RunFolderError as error:
+            raise NotStored(*self._drop(error)) from error
+        self.reception.disk.took()
+        reports, self._waiting, self._reports = self._reports, [], []
+        for say in reports:
+            try:
+                say()
+            except Exception as error:  # whatever it is, the others have their receipts
+                log.warning("a report after a commit failed: %s: %s", type(error).__name__, error)
+
+    def _drop(self, error: Exception, *more: events.ContributionId) -> tuple[events.ContributionId, ...]:
+        """Drops all contributions that wait for their commit, and `more`. Returns them."""
+        updates = tuple(dict.fromkeys((*self._waiting, *more)))
+        self._waiting, self._reports = [], []
+        self._stored.drop()
+        self.reception.disk.refused(error)
+        for update in updates:
+            self.reception.lose(update, error)
+        return updates
+
+    def give(self, reply: events.Reply, state: RoundsState) -> None:
         """Send a receipt, and report a contribution that does not count to observers.
 
         A device that gets no receipt sends its contribution again. The receipt for an accepted compact
@@ -41,12 +127,12 @@ class Receipts:
         """
         update = reply.update
         if reply.status == "accepted" and not update.seq and not state.rules.counts_late:
-            self._reception.release(update)
+            self.reception.release(update)
             self._owed[reply] = self._ports.clock()
             return
         if reply.status != "accepted":
-            self._reception.turn_away(update)
-        self._reception.release(update)
+            self.reception.turn_away(update)
+        self.reception.release(update)
         self._send(reply)
         if reply.retry_s and state.full:
             self._say_full(state)
@@ -67,8 +153,10 @@ class Receipts:
             self._owed.clear()
         self.pay(-inf)
 
-    def _send(self, reply: Reply) -> None:
-        update = reply.update
+    def _send(self, reply: events.Reply) -> None:
+        update, reason = reply.update, printable(reply.reason)
+        if reply.status == "refused":
+            reason = f"update from {update.device} refused: {reason}"
         self._out.receipt(
             update.device,
             Receipt(
@@ -76,7 +164,7 @@ class Receipts:
                 seq=update.seq,
                 round=update.round,
                 status=reply.status,
-                reason=_addressed(reply),
+                reason=reason,
                 retry_after_s=reply.retry_s,
             ),
         )
@@ -91,11 +179,3 @@ class Receipts:
                 self._full,
                 state.rules.max_contributions,
             )
-
-
-def _addressed(reply: Reply) -> str:
-    """The reason as one printable line; for a refusal it names the device."""
-    reason = printable(reply.reason)
-    if reply.status == "refused":
-        return f"update from {reply.update.device} refused: {reason}"
-    return reason

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import DatabaseError, RunFolderError, UpdateRefused
 from device_runtime.aggregator.intake import check
 from device_runtime.aggregator.intake.check import ExpectedContributions
 from device_runtime.aggregator.intake.fetching import ContributionFetcher, FetchedContribution
-from device_runtime.aggregator.machine.events import Announced, ContributionId, Rejected, Validated
+from device_runtime.aggregator.machine.events import (
+    Announced,
+    ContributionId,
+    FetchContribution,
+    Rejected,
+    Validated,
+)
 from device_runtime.aggregator.machine.ports import Ports
+from device_runtime.aggregator.machine.state import RoundsState
 from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.storage.disk_refusal import DiskRefusal
 from device_runtime.broker.errors import BlobError
@@ -20,14 +26,6 @@ from device_runtime.broker.wire import compact_round
 from device_runtime.broker.wire.messages import Contribution
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class HeldMessage:
-    """A contribution's message. `refusal` is what a worker found, as in `CheckedMessage`."""
-
-    message: Contribution
-    refusal: str | None = None
 
 
 class DeviceStatements:
@@ -73,7 +71,7 @@ class Reception:
         self._rounds, self._statements, self._clock = rounds, statements, ports.clock
         self.disk = DiskRefusal(rounds.store.folder)
         self._intake = ContributionFetcher(rounds.store.updates, out.ask, self.disk.refused)
-        self._in_hand: dict[ContributionId, HeldMessage] = {}
+        self._in_hand: dict[ContributionId, tuple[Contribution, str | None]] = {}
         self._offered = ExpectedContributions(
             rounds.task, rounds.run, rounds.tools.manifests, rounds.weights
         ).offered
@@ -87,13 +85,13 @@ class Reception:
     def announced(
         self, update: ContributionId, message: Contribution, refusal: str | None = None
     ) -> Announced:
-        """Take a contribution's message. The machine decides whether its content is wanted."""
-        self._in_hand[update] = HeldMessage(message, refusal)
+        """Take a contribution's message, with `refusal` as in CheckedMessage, until `release`."""
+        self._in_hand[update] = message, refusal
         return Announced(self._clock(), update, self._sent(update))
 
     def message(self, update: ContributionId) -> Contribution:
         """The message of a contribution that is not released."""
-        return self._in_hand[update].message
+        return self._in_hand[update][0]
 
     def release(self, update: ContributionId) -> None:
         """Forget a message whose receipt is sent, or that the device will send again."""
@@ -101,23 +99,36 @@ class Reception:
 
     def turn_away(self, update: ContributionId) -> None:
         """Remove the content of a contribution that does not count, before the round closes."""
-        entry = self._in_hand.get(update)
-        if entry and entry.message.blob:
+        blob = self.message(update).blob if update in self._in_hand else None
+        if blob:
             try:
-                self._rounds.store.contributions.let_go(entry.message.blob)
+                self._rounds.store.contributions.let_go(blob)
             except BlobError as error:
                 log.warning("content from %s: %s", update.device, error)
 
-    def fetch(self, update: ContributionId, number: int) -> Validated | Rejected | None:
-        """Check an announced contribution, or fetch its content first; `number` is the open round."""
-        entry = self._in_hand[update]
-        message, refusal = entry.message, entry.refusal
+    def fetch(self, command: FetchContribution, state: RoundsState) -> Validated | Rejected | None:
+        """Check an announced contribution, or fetch its content first. An error loses only this one."""
+        try:
+            return self._fetch(command.update, state.round)
+        except Exception as error:
+            self.lose(command.update, error)
+            return None
+
+    def lose(self, update: ContributionId, error: Exception) -> None:
+        """Release a contribution that an error stopped; its device sends it again."""
+        log.warning("update from %s: %s: %s", update.device, type(error).__name__, error)
+        self.release(update)
+
+    def _fetch(self, update: ContributionId, number: int) -> Validated | Rejected | None:
+        """Check a contribution in the open round `number`, or ask for its content."""
+        (message, refusal), rounds = self._in_hand[update], self._rounds
         try:
             check.check_samples(message, self._statements.samples.get(update.device, 0), self._offered(0))
             if refusal is None:
                 check.check_message(message, self._offered(0))
-                self._check_suspension(update, message, number)
-                if self._rounds.given_rounds and not self._rounds.store.rounds.opened(update.round):
+                if message.mask is not None:
+                    refusal = rounds.store.sums.faults.suspension(update.device, number) or None
+                if not refusal and rounds.given_rounds and not rounds.store.rounds.opened(update.round):
                     refusal = f"round {update.round} was not offered by this site"  # which may skip rounds
         except UpdateRefused as error:
             refusal = str(error)
@@ -129,12 +140,6 @@ class Reception:
             return None
         return self._check_arrived(FetchedContribution(update, message), number)
 
-    def _check_suspension(self, update: ContributionId, message: Contribution, number: int) -> None:
-        """Raise UpdateRefused for a masked update of a device whose masks or numbers were wrong too often."""
-        faults = self._rounds.store.sums.faults
-        if message.mask is not None and (why := faults.suspension(update.device, number)):
-            raise UpdateRefused(why)
-
     def block(self, device: str, sha: bytes, block: tuple[int, bytes]) -> bool:
         """Take a block (number, bytes) of an upload. Returns whether it was expected."""
         return self._intake.received(device, sha, block, self._clock())
@@ -142,7 +147,7 @@ class Reception:
     def tick(self, number: Callable[[], int]) -> Iterator[Validated | Rejected]:
         """Go on fetching, and check what is complete. `number` gives the open round, which events change."""
         for arrival in self._intake.tick(self._clock()):
-            self._in_hand[arrival.update] = HeldMessage(arrival.message)
+            self._in_hand[arrival.update] = arrival.message, None
             if event := self._check_arrived(arrival, number()):
                 yield event
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import nan
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from device_runtime.aggregator.errors import RollbackError
+from device_runtime.aggregator.errors import RollbackError, RunFolderError
+from device_runtime.aggregator.machine.events import DoPhase
 from device_runtime.aggregator.machine.run_events import RoundClosed
 from device_runtime.aggregator.machine.state import Rules, Saved
 from device_runtime.aggregator.masking.budget import NoiseBudget
@@ -34,12 +35,12 @@ from device_runtime.aggregator.storage.given_rounds import SITE_ROLLBACK_TEXT, G
 from device_runtime.aggregator.storage.model_versions import ModelVersions
 from device_runtime.aggregator.storage.run_files import check_identity
 from device_runtime.aggregator.storage.store import MergeResult, RoundModels, RoundStart, Store
-from device_runtime.aggregator.tasks.closing import LearntDeadline
 from device_runtime.aggregator.tasks.effect import without_effect
 from device_runtime.aggregator.tasks.family import with_members
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.pace import WINDOW, Progress, score_of
 from device_runtime.aggregator.tasks.task import Task
+from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.blobs import BlobRoom
 from device_runtime.broker.wire.messages import Blob, Masks
 from device_runtime.broker.wire.step_log import SEGMENT, TAIL
@@ -53,6 +54,8 @@ from device_runtime.strategies.interface.aggregator_half import CarriedState, Ro
 from device_runtime.strategies.merging.folding import derived_bases
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MERGED, SPARE_BYTES = 4, 16 * 1024**2
 """Uploads leave room on the disk for merging a round: MERGED times the bundles' size plus SPARE_BYTES."""
@@ -99,11 +102,6 @@ class RunProgress:
         """All rounds that a rollback discarded: those after the model rolled back to, until the rollback."""
         backs = self._store.history.rollbacks()
         return frozenset(n for back in backs for n in range(back.to + 1, back.into + back.instead))
-
-    def deadline_s(self, number: int) -> float:
-        """The deadline of round `number` in seconds: fixed, or learnt from the rounds before it."""
-        learns = isinstance(self.rules.closing, LearntDeadline)
-        return self.rules.deadline_s(number, self._store.rounds.paces(WINDOW, number) if learns else ())
 
     def latest(self) -> Progress:
         """The progress of the run after all closed rounds."""
@@ -217,10 +215,24 @@ class OpenRun:
 
 
 class RoundPhases:
-    """The phases of the rounds of one run. Raises RunFolderError, BlobError when the disk fails."""
+    """The phases of the rounds of one run. Raises RunFolderError, BlobError when the disk fails.
 
-    def __init__(self, run: OpenRun) -> None:
-        self._run, self._store = run, run.store
+    make_room: deletes unfinished uploads; returns the bytes freed.
+    """
+
+    def __init__(self, run: OpenRun, make_room: Callable[[], int]) -> None:
+        self._run, self._store, self._make_room = run, run.store, make_room
+
+    def with_room(self, work: Callable[[], T]) -> T:
+        """Does a phase of a round; if the disk refuses, makes room and tries once more."""
+        try:
+            return work()
+        except (BlobError, RunFolderError) as error:
+            freed = self._make_room()
+            if not freed:
+                raise
+            log.warning("%s; %d bytes of unfinished uploads were removed, trying again", error, freed)
+            return work()
 
     def open(self, number: int, masks: Masks | None = None) -> None:
         """Stores that a round is open, and how its updates are masked, if they are.
@@ -236,18 +248,21 @@ class RoundPhases:
             start = self._run.initial.start if number == 1 else rounds.start(number)
             rounds.open(number, start, masks=masks)
 
-    def begin_unmask(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> bool:
-        """Stores that round `number` is unmasked; the rest as in `events.DoPhase`.
+    def begin_unmask(self, command: DoPhase) -> bool:
+        """Stores that a round is unmasked.
 
         Returns whether sums are to be opened: not where the run goes back to an earlier model.
         """
-        self._store.rounds.begin_merge(number, durations, early, "unmask")
-        return self._store.history.rollback_into(number, instead=True) is None
+        self._store.rounds.begin_merge(command.round, command.durations, command.early, "unmask")
+        return self._store.history.rollback_into(command.round, instead=True) is None
 
-    def merge(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> None:
-        """Merges round `number`, or takes the model rolled back to; the rest as in `events.DoPhase`."""
-        run, store = self._run, self._store
-        store.rounds.begin_merge(number, durations, early)
+    def merge(self, command: DoPhase) -> None:
+        """Merges a round, or takes the model rolled back to."""
+        self.with_room(lambda: self._merge(command))
+
+    def _merge(self, command: DoPhase) -> None:
+        run, store, number = self._run, self._store, command.round
+        store.rounds.begin_merge(number, command.durations, command.early)
         if back := store.history.rollback_into(number, instead=True):
             note = f"went back to the model of round {back.to}; what came for this round does not count"
             result = MergeResult(self._made_again(back.to), note=note)
@@ -267,6 +282,9 @@ class RoundPhases:
 
     def evaluate(self, number: int) -> None:
         """Evaluates the round's models; serves the next base where its trained head is the better one."""
+        self.with_room(lambda: self._evaluate(number))
+
+    def _evaluate(self, number: int) -> None:
         models, evaluator = self._store.models, self._run.evaluator
         served = tensors.decode(models.get(self._store.rounds.made(number).served))
         base, instead = self._run.weights(number + 1), None
@@ -290,8 +308,10 @@ class RoundPhases:
         if run.task.masks:
             loss = mean_loss((total.train_loss, total.num_examples) for total in store.sums.records(number))
             record = replace(record, train_loss=loss, central_epsilon=run.budget.spent(number))
-        deadline_s = nan if number <= run.task.untimed_rounds else run.progress.deadline_s(number)
-        store.rounds.close(replace(record, deadline_s=deadline_s))
+        if number > run.task.untimed_rounds:
+            deadline_s = run.progress.rules.deadline_s(number, store.rounds.paces(WINDOW, number))
+            record = replace(record, deadline_s=deadline_s)
+        store.rounds.close(record)
         self._prune(number)
         return store.rounds.closed(number)[0]
 

@@ -1,26 +1,21 @@
-"""Runs the round machine: feeds it events and executes its commands in order.
-
-Not thread-safe; never waits.
-"""
+"""Executes the commands of the round machine: with messages to devices, and with the run's folder."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import AggregatorError, DatabaseError, RollbackError, RunFolderError
 from device_runtime.aggregator.machine import events
-from device_runtime.aggregator.machine import step as machine
+from device_runtime.aggregator.machine.engine import NotStored, RoundEngine
 from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.aggregator.machine.run_events import (
-    Contributed,
     Finished,
     RoundExtended,
     RoundOpened,
@@ -30,151 +25,52 @@ from device_runtime.aggregator.machine.state import RoundsState
 from device_runtime.aggregator.masking.opening import kinds_alone
 from device_runtime.aggregator.masking.requests import SumRequests
 from device_runtime.aggregator.storage import rollback_request
-from device_runtime.aggregator.storage.contributions import StoredContribution, record_of
 from device_runtime.aggregator.tasks.mask_settings import most_weight_of
+from device_runtime.aggregator.tasks.pace import Progress
 from device_runtime.aggregator.views.text import abandoned_text, printable, unopened_text
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Masks
 from device_runtime.system_errors import is_of_disk, shortage
 
 from .offering import OfferMaker, OfferPublisher
-from .receipts import Receipts
-from .reception import DeviceStatements, Reception
+from .receipts import ContributionCommands
 from .run import OpenRun, RoundPhases
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 COHORT_DRAW = 0xC0407
 """Keeps the draws of devices apart from all others of the same seed."""
 
 
-class ContributionCommands:
-    """The contributions of one run on their way from a message to a receipt. `out` sends to devices.
-
-    A commit waits for the disk, and each call of the database for other threads; these two are most of the
-    cost of a small contribution. So contributions that come close to each other are written together by
-    `settle`, and receipts and other reports wait until then.
-    """
-
-    def __init__(self, rounds: OpenRun, out: Outbound, ports: Ports) -> None:
-        self.statements = DeviceStatements()
-        self.reception = Reception(rounds, self.statements, out, ports)
-        self.receipts = Receipts(self.reception, out, ports)
-        self._stored, self._traffic, self._ports = rounds.store.contributions, out.traffic, ports
-        self._waiting: list[events.ContributionId] = []
-        self._reports: list[Callable[[], None]] = []
-
-    def do(self, command: events.ContributionCommand, state: RoundsState) -> events.Event | None:
-        """Executes a command in this state. Returns the event that it causes at once, if any."""
-        match command:
-            case events.FetchContribution():
-                return self.reception.fetch(command.update, state.round)
-            case events.StoreContribution():
-                self._store(command)
-            case events.Reply() if self._waiting:
-                self._reports.append(partial(self.receipts.give, command, state))
-            case events.Reply():
-                self.receipts.give(command, state)
-        return None
-
-    def _store(self, command: events.StoreContribution) -> None:
-        """Adds a contribution to the next commit; its content is durable already, its receipt follows."""
-        update, device = command.update, command.update.device
-        message, moved = self.reception.message(update), self._traffic.of(device)
-        stored = StoredContribution(
-            device=device,
-            round=message.round,
-            into=command.into,
-            kind=message.kind,
-            num_examples=message.num_examples,
-            metrics=message.metrics,
-            why=self.statements.why(update),
-            blob=message.blob,
-            body=message.body,
-            form=message.form,
-            mask=message.mask,
-        )
-        self._stored.keep(stored, moved)
-        self._waiting.append(update)
-        self._reports.append(lambda: self._ports.tell(Contributed(record_of(stored, moved))))
-
-    def settle(self) -> None:
-        """Commits, then sends what waited; one report that fails does not stop the others.
-
-        Raises RunFolderError where the commit fails: nothing is stored then, call `drop`.
-        """
-        if not self._waiting:
-            return
-        self._stored.settle()
-        self.reception.disk.took()
-        reports, self._waiting, self._reports = self._reports, [], []
-        for say in reports:
-            try:
-                say()
-            except Exception as error:  # whatever it is, the others have their receipts
-                log.warning("a report after a commit failed: %s: %s", type(error).__name__, error)
-
-    def drop(
-        self, error: Exception, uncounted: events.ContributionId | None = None
-    ) -> tuple[events.ContributionId, ...]:
-        """Drops all contributions that wait for their commit, because of an error. Returns those counted.
-
-        `uncounted`: one more that is dropped, which the state does not count.
-        """
-        updates, self._waiting, self._reports = tuple(self._waiting), [], []
-        self._stored.drop()
-        self.reception.disk.refused(error)
-        for update in dict.fromkeys((*updates, uncounted) if uncounted else updates):
-            self.release(update, error)
-        return tuple(update for update in updates if update != uncounted)
-
-    def release(self, update: events.ContributionId, error: Exception) -> None:
-        """Releases a contribution that an error stopped; its device sends it again."""
-        log.warning("update from %s: %s: %s", update.device, type(error).__name__, error)
-        self.reception.release(update)
-
-
 class RoundCommands:
-    """The rounds of one run. `gave_up`: why the run was abandoned; empty if it was not."""
+    """The rounds of one run, as a `RoundPort`. `gave_up`: why the run was abandoned; empty if it was not."""
 
     def __init__(
         self, rounds: OpenRun, contributions: ContributionCommands, out: Outbound, ports: Ports
     ) -> None:
-        self.phases, self.offers = RoundPhases(rounds), OfferMaker(rounds)
+        self.phases = RoundPhases(rounds, contributions.reception.make_room)
+        self.merge, self.evaluate = self.phases.merge, self.phases.evaluate
+        self.offers = OfferMaker(rounds)
         self.offering = OfferPublisher(self.offers, out, ports.clock)
         self.sums = SumRequests(rounds.groups, rounds.store, out, ports.clock)
         self.gave_up = ""
         self._rounds, self._contributions, self._ports = rounds, contributions, ports
         self._traffic = out.traffic
 
-    def do(self, command: events.RoundCommand, state: RoundsState) -> events.Event | None:
-        """Executes a command in this state. Returns the event that answers it, if any."""
-        match command:
-            case events.Announce():
-                self._announce(command, state)
-            case events.Extend():
-                self._extend(command, state)
-            case events.GiveUp():
-                self._give_up(command)
-            case events.AwaitHelpers():
-                self._rounds.store.session.fruitless(command.round, command.deadlines)
-                self._tell_of_sums(state)
-            case events.GiveUpSums():
-                self._rounds.store.session.fruitless(command.round, 0)
-                self.gave_up = unopened_text(command, self.sums.waiting)
-            case events.Invite():
-                return self._invite(command, state)
-            case events.DoPhase():
-                return self._do_phase(command, state)
-            case events.Finish():
-                self._rounds.registry.end_with(command.best)
-                self._contributions.receipts.pay_all()
-                self.offering.everybody(state)
-                self._ports.tell(Finished(self._rounds.run, state.round))
-        return None
+    def clock(self) -> float:
+        return self._ports.clock()
 
-    def _announce(self, command: events.Announce, state: RoundsState) -> None:
+    @contextmanager
+    def executing(self, command: events.RoundCommand) -> Iterator[None]:
+        """Commits counted contributions first. Raises NotStored, RunFolderError if the run cannot go on."""
+        self._contributions.commit()
+        try:
+            yield
+        except Exception as error:
+            raise _stuck(command, error) from error
+
+    def announce(self, command: events.Announce, state: RoundsState) -> None:
+        """Opens and offers a round, unless the privacy budget is spent."""
         number, budget = command.round, self._rounds.budget
         why = "" if command.again else budget.refusal(number)
         if not command.again and not why:
@@ -186,9 +82,9 @@ class RoundCommands:
         kinds = tuple(kind.name for kind in self._rounds.task.offered(number))
         deadline_s, count = state.deadline_s(number), state.contributions
         self._ports.tell(RoundOpened(number, kinds, deadline_s, command.again, count))
-        self._contributions.receipts.pay_all(by_offer=self.offering.opened(state))
+        self._contributions.pay_all(by_offer=self.offering.opened(state))
 
-    def _extend(self, command: events.Extend, state: RoundsState) -> None:
+    def extend(self, command: events.Extend, state: RoundsState) -> None:
         """Extends a round. Fruitless deadlines are stored: else a run that keeps crashing would never end."""
         number = command.round
         if state.fruitless:
@@ -207,20 +103,34 @@ class RoundCommands:
         )
         self.offering.extended(state)
 
-    def _give_up(self, command: events.GiveUp) -> None:
+    def give_up(self, command: events.GiveUp | events.GiveUpSums) -> None:
         """Abandons the run. Stores 0 fruitless deadlines, so that a restart counts them from 0."""
-        self._contributions.reception.disk.check()
+        if isinstance(command, events.GiveUp):
+            self._contributions.reception.disk.check()
         self._rounds.store.session.fruitless(command.round, 0)
+        if isinstance(command, events.GiveUpSums):
+            self.gave_up = unopened_text(command, self.sums.waiting)
+            return
         plans = self._contributions.statements.plans
         self.gave_up = abandoned_text(command, {device: why for device, (_, why) in plans.items()})
 
-    def _invite(self, command: events.Invite, state: RoundsState) -> events.Invited:
+    def await_helpers(self, command: events.AwaitHelpers, state: RoundsState) -> None:
+        self._rounds.store.session.fruitless(command.round, command.deadlines)
+        self.tell_of_sums(state)
+
+    def finish(self, command: events.Finish, state: RoundsState) -> None:
+        self._rounds.registry.end_with(command.best)
+        self._contributions.pay_all()
+        self.offering.everybody(state)
+        self._ports.tell(Finished(self._rounds.run, state.round))
+
+    def invite(self, command: events.Invite, state: RoundsState) -> tuple[str, ...]:
         """Draws devices and offers them the round."""
         devices = draw(state, command, self._rounds.task.seed)
         if devices:
             self._rounds.store.session.ask(command.round, devices, state.rules.earliest(command.round))
             self.offering.each(state, devices)
-        return events.Invited(self._ports.clock(), command.round, devices)
+        return devices
 
     def _masks(self, number: int, state: RoundsState) -> Masks | None:
         """How the updates of a new round are masked, by what is known of the devices; None: they are not."""
@@ -234,57 +144,30 @@ class RoundCommands:
         devices = min(len(state.devices), state.rules.cohort(number) or len(state.devices))
         return self._rounds.budget.noisy(task.masks.offered(devices, most, alone))
 
-    def unmasked(self, state: RoundsState) -> Iterator[events.Event]:
-        """The events that follow an answer of a mask helper."""
-        yield events.SumAnswered(self._ports.clock())
-        if not self.sums.missing:
-            yield events.PhaseDone(self._ports.clock(), "unmask")
-        elif state.phase == "unmask":
-            self._tell_of_sums(state)
+    def unmask(self, command: events.DoPhase, state: RoundsState) -> bool:
+        """Asks mask helpers for the round's sums; returns whether no answers are missing."""
+        return self.phases.with_room(lambda: self._unmask(command, state))
 
-    def _unmask(self, command: events.DoPhase, state: RoundsState) -> events.PhaseDone | None:
-        """Asks mask helpers for the round's sums; None while some answers are missing."""
+    def _unmask(self, command: events.DoPhase, state: RoundsState) -> bool:
         self._rounds.store.session.fruitless(command.round, state.fruitless)
-        opens = self.phases.begin_unmask(command.round, command.durations, command.early)
-        if opens:
+        if self.phases.begin_unmask(command):
             self.sums.begin(command.round)
-        if opens and self.sums.missing:
-            self._tell_of_sums(state)
-            return None
-        return events.PhaseDone(self._ports.clock(), "unmask")
+            if self.sums.missing:
+                self.tell_of_sums(state)
+                return False
+        return True
 
-    def _tell_of_sums(self, state: RoundsState) -> None:
+    def tell_of_sums(self, state: RoundsState) -> None:
+        """Reports for which mask helpers the round waits."""
         most = state.rules.max_extensions
         left = max(1, most - state.fruitless) if most and state.fruitless and not state.rules.given else None
         waiting = self.sums.waiting
         self._ports.tell(SumsAwaited(state.round, waiting, self.sums.missing, state.fruitless, left))
 
-    def _do_phase(self, command: events.DoPhase, state: RoundsState) -> events.PhaseDone | None:
-        number, phases, progress = command.round, self.phases, self._rounds.progress
-        match command.phase:
-            case "unmask":
-                return self._with_room(lambda: self._unmask(command, state))
-            case "merge":
-                self._with_room(lambda: phases.merge(number, command.durations, command.early))
-            case "evaluate":
-                self._with_room(lambda: phases.evaluate(number))
-            case "publish":
-                traffic, duration_s = self._traffic.all(), self._ports.clock() - state.opened_s
-                self._ports.tell(self._with_room(lambda: phases.publish(number, traffic, duration_s)))
-                score, back = progress.score(number), progress.restored(number)
-                return events.PhaseDone(self._ports.clock(), "publish", score, back)
-        return events.PhaseDone(self._ports.clock(), command.phase)
-
-    def _with_room(self, work: Callable[[], T]) -> T:
-        """Does a phase of a round; if the disk refuses, deletes unfinished uploads and tries once more."""
-        try:
-            return work()
-        except (BlobError, RunFolderError) as error:
-            freed = self._contributions.reception.make_room()
-            if not freed:
-                raise
-            log.warning("%s; %d bytes of unfinished uploads were removed, trying again", error, freed)
-            return work()
+    def publish(self, number: int, state: RoundsState) -> tuple[float, Progress | None]:
+        traffic, duration_s = self._traffic.all(), self._ports.clock() - state.opened_s
+        self._ports.tell(self.phases.with_room(lambda: self.phases.publish(number, traffic, duration_s)))
+        return self._rounds.progress.score(number), self._rounds.progress.restored(number)
 
 
 def draw(state: RoundsState, invite: events.Invite, seed: int) -> tuple[str, ...]:
@@ -302,51 +185,45 @@ def draw(state: RoundsState, invite: events.Invite, seed: int) -> tuple[str, ...
     return tuple(free[i] for i in chosen)
 
 
-class RoundRunner:
+class RoundRunner(RoundEngine):
     """Runs one run. `contributions` and `commands` execute the machine's commands; `out` sends to devices."""
 
     def __init__(self, rounds: OpenRun, out: Outbound, ports: Ports) -> None:
         self.contributions = ContributionCommands(rounds, out, ports)
         self.commands = RoundCommands(rounds, self.contributions, out, ports)
-        self._rounds, self._out, self._ports = rounds, out, ports
-        self.state = RoundsState(replace(rounds.progress.rules, max_contributions=ports.max_devices))
-        self._events: deque[events.Event] = deque()
-        self._busy = False
+        self._run, self._out = rounds, out
+        rules = replace(rounds.progress.rules, max_contributions=ports.max_devices)
+        super().__init__(RoundsState(rules), self.contributions, self.commands)
 
     def start(self) -> None:
         """Starts a new run, or resumes the one in the folder."""
-        saved = self._rounds.progress.saved()
+        saved = self._run.progress.saved()
         if saved:
-            self._out.traffic.begin(self._rounds.store.contributions.traffic(saved.round))
-        if self._rounds.registry.pending():
-            self._rounds.registry.deploy()
-        self._do(*machine.resume(self.state.rules, saved, self._ports.clock()))
-        self._drain()
+            self._out.traffic.begin(self._run.store.contributions.traffic(saved.round))
+        if self._run.registry.pending():
+            self._run.registry.deploy()
+        self.resume(saved)
         self.commands.offering.started(self.state, saved.round if saved else 0)
-
-    def feed(self, event: events.Event) -> None:
-        """Takes an event, and executes its commands before it returns."""
-        if isinstance(event, events.DevicePresent | events.Forgotten):
-            self._rounds.store.session.note(event)
-        self._events.append(event)
-        if not self._busy:
-            self._drain()
 
     def sums_changed(self, changed: bool) -> None:
         """Goes on with a round that is unmasked, if a mask helper has answered."""
-        if changed:
-            for event in self.commands.unmasked(self.state):
-                self.feed(event)
+        commands = self.commands
+        if not changed:
+            return
+        self.feed(events.SumAnswered(commands.clock()))
+        if not commands.sums.missing:
+            self.feed(events.PhaseDone(commands.clock(), "unmask"))
+        elif self.state.phase == "unmask":
+            commands.tell_of_sums(self.state)
 
     def settle(self) -> None:
         """Commits counted contributions and sends their receipts; drops those that the disk refuses."""
         try:
-            self.contributions.settle()
-        except RunFolderError as error:
-            self._lost(error)
-            self._drain()
-        self._rounds.store.session.settle(self.state, self._ports.clock())
-        self.contributions.receipts.pay()
+            self.contributions.commit()
+        except NotStored as error:
+            self.take_back(error)
+        self._run.store.session.settle(self.state, self.commands.clock())
+        self.contributions.pay()
 
     def go_back(self, to: int) -> None:
         """Serves an earlier round's model and continues from it; see `OpenRun.go_back`.
@@ -355,12 +232,12 @@ class RoundRunner:
         RunFolderError.
         """
         self.settle()
-        self._rounds.go_back(to)
-        self.feed(events.RolledBack(self._ports.clock(), self._rounds.progress.given_up()))
+        self._run.go_back(to)
+        self.feed(events.RolledBack(self.commands.clock(), self._run.progress.given_up()))
 
     def do_requested_rollback(self) -> None:
         """Does a rollback that was requested in the run folder; logs why, where it cannot."""
-        to = rollback_request.requested_round(self._rounds.store.folder)
+        to = rollback_request.requested_round(self._run.store.folder)
         if to is None:
             return
         try:
@@ -368,68 +245,10 @@ class RoundRunner:
             log.warning("rolled back to the model of round %d, as requested", to)
         except RollbackError as error:
             log.warning("cannot roll back: %s", error)
-        rollback_request.clear_request(self._rounds.store.folder, to)
-
-    def _drain(self) -> None:
-        self._busy = True
-        try:
-            while self._events:
-                event = self._events.popleft()
-                self._do(*machine.step(self.state, event), event)
-        finally:
-            self._busy = False
-
-    def _do(
-        self, state: RoundsState, commands: tuple[events.Command, ...], event: events.Event | None = None
-    ) -> None:
-        """Changes to the state after an event and executes its commands.
-
-        Commands that depend on counted contributions run after their commit. If a commit fails, the
-        contributions are dropped and the event is taken again without them. An event that a command causes
-        waits until those before it are done, but the next draw depends on the answer to the one before.
-        Raises RunFolderError when the run itself cannot go on.
-        """
-        before, self.state = self.state, state
-        for command in commands:
-            if isinstance(command, events.RoundCommand):
-                try:
-                    self.contributions.settle()
-                except RunFolderError as error:
-                    self._undo(before, event, error)
-                    return
-            try:
-                if isinstance(command, events.ContributionCommand):
-                    answer = self.contributions.do(command, state)
-                else:
-                    answer = self.commands.do(command, state)
-            except Exception as error:
-                if isinstance(command, events.RoundCommand):
-                    raise _stuck(command, error) from error
-                if isinstance(command, events.StoreContribution):
-                    self._undo(before, event, error)
-                    return
-                self.contributions.release(command.update, error)
-                continue
-            if isinstance(answer, events.Invited):
-                self._events.appendleft(answer)
-            elif answer:
-                self._events.append(answer)
-
-    def _undo(self, before: RoundsState, event: events.Event | None, error: Exception) -> None:
-        """Goes back to the state before an event, because the disk refused contributions counted in it."""
-        self.state = before
-        own = event.update if isinstance(event, events.Validated) else None
-        if event is not None and own is None:
-            self._events.appendleft(event)
-        self._lost(error, own)
-
-    def _lost(self, error: Exception, uncounted: events.ContributionId | None = None) -> None:
-        """Drops contributions as `ContributionCommands.drop`, and tells the machine that it failed."""
-        counted = self.contributions.drop(error, uncounted)
-        self._events.appendleft(events.CommitFailed(self._ports.clock(), counted))
+        rollback_request.clear_request(self._run.store.folder, to)
 
 
-def _stuck(command: events.Command, error: Exception) -> AggregatorError:
+def _stuck(command: events.RoundCommand, error: Exception) -> AggregatorError:
     """The error to raise where a command failed and the run cannot go on."""
     if isinstance(error, RunFolderError | DatabaseError):
         return error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import starmap
 from math import nan
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from device_runtime.aggregator.intake.check import UpdateOrigin, update_refusal
 from device_runtime.aggregator.merging.evaluation import reason_to_serve_trained_head
+from device_runtime.aggregator.merging.merge_round import CountedUpdate, EarlierRounds, RoundMerge
 from device_runtime.aggregator.tasks.pace import Progress, score_of
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.available_engines.available import open_model
@@ -29,12 +31,8 @@ from device_runtime.simulation.history.records import RunObserver
 from device_runtime.simulation.metrics.curves import accuracy_by_class
 from device_runtime.simulation.scenarios.clients import prepared_targets
 from device_runtime.strategies.codecs import chain as codecs
-from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel, ServerTools
-from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Update
-from device_runtime.strategies.merging.folding import Folding
-from device_runtime.strategies.merging.merge import rebased_update
-from device_runtime.strategies.robust import Screen
+from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
 
 from .ledger import RoundFigures, RunLedger
 from .masked_sums import SimulatedSums
@@ -79,13 +77,13 @@ class ModelState:
     ) -> None:
         """`carried` comes with round 1's base; the rounds of `resume` are replayed without training."""
         self._task, self._bases, self._carried, self._tools = task, bases, carried, tools
-        self._kinds = {kind.name: kind.strategy for kind in task.kinds}
-        self._settings = {kind.name: kind for kind in task.kinds}
-        self._order = {kind.name: place for place, kind in enumerate(task.kinds)}
+        self.ledger = tools.ledger
+        self._kinds = {kind.name: kind for kind in task.kinds}
+        self._order = {name: place for place, name in enumerate(self._kinds)}
         self._memories: dict[tuple[int, str], Tensors] = {}
         self._resume = resume
         self._updates: list[PendingUpdate] = []
-        self._counted: dict[str, int] = {}
+        self._counted: dict[str, int] = {}  # the round in which each device last counted
         self._figures = RoundFigures()
         self._unopened = 0
         self._closed_form: Tensors = NO_TENSORS
@@ -101,51 +99,46 @@ class ModelState:
     def merge(self, number: int, now: float) -> None:
         """Trains the updates that count and merges them into the next base."""
         self._keep_newest(number, now)
-        since = self._since(number)
+        devices = [flight.device for flight in self._updates]
+        since = {device: float(number - self._counted.get(device, 0)) for device in devices}
+        self._counted.update(dict.fromkeys(devices, number))
         if self._resume is not None and number <= self._resume.round:
             self._replay(number, self._resume)
             return
         flights = sorted(self._updates, key=lambda f: (self._order[f.kind], f.device, f.round))
         self._updates = []
-        flights, alone = self._summed(number, flights, now)
+        alone: tuple[str, ...] = ()
+        if self._tools.sums:
+            flights, unopened, alone = self._tools.sums.divide(number, flights)
+            self._unopened = len(unopened)
+            for flight in unopened:
+                self.ledger.ended(flight, "unopened", now, why=self._tools.sums.reason)
         server, weights = self._tools.server, self._bases.of(number).weights
         model = RoundModel(server.manifest(), weights, number, self._task.round_seed(number), tools=server)
-        folding = Folding(self._kinds, model, self._carried, self._task.server)
+        earlier = EarlierRounds(self._task.round_seed, lambda at, member: self._bases.of(at).of(member))
+        merge = RoundMerge(self._task, model, self._carried, earlier)
         sizes = None if self._tools.sums else [flight.samples for flight in flights]
-        counted: list[tuple[PendingUpdate, Update]] = []
-        with Screen(folding, self._task.screening, sizes=sizes) as screen:
-            for flight, update in self._trained(flights, now):
-                times = self._task.stands_for(number - flight.round, since[flight.device])
-                try:
-                    weight = times * self._settings[flight.kind].weight_of(update)
-                    screen.add(self._as_of(update, flight, number, times), weight, flight.device)
-                except OwnCodeError as error:
-                    log.warning("%s (%s) is left out: %s", flight.device, flight.kind, error)
-                    self._tools.ledger.ended(flight, "refused", now, why=str(error))
-                    continue
-                counted.append((flight, replace(update, tensors=NO_TENSORS, memory=None)))
-            merged, note = screen.merged()
-        for flight, update in counted:
-            if why := screen.failures.get((flight.device, flight.kind)):
-                self._tools.ledger.ended(flight, "refused", now, why=why)
+        trained: dict[str, tuple[PendingUpdate, Update]] = {}
+
+        def refuse(device: str, why: str) -> None:
+            self.ledger.ended(trained.pop(device)[0], "refused", now, why=why)
+
+        def counted(flight: PendingUpdate, update: Update) -> CountedUpdate:
+            device, kind = flight.device, flight.kind
+            trained[device] = flight, replace(update, tensors=NO_TENSORS, memory=None)
+            return CountedUpdate(device, kind, flight.round, lambda: update, False, since[device])
+
+        updates = starmap(counted, self._trained(flights, now))
+        merged, note = merge.merged(updates, sizes, lambda counted, error: refuse(counted.device, str(error)))
+        for flight, update in list(trained.values()):
+            if why := merge.failures.get((flight.device, flight.kind)):
+                refuse(flight.device, why)
             else:
-                self._tools.ledger.ended(flight, "counted", now, into=number, update=update)
+                self.ledger.ended(flight, "counted", now, into=number, update=update)
         if note:
             log.warning("round %d: %s", number, note)
         self.served, self._carried, self._closed_form = merged.served, merged.carried, merged.closed_form
         self._bases.advance(number, merged, alone)
-
-    def _summed(
-        self, number: int, flights: list[PendingUpdate], now: float
-    ) -> tuple[list[PendingUpdate], tuple[str, ...]]:
-        """The updates that are in opened sums, and the kinds of which none is; all and none without masks."""
-        if self._tools.sums is None:
-            return flights, ()
-        divided = self._tools.sums.divide(number, flights)
-        self._unopened = len(divided.unopened)
-        for flight in divided.unopened:
-            self._tools.ledger.ended(flight, "unopened", now, why=self._tools.sums.reason)
-        return divided.opened, divided.alone
 
     def _keep_newest(self, number: int, now: float) -> None:
         """Of several updates of one device, lets the newest count alone."""
@@ -153,19 +146,9 @@ class ModelState:
         for flight in sorted(self._updates, key=lambda flight: flight.round):
             if older := newest.get(flight.device):
                 why = f"counted in round {number} with its update for round {flight.round}"
-                self._tools.ledger.ended(older, "late", now, why=f"{flight.device} {why}")
+                self.ledger.ended(older, "late", now, why=f"{flight.device} {why}")
             newest[flight.device] = flight
         self._updates = list(newest.values())
-
-    def _since(self, number: int) -> dict[str, float]:
-        """The rounds since each device's previous counted update.
-
-        A device that never counted before is taken to have counted in round 0.
-        """
-        devices = [flight.device for flight in self._updates]
-        since = {device: float(number - self._counted.get(device, 0)) for device in devices}
-        self._counted.update(dict.fromkeys(devices, number))
-        return since
 
     def _replay(self, number: int, resume: Checkpoint) -> None:
         """Advances over a round that was trained before the run was stopped."""
@@ -185,16 +168,16 @@ class ModelState:
         results = self._tools.executor.run(self._bases.tensors(), jobs) if jobs else []
         for flight, job, result in zip(flights, jobs, results, strict=True):
             if isinstance(result, FailedJob):
-                self._tools.ledger.ended(flight, "refused", now, why=result.why)
+                self.ledger.ended(flight, "refused", now, why=result.why)
                 continue
             if result.memory is not None:
                 self._memories[flight.index, flight.kind] = result.memory
             base = self._bases.of(flight.round).of(job.strategy.member)
             sent, left = self._as_sent(result, flight, base)
             manifest = self._tools.server.manifest(job.strategy.member)
-            origin = UpdateOrigin(self._settings[flight.kind], job.strategy, manifest, base)
+            origin = UpdateOrigin(self._kinds[flight.kind], job.strategy, manifest, base)
             if why := update_refusal(sent.tensors, sent.num_examples, origin):
-                self._tools.ledger.ended(flight, "refused", now, why=why)
+                self.ledger.ended(flight, "refused", now, why=why)
                 continue
             self._memories |= left
             self._tools.watch.trained(job, sent)
@@ -204,7 +187,7 @@ class ModelState:
         self, update: Update, flight: PendingUpdate, base: Tensors
     ) -> tuple[Update, dict[tuple[int, str], Tensors]]:
         """The update as the aggregator decodes it by its kind's codec, and the error feedback to keep."""
-        kind = self._kinds[flight.kind]
+        kind = self._kinds[flight.kind].strategy
         codec = codecs.codec_named(kind.codec)
         if not codec.lossy:
             return update, {}
@@ -226,18 +209,6 @@ class ModelState:
             aside_key(number) if self._bases.of(number).aside else "",
             self._bases.of(number).rare,
         )
-
-    def _as_of(self, update: Update, flight: PendingUpdate, into: int, times: float) -> Update:
-        """The update as a change of round `into`'s base; a late update is rebased from its round's base.
-
-        `times`: the rounds that it stands for.
-        """
-        asked_in, strategy = flight.round, flight.strategy
-        if asked_in == into or strategy is None:
-            return update
-        share = self._task.late_share(into - asked_in)
-        late = Late(asked_in, self._task.round_seed(asked_in), share, times)
-        return rebased_update(update, late, into, lambda n: self._bases.of(n).of(strategy.member))
 
     def evaluate(self, number: int) -> None:
         """Computes the figures of the round, for `publish`.
@@ -322,62 +293,39 @@ class RoundEvaluator:
     def __call__(self, number: int, served: Tensors, base: Tensors) -> RoundFigures:
         if not self._every or (number % self._every and number != self._rounds):
             return RoundFigures()
-        if self._target.compared != "classes":
-            return self._without_classes(served, base)
-        logits = self._logits(served)
-        base_logits = logits if base is served else self._logits(base)
-        figures = self._of(served, logits)
-        of_base = figures if base is served else self._of(base, base_logits)
+        figures, logits = self._measured(served)
+        of_base, base_logits = (figures, logits) if base is served else self._measured(base)
+        base_figures: dict[str, Any] = {
+            "base_eval_acc": of_base.eval_acc,
+            "base_eval_acc_by_class": of_base.eval_acc_by_class,
+        }
         better = None
-        if base is not served and not self._target.own:
+        if base is not served and logits is not None and base_logits is not None and not self._target.own:
             crossed = _better_on_other_half(logits, base_logits, self._y)
-            better = replace(
-                self._figures(accuracy_and_loss(crossed, self._y, self._target.class_weights), crossed),
-                **_base(of_base),
-            )
-        return replace(figures, **_base(of_base), better=better)
+            evaluation = accuracy_and_loss(crossed, self._y, self._target.class_weights)
+            better = replace(self._figures(evaluation, crossed), **base_figures)
+        return replace(figures, **base_figures, better=better)
 
-    def _logits(self, weights: Tensors) -> NDArray[np.float32]:
+    def _measured(self, weights: Tensors) -> tuple[RoundFigures, NDArray[np.float32] | None]:
+        """The figures of a model; and its logits, if it tells classes apart."""
         self._model.load(weights)
-        logits: NDArray[np.float32] = self._model.logits(self._x)
-        return logits
-
-    def _of(self, weights: Tensors, logits: NDArray[np.float32]) -> RoundFigures:
-        """The figures of a model that tells classes apart, from its logits."""
-        evaluation = accuracy_and_loss(logits, self._y, self._target.class_weights)
-        if self._target.own:
-            self._model.load(weights)
+        logits: NDArray[np.float32] | None = None
+        if self._target.compared == "classes":
+            logits = self._model.logits(self._x)
+        if logits is None or self._target.own:
             evaluation = evaluate(self._model, self._x, self._y)
-        return self._figures(evaluation, logits)
+        else:
+            evaluation = accuracy_and_loss(logits, self._y, self._target.class_weights)
+        return self._figures(evaluation, logits), logits
 
-    def _figures(self, evaluation: Evaluation, logits: NDArray[np.float32]) -> RoundFigures:
+    def _figures(self, evaluation: Evaluation, logits: NDArray[np.float32] | None) -> RoundFigures:
         return RoundFigures(
             evaluation.eval_acc,
             evaluation.eval_loss,
-            eval_acc_by_class=tuple(accuracy_by_class(logits, self._y).tolist()),
+            eval_acc_by_class=() if logits is None else tuple(accuracy_by_class(logits, self._y).tolist()),
             metric=evaluation.metric,
             eval_metrics=evaluation.metrics,
         )
-
-    def _without_classes(self, served: Tensors, base: Tensors) -> RoundFigures:
-        of_served = self._evaluated(served)
-        of_base = of_served if base is served else self._evaluated(base)
-        return RoundFigures(
-            of_served.eval_acc,
-            of_served.eval_loss,
-            of_base.eval_acc,
-            metric=of_served.metric,
-            eval_metrics=of_served.metrics,
-        )
-
-    def _evaluated(self, weights: Tensors) -> Evaluation:
-        self._model.load(weights)
-        return evaluate(self._model, self._x, self._y)
-
-
-def _base(figures: RoundFigures) -> dict[str, Any]:
-    """The figures of a base model as those of the base of a round."""
-    return {"base_eval_acc": figures.eval_acc, "base_eval_acc_by_class": figures.eval_acc_by_class}
 
 
 def _better_on_other_half(

@@ -121,13 +121,11 @@ def summarise(
     """The record of a round from the asks that ended in it; `times`: when it opened and closed."""
     counted = [ask for ask in asks if ask.fate == "counted"]
     fates = [ask.fate for ask in asks]
+    of_models = {name: value for name, value in vars(figures).items() if name != "better"}
     return SimulatedRound(
         round=number,
         opened_s=times[0],
         closed_s=times[1],
-        eval_acc=figures.eval_acc,
-        eval_loss=figures.eval_loss,
-        base_eval_acc=figures.base_eval_acc,
         train_loss=mean_loss((ask.train_loss, ask.num_examples) for ask in counted),
         asked=len(asks),
         participants=len({ask.device for ask in counted}),
@@ -143,12 +141,5 @@ def summarise(
         bytes_up=sum(ask.bytes_up for ask in asks),
         bytes_down=sum(ask.bytes_down for ask in asks),
         forward_passes=sum(ask.forward_passes for ask in asks),
-        eval_acc_by_class=figures.eval_acc_by_class,
-        base_eval_acc_by_class=figures.base_eval_acc_by_class,
-        closed_form_eval_acc=figures.closed_form_eval_acc,
-        closed_form_eval_acc_by_class=figures.closed_form_eval_acc_by_class,
-        metric=figures.metric,
-        eval_metrics=figures.eval_metrics,
-        unopened=figures.unopened,
-        central_epsilon=figures.central_epsilon,
+        **of_models,
     )

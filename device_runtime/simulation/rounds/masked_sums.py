@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import nan
 
@@ -36,18 +36,6 @@ Group = tuple[str, int, str, object]
 """Updates that are summed: their kind, the round that they were made for, the model, and the signature."""
 
 
-@dataclass(frozen=True)
-class DividedUpdates:
-    """The updates of a round: those in sums that are opened, and the others.
-
-    alone: kinds that were chosen in the round, and are only among the others.
-    """
-
-    opened: list[PendingUpdate]
-    unopened: list[PendingUpdate]
-    alone: tuple[str, ...]
-
-
 class SimulatedSums:
     """Applies what masks change in a run's results: which updates count, clipping, and central noise."""
 
@@ -71,8 +59,10 @@ class SimulatedSums:
         noise = CentralNoise.of(task.masks, task.rounds)
         return cls(task, noise.added_to(masks) if noise else masks, noise, manifests)
 
-    def divide(self, number: int, flights: Sequence[PendingUpdate]) -> DividedUpdates:
-        """Divides the updates that count in round `number`.
+    def divide(
+        self, number: int, flights: Sequence[PendingUpdate]
+    ) -> tuple[list[PendingUpdate], list[PendingUpdate], tuple[str, ...]]:
+        """Divides the updates of round `number`: those in opened sums, the others, kinds only among these.
 
         A training that then fails still counts in its group.
         """
@@ -83,7 +73,7 @@ class SimulatedSums:
             parts[sizes[self._group(flight)] < self._masks.min_group].append(flight)
         opened, unopened = parts
         fresh = [{flight.kind for flight in part if flight.round == number} for part in (unopened, opened)]
-        return DividedUpdates(opened, unopened, tuple(sorted(fresh[0] - fresh[1])))
+        return opened, unopened, tuple(sorted(fresh[0] - fresh[1]))
 
     @property
     def choice(self) -> MaskedRound:

@@ -35,7 +35,7 @@ from device_runtime.strategies.interface.device_half import LocalData
 from .learning import LearningTools, ModelState, RoundEvaluator
 from .ledger import RunLedger
 from .masked_sums import SimulatedSums
-from .simulation_loop import SimulationLoop, SimulationParts
+from .simulation_loop import SimulationLoop
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,10 @@ def simulate(
     """
     scenario, seed, inputs = prepared.scenario, prepared.seed, prepared.inputs
     task = with_possible_head(msgspec.structs.replace(scenario.task, seed=seed), inputs.bundle.manifest)
-    _check(prepared)
+    try:
+        check_task(scenario.task, prepared)
+    except AggregatorError as error:
+        raise ScenarioError(str(error)) from None
     models = inputs.bundles
     manifests = {member: bundle.manifest for member, bundle in models.items()}
     observer, keeping = observer or NullObserver(), keeping or ResumeOptions()
@@ -154,18 +157,10 @@ def simulate(
         bundled = sum(len(bundle.packed()) for bundle in models.values())
         policy, choice = policy_named(scenario.choose), sums.choice if sums else None
         asking = DeviceSampler(task, FleetInputs(devices, bases, bundled, policy, choice), seed)
-        SimulationLoop(task, devices.names(), SimulationParts(asking, learning, ledger)).run()
+        SimulationLoop(task, devices.names(), asking, learning).run()
     finally:
         trains.close()
     return learning.served
-
-
-def _check(prepared: PreparedRun) -> None:
-    """Raises ScenarioError where no device can do what the task asks for."""
-    try:
-        check_task(prepared.scenario.task, prepared)
-    except AggregatorError as error:
-        raise ScenarioError(str(error)) from None
 
 
 def check_task(task: Task, prepared: PreparedRun) -> None:

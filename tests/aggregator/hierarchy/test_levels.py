@@ -105,7 +105,7 @@ def test_a_hello_that_is_too_long_is_not_remembered_for_the_next_site(levels):
 def test_the_site_offers_the_base_the_seed_and_the_kinds_of_the_round_above_with_less_time(levels):
     h = levels("full", "zeroth-order")
     h.go().join("a")
-    above = h.service.offers.offer(1, 100.0)
+    above = h.service.offers.offer(1, 100.0, 100.0)
     assert (h.offer.round, h.offer.seed, h.offer.base, h.offer.bundle) == (
         1,
         above.seed,

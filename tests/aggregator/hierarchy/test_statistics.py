@@ -300,10 +300,10 @@ def test_a_site_passes_on_which_classes_are_rare_and_what_one_class_of_a_device_
         measured = np.frombuffer(made[device][1][ROWS][0, 2:6].tobytes(), "<u4")[0]
         assert counts[label] == pytest.approx(measured * samples / 40, abs=1)
     assert np.flatnonzero(counts).tolist() == [5, 7]
-    assert h.service.offers.offer(2, 1.0).rare == (0, 1, 2, 3, 4, 6, 8, 9)
+    assert h.service.offers.offer(2, 1.0, 1.0).rare == (0, 1, 2, 3, 4, 6, 8, 9)
     h.wait(1.0)
     assert h.edge.site_host.site.source.rare == (0, 1, 2, 3, 4, 6, 8, 9)
-    assert h.edge.site_host.site._service.offers.offer(2, 1.0).rare == (0, 1, 2, 3, 4, 6, 8, 9)
+    assert h.edge.site_host.site._service.offers.offer(2, 1.0, 1.0).rare == (0, 1, 2, 3, 4, 6, 8, 9)
 
 
 def test_more_samples_measured_than_counted_are_sent_as_no_more():

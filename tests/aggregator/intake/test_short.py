@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.machine.run_events import RoundClosed
-from device_runtime.aggregator.machine.state import SETTLE_S
+from device_runtime.aggregator.machine.state import SETTLE_S, RoundsState
 from device_runtime.aggregator.rounds.receipts import RECEIPT_S
 from device_runtime.aggregator.storage.contributions import Contributions
 from device_runtime.aggregator.storage.store import StoredRounds
@@ -260,7 +260,7 @@ def test_killed_before_it_has_opened_the_next_round_it_offers_that_twice_and_who
 def test_a_deadline_that_is_a_little_longer_than_the_last_that_was_told_is_not_told(two, monkeypatch):
     b, _ = two
     deadlines = {3: 10.5, 4: 12.4, 5: 9.9, 6: 12.4}
-    monkeypatch.setattr(b.service.rounds.progress, "deadline_s", lambda number: deadlines.get(number, 10.0))
+    monkeypatch.setattr(RoundsState, "deadline_s", lambda _, number: deadlines.get(number, 10.0))
     for number in range(2, 6):
         for device in ("a", "b"):
             b.contribute(device, b.contribution(KIND, scalars(number), number))
@@ -272,7 +272,7 @@ def test_who_says_hello_is_told_the_deadline_that_the_next_round_leaves_unsaid(t
     """Round 4 has less time than round 3 had, and more than was told: who knew the 12 s would be late."""
     b, _ = two
     deadlines = {3: 12.0, 4: 10.5}
-    monkeypatch.setattr(b.service.rounds.progress, "deadline_s", lambda number: deadlines.get(number, 10.0))
+    monkeypatch.setattr(RoundsState, "deadline_s", lambda _, number: deadlines.get(number, 10.0))
     for device in ("a", "b"):
         b.contribute(device, b.contribution(KIND, scalars(2), 2))
     b.wait(1.0)

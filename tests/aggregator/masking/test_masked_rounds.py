@@ -257,7 +257,7 @@ def test_a_crash_while_helpers_are_asked_loses_nothing_and_asks_nobody_for_anoth
 def test_a_merge_that_a_crash_interrupts_is_done_again_from_the_same_sums(collected, helpers, monkeypatch):
     b, undisturbed = collected(), collected()
     with monkeypatch.context() as crash:
-        crash.setattr(type(b.service._run.commands.phases), "merge", lambda *_: 1 / 0)
+        crash.setattr(b.service._run.commands, "merge", lambda *_: 1 / 0)
         helpers[0].answer(b)
         with pytest.raises(RunFolderError, match="the run cannot go on"):
             helpers[1].answer(b)
@@ -490,7 +490,7 @@ def test_offers_say_how_updates_are_masked_and_keep_to_it_over_a_restart(bench, 
     assert (masks.min_group, masks.capacity, masks.most_weight, masks.alone) == (3, 64, 500, ())
     b = b.restart()
     b.join(*(f"pj-{at}" for at in range(40)), samples=100)
-    assert b.service.offers.offer(1, 1.0).masks == masks
+    assert b.service.offers.offer(1, 1.0, 1.0).masks == masks
 
 
 def test_room_and_weight_of_the_next_round_follow_the_devices_that_are_known(

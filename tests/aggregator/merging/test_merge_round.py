@@ -5,11 +5,16 @@ import hashlib
 import numpy as np
 import pytest
 
+from device_runtime.aggregator.machine.events import DoPhase
 from device_runtime.aggregator.machine.state import SETTLE_S
+from device_runtime.aggregator.merging.merge_round import EarlierRounds, RoundMerge
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire import step_log as steps
 from device_runtime.models.bundles import tensors
+from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
+from device_runtime.strategies.interface.device_half import Update
 
 
 def test_the_order_in_which_contributions_arrive_changes_no_bit(bench, make_task, update_of):
@@ -63,9 +68,9 @@ def test_a_merge_that_is_done_again_gives_the_same(bench, make_task, update_of):
     b.join("a", "b", "c")
     b.contribute("a", b.contribution("full", update_of("full")))
     b.contribute("b", b.contribution("zeroth-order", update_of("zeroth-order")))
-    b.service._run.commands.phases.merge(1)
+    b.service._run.commands.merge(DoPhase("merge", 1))
     first = b.store.rounds.start(2).base, b.store.rounds.made(1).served
-    b.service._run.commands.phases.merge(1)
+    b.service._run.commands.merge(DoPhase("merge", 1))
     assert (b.store.rounds.start(2).base, b.store.rounds.made(1).served) == first
 
 
@@ -174,6 +179,22 @@ def test_a_late_update_counts_with_its_own_change_and_less_the_later_it_is(bench
         b.contribute("a", b.contribution("full", full(5.0), 2))
         b.wait(10.0)
         np.testing.assert_allclose(base(3), (moved + 5) / 2, atol=1e-6)
+
+
+def test_a_late_update_of_a_member_counts_as_a_change_of_its_own_base(bundle):
+    """From 1 to 3 is a change of 2; a round late and at weight 0.5 it counts by 1 / sqrt(2), from 10 on."""
+    bases = {number: {"head.bias": np.full(10, value, np.float32)} for number, value in ((1, 1), (2, 10))}
+    kind = KindSettings(name="width-slice", settings={"members": ["small"]})
+    task = Task(bundle="digits-wrn-10-1", family=("small",), late="count", kinds=(kind,))
+    model = RoundModel(bundle.manifest, bundle.weights(), 2, seed=0)
+    members = []
+    earlier = EarlierRounds(task.round_seed, lambda number, member: members.append(member) or bases[number])
+    merge = RoundMerge(task, model, CarriedState({"small": bases[2]}), earlier)
+    update = Update("width-slice", {"head.bias": np.full(10, 3, np.float32)}, 9, 1.0, "small")
+    moved = merge.rebased(update, 1, 1.0).tensors["head.bias"]
+    np.testing.assert_allclose(moved, 10 + 2 / np.sqrt(2), rtol=1e-6)
+    assert set(members) == {"small"}
+    assert merge.rebased(update, 2, 1.0) is update
 
 
 def test_bases_are_kept_while_late_updates_may_be_made_for_them_and_no_longer(bench, make_task, update_of):

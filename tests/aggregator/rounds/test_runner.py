@@ -76,11 +76,9 @@ def test_what_was_not_committed_was_not_acknowledged_either(crowd, update_of):
 
 def test_the_round_that_closes_does_so_on_committed_contributions(crowd, update_of, monkeypatch):
     b, at_merge = crowd(), []
-    phases = b.service._run.commands.phases
-    real = type(phases).merge
-    monkeypatch.setattr(
-        type(phases), "merge", lambda self, *of: (at_merge.append(statuses(b)), real(self, *of))
-    )
+    commands = b.service._run.commands
+    real = commands.merge
+    monkeypatch.setattr(commands, "merge", lambda command: (at_merge.append(statuses(b)), real(command)))
     heard(b, update_of, *DEVICES)
     b.service.tick()
     assert at_merge == [[["accepted"], ["accepted"], ["accepted"]]]

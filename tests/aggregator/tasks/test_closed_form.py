@@ -136,7 +136,7 @@ def test_where_no_statistics_are_asked_for_no_class_is_named(bench, task, sends)
     assert b.store.rounds.start(2).carried.memory[closed_form.MEMORY]
     trained = msgspec.structs.replace(task, head="trained")
     b.service.rounds.task = trained
-    assert b.service.offers.offer(2, 1.0).rare == ()
+    assert b.service.offers.offer(2, 1.0, 1.0).rare == ()
 
 
 def test_where_the_trained_head_is_better_it_is_served_and_the_log_says_so(

@@ -133,24 +133,6 @@ def test_seeds_and_bases_are_those_of_the_round_that_asked(run):
     assert late.seed == run.executor.runs[0][0].seed != fresh.seed
 
 
-def test_a_late_update_of_a_member_counts_as_a_change_of_its_own_base(bundle):
-    """From 1 to 3 is a change of 2; a round late and at weight 0.5 it counts by 1 / sqrt(2), from 10 on."""
-    model = {name: np.ones_like(value) for name, value in bundle.weights().items()}
-    shipped = {"": ShippedModel.of(bundle), "small": ShippedModel(model, (tuple(model),), (1,))}
-    bases = BaseHistory(shipped, bundle.weights(), CarriedState({"small": model}))
-    tens = {name: np.full_like(value, 10) for name, value in model.items()}
-    newer = replace(bases.of(1), number=2, family={"small": tens})
-    bases.restore([bases.of(1), newer])
-    task = Task(bundle="digits-wrn-10-1", late="count", kinds=(KindSettings(name="full"),))
-    learning = ModelState(task, bases, CarriedState(), LearningTools(ServerSide({"": bundle}), *[None] * 4))
-    strategy = make("width-slice", {"members": ["small"]})
-    flight = PendingUpdate(0, "0", "all", 1, 0.0, "width-slice", strategy, None)
-    made = Update("width-slice", {"head.bias": np.full(10, 3, np.float32)}, 9, 1.0)
-    moved = learning._as_of(made, flight, 2, 1.0).tensors["head.bias"]
-    np.testing.assert_allclose(moved, 10 + 2 / np.sqrt(2), rtol=1e-6)
-    assert learning._as_of(made, flight, 1, 1.0) is made
-
-
 def test_the_closed_form_head_keeps_its_figures_where_the_trained_one_is_served():
     closed = RoundFigures(0.5, 1.0, 0.7, (0.4, 0.6), (0.8, 0.6)).as_closed_form()
     kept = closed.serving(RoundFigures(0.7, 0.9, 0.7, (0.8, 0.6), (0.8, 0.6)))
@@ -204,7 +186,8 @@ def test_the_figures_of_the_served_head_are_those_of_the_cross_validation(evalua
     assert figures.better.base_eval_acc == 0.1
     assert len(figures.better.eval_acc_by_class) == 10
     assert evaluator(1, weights, weights).better is None
-    crossed = _better_on_other_half(evaluator._logits(weights), evaluator._logits(other), np.arange(20) % 10)
+    logits = [evaluator._measured(model)[1] for model in (weights, other)]
+    crossed = _better_on_other_half(*logits, np.arange(20) % 10)
     assert figures.better.eval_acc == (crossed.argmax(axis=1) == np.arange(20) % 10).mean()
 
 
