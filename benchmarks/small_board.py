@@ -88,7 +88,7 @@ parser = argparse.ArgumentParser()
 profile.add_arguments(parser)
 options = parser.parse_args(["--bundle", bundles[0]])
 opened = [Bundle.open(find_bundle(one)) for one in bundles]
-here = profile.measured(opened[0], options)
+here = profile.measure_profile(opened[0], options)
 labels = len(opened[0].manifest.labels)
 counts = data.load(Path(samples), opened[0].manifest).class_counts(labels)
 names = [MAIN, *(one.manifest.name for one in opened[1:])]

@@ -26,11 +26,11 @@ class HeldWills:
     def __init__(self, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
         self._wills: dict[str, tuple[State, float]] = {}
-        self._back_s = -inf
+        self._back_at = -inf
 
     def holds(self, device: str, will: State, retain: bool, now: float) -> bool:
         """Whether the will is held back. `retain`: the broker retained it from before we connected."""
-        until = self._back_s if retain else now + self._grace_s
+        until = self._back_at if retain else now + self._grace_s
         if until > now:
             self._wills[device] = will, until
         return until > now
@@ -45,9 +45,9 @@ class HeldWills:
 
     def broker_back(self, now: float) -> None:
         """Give devices RETURN_S to connect again."""
-        self._back_s = now + RETURN_S
+        self._back_at = now + RETURN_S
         wills = self._wills.items()
-        self._wills = {device: (will, min(until, self._back_s)) for device, (will, until) in wills}
+        self._wills = {device: (will, min(until, self._back_at)) for device, (will, until) in wills}
 
     def due(self, now: float) -> list[tuple[str, State]]:
         """Remove and return the wills that count now, with their devices."""

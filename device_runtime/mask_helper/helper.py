@@ -265,7 +265,7 @@ class MaskHelper:
         if self._pull.refused or self._pull.unanswered > MOST_SILENCES:
             why = "its sender does not have it" if self._pull.refused else "its blocks do not come"
             self._give_up(request, f"list of seeds {blob.hex[:12]}: {why}")
-        elif blocks := self._pull.wanted(now):
+        elif blocks := self._pull.next_blocks(now):
             self._publish("get", Get(blob=blob, blocks=blocks))
         return None
 

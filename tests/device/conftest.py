@@ -152,7 +152,7 @@ def stage(bundle, tmp_path, clock, monkeypatch):
     digits = load_digits()
     np.savez(tmp_path / "a.npz", x=digits.images[:40].astype(np.uint8), y=digits.target[:40])
     monkeypatch.setattr(
-        "device_runtime.device.training.local_task.measured", lambda *_: Speed(1e9, source="set")
+        "device_runtime.device.training.local_task.device_speed", lambda *_: Speed(1e9, source="set")
     )
     return Stage(bundle, tmp_path, clock)
 

@@ -228,7 +228,7 @@ class Site:
 def quick(monkeypatch):
     """Devices need not measure how fast they are."""
     monkeypatch.setattr(
-        "device_runtime.device.training.local_task.measured", lambda *_: Speed(1e12, source="set")
+        "device_runtime.device.training.local_task.device_speed", lambda *_: Speed(1e12, source="set")
     )
 
 

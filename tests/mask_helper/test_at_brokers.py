@@ -87,7 +87,7 @@ class Asker:
         end = time.monotonic() + PATIENCE_S
         while not pull.done:
             assert time.monotonic() < end and not pull.refused, "no blocks"
-            if blocks := pull.wanted(time.monotonic()):
+            if blocks := pull.next_blocks(time.monotonic()):
                 self.link.publish(topics.down("club", "get"), encode(Get(blob=answer.blob, blocks=blocks)))
             for address, payload in self.messages():
                 if not isinstance(address, str) and address.sha == answer.blob.sha:

@@ -20,7 +20,7 @@ from device_runtime.strategies.interface.device_half import LocalData, Run
 @pytest.fixture
 def run() -> Callable[..., Run]:
     def make(device: str = "pi-1", seed: int = 77) -> Run:
-        return Run(seed, device, clock=lambda: 0.0, deadline=1.0)
+        return Run(seed, device, clock=lambda: 0.0, upload_at=1.0)
 
     return make
 

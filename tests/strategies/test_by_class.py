@@ -58,7 +58,7 @@ def test_kinds_that_train_lower_the_loss_of_a_regression(houses, kind, settings)
     data = LocalData(x, np.stack([x[:, 0], x[:, 1]], 1))
     model, strategy = OnnxModel(houses), registry.make(kind, settings)
     before = model.probe().loss(data.x, data.y)
-    update = strategy.train(model, data, Run(0, "a", clock=lambda: 0.0, deadline=1e9))
+    update = strategy.train(model, data, Run(0, "a", clock=lambda: 0.0, upload_at=1e9))
     model.load(update.tensors)
     assert model.probe().loss(data.x, data.y) < 0.8 * before
 
@@ -66,5 +66,5 @@ def test_kinds_that_train_lower_the_loss_of_a_regression(houses, kind, settings)
 def test_zeroth_order_scalars_measure_the_loss_of_a_regression(houses):
     data = LocalData(np.ones((8, 4), np.float32), np.ones((8, 2), np.float32))
     strategy = registry.make("zeroth-order", {})
-    update = strategy.train(OnnxModel(houses), data, Run(0, "a", clock=lambda: 0.0, deadline=1e9))
+    update = strategy.train(OnnxModel(houses), data, Run(0, "a", clock=lambda: 0.0, upload_at=1e9))
     assert all(np.isfinite(value).all() and value.any() for value in update.tensors.values())

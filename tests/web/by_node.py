@@ -98,7 +98,7 @@ def _update(folder: Path, i: int, work: Work, report: Mapping[str, Any]) -> Upda
 def check(site: Site, work: Work, theirs: Update) -> None:
     """That Node's contribution is believed, is as Python's own, and has an effect on the model."""
     model, strategy = OnnxModel(site.bundle), registry.make(work.kind, work.settings).variants()[0]
-    run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0, aside=site.aside, round=ROUND, rare=RARE)
+    run = Run(SEED, DEVICE, clock=lambda: 0.0, upload_at=1.0, aside=site.aside, round=ROUND, rare=RARE)
     ours = kind_statistics.train(strategy, model, site.data, run)
 
     tensors.check(theirs.tensors, kind_statistics.expected(strategy, model.manifest))

@@ -93,7 +93,7 @@ def offer_seal(enrolment: Path | None, run_folder: Path, clock: Callable[[], flo
 
     def seal(topic: str, offer: Offer) -> bytes:
         if not keys:
-            keys.append(Signer.kept(run_folder / AGGREGATOR_KEY))
+            keys.append(Signer.of_file(run_folder / AGGREGATOR_KEY))
         if not clocks:
             clocks.append(IssueClock(at / ISSUED, clock))
         return keys[0].seal(topic, offer, clocks[0](), successions)

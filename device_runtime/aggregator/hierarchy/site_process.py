@@ -40,15 +40,15 @@ class SiteProcess:
             settings, boot, ports.clock, partial(InProcess, make=partial(SiteTask, self.site_host))
         )
         self._hello_samples, self._hello_at = 0, 0.0  # samples in the last hello, and when it was sent
-        self._over_s: float | None = None
+        self._over_at: float | None = None
         self._link, self._announced = ports.link, ""
 
     @property
     def finished(self) -> bool:
         """Whether the task is done above and at the site, and every contribution has its receipt."""
-        if self._over_s is None or not self.agent.finished:
+        if self._over_at is None or not self.agent.finished:
             return False
-        return self._clock() - self._over_s >= LINGER_S
+        return self._clock() - self._over_at >= LINGER_S
 
     def run(self, link: SendingLink, stop: threading.Event, until_done: bool = False) -> None:
         """Work until stopped or, with `until_done`, until finished. Everything is on disk afterwards.
@@ -72,7 +72,7 @@ class SiteProcess:
         if self.agent.done:
             self._end()
         else:
-            self._over_s = None
+            self._over_at = None
             self._report_samples()
 
     def close(self) -> None:
@@ -81,12 +81,12 @@ class SiteProcess:
 
     def _end(self) -> None:
         """End the site, as the task is done above."""
-        if self._over_s is None:
-            self._over_s = self._clock()
+        if self._over_at is None:
+            self._over_at = self._clock()
             if self.site_host.site is not None:
                 self._announced = self.site_host.site.farewell()
         self.site_host.leave()
-        if self._clock() - self._over_s >= LINGER_S:
+        if self._clock() - self._over_at >= LINGER_S:
             self._withdraw()
 
     def _withdraw(self) -> None:

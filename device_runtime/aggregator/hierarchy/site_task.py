@@ -49,8 +49,8 @@ class _Given:
     """A round that this process gave to the site, with the deadline above and that of the site."""
 
     offer: Offer
-    above_s: float
-    until_s: float
+    parent_closes_at: float
+    site_closes_at: float
 
 
 class SiteTask(OneTask):
@@ -129,7 +129,7 @@ class SiteTask(OneTask):
         bundle = self._bundles[MAIN]
         return inputs, _outcome(merged, site_kinds(inputs.offer, bundle.manifest, inputs.base), bundle)
 
-    def train_round(self, inputs: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
+    def train_round(self, inputs: RoundInputs, closes_at: float, listener: Listener) -> WorkOutcome | None:
         """None while the site works on the round, then its merged update, or why it sits out.
 
         Raises RunFolderError when the site's disk fails, KindError for an offer of unknown kinds.
@@ -145,7 +145,7 @@ class SiteTask(OneTask):
             self._logged = kinds.left_out
             for reason in kinds.left_out:
                 log.warning("not asked of the site's devices: %s", reason)
-        why = self._advance(site, inputs, deadline, forwarded)
+        why = self._advance(site, inputs, closes_at, forwarded)
         if why is not None:
             return _sits_out(why, listener)
         if site.phase(inputs.offer) != "merged":
@@ -157,7 +157,7 @@ class SiteTask(OneTask):
         listener.decided(Decision(outcome.plan, outcome.gave_up, inf))
         return outcome
 
-    def _advance(self, site: Site, inputs: RoundInputs, deadline: float, forwarded: int) -> str | None:
+    def _advance(self, site: Site, inputs: RoundInputs, closes_at: float, forwarded: int) -> str | None:
         """Give the site the round, or a new deadline for it. Returns why the site sits out, if it does.
 
         `forwarded`: the bytes that the site will send above.
@@ -170,20 +170,25 @@ class SiteTask(OneTask):
             inputs.offer.run,
             inputs.offer.round,
         )
-        if phase == "other" or current is None or not same or deadline > current.above_s + NEW_DEADLINE_S:
-            margin = self._margin_s(site, forwarded, deadline - now)
-            if deadline - margin <= now:
+        if (
+            phase == "other"
+            or current is None
+            or not same
+            or closes_at > current.parent_closes_at + NEW_DEADLINE_S
+        ):
+            margin = self._margin_s(site, forwarded, closes_at - now)
+            if closes_at - margin <= now:
                 if phase == "open" and _has_enough(site):
                     site.close_round()
                     return None
-                return f"{deadline - now:.1f} s remain, merging and forwarding need {margin:.1f} s"
-            site.give(inputs, deadline - margin - now)
-            self._current = _Given(inputs.offer, deadline, deadline - margin)
+                return f"{closes_at - now:.1f} s remain, merging and forwarding need {margin:.1f} s"
+            site.give(inputs, closes_at - margin - now)
+            self._current = _Given(inputs.offer, closes_at, closes_at - margin)
             return None
         site.tick()
         if site.phase(inputs.offer) != "open":
             return None
-        over = now >= current.until_s
+        over = now >= current.site_closes_at
         if over and _has_enough(site):  # its own deadline is a little later, as giving the round took time
             site.close_round()
             return None

@@ -200,7 +200,7 @@ class ContributionFetcher:
     def _go_on(self, key: Key, pull: Pull, now: float) -> None:
         """Ask for missing blocks. A contribution whose device is silent goes to the end of the queue."""
         silences = pull.unanswered
-        numbers = pull.wanted(now, BLOCKS_ASKED // min(len(self._waiting), MAX_PULLS))
+        numbers = pull.next_blocks(now, BLOCKS_ASKED // min(len(self._waiting), MAX_PULLS))
         if pull.unanswered > silences:
             self._waiting[key] = self._waiting.pop(key)
         if numbers:

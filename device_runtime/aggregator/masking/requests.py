@@ -250,7 +250,7 @@ class SumRequests:
             return
         if pull.refused or pull.unanswered >= MAX_SILENCES:
             self._drop(query, "the helper does not send it")
-        elif blocks := pull.wanted(now, BLOCKS_ASKED):
+        elif blocks := pull.next_blocks(now, BLOCKS_ASKED):
             self._out.ask(query.helper, Get(blob=pull.blob, blocks=blocks))
 
     def _drop(self, query: _Query, why: str) -> None:

@@ -109,7 +109,7 @@ class _Worker:
             failed = self._life()
             if failed is None or self._stop.is_set():
                 break
-            delay.lost(time.monotonic() - since)
+            delay.note_end(time.monotonic() - since)
             log.warning("worker %d has ended (%s); starting another", self._number, failed.why)
             if not self._ready.done():
                 self._ready.set_exception(self._error(failed))

@@ -84,7 +84,7 @@ def _of_late_updates(task: Task) -> Iterator[str]:
 def _of_classes(task: Task, manifest: Manifest) -> Iterator[str]:
     """Settings of heads in closed form, which are of classes."""
     if manifest.target.compared != "classes" or not manifest.target.is_cross_entropy:
-        why = f"the bundle's loss is {manifest.target.said}, not cross-entropy over classes"
+        why = f"the bundle's loss is {manifest.target.description}, not cross-entropy over classes"
         if task.head == "closed-form":
             yield f"head = closed-form has no effect: {why}"
     elif not task.closed_form:

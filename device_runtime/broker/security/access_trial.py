@@ -24,11 +24,11 @@ STEPS_S = (5.0, 40.0)
 
 @dataclass(frozen=True)
 class Answer:
-    """A broker's answer to a message. `known`: false with MQTT 3.1.1, where a refusal cannot be detected."""
+    """A broker's answer. `is_known`: false with MQTT 3.1.1, where a refusal cannot be detected."""
 
-    taken: bool
+    is_accepted: bool
     reason: str = ""
-    known: bool = True
+    is_known: bool = True
 
 
 class AccessTrial:
@@ -40,7 +40,7 @@ class AccessTrial:
     """
 
     def __init__(self, url: BrokerUrl, client_id: str, filters: tuple[str, ...]) -> None:
-        self.heard: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self.stated_limit: int | None = None
         self._base_url, self._id, self._filters = url, client_id, filters
         self._answers: dict[int, ReasonCode] = {}
@@ -67,7 +67,7 @@ class AccessTrial:
                 self.close()
                 self.open()
             around = packet_bytes(topic, bytes(size), 1, self.version == 5) - size
-            if self.publish(topic, bytes(size - around)).taken:
+            if self.publish(topic, bytes(size - around)).is_accepted:
                 return size
         return 0
 
@@ -86,8 +86,8 @@ class AccessTrial:
         with self._changed:
             self._changed.wait_for(lambda: self._is_lost, seconds)
         messages = []
-        while not self.heard.empty():
-            messages.append(self.heard.get())
+        while not self.inbox.empty():
+            messages.append(self.inbox.get())
         return messages
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class AccessTrial:
             self._changed.notify_all()
 
     def _on_message(self, _c: object, _d: object, message: paho.MQTTMessage) -> None:
-        self.heard.put(Received(message.topic, bytes(message.payload), message.retain))
+        self.inbox.put(Received(message.topic, bytes(message.payload), message.retain))
 
     def _closed(self) -> BrokerError:
         """Why the connection ended before it was ready."""

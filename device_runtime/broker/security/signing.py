@@ -52,7 +52,7 @@ class Signer:
         self.public = bytes(self._key.verify_key)
 
     @classmethod
-    def kept(cls, path: Path) -> Signer:
+    def of_file(cls, path: Path) -> Signer:
         """The key in this file (64 hex digits, mode 0600), which is made if missing. Raises KeyFileError."""
         try:
             if not path.exists():

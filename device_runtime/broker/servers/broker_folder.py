@@ -98,7 +98,7 @@ class BrokerFolder:
     @property
     def signer(self) -> Signer:
         """The aggregator's signing key, made when it is first needed. Raises KeyFileError."""
-        return Signer.kept(self.folder / AGGREGATOR_KEY)
+        return Signer.of_file(self.folder / AGGREGATOR_KEY)
 
     @property
     def successions(self) -> tuple[Succession, ...]:

@@ -154,7 +154,7 @@ class Blobs:
         self._check_size(blob)
         with self._lock:
             partial = self._live.get(blob)
-            if partial is None or partial.lost():
+            if partial is None or partial.is_gone():
                 if not self.has(blob) and not Partial.path_of(blob, self._partials).exists():
                     self.check_room(blob)
                 partial = self._live[blob] = Partial(blob, self._partials, self.path(blob.sha))

@@ -350,7 +350,7 @@ class Link:
         ended = replace(self._ended, failure=stream.failure if stream else None)
         lasted_s = time.monotonic() - self._ready_since
         wordless = link_reasons.is_wordless(ended)
-        self._delay.lost(lasted_s, rivalry=wordless and not suspicious and not self.unacknowledged())
+        self._delay.note_end(lasted_s, rivalry=wordless and not suspicious and not self.unacknowledged())
         silent_s = min(lasted_s, self._client.silent_s)
         if wordless and self._keepalive.ended(silent_s, lasted_s):
             log.warning(

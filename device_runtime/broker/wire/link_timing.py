@@ -35,7 +35,7 @@ class ReconnectDelay:
         """Note that an attempt failed."""
         self._failures += 1
 
-    def lost(self, lasted_s: float, rivalry: bool = True) -> None:
+    def note_end(self, lasted_s: float, rivalry: bool = True) -> None:
         """Note that a connection that was ready ended after `lasted_s` seconds.
 
         `rivalry`: whether another client of our name may have ended it.

@@ -91,7 +91,7 @@ class Partial:
         with self._lock:
             return tuple(sorted(self._missing))
 
-    def lost(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether the blob was finished and removed since: then only a new object can fetch it again."""
         with self._lock:
             return not self._missing and not self._is_here() and not self._path.exists()

@@ -66,8 +66,8 @@ class Pull:
         self._wait_s = retry_after_s
         self._slowest_s = 0.0
         self._outstanding: set[int] = set()
-        self._last_s = 0.0
-        self._since_s = 0.0
+        self._last_at = 0.0
+        self._began_at = 0.0
         self._silent = False
 
     @property
@@ -75,7 +75,7 @@ class Pull:
         """Whether every block is here. `finish` checks the hash."""
         return not self._partial.missing()
 
-    def wanted(self, now: float, share: int = MAX_WINDOW) -> tuple[int, ...]:
+    def next_blocks(self, now: float, share: int = MAX_WINDOW) -> tuple[int, ...]:
         """The block numbers to ask for now; empty while enough are on the way. Call it at every tick.
 
         `share`: the most blocks on the way here, of all that the receiver can take from all senders; at least
@@ -86,8 +86,8 @@ class Pull:
         missing = self._partial.missing()
         self._outstanding.intersection_update(missing)
         if not self._outstanding and not self._silent:
-            self._since_s = now
-        if self._outstanding and now - self._last_s >= self._wait_s:
+            self._began_at = now
+        if self._outstanding and now - self._last_at >= self._wait_s:
             self._fell_silent()
         window = max(1, min(self._window, share))
         free = window - len(self._outstanding)
@@ -96,13 +96,13 @@ class Pull:
         numbers = [index for index in missing if index not in self._outstanding][: max(0, free)]
         if numbers:
             self._outstanding.update(numbers)
-            self._last_s = now
+            self._last_at = now
         return tuple(numbers)
 
     def expect(self, now: float) -> None:
         """Expect the sender's `opening_blocks`, the first WINDOW; those that do not come are asked for."""
         self._outstanding.update(self._partial.missing()[: self._limit])
-        self._last_s = self._since_s = now
+        self._last_at = self._began_at = now
 
     def received(self, index: int, data: bytes, now: float) -> bool:
         """Take one block. Returns whether it was good and new; a bad one is dropped and asked for again.
@@ -118,13 +118,13 @@ class Pull:
             return False
         self._outstanding.discard(index)
         if new:
-            self._slowest_s = max(now - self._since_s, self._slowest_s / 2)
+            self._slowest_s = max(now - self._began_at, self._slowest_s / 2)
             self._wait_s = min(max(self._retry_after_s, 3 * self._slowest_s), MAX_WAIT_S)
             self._window = min(self._limit, self._window + 1)
             self.unanswered = 0
-            self._since_s = now
+            self._began_at = now
             self._silent = False
-        self._last_s = now
+        self._last_at = now
         return new
 
     def restart(self) -> None:

@@ -113,7 +113,7 @@ def _checked(samples: LocalSamples, bundle: Bundle, weights: Tensors | None) -> 
         model = open_model(bundle)
         if weights is not None:
             model.load(weights)
-        if len(samples.training) + len(samples.held):
+        if len(samples.training) + len(samples.holdout):
             check = check_model(_even_samples(samples, bundle.manifest), bundle.manifest, model.logits)
         elif weights is None:
             return None
@@ -130,7 +130,7 @@ def _checked(samples: LocalSamples, bundle: Bundle, weights: Tensors | None) -> 
 
 def _even_samples(samples: LocalSamples, manifest: Manifest) -> LocalData:
     """Evenly spaced samples of both sides."""
-    sides = [side for side in (samples.training, samples.held) if len(side)]
+    sides = [side for side in (samples.training, samples.holdout) if len(side)]
     picks = [evenly_spaced(len(side), manifest) for side in sides]
     return LocalData(
         np.concatenate([side.x[pick] for side, pick in zip(sides, picks, strict=True)]),

@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     from . import profile as profile_command
 
     bundle = Bundle.open(find_bundle(options.bundle))
-    profile = _shipped(options) if options.board else profile_command.measured(bundle, options)
+    profile = _shipped(options) if options.board else profile_command.measure_profile(bundle, options)
     load = _workload(options, bundle)
     names = listed(options.kinds) if options.kinds else registry.DEFAULT_KINDS
     kinds = [

@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     if options.plot and importlib.util.find_spec("matplotlib") is None:  # told before anything is measured
         raise ModuleNotFoundError("no plot without matplotlib", name="matplotlib")
     gauge = meter(options)
-    profile = profile_command.measured(bundle, options)
+    profile = profile_command.measure_profile(bundle, options)
     idle_w = idle_watts(gauge.meter, options.idle, Time()) if gauge.meter and options.idle else nan
     device = _device(options, profile.speed, idle_w)
     runs = interleaved([_order(options, name, device) for name in names], options.repeats, _tell)

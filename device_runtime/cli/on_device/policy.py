@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
             raise
         folder = Path("/nonexistent")  # neither paused, nor with traffic
     rules = policy if policy != Policy() else work_gate.kept_policy(folder) or policy
-    verdict = work_gate.OwnerRules(rules, folder, lambda: (0, 0)).judged()
+    verdict = work_gate.OwnerRules(rules, folder, lambda: (0, 0)).verdict()
     if options.format == "json":
         print(as_json(verdict))
     else:

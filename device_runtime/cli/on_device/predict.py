@@ -94,7 +94,7 @@ def _summary(model: Personal) -> str:
     text = f"{model.manifest.name}, task {record.task!r}, {begun_with(record.round)}"
     if judged is None or judged.served is None:
         return f"{text}, not evaluated on this device yet"
-    text += f"; {judged.served.said}"
+    text += f"; {judged.served.description}"
     if judged.own_head is not None:
-        text += f"; with an own head {judged.own_head.said}, {'' if judged.kept else 'not '}used"
+        text += f"; with an own head {judged.own_head.description}, {'' if judged.kept else 'not '}used"
     return text

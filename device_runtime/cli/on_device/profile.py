@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
     bundle = Bundle.open(find_bundle(options.bundle))
     gauge = meter(options)
-    profile = measured(bundle, options)
+    profile = measure_profile(bundle, options)
     if options.format == "json":
         report = {
             **msgspec.to_builtins(profile),
@@ -61,12 +61,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
+def measure_profile(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
     """The profile of this device (or of the one that it emulates) for this bundle, measured now."""
     provide_temporary_folder()
     from device_runtime.device.engine.engine_guard import guard_engine, own_memory
-    from device_runtime.device.engine.profiling import clocks
-    from device_runtime.device.engine.profiling import measured as measured_speed
+    from device_runtime.device.engine.profiling import clocks, device_speed
     from device_runtime.device.engine.profiling import profile as make_profile
     from device_runtime.models.available_engines.available import engine_choice, open_model
 
@@ -75,7 +74,7 @@ def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
     settings = replace(engine_settings(options), run_bytes=watch.run_bytes)
     engine = str(engine_choice(bundle, settings.engine))
     model = open_model(bundle, settings, watch=watch)
-    speed = measured_speed(model, clocks(time.perf_counter, settings, other), watch)
+    speed = device_speed(model, clocks(time.perf_counter, settings, other), watch)
     model.unload()
     return own_memory(make_profile(speed, engine, other), memory_bytes(options))
 

@@ -47,7 +47,7 @@ def _text(figures: BundleFigures) -> str:
     lines = [
         f"{manifest.name}: {figures.bytes / 1000:.0f} KB, sha256 {figures.sha256}",
         f"input {shape}{_kind(manifest)}, {manifest.head.features} features, {len(manifest.labels)} labels"
-        + ("" if manifest.target.is_cross_entropy else f", loss {manifest.target.said}"),
+        + ("" if manifest.target.is_cross_entropy else f", loss {manifest.target.description}"),
         f"made with {manifest.producer}{_source(manifest)}, weights stored as {manifest.stored_as}"
         + (", pre-trained" if manifest.pretrained else ""),
         f"trainable parameters: {trained}",
@@ -59,8 +59,8 @@ def _kind(manifest: Manifest) -> str:
     vocabulary = manifest.input.vocabulary
     text, window = manifest.input.text, manifest.input.window
     if isinstance(window, WindowInput):
-        return f" {window.said(manifest.input.shape[1])}"
-    description = f", {text.said(manifest.input.shape[0])}" if isinstance(text, TextInput) else ""
+        return f" {window.description(manifest.input.shape[1])}"
+    description = f", {text.description(manifest.input.shape[0])}" if isinstance(text, TextInput) else ""
     return "" if vocabulary is None else f" token ids from 0 to {vocabulary - 1}{description}"
 
 

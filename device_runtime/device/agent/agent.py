@@ -53,7 +53,7 @@ class Agent:
         `boot` is drawn anew each time the process starts, to recognise the last will of an earlier process.
         """
         self.settings, self._clock = settings, clock
-        self._listens_until_s: float | None = None
+        self._listening_ends_at: float | None = None
         self.inbox = DeviceInbox(clock)
         self._messages = DeviceMessages(settings.name, boot)
         self._messages.task = settings.task
@@ -97,7 +97,7 @@ class Agent:
         return state.done and self.inbox.empty() and not state.outbox and state.final is None
 
     @property
-    def heard(self) -> bool:
+    def has_offer(self) -> bool:
         """Whether an offer of its task has come."""
         return bool(self.runner.state.heard[0])
 
@@ -150,9 +150,9 @@ class Agent:
 
     def _look_for_offers(self) -> None:
         """Notices that the broker has had no offer for this device since it connected."""
-        until_s, task = self._listens_until_s, self._messages.task
-        if until_s is not None and self._clock() >= until_s:
-            self._listens_until_s = None
+        ends_at, task = self._listening_ends_at, self._messages.task
+        if ends_at is not None and self._clock() >= ends_at:
+            self._listening_ends_at = None
             gone = (
                 f"task {task!r} is not offered at the broker: it is over, was given up, or has yet to begin"
             )
@@ -193,7 +193,7 @@ class Agent:
         match event:
             case Connected():
                 log.info("connected to %s%s", self._messages.link.url, "" if event.first else " again")
-                self._listens_until_s = self._clock() + LISTEN_S
+                self._listening_ends_at = self._clock() + LISTEN_S
                 self.runner.link_up()
             case Disconnected():
                 pass  # the link itself says why, and connects again
@@ -204,7 +204,7 @@ class Agent:
         if topics.is_offer(message.topic):
             task = message.topic.removeprefix(topics.offer(""))
             if task == self._messages.task or not self._messages.task:
-                self._listens_until_s = None
+                self._listening_ends_at = None
             if not message.payload:
                 self.runner.withdrawn(
                     task, f"task {task!r} is not offered any more: it is over or was given up"
@@ -219,7 +219,7 @@ class Agent:
         address, payload = topics.parse(message.topic), message.payload
         match address.leaf:
             case "task" | "n":
-                self._listens_until_s = None
+                self._listening_ends_at = None
                 self._take(message, came, to_all=address.leaf == "n")
             case "receipt":
                 self.runner.take_receipt(self._trust.receipt(message.topic, payload))

@@ -98,7 +98,7 @@ def running_as_device(
         if priority is not None:
             priority.apply()
         work_gate.keep(policy, folder)
-        agent.work_gate.judged = rules.judged
+        agent.work_gate.judge = rules.verdict
         pause_on_signals(folder, again)
         try:
             yield

@@ -69,7 +69,7 @@ class JoinedDevice:
                     if agent.settings.task:
                         from device_runtime.device.connection.other_tasks import warn_if_absent  # 45 kB
 
-                        warn_if_absent(self._connection, agent.settings.task, lambda: agent.heard, stop)
+                        warn_if_absent(self._connection, agent.settings.task, lambda: agent.has_offer, stop)
                     agent.run(link, stop, until_done=until_done)
             finally:
                 agent.close()

@@ -41,7 +41,7 @@ def offered_of(number: int, opened: OpenRound) -> ev.Offered:
         offer.task,
         offer.run,
         offer.round,
-        opened.closes,
+        opened.closes_at,
         offer.done,
         names(bundles_of(offer)),
         tuple(blob.hex for blob in offer.base.checkpoint),

@@ -345,7 +345,7 @@ class Runner:
         return BackendListener(
             self.progressed,
             self.pause_point,
-            self._gate.lost,
+            self._gate.paused_s,
             self._decided,
             self._on_result,
             lambda offer: self.state.has_answered(offer.run, offer.round),
@@ -356,7 +356,7 @@ class Runner:
     def _hold(self) -> None:
         """Hold the training: handle messages and send until work is allowed. Raises as `pause_point`."""
         collect_and_trim()
-        with self._gate.held(), resting(self._settings.meter):
+        with self._gate.on_hold(), resting(self._settings.meter):
             while self.state.paused:
                 self.tick()
                 self.hear(LOOK_S)

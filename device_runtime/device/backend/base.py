@@ -53,17 +53,17 @@ class BackendListener:
     """Callbacks of a round's work.
 
     `progress`, from 0 to 1, and `pause_point`, after each run of an engine, raise as
-    `Runner.pause_point` does. `lost`: seconds that the work has been paused. `decided`: the plan that
-    is tried now. `made`: the result.
+    `Runner.pause_point` does. `paused_s`: seconds that the work has been paused. `decided`: the plan that
+    is tried now. `on_result`: the result.
     `answered`: whether this round's work was done before. `waiting`: the rounds of a run whose contributions
     have no receipt. `died`: the worker process died at the form that was planned.
     """
 
     progress: Callable[[float], None]
     pause_point: Callable[[], None]
-    lost: Callable[[], float]
+    paused_s: Callable[[], float]
     decided: Callable[[Offer, Plan, float], None]
-    made: Callable[[WorkResult], None]
+    on_result: Callable[[WorkResult], None]
     answered: Callable[[Offer], bool]
     waiting: Callable[[str], Collection[int]]
     died: Callable[[], None] = lambda: None

@@ -97,10 +97,10 @@ class OnDemandWorker:
         """`terms` makes what the process is told at its start. It stays `stays_s` seconds without work."""
         self.child: Child | None = None
         self._terms, self._clock, self._stays_s = terms, clock, stays_s
-        self._used_s = 0.0
+        self._used_at = 0.0
         self._cpu_s: float | None = None
         """Processor seconds of its start, once it has answered a request."""
-        self._refused, self._not_before_s, self._wait_s = "", -inf, AGAIN_S
+        self._refused, self._retry_at, self._wait_s = "", -inf, AGAIN_S
 
     def running(self) -> Child:
         """The process, started if there is none. Raises WorkDied if it is too early or cannot be started."""
@@ -108,14 +108,14 @@ class OnDemandWorker:
             log.warning("%s, with nothing to do", self.child.end_description)
             self.end()
         if self.child is None:
-            if self._clock() < self._not_before_s:
+            if self._clock() < self._retry_at:
                 raise WorkDied(self._refused)
             try:
                 self.child = Child(self._terms())
             except OSError as error:
                 why = f"no worker process can be started ({error}); --in-process works without one"
                 raise self.died(why) from None
-            self._used_s, self._cpu_s = self._clock(), None
+            self._used_at, self._cpu_s = self._clock(), None
         return self.child
 
     @property
@@ -127,11 +127,11 @@ class OnDemandWorker:
     def idle(self) -> bool:
         """Whether a process runs that has had no work for as long as it may stay."""
         stays_s = max(self._stays_s, STAYS_TIMES * (self._cpu_s or 0.0))
-        return self.child is not None and self._clock() - self._used_s >= stays_s
+        return self.child is not None and self._clock() - self._used_at >= stays_s
 
     def answered(self, cpu_s: float, is_work: bool) -> None:
         """It has answered a request after `cpu_s` processor seconds; `is_work`: some work is done."""
-        self._used_s = self._clock()
+        self._used_at = self._clock()
         if self._cpu_s is None:
             self._cpu_s = cpu_s
         if is_work:
@@ -139,13 +139,13 @@ class OnDemandWorker:
 
     def died(self, why: str, killed: bool = False) -> WorkDied:
         """The error to raise when it has ended or must end; sets a wait before the next start."""
-        self._refused, self._not_before_s = why, self._clock() + self._wait_s
+        self._refused, self._retry_at = why, self._clock() + self._wait_s
         self._wait_s = min(2 * self._wait_s, AGAIN_MOST_S)
         return WorkDied(why, killed)
 
     def start_at_once(self) -> None:
         """Do not wait before the next start."""
-        self._not_before_s = -inf
+        self._retry_at = -inf
 
     def end(self) -> None:
         """End the process, if there is one."""

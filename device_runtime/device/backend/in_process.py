@@ -85,7 +85,7 @@ class InProcess:
             if missing := self.cache.missing_bundles(offer):
                 return RoundPreview(current.member, missing)
             if current.member is None or self.bundles != bundles_of(offer):
-                task, remaining_s = self._task_of(offer), current.closes - self._gate.clock()
+                task, remaining_s = self._task_of(offer), current.closes_at - self._gate.clock()
                 if current.member is None:
                     current = replace(current, member=task.member(offer, remaining_s))
                 self.cache.take_parts(task.bundle(current.member or ""), current.base)
@@ -104,7 +104,7 @@ class InProcess:
                 self._report(task, *before, listener)
             with guarded(task.engine_guard, _ending_paused_work(listener.pause_point)):
                 inputs_now = replace(inputs, deaths=self.deaths)
-                outcome = task.train_round(inputs_now, current.closes, _listener(offer, listener))
+                outcome = task.train_round(inputs_now, current.closes_at, _listener(offer, listener))
             if outcome is None:
                 return False
             self._report(task, inputs, outcome, listener)
@@ -152,7 +152,7 @@ class InProcess:
         if self.task is None or self.bundles != bundles_of(offer):
             self.task, self._inputs, self.bundles = None, None, ()  # frees its memory for the next
             models = {member: self.cache.bundle(blob) for member, blob in bundles_of(offer)}
-            self.task = self._make(self._settings, models, self._gate.worked, self._link)
+            self.task = self._make(self._settings, models, self._gate.work_clock, self._link)
             self.bundles = bundles_of(offer)
         return self.task
 
@@ -167,7 +167,7 @@ class InProcess:
         if listener.answered(offer):
             return
         if update is None:
-            listener.made(WorkResult(offer.run, offer.round, reasons=outcome.reasons))
+            listener.on_result(WorkResult(offer.run, offer.round, reasons=outcome.reasons))
             return
         for wait_s in (*DISK_WAITS_S, None):
             try:
@@ -180,11 +180,11 @@ class InProcess:
                 if wait_s is not None and is_of_disk(error) and _waited(wait_s, error, offer, listener):
                     continue
                 trouble = f"its contribution cannot be kept: {error}"
-                listener.made(WorkResult(offer.run, offer.round, trouble=trouble))
+                listener.on_result(WorkResult(offer.run, offer.round, trouble=trouble))
             except (TensorError, MaskError) as error:
-                listener.made(WorkResult(offer.run, offer.round, trouble=str(error)))
+                listener.on_result(WorkResult(offer.run, offer.round, trouble=str(error)))
             else:
-                listener.made(WorkResult(offer.run, offer.round, message, len(body) + ENVELOPE_BYTES))
+                listener.on_result(WorkResult(offer.run, offer.round, message, len(body) + ENVELOPE_BYTES))
             return
 
     def _content(
@@ -253,7 +253,7 @@ def _listener(offer: Offer, listener: BackendListener) -> Listener:
     def progress(done: float) -> None:
         _ending_paused_work(partial(listener.progress, done))()
 
-    return Listener(progress, decided, listener.lost)
+    return Listener(progress, decided, listener.paused_s)
 
 
 def _ending_paused_work(pause_point: Callable[[], None]) -> Callable[[], None]:

@@ -59,7 +59,7 @@ def contribution_message(
             train_time_ms=round(1e3 * outcome.train_time_s),
             energy_mj=round(1e3 * outcome.energy_j),
             peak_memory_kib=outcome.peak_memory_bytes // 1024,
-            energy_source=outcome.energy.source if outcome.energy.measured else "",
+            energy_source=outcome.energy.source if outcome.energy.is_measured else "",
             energy_off_percent=max(1, round(100 * outcome.energy.uncertainty)),
             epsilon_milli=0 if isnan(outcome.epsilon) else ceil(1000 * outcome.epsilon),
         ),

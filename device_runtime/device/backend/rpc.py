@@ -48,17 +48,17 @@ class Rpc(Generic[M]):
         self._encoder = msgspec.msgpack.Encoder(enc_hook=str)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind, dec_hook=_path)
         self._received = bytearray()
-        self._last_s = time.monotonic()
+        self._last_at = time.monotonic()
 
     @property
     def silent_s(self) -> float:
         """Seconds since either side sent a message; 0 if one waits to be read."""
-        return 0.0 if self._received or self._readable(0.0) else time.monotonic() - self._last_s
+        return 0.0 if self._received or self._readable(0.0) else time.monotonic() - self._last_at
 
     def send(self, message: Request | WorkerMessage) -> None:
         """Send a message. Raises WorkerGone."""
         data = self._encoder.encode(message)
-        self._last_s = time.monotonic()
+        self._last_at = time.monotonic()
         try:
             self._socket.sendall(LENGTH.pack(len(data)) + data)
         except OSError:
@@ -76,7 +76,7 @@ class Rpc(Generic[M]):
             if not data:
                 raise WorkerGone
             self._received += data
-        self._last_s = time.monotonic()
+        self._last_at = time.monotonic()
         return message
 
     def close(self) -> None:
@@ -168,10 +168,10 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
 
 
 class PreviewRequest(msgspec.Struct, frozen=True, tag=True):
-    """A call of `WorkBackend.preview`; `seen` as in LinkSpeed."""
+    """A call of `WorkBackend.preview`; `rates` as in LinkSpeed."""
 
     current: OpenRound
-    seen: tuple[float | None, float | None]
+    rates: tuple[float | None, float | None]
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, tag=True):
@@ -183,13 +183,13 @@ class PrepareRequest(msgspec.Struct, frozen=True, tag=True):
 class WorkRequest(msgspec.Struct, frozen=True, tag=True):
     """A call of `WorkBackend.work`.
 
-    `waiting`: rounds of this run whose contributions have no receipt; `lost_s` as in WorkGate.
+    `waiting`: rounds of this run whose contributions have no receipt; `paused_s` as in WorkGate.
     """
 
     current: OpenRound
-    seen: tuple[float | None, float | None]
+    rates: tuple[float | None, float | None]
     waiting: tuple[int, ...]
-    lost_s: float
+    paused_s: float
     deaths: tuple[WorkerDeath, ...] = ()
 
 
@@ -219,7 +219,7 @@ class SaveStateRequest(msgspec.Struct, frozen=True, tag=True):
 class ProgressReply(msgspec.Struct, frozen=True, tag=True):
     """Answer to a ProgressReport. `end_reason`: why the work must end, if its round closed during a pause."""
 
-    lost_s: float
+    paused_s: float
     end_reason: str = ""
 
 
@@ -239,7 +239,7 @@ class PlanReport(msgspec.Struct, frozen=True, tag=True):
 class ResultReport(msgspec.Struct, frozen=True, tag=True):
     """See BackendListener.made."""
 
-    made: WorkResult
+    result: WorkResult
 
 
 class KnownTask(msgspec.Struct, frozen=True):
@@ -256,7 +256,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     `error`: the name of an error's class, and its text. `cpu_s`: processor seconds of the worker so far.
     """
 
-    known: KnownTask | None = None
+    task: KnownTask | None = None
     preview: RoundPreview | None = None
     finished: bool = True
     error: tuple[str, str] | None = None

@@ -107,7 +107,7 @@ class Subprocess:
             log.warning("%s", error)
 
     def preview(self, current: OpenRound) -> RoundPreview:
-        preview = self._ask(PreviewRequest(current, self._link.seen)).preview
+        preview = self._ask(PreviewRequest(current, self._link.rates)).preview
         if preview is None:
             raise TypeError("a PreviewRequest was answered without a preview")
         return preview
@@ -125,10 +125,10 @@ class Subprocess:
             before, deaths = self._deaths
             if before is None or not current.follows(before):
                 before, deaths = current, ()
-            if deaths and self._gate.clock() >= current.closes:
+            if deaths and self._gate.clock() >= current.closes_at:
                 return _sat_out(offer, deaths, listener)
             waiting = tuple(listener.waiting(offer.run))
-            request = WorkRequest(current, self._link.seen, waiting, listener.lost(), deaths)
+            request = WorkRequest(current, self._link.rates, waiting, listener.paused_s(), deaths)
             attempt = _Attempt(offer, listener)
             try:
                 return self._ask(request, listener.progress, attempt.pass_on).finished
@@ -208,7 +208,7 @@ class Subprocess:
                     self._is_paused = message is not None  # it waits for the reply to its report
                     end_reason = end_reason or _end_reason(progress, done)
                 if isinstance(message, ProgressReport):
-                    child.rpc.send(ProgressReply(self._gate.lost(), end_reason))
+                    child.rpc.send(ProgressReply(self._gate.paused_s(), end_reason))
                 elif message is not None:
                     handle(message)
         except WorkerGone:
@@ -224,7 +224,7 @@ class Subprocess:
         if message.error is not None:
             name, text = message.error
             raise ERRORS.get(name, DeviceError)(text)
-        self._task = message.known or self._task
+        self._task = message.task or self._task
         return message
 
     def _endless(self, request: Request, child: Child) -> str:
@@ -232,7 +232,7 @@ class Subprocess:
         silent_s = child.rpc.silent_s
         if (
             isinstance(request, WorkRequest)
-            and self._gate.clock() >= request.current.closes
+            and self._gate.clock() >= request.current.closes_at
             and silent_s >= CLOSED_SILENT_S
         ):
             return f"it said nothing for {CLOSED_SILENT_S:.0f} s when its round had closed"
@@ -265,7 +265,7 @@ class _Attempt:
             self.listener.decided(self.offer, message.plan, message.room_bytes)
         elif isinstance(message, ResultReport):
             self.reported = True
-            self.listener.made(message.made)
+            self.listener.on_result(message.result)
 
 
 def _sat_out(offer: Offer, deaths: tuple[WorkerDeath, ...], listener: BackendListener) -> bool:
@@ -273,7 +273,7 @@ def _sat_out(offer: Offer, deaths: tuple[WorkerDeath, ...], listener: BackendLis
     reasons = tuple(f"{death.label} given up: {death.why}" for death in deaths)
     plan = sat_out_plan(offer.task, offer.round, reasons)
     listener.decided(offer, plan, 0.0)
-    listener.made(WorkResult(offer.run, offer.round, reasons=reasons))
+    listener.on_result(WorkResult(offer.run, offer.round, reasons=reasons))
     return True
 
 

@@ -103,12 +103,12 @@ def _listen(rpc: Rpc[Request], inbox: Inbox) -> None:
 
 
 class RemoteWorkGate(WorkGate):
-    """A work gate kept by the device; `lost_s` is what the device sent last."""
+    """A work gate kept by the device; `paused_before_s` is what the device sent last."""
 
-    lost_s = 0.0
+    paused_before_s = 0.0
 
-    def lost(self) -> float:
-        return self.lost_s
+    def paused_s(self) -> float:
+        return self.paused_before_s
 
 
 class DeviceWorker:
@@ -143,7 +143,7 @@ class DeviceWorker:
 
     def _do(self, request: Request) -> RoundPreview | None:
         if isinstance(request, PreviewRequest):
-            self._link.seen = request.seen
+            self._link.rates = request.rates
             return self._backend.preview(request.current)
         if isinstance(request, PrepareRequest):
             self._backend.prepare(request.current)
@@ -158,12 +158,12 @@ class DeviceWorker:
         return None
 
     def _work(self, request: WorkRequest) -> bool:
-        self._link.seen, self._gate.lost_s, self._done = request.seen, request.lost_s, 0.0
+        self._link.rates, self._gate.paused_before_s, self._done = request.rates, request.paused_s, 0.0
         self._backend.deaths = request.deaths
         listener = BackendListener(
             self._progress,
             self.pause_point,
-            self._gate.lost,
+            self._gate.paused_s,
             self._decided,
             self._send_result,
             lambda _offer: False,
@@ -209,7 +209,7 @@ class DeviceWorker:
         if not isinstance(reply, ProgressReply):
             raise TypeError(f"{type(reply).__name__} came in reply to a progress report")
         self._unanswered, self._asked_s = False, time.monotonic()
-        self._gate.lost_s = reply.lost_s
+        self._gate.paused_before_s = reply.paused_s
         return reply
 
     def _decided(self, _offer: Offer, plan: Plan, room_bytes: float) -> None:

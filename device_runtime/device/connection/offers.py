@@ -24,7 +24,7 @@ class OpenRound:
     """
 
     offer: Offer
-    closes: float
+    closes_at: float
     member: str | None = None
 
     @property
@@ -35,7 +35,8 @@ class OpenRound:
     def follows(self, earlier: OpenRound) -> bool:
         """Whether this is the same round with the same deadline, offered again."""
         now, then = self.offer, earlier.offer
-        return (now.run, now.round) == (then.run, then.round) and self.closes - earlier.closes < EXTENDED_S
+        is_same = (now.run, now.round) == (then.run, then.round)
+        return is_same and self.closes_at - earlier.closes_at < EXTENDED_S
 
 
 def opened(offer: Offer, came: float) -> OpenRound:

@@ -57,7 +57,7 @@ class Downloads:
             if pull.done:
                 self._finish(pull)
                 self._arrived(pull.blob, now - self._began[sha])
-            elif blocks := pull.wanted(now):
+            elif blocks := pull.next_blocks(now):
                 self._ask(Get(blob=pull.blob, blocks=blocks))
         return True
 

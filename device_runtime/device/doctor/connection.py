@@ -177,14 +177,14 @@ def _inside(connection: Connection, now: float, peer: PeerCertificate | None) ->
 
 def _writing(trial: AccessTrial, name: str) -> Finding:
     answer = trial.publish(topics.up(name, "trial"), b"")
-    if not answer.taken:
+    if not answer.is_accepted:
         advice = (
             f"give it `pattern write {topics.up('%u', 'LEAF')}` for each of {', '.join(topics.UP)} (`broker "
             "upgrade DIR` writes them), and let the user name be the device's name"
         )
         text = f"may not write below {topics.up(name, '')} ({answer.reason})"
         return Finding("own branch", "problem", text, advice)
-    if not answer.known:
+    if not answer.is_known:
         return Finding("own branch", "ok", "written to; whether it arrived, MQTT 3.1.1 does not say")
     return Finding("own branch", "ok", f"may write below {topics.up(name, '')}")
 
@@ -194,19 +194,19 @@ def _fence(trial: AccessTrial, connection: Connection) -> Finding:
     name = connection.name
     tried = (topics.up(NOBODY, "trial"), topics.down(NOBODY, "trial"), f"{TO_ALL}trial")
     answers = [(topic, trial.publish(topic, b"")) for topic in tried]
-    open_to = [f"write {topic}" for topic, answer in answers if answer.taken and answer.known]
+    open_to = [f"write {topic}" for topic, answer in answers if answer.is_accepted and answer.is_known]
     trial.publish(topics.up(name, "trial"), b"echo")
     messages = trial.hear(LISTEN_S)
     for message in messages:
         if message.topic.startswith(f"{TO_ALL}round"):
-            trial.heard.put(message)  # it is looked at later
+            trial.inbox.put(message)  # it is looked at later
         elif message.topic != topics.up(name, "state"):
             open_to.append(f"read {message.topic}")
     if open_to:
         state: State = "missing" if connection.url.loopback else "problem"
         text = f"this device may {', '.join(sorted(set(open_to)))}"
         return Finding("access list", state, text, "give the broker the access list of `broker init`")
-    if not all(answer.known for _, answer in answers):
+    if not all(answer.is_known for _, answer in answers):
         return Finding("access list", "missing", "reads no other's; of writing MQTT 3.1.1 does not say")
     return Finding("access list", "ok", "kept from the branches of others, and from speaking to all")
 
@@ -216,9 +216,9 @@ def _limit(trial: AccessTrial, name: str) -> Finding:
     topic = topics.up(name, "trial")
     answer = trial.publish(topic, bytes(MESSAGE_LIMIT))
     size = f"{MESSAGE_LIMIT // 1024} KiB in one message"
-    if answer.taken and not answer.known:
+    if answer.is_accepted and not answer.is_known:
         return Finding("packet limit", "missing", f"{size} are taken, or dropped silently (MQTT 3.1.1)")
-    if answer.taken:
+    if answer.is_accepted:
         return Finding("packet limit", "ok", f"{size} are taken")
     try:
         most = trial.largest_packet(topic, _PACKETS)

@@ -148,7 +148,7 @@ def privacy(folder: Path) -> Iterator[Finding]:
         what = "privacy" if path.parent == folder else f"privacy of {path.parent.name}"
         try:
             budget, delta = SpentPrivacy(path), DpSgd().delta
-            spent = f"epsilon {budget.spent(delta):.2f} at delta {delta:g} spent"
+            spent = f"epsilon {budget.epsilon(delta):.2f} at delta {delta:g} spent"
             yield Finding(what, "ok", f"{spent}, {budget.rounds} rounds at most with any sample")
         except (DataError, PrivacyError) as error:
             yield Finding(what, "missing", str(error))
@@ -259,7 +259,7 @@ def rules(folder: Path) -> Iterator[Finding]:
         except PolicyError as error:
             yield Finding(what, "missing", str(error), "join again")
             continue
-        verdict = work_gate.OwnerRules(policy, place, lambda: (0, 0)).judged()
+        verdict = work_gate.OwnerRules(policy, place, lambda: (0, 0)).verdict()
         if verdict.rules:
             text = "; ".join(verdict.reasons or [rule.why for rule in verdict.rules])
             if verdict.allows:

@@ -1,7 +1,17 @@
 """Energy meters, one file for each source, and the choice among them."""
 
 from .accounting import Account, modelled, resting
-from .meter import MODELLED, Energy, Meter, MeterError, MeterInfo, MeterReading, NoMeter, spent, together
+from .meter import (
+    MODELLED,
+    Energy,
+    Meter,
+    MeterError,
+    MeterInfo,
+    MeterReading,
+    NoMeter,
+    energy_between,
+    together,
+)
 from .meter_choice import AUTO, METER_OPTIONS, FoundMeter, find_meter, needs_listening
 
 __all__ = [
@@ -16,10 +26,10 @@ __all__ = [
     "MeterInfo",
     "MeterReading",
     "NoMeter",
+    "energy_between",
     "find_meter",
     "modelled",
     "needs_listening",
     "resting",
-    "spent",
     "together",
 ]

@@ -10,7 +10,7 @@ from math import nan
 from device_runtime.device.errors import WorkStopped
 from device_runtime.profiles import Power
 
-from .meter import MODELLED, Energy, Meter, MeterError, MeterReading, spent
+from .meter import MODELLED, Energy, Meter, MeterError, MeterReading, energy_between
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Account:
         if self._meter is not None:
             self._meter.rest()
         if self._meter is not None and self._start is not None and end is not None:
-            measured = spent(self._meter.about, self._start, end, seconds * self._idle_w)
+            measured = energy_between(self._meter.about, self._start, end, seconds * self._idle_w)
             if measured.uncertainty < 1:
                 return measured
         return modelled(power, seconds, self._cpu() - self._busy_s if self._cpu else seconds)

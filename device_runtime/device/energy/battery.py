@@ -53,7 +53,7 @@ def joules_left(batteries: Sequence[Supply]) -> float | None:
     return None if None in left else sum(value for value in left if value is not None)
 
 
-def found(root: Path, clock: Callable[[], float]) -> PolledMeter:
+def find_meter(root: Path, clock: Callable[[], float]) -> PolledMeter:
     """The meter of this machine. Raises NoMeter, MeterError."""
     paths = [path for path in sorted((root / FOLDER).glob("*/uevent")) if is_battery(_read(path))]
     if not paths:
@@ -63,10 +63,10 @@ def found(root: Path, clock: Callable[[], float]) -> PolledMeter:
         return [_read(path) for path in paths]
 
     if watts(now()):
-        return PolledMeter(POWER, lambda: _said(watts(now())), PowerIntegral(POWER.every_s), clock)
+        return PolledMeter(POWER, lambda: _reading(watts(now())), PowerIntegral(POWER.every_s), clock)
     if joules_left(now()) is None:
         raise MeterError(f"{paths[0].parent}: neither power nor charge is told")
-    return PolledMeter(CHARGE, lambda: -_said(joules_left(now())), CounterIntegral(), clock)
+    return PolledMeter(CHARGE, lambda: -_reading(joules_left(now())), CounterIntegral(), clock)
 
 
 def _discharging(batteries: Sequence[Supply]) -> list[Supply]:
@@ -99,7 +99,7 @@ def _number(battery: Supply, name: str) -> float | None:
         return None
 
 
-def _said(value: float | None) -> float:
+def _reading(value: float | None) -> float:
     if value is None:
         raise MeterError("the battery no longer tells its power")
     return value

@@ -56,7 +56,7 @@ def watts(shunt: bytes, bus: bytes, ohms: float) -> float:
     return abs(across / ohms) * (word >> 3) * 4e-3
 
 
-def found(wiring: Wiring, root: Path, clock: Callable[[], float]) -> PolledMeter:
+def find_meter(wiring: Wiring, root: Path, clock: Callable[[], float]) -> PolledMeter:
     """The sensor. Raises NoMeter if there is no such bus, MeterError."""
     path = root / "dev" / f"i2c-{wiring.bus}"
     if not path.exists():

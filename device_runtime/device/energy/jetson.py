@@ -56,7 +56,7 @@ def whole(watts: Mapping[str, float]) -> float:
     raise MeterError(f"rails {labels}: which of them are the whole board is not known")
 
 
-def found(root: Path, clock: Callable[[], float]) -> PolledMeter:
+def find_meter(root: Path, clock: Callable[[], float]) -> PolledMeter:
     """The meter of this board. Raises NoMeter, MeterError."""
     folders = list(_monitors(root))
     if not folders:

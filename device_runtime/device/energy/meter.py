@@ -70,7 +70,7 @@ class Energy:
     above_idle_off_j: float = 0.0
 
     @property
-    def measured(self) -> bool:
+    def is_measured(self) -> bool:
         """Whether a meter measured it; otherwise it is modelled from power figures and time."""
         return self.source != MODELLED
 
@@ -89,7 +89,7 @@ class Meter(Protocol):
         """Stop sampling until the next `read`: energy used until then is not added."""
 
 
-def spent(about: MeterInfo, start: MeterReading, end: MeterReading, idle_j: float = nan) -> Energy:
+def energy_between(about: MeterInfo, start: MeterReading, end: MeterReading, idle_j: float = nan) -> Energy:
     """Energy between two readings of one meter; `idle_j` of it would have been used at idle anyway.
 
     Independent errors add up by their squares: of the meter's scale, of its step, and between samples; above
@@ -155,7 +155,7 @@ class PowerIntegral:
         joules = self.reading.joules + seconds * (value + before) / 2
         return replace(self, reading=MeterReading(joules, self.reading.variance + off**2), last=(t, value))
 
-    def held(self, t: float) -> PowerIntegral:
+    def extend(self, t: float) -> PowerIntegral:
         """At `t` no new sample has come: the last is assumed to hold, with an error of the whole energy."""
         if self.last is None:
             return self

@@ -14,11 +14,11 @@ from .meter import MODELLED, Meter, MeterError, NoMeter
 
 AUTO = "auto"
 HERE: dict[str, Callable[[Path, Callable[[], float]], Meter]] = {
-    "jetson": jetson.found,
-    "pmic": pmic.found,
-    "rapl": rapl.found,
-    "battery": battery.found,
-    "termux": termux.found,
+    "jetson": jetson.find_meter,
+    "pmic": pmic.find_meter,
+    "rapl": rapl.find_meter,
+    "battery": battery.find_meter,
+    "termux": termux.find_meter,
 }
 """Meters that "auto" looks for, the best first: of the whole board, then exact ones, then coarse ones.
 
@@ -61,7 +61,7 @@ def find_meter(
     try:
         return _named(option, clock, root)
     except _WRONG as error:
-        raise MeterError(f"--meter {_shown(option)}: {error}") from None
+        raise MeterError(f"--meter {_without_password(option)}: {error}") from None
 
 
 def needs_listening(option: str) -> bool:
@@ -87,7 +87,7 @@ def _named(option: str, clock: Callable[[], float], root: Path) -> FoundMeter:
     if kind == "ina219":
         from . import ina219  # like the next two, loaded only if it is asked for
 
-        return FoundMeter(ina219.found(ina219.Wiring.of(rest), root, clock))
+        return FoundMeter(ina219.find_meter(ina219.Wiring.of(rest), root, clock))
     if kind == "command":
         from . import command
 
@@ -95,7 +95,7 @@ def _named(option: str, clock: Callable[[], float], root: Path) -> FoundMeter:
     if kind in ("mqtt", "mqtts"):
         from . import mqtt
 
-        return FoundMeter(mqtt.found(option, clock))
+        return FoundMeter(mqtt.find_meter(option, clock))
     raise MeterError(f"expected one of {', '.join(METER_OPTIONS)}")
 
 
@@ -111,7 +111,7 @@ def _best(clock: Callable[[], float], root: Path) -> FoundMeter:
     return FoundMeter(None, tuple(passed))
 
 
-def _shown(option: str) -> str:
+def _without_password(option: str) -> str:
     """The option without a broker's password."""
     scheme, mark, rest = option.partition("://")
     return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else option

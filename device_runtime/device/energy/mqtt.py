@@ -73,8 +73,8 @@ class MqttMeter:
         self._resting = True
         self._client = _client(source.url)
         self._client.on_connect = lambda _client, _data, _flags, reason, _properties: self._connected(reason)
-        self._client.on_connect_fail = lambda _client, _data: self._lost("no broker answers")
-        self._client.on_disconnect = lambda _client, _data, _flags, reason, _properties: self._lost(
+        self._client.on_connect_fail = lambda _client, _data: self._on_lost("no broker answers")
+        self._client.on_disconnect = lambda _client, _data, _flags, reason, _properties: self._on_lost(
             f"the connection to the broker ended ({str(reason).lower()})"
         )
         self._client.on_message = lambda _client, _data, message: self.hear(bytes(message.payload))
@@ -92,7 +92,7 @@ class MqttMeter:
         if not reason.is_failure:
             self._client.subscribe(self._source.topic)
 
-    def _lost(self, why: str) -> None:
+    def _on_lost(self, why: str) -> None:
         with self._news:
             self._outage = why
 
@@ -121,7 +121,7 @@ class MqttMeter:
                 raise self._silent(
                     f"no message for {now - came:.0f} s{self._because or ': it should speak more often'}"
                 )
-            self._integral = self._integral.after(now, watts) if self._resting else self._integral.held(now)
+            self._integral = self._integral.after(now, watts) if self._resting else self._integral.extend(now)
             self._resting = False
             return self._integral.reading
 
@@ -138,7 +138,7 @@ class MqttMeter:
         return MeterError(f"{self._source.url}, {self._source.topic}: {why}")
 
 
-def found(text: str, clock: Callable[[], float]) -> MqttMeter:
+def find_meter(text: str, clock: Callable[[], float]) -> MqttMeter:
     """The meter that publishes there, as `USAGE`, after its first message. Raises MeterError."""
     meter = MqttMeter(MeterTopic.of(text), clock)
     meter.read()

@@ -43,7 +43,7 @@ def board(text: str) -> float:
     return SLOPE * sum(rails(text).values()) + REST_W
 
 
-def found(root: Path, clock: Callable[[], float]) -> PolledMeter:
+def find_meter(root: Path, clock: Callable[[], float]) -> PolledMeter:
     """The meter of this board. Raises NoMeter, MeterError."""
     model = root / "proc/device-tree/model"
     if "Raspberry Pi 5" not in _model(model) or shutil.which(COMMAND[0]) is None:

@@ -49,7 +49,7 @@ def grown(before: Mapping[str, Zone], now: Mapping[str, Zone]) -> float:
     return total / 1e6
 
 
-def found(root: Path, clock: Callable[[], float]) -> PolledMeter:
+def find_meter(root: Path, clock: Callable[[], float]) -> PolledMeter:
     """The meter of this machine. Raises NoMeter, or MeterError without permission to read it."""
     folders = [
         path for path in sorted((root / FOLDER).glob("intel-rapl:*")) if counts(_text(path / "name", "?"))

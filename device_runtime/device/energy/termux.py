@@ -58,7 +58,7 @@ def watts(reading: Status) -> float:
     return amperes * (volts(reading) or NOMINAL_V)
 
 
-def found(root: Path, clock: Callable[[], float]) -> PolledMeter:
+def find_meter(root: Path, clock: Callable[[], float]) -> PolledMeter:
     """The meter of this phone. Raises NoMeter, MeterError."""
     if shutil.which(COMMAND) is None:
         raise NoMeter(f"no {COMMAND}")

@@ -49,7 +49,7 @@ def ready(model: DeviceModel) -> None:
     collect_and_trim()
 
 
-def measured(model: DeviceModel, clocks: Clocks, engine_guard: EngineGuard) -> Speed:
+def device_speed(model: DeviceModel, clocks: Clocks, engine_guard: EngineGuard) -> Speed:
     """The speed of this bundle here, and the memory of its graphs; `engine_guard` is that of the model.
 
     Raises OutOfMemory when the memory does not even allow a forward pass.

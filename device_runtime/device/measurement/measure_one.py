@@ -110,7 +110,7 @@ def samples(order: MeasureOrder, bundle: Bundle) -> LocalData:
     return LocalData(x, np.arange(order.samples) % len(bundle.manifest.labels))
 
 
-def measured(order: MeasureOrder) -> MeasuredFigures:
+def run_order(order: MeasureOrder) -> MeasuredFigures:
     """Run the order once. Raises DataError, ModelError, KindError, MeterError."""
     device, bundle = order.device, Bundle.open(find_bundle(order.bundle))
     manifest, emulation = bundle.manifest, device.emulation
@@ -133,7 +133,7 @@ def measured(order: MeasureOrder) -> MeasuredFigures:
         "measure", {MAIN: model}, data, {MAIN: load}, watch, time.perf_counter,
         PrivacyGuard.of(Path(), Path(order.data)), account=_account(device),
     )  # fmt: skip
-    outcome = train_richest(worker, here, Assignment((kind,), seed=0, deadline=inf))
+    outcome = train_richest(worker, here, Assignment((kind,), seed=0, closes_at=inf))
     update, chosen = outcome.update, outcome.plan.chosen
     if update is None or chosen is None:
         return MeasuredFigures(order.kind, why="; ".join(outcome.reasons) or "nothing was made")
@@ -178,7 +178,7 @@ def main() -> None:
     """
     end_when_alone(1)
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=MeasureOrder)
-    figures = msgspec.msgpack.encode(measured(order))
+    figures = msgspec.msgpack.encode(run_order(order))
     with open(int(sys.argv[1]), "wb") as answer:  # noqa: PTH123 - a number
         answer.write(figures)
 

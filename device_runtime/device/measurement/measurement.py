@@ -14,7 +14,7 @@ from statistics import median
 import msgspec
 
 from device_runtime.child_python import python_command
-from device_runtime.device.energy import Meter, spent
+from device_runtime.device.energy import Meter, energy_between
 from device_runtime.device.engine.emulation import Time
 
 from .measure_one import MeasuredFigures, MeasureOrder
@@ -183,7 +183,7 @@ def idle_watts(meter: Meter, seconds: float, time: Time) -> float:
     time.sleep(seconds)
     ended, end = time.clock(), meter.read()
     meter.rest()
-    energy = spent(meter.about, start, end)
+    energy = energy_between(meter.about, start, end)
     return energy.joules / (ended - began) if energy.uncertainty < 1 else nan
 
 

@@ -32,13 +32,13 @@ def keep(keeper: PersonalModelStore, offer: Offer, bundle: Bundle, weights: Tens
         log.warning("%s cannot be kept: %s", begun_with(offer.round), error)
 
 
-def judge(keeper: PersonalModelStore, number: int, judged: Callable[[], PersonalEvaluation]) -> None:
-    """Judge the model that round `number` began with, by `judged`; log and save the figures.
+def judge(keeper: PersonalModelStore, number: int, evaluate_model: Callable[[], PersonalEvaluation]) -> None:
+    """Judge the model that round `number` began with, by `evaluate_model`; log and save the figures.
 
     A failure is logged as a warning.
     """
     try:
-        evaluation = judged()
+        evaluation = evaluate_model()
         figures = RoundEvaluation(
             number,
             _finite(evaluation.served),
@@ -53,7 +53,7 @@ def judge(keeper: PersonalModelStore, number: int, judged: Callable[[], Personal
     except (OSError, ModelError, DeviceError) as error:
         log.warning("%s was not judged: %s", begun_with(number), error)
         return
-    log.info("%s %s", begun_with(number), _said(evaluation))
+    log.info("%s %s", begun_with(number), _sentence(evaluation))
 
 
 def _finite(evaluation: Evaluation | None) -> Evaluation | None:
@@ -61,7 +61,7 @@ def _finite(evaluation: Evaluation | None) -> Evaluation | None:
     return evaluation if evaluation is not None and isfinite(evaluation.eval_loss) else None
 
 
-def _said(evaluation: PersonalEvaluation) -> str:
+def _sentence(evaluation: PersonalEvaluation) -> str:
     text = _figures(evaluation.served)
     if evaluation.own_head is not None:
         text += f"; with an own head it {_figures(evaluation.own_head)}, "
@@ -71,7 +71,7 @@ def _said(evaluation: PersonalEvaluation) -> str:
 
 def _figures(evaluation: Evaluation) -> str:
     verb = "is right in" if evaluation.metric == ACCURACY else "has"
-    return f"{verb} {evaluation.said} here (eval_loss {evaluation.eval_loss:.3f})"
+    return f"{verb} {evaluation.description} here (eval_loss {evaluation.eval_loss:.3f})"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class OwnHead:
     clock: Callable[[], float]
 
 
-def judged(
+def personal_evaluation(
     model: DeviceModel, training: LocalData, test: LocalData, own: OwnHead | None
 ) -> PersonalEvaluation:
     """Evaluate the loaded model on `test`; with `own` also with a head trained on `training`.
@@ -117,7 +117,7 @@ def judged(
     served = accuracy_and_loss(passed.logits, test.y, weights)
     if own is None or not len(test) or len(set(training.y.tolist())) < 2:
         return PersonalEvaluation(served)
-    trained = FewShot().train(model, training, Run(own.seed, own.device, own.clock, deadline=inf)).tensors
+    trained = FewShot().train(model, training, Run(own.seed, own.device, own.clock, upload_at=inf)).tensors
     logits = SoftmaxHead(model.manifest, trained).logits(passed.features)
     own_head = accuracy_and_loss(logits, test.y, weights)
     better = (own_head.eval_acc, -own_head.eval_loss) > (served.eval_acc, -served.eval_loss)

@@ -105,7 +105,7 @@ class Personal:
         """
         target = self.manifest.target
         if target.compared not in ("classes", "flags"):
-            raise DataError(f"{self.manifest.name} predicts no labels: its loss is {target.said}")
+            raise DataError(f"{self.manifest.name} predicts no labels: its loss is {target.description}")
         return self._probabilities(self._model.logits(self.manifest.input.prepare(raw)))
 
     def _probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:

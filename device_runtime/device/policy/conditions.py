@@ -192,7 +192,7 @@ class Load:
     _before: tuple[float, Ticks, float] | None = None
     _reading: Reading[float] = NOT_LOOKED_AT
 
-    def seen(self) -> Reading[float]:
+    def reading(self) -> Reading[float]:
         now = self.clock()
         if self._before is not None and now - self._before[0] < LOAD_OVER_S:
             return self._reading
@@ -243,7 +243,7 @@ class ConditionReader:
             charge=self._charge() if powered else Reading(None, NOT_LOOKED_AT.source),
             celsius=self._celsius() if policy.below_c is not None else NOT_LOOKED_AT,
             metered=self._metered() if policy.unmetered else Reading(None, NOT_LOOKED_AT.source),
-            others=self.load.seen() if policy.others_below is not None else NOT_LOOKED_AT,
+            others=self.load.reading() if policy.others_below is not None else NOT_LOOKED_AT,
             bytes_today=self.bytes_today() if policy.daily_bytes is not None else 0,
         )
 

@@ -71,7 +71,7 @@ class SpentPrivacy:
         """Number of rounds of the sample that took part in most."""
         return max((ledger.rounds for ledger in self._pasts()), default=0)
 
-    def spent(self, delta: float) -> float:
+    def epsilon(self, delta: float) -> float:
         """Epsilon at `delta` of the sample on which most was spent. Raises PrivacyUnavailable."""
         return max((ledger.epsilon(delta) for ledger in self._pasts()), default=0.0)
 
@@ -178,13 +178,13 @@ class PrivacyGuard:
         except DataError as error:
             raise PrivacyError(str(error)) from None
 
-    def spent(self, strategy: AnyStrategy) -> float:
+    def epsilon_spent(self, strategy: AnyStrategy) -> float:
         """Epsilon spent so far on the samples here, at this kind's delta; nan if the kind is not private.
 
         Raises DataError, PrivacyUnavailable.
         """
         dp = dp_settings(strategy)
-        return nan if dp is None else self.budget.spent(dp.delta)
+        return nan if dp is None else self.budget.epsilon(dp.delta)
 
     def _limits(self, request: DpSgd) -> tuple[PrivacyBudget, ...]:
         return (request.limit,) if self.owner is None else (request.limit, self.owner)

@@ -224,7 +224,7 @@ class RuleVerdict:
 
     @property
     def allows(self) -> bool:
-        return not self.held
+        return not self.failed_rules
 
     @property
     def quiet(self) -> bool:
@@ -232,7 +232,7 @@ class RuleVerdict:
         return any(rule.network and not rule.allows for rule in self.rules)
 
     @property
-    def held(self) -> frozenset[str]:
+    def failed_rules(self) -> frozenset[str]:
         """Names of the rules that say no: pass them to the next judgement."""
         return frozenset(rule.name for rule in self.rules if not rule.allows)
 

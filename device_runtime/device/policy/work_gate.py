@@ -39,19 +39,19 @@ class WorkGate:
 
     def __init__(self, clock: Callable[[], float], judged: JudgeRules = lambda _: RuleVerdict()) -> None:
         self.clock = clock
-        self.judged = judged
+        self.judge = judged
         self.verdict = RuleVerdict()
-        self._looked_s = -inf
-        self._lost_s = 0.0
-        self._since_s: float | None = None
+        self._looked_at = -inf
+        self._paused_before_s = 0.0
+        self._paused_at: float | None = None
 
     def open(self) -> bool:
         """Whether work is allowed, as of the last LOOK_S seconds. A change is logged."""
         now = self.clock()
-        if now - self._looked_s >= LOOK_S:
-            self._looked_s = now
-            before, self.verdict = self.verdict, self.judged(self.verdict.held)
-            if before.held != self.verdict.held:
+        if now - self._looked_at >= LOOK_S:
+            self._looked_at = now
+            before, self.verdict = self.verdict, self.judge(self.verdict.failed_rules)
+            if before.failed_rules != self.verdict.failed_rules:
                 self._say()
         return self.verdict.allows
 
@@ -62,24 +62,24 @@ class WorkGate:
 
     def look_again(self) -> None:
         """Judge the rules at the next call of `open`. May be called in a signal handler."""
-        self._looked_s = -inf
+        self._looked_at = -inf
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def on_hold(self) -> Iterator[None]:
         """Inside, work that has begun is paused."""
-        self._since_s = self.clock()
+        self._paused_at = self.clock()
         try:
             yield
         finally:
-            self._lost_s, self._since_s = self.lost(), None
+            self._paused_before_s, self._paused_at = self.paused_s(), None
 
-    def lost(self) -> float:
+    def paused_s(self) -> float:
         """Seconds that work in progress has been paused so far."""
-        return self._lost_s + (0.0 if self._since_s is None else self.clock() - self._since_s)
+        return self._paused_before_s + (0.0 if self._paused_at is None else self.clock() - self._paused_at)
 
-    def worked(self) -> float:
+    def work_clock(self) -> float:
         """The clock of the work itself, in seconds: it stops while work is paused."""
-        return self.clock() - self.lost()
+        return self.clock() - self.paused_s()
 
     def _say(self) -> None:
         if self.verdict.allows:
@@ -99,7 +99,7 @@ class OwnerRules:
         self._policy, self._folder, self._counted = policy, folder, counted
         self._look = ConditionReader(policy, lambda: self.traffic.bytes_today)
 
-    def judged(self, refusals: frozenset[str] = frozenset()) -> RuleVerdict:
+    def verdict(self, refusals: frozenset[str] = frozenset()) -> RuleVerdict:
         """See `rules.judge`. Traffic is counted at each call."""
         self.count()
         return judge(self._policy, self._look.conditions(paused(self._folder)), refusals)

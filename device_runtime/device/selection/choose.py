@@ -191,7 +191,7 @@ def choose(
     price = partial(priced, loads={**unfetched_loads, **loads}, profile=profile)
     if masked is not None:
         price = partial(_priced_masked, price, masked, profile)
-    judge = partial(_judged, price, (loads, unfetched_loads), (profile, usable_s), forbidden_reason)
+    judge = partial(_assessment, price, (loads, unfetched_loads), (profile, usable_s), forbidden_reason)
     candidates = tuple(_candidate(form, judge) for form in forms)
     if masked is not None:
         candidates = _in_company(candidates, masked.alone)
@@ -276,7 +276,7 @@ def _of_fewer_classes(candidate: Candidate, judge: Judge) -> Candidate | None:
     return best
 
 
-def _judged(
+def _assessment(
     price: Price,
     loads: tuple[Loads, Loads],
     limits: tuple[DeviceProfile, float],

@@ -16,12 +16,12 @@ class LinkSpeed:
         self._down: float | None = None
 
     @property
-    def seen(self) -> tuple[float | None, float | None]:
+    def rates(self) -> tuple[float | None, float | None]:
         """Up and down, in bytes per second; None for a direction not seen yet."""
         return self._up, self._down
 
-    @seen.setter
-    def seen(self, rates: tuple[float | None, float | None]) -> None:
+    @rates.setter
+    def rates(self, rates: tuple[float | None, float | None]) -> None:
         self._up, self._down = rates
 
     def saw_up(self, size: int, seconds: float) -> None:

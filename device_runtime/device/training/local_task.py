@@ -15,10 +15,10 @@ from device_runtime.broker.wire.messages import Hello, Offer
 from device_runtime.device.cache.strategy_state import StrategyStateStore
 from device_runtime.device.energy import Account
 from device_runtime.device.engine.engine_guard import guard_engine, limit_bytes, own_memory
-from device_runtime.device.engine.profiling import cache_key, clocks, measured, profile, ready
+from device_runtime.device.engine.profiling import cache_key, clocks, device_speed, profile, ready
 from device_runtime.device.errors import OutOfMemory
 from device_runtime.device.personal import after_round
-from device_runtime.device.personal.after_round import OwnHead, judged
+from device_runtime.device.personal.after_round import OwnHead, personal_evaluation
 from device_runtime.device.personal.kept import PersonalModelStore
 from device_runtime.device.policy.privacy_budget import PrivacyGuard
 from device_runtime.device.policy.rules import AllowList
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 class TaskSamples:
     """A device's samples for its task, with the workload and the privacy guard that follow from them.
 
-    `training` is trained on, `held` is held out; `loads` are the workloads by member of the family.
+    `training` is trained on, `holdout` is held out; `loads` are the workloads by member of the family.
     """
 
     def __init__(self, place: SampleSource | Path, bundles: Mapping[str, Bundle], keep: Selection) -> None:
@@ -67,8 +67,8 @@ class TaskSamples:
         return self._samples.training
 
     @property
-    def held(self) -> LocalData:
-        return self._samples.held
+    def holdout(self) -> LocalData:
+        return self._samples.holdout
 
     @property
     def reconstructs(self) -> bool:
@@ -81,7 +81,7 @@ class TaskSamples:
         target = self._bundles[MAIN].manifest.target
         if target.compared == "classes":
             return f"of {len(np.unique(self.training.y))} classes"
-        return f"for {target.said}"
+        return f"for {target.description}"
 
     @property
     def loads(self) -> dict[str, Workload]:
@@ -102,7 +102,7 @@ class TaskSamples:
             return False
         for skipped in self._samples.skipped:
             log.info("skipped %s", skipped)
-        log.info("%d samples now, %d held out", len(self.training), len(self.held))
+        log.info("%d samples now, %d held out", len(self.training), len(self.holdout))
         return True
 
 
@@ -141,7 +141,7 @@ class DeviceTask(OneTask):
         self._measurements = Measurements(settings.folder / "speed.json")
         self._key = cache_key(bundle.sha256, f"{self._engine} {self._engine_settings}", settings.emulation)
         self._clock, self._link = clock, link
-        calibration = Corrections(self._virtual.profile.speed) if self._virtual else self._measured()
+        calibration = Corrections(self._virtual.profile.speed) if self._virtual else self._corrections()
         self._calibration, speed = calibration, calibration.speed
         self._rest()
         self.profile = replace(
@@ -236,7 +236,7 @@ class DeviceTask(OneTask):
         if update.memory is not None:
             self._states.put(offer.run, update.kind, offer.round, update.memory)
 
-    def train_round(self, inputs: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome:
+    def train_round(self, inputs: RoundInputs, closes_at: float, listener: Listener) -> WorkOutcome:
         """Do the round's work from this base model and learn from how long it took; see `work.train_richest`.
 
         If the device sits out and its speed is in doubt, the speed is measured anew, and the work is tried
@@ -248,14 +248,14 @@ class DeviceTask(OneTask):
         if self.settings.personal.keep:
             after_round.keep(self._keeper, inputs.offer, self._bundles[inputs.member], inputs.base)
         self._refresh_samples()
-        outcome = self._attempt(model, inputs, deadline, listener)
-        if self._remeasured():
-            outcome = self._attempt(self._loaded(inputs), inputs, deadline, listener)
+        outcome = self._attempt(model, inputs, closes_at, listener)
+        if self._measure_again():
+            outcome = self._attempt(self._loaded(inputs), inputs, closes_at, listener)
         self._rest()
         return outcome
 
     def _attempt(
-        self, model: DeviceModel, inputs: RoundInputs, deadline: float, listener: Listener
+        self, model: DeviceModel, inputs: RoundInputs, closes_at: float, listener: Listener
     ) -> WorkOutcome:
         """Do the round's work with its base loaded, and learn from it. Raises as `train_round` does."""
         offer, member = inputs.offer, inputs.member
@@ -278,7 +278,7 @@ class DeviceTask(OneTask):
         assignment = Assignment(
             self._kinds(offer),
             offer.seed,
-            deadline,
+            closes_at,
             listener.decided,
             unfetched,
             listener.pause_s,
@@ -308,7 +308,7 @@ class DeviceTask(OneTask):
         `pause_point` is called after each run of the engine; a WorkStopped raised there ends it.
         """
         personal, samples = self.settings.personal, self._samples
-        if not personal.keep or not (len(samples.held) or samples.reconstructs):
+        if not personal.keep or not (len(samples.holdout) or samples.reconstructs):
             return
         offer = inputs.offer
         own = OwnHead(offer.seed, self.settings.name, self._worker.clock) if personal.head else None
@@ -317,7 +317,7 @@ class DeviceTask(OneTask):
             after_round.judge(
                 self._keeper,
                 offer.round,
-                lambda: judged(self._loaded(inputs), samples.training, samples.held, own),
+                lambda: personal_evaluation(self._loaded(inputs), samples.training, samples.holdout, own),
             )
         finally:
             self.engine_guard.hooked()
@@ -353,18 +353,18 @@ class DeviceTask(OneTask):
         if not self._virtual:
             self._measurements.put(self._key, calibration)
 
-    def _measured(self) -> Corrections:
+    def _corrections(self) -> Corrections:
         """Measure the speed, or reuse that of this bundle; the engine is loaded in any case."""
-        calibration = self._measurements.get(self._key, self._measured_now)
+        calibration = self._measurements.get(self._key, self._speed_now)
         self.engine_guard.held_bytes = calibration.speed.held_bytes
         ready(self.model)
         return calibration
 
-    def _measured_now(self) -> Corrections:
+    def _speed_now(self) -> Corrections:
         by = clocks(self._clock, self._engine_settings, self.settings.emulation)
-        return Corrections(measured(self.model, by, self.engine_guard), load=load_per_core())
+        return Corrections(device_speed(self.model, by, self.engine_guard), load=load_per_core())
 
-    def _remeasured(self) -> bool:
+    def _measure_again(self) -> bool:
         """Measure the speed again if it is in doubt; returns whether it was measured.
 
         Corrections of time were relative to the old speed and are dropped; those of memory stay. Raises what
@@ -375,7 +375,7 @@ class DeviceTask(OneTask):
             return False
         log.info("the speed is measured anew: %s", why)
         try:
-            calibration = self._measured_now()
+            calibration = self._speed_now()
         except (OutOfTime, OutOfMemory, ModelError) as error:
             log.warning("the speed is not measured anew: %s", error)
             return False

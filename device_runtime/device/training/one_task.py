@@ -52,7 +52,7 @@ class OneTask(Protocol):
     def member(self, offer: Offer, remaining_s: float) -> str:
         """The member of the family that the device would train in this round."""
 
-    def train_round(self, inputs: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
+    def train_round(self, inputs: RoundInputs, closes_at: float, listener: Listener) -> WorkOutcome | None:
         """Do the round's work. None: it goes on in the background, so call `train_round` again soon."""
 
     def unsent(self, offer: Offer) -> tuple[RoundInputs, WorkOutcome] | None:

@@ -86,7 +86,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the offer asks. `deadline` is on the device's own clock, in seconds, and includes the upload.
+    """What the offer asks. `closes_at` is on the device's own clock, in seconds, and includes the upload.
 
     `unfetched_loads`: workloads of models that were not fetched, to say why they were not. `pause_s` as in
     Listener. `deaths`: forms that were tried already and ended the worker process. `masked`: of a round with
@@ -95,7 +95,7 @@ class Assignment:
 
     kinds: tuple[AnyStrategy, ...]
     seed: int
-    deadline: float
+    closes_at: float
     decided: Callable[[Decision], None] = lambda _: None
     unfetched_loads: Loads = field(default_factory=lambda: NO_LOADS)
     pause_s: Callable[[], float] = lambda: 0.0
@@ -131,10 +131,10 @@ class AssignmentWorker(Protocol):
     def forbidden_reason(self, strategy: AnyStrategy) -> str:
         """Why this form must not be trained here; empty when it may be."""
 
-    def spent(self, strategy: AnyStrategy) -> float:
+    def epsilon_spent(self, strategy: AnyStrategy) -> float:
         """Epsilon spent so far on the samples here, at this form's delta; nan if it is not private."""
 
-    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Update]:
+    def train(self, chosen: Candidate, seed: int, upload_at: float) -> tuple[AnyStrategy, Update]:
         """Train; returns the form that it was in the end (see `Strategy.stopped`), and the update.
 
         Raises OutOfTime, OutOfMemory, PrivacyError; EngineError, BundleError; TensorError for one that
@@ -194,7 +194,7 @@ def train_richest(worker: AssignmentWorker, profile: DeviceProfile, assignment: 
     began = worker.clock()
     while True:
         attempt = worker.clock()
-        left_s = assignment.deadline - assignment.pause_s() - attempt
+        left_s = assignment.closes_at - assignment.pause_s() - attempt
         plan = choose(
             profile,
             kinds,
@@ -210,8 +210,8 @@ def train_richest(worker: AssignmentWorker, profile: DeviceProfile, assignment: 
         update = None
         if chosen is not None:
             try:
-                must_end = _upload_begins(chosen, profile, assignment)
-                done, update = worker.train(chosen, assignment.seed, must_end)
+                upload_at = _upload_at(chosen, profile, assignment)
+                done, update = worker.train(chosen, assignment.seed, upload_at)
                 if done is not chosen.strategy:
                     loads = {**unfetched, **worker.loads}
                     plan = plan.ended_as(done, priced(done, loads, profile))
@@ -226,7 +226,7 @@ def train_richest(worker: AssignmentWorker, profile: DeviceProfile, assignment: 
                 continue
         seconds = worker.clock() - began
         energy = worker.energy(profile.power, seconds)
-        epsilon = nan if chosen is None else worker.spent(chosen.strategy)
+        epsilon = nan if chosen is None else worker.epsilon_spent(chosen.strategy)
         peak = worker.peak_bytes
         return WorkOutcome(
             plan, update, seconds, energy, peak, gave_up, timings, epsilon, out_of_memory_kinds
@@ -256,10 +256,10 @@ def _room_bytes(chosen: Candidate | None, profile: DeviceProfile, left_s: float)
     return MARGIN * left_s * profile.bandwidth.up - bytes_up
 
 
-def _upload_begins(chosen: Candidate, profile: DeviceProfile, assignment: Assignment) -> float:
+def _upload_at(chosen: Candidate, profile: DeviceProfile, assignment: Assignment) -> float:
     """When training must end for the upload to be in time."""
     upload_s = chosen.cost.bytes_up / profile.bandwidth.up if chosen.cost else 0.0
-    return assignment.deadline - upload_s
+    return assignment.closes_at - upload_s
 
 
 def _timing(chosen: Candidate, seconds: float) -> tuple[Timing, ...]:
@@ -331,17 +331,17 @@ class RealWorker:
     def forbidden_reason(self, strategy: AnyStrategy) -> str:
         return self.guard.forbidden_reason(strategy, len(self.data))
 
-    def spent(self, strategy: AnyStrategy) -> float:
-        return self.guard.spent(strategy)
+    def epsilon_spent(self, strategy: AnyStrategy) -> float:
+        return self.guard.epsilon_spent(strategy)
 
-    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Update]:
+    def train(self, chosen: Candidate, seed: int, upload_at: float) -> tuple[AnyStrategy, Update]:
         strategy = chosen.strategy
         model, memory = self.models[strategy.member], self.memory(strategy.name)
         run = Run(
             seed,
             self.name,
             self.clock,
-            deadline,
+            upload_at,
             self.progress,
             memory,
             self.aside,

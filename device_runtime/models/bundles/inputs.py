@@ -49,7 +49,7 @@ class TextInput(ManifestRecord, frozen=True):
     template: str = "{text}"
     words: tuple[str, ...] = ()
 
-    def said(self, length: int) -> str:
+    def description(self, length: int) -> str:
         """A description for people, for an input of `length` tokens."""
         template = f", read as {self.template!r}" if self.template != "{text}" else ""
         words = f", answered by {', '.join(map(repr, self.words))}" if self.words else ""
@@ -74,7 +74,7 @@ class WindowInput(ManifestRecord, frozen=True):
         """Time steps from the last one of a window to the one whose numbers are its targets."""
         return 0 if self.horizon is msgspec.UNSET else self.horizon
 
-    def said(self, length: int) -> str:
+    def description(self, length: int) -> str:
         """A description for people, for windows of `length` time steps."""
         of = f" of the columns {', '.join(self.columns)}" if self.columns else ""
         ahead = f", targets {self.ahead} steps ahead" if self.ahead else ""

@@ -69,7 +69,9 @@ def _check_ends(main: Manifest, member: Manifest) -> None:
     if main.labels != member.labels:
         raise TensorError(f"its {len(member.labels)} labels are not the other's {len(main.labels)}")
     if main.target != member.target:
-        raise TensorError(f"its loss is {member.target.said}, not {main.target.said} on the same scale")
+        raise TensorError(
+            f"its loss is {member.target.description}, not {main.target.description} on the same scale"
+        )
 
 
 def _input_text(manifest: Manifest) -> str:

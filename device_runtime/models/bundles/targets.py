@@ -152,10 +152,10 @@ class TargetSpec(ManifestRecord, frozen=True):
         """Why kinds of update that work by class do not apply; empty if they do."""
         if self.is_cross_entropy:
             return ""
-        return f"works by class, and the bundle's loss is {self.said}, not cross-entropy over classes"
+        return f"works by class, and the bundle's loss is {self.description}, not cross-entropy over classes"
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The loss and what it is of, as people read it: "mse of price, area"."""
         if self.class_weights:
             return f"{self.loss} of classes weighted {', '.join(f'{w:g}' for w in self.class_weights[:8])}"

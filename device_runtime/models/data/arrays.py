@@ -79,7 +79,7 @@ class ArrayNames:
     part: str = ""
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """What was chosen, for people."""
         return f"samples: {self.x}, labels: {self.y or 'none'}"
 
@@ -212,7 +212,7 @@ def _read(unit: Unit, request: WantedSamples) -> Iterator[RawSamples]:
 
 def _notes(train: ArrayNames, test: ArrayNames | None) -> tuple[str, ...]:
     """What is said of arrays that are not called x and y."""
-    notes = [] if (train.x, train.y) in (("x", "y"), ("x", "")) else [train.said]
+    notes = [] if (train.x, train.y) in (("x", "y"), ("x", "")) else [train.description]
     return (*notes, f"{test.x} is left out: it is to evaluate on") if test else tuple(notes)
 
 

@@ -87,7 +87,7 @@ class _Record:
 
 
 class LocalSamples:
-    """The samples of a source; `refresh` reads new and changed files, `training` and `held` give them all."""
+    """The samples of a source; `refresh` reads new or changed files, `training` and `holdout` give all."""
 
     def __init__(
         self,
@@ -115,14 +115,14 @@ class LocalSamples:
         return self._sides[0]
 
     @property
-    def held(self) -> LocalData:
+    def holdout(self) -> LocalData:
         """The samples held out of training, with all anomalies if the task reconstructs its input; views."""
         return self._sides[1]
 
     @property
     def everything(self) -> LocalData:
         """All samples; views as in `training` where none is held out."""
-        if not len(self.held):
+        if not len(self.holdout):
             return self.training
         sides = self._sides
         return LocalData(*(np.concatenate([getattr(side, name) for side in sides]) for name in ("x", "y")))
@@ -181,7 +181,7 @@ class LocalSamples:
     def refresh(self) -> bool:
         """Reads files that are new, changed or of another class now, and drops those that are gone.
 
-        Returns whether `training` and `held` must be read again.
+        Returns whether `training` and `holdout` must be read again.
         """
         contents = listing(self.source)
         self._strays = contents.strays

@@ -67,7 +67,7 @@ class ModelCheck:
     trained: bool = False
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """In one sentence for people."""
         if self.right is not None:
             text = f"the model is right in {self.right:.0%} of {self.samples}"

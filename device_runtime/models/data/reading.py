@@ -55,8 +55,8 @@ def open_samples(
         log.warning("skipped %s", skipped)
     if samples.scale_warning:
         log.warning("%s: %s", source, samples.scale_warning)
-    if not len(samples.training) and not (samples.source.unlabelled and len(samples.held)):
-        if count := len(samples.held):
+    if not len(samples.training) and not (samples.source.unlabelled and len(samples.holdout)):
+        if count := len(samples.holdout):
             raise DataError(
                 f"{source}: all samples, {count}, would be held out of training: give --held-out 0"
             )

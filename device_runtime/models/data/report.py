@@ -72,14 +72,14 @@ class SamplesReport:
 def report(samples: LocalSamples) -> SamplesReport:
     """Reports on samples that have been read."""
     manifest, labels = samples.manifest, len(samples.manifest.labels)
-    sides = (samples.training, samples.held)
+    sides = (samples.training, samples.holdout)
     counts = zip(*(side.class_counts(labels) for side in sides), strict=True)
     by_class = () if manifest.target.has_columns else zip(manifest.labels, counts, strict=True)
     return SamplesReport(
         str(samples.source),
         manifest.name,
-        len(samples.training) + len(samples.held),
-        len(samples.held),
+        len(samples.training) + len(samples.holdout),
+        len(samples.holdout),
         tuple(Class(label, a + b) for label, (a, b) in by_class),
         _most(samples.forms),
         samples.skipped,
@@ -95,7 +95,7 @@ def report(samples: LocalSamples) -> SamplesReport:
 
 def _columns(samples: LocalSamples) -> tuple[TargetColumn, ...]:
     target = samples.manifest.target
-    y = np.concatenate([samples.training.y, samples.held.y])
+    y = np.concatenate([samples.training.y, samples.holdout.y])
     if not (target.has_columns and len(y)):
         return ()
     values = y if target.compared == "flags" else target.restore(y)
@@ -109,7 +109,7 @@ def _filled(samples: LocalSamples) -> int | None:
     text = samples.manifest.input.text
     if not isinstance(text, TextInput):
         return None
-    return sum(int((side.x[:, -1] != text.padding).sum()) for side in (samples.training, samples.held))
+    return sum(int((side.x[:, -1] != text.padding).sum()) for side in (samples.training, samples.holdout))
 
 
 def _most(forms: Counter[str]) -> dict[str, int]:
@@ -122,9 +122,9 @@ def _most(forms: Counter[str]) -> dict[str, int]:
 def describe_input(spec: InputSpec) -> str:
     """How a picture, a sound, a text or a recording becomes the input of a task."""
     if isinstance(spec.text, TextInput):
-        return spec.text.said(spec.shape[0])
+        return spec.text.description(spec.shape[0])
     if isinstance(spec.window, WindowInput):
-        return spec.window.said(spec.shape[1])
+        return spec.window.description(spec.shape[1])
     if is_sound(spec):
         return f"sound as log-mel of {spec.shape[-2]} frames and {spec.shape[-1]} bands"
     if is_picture(spec):
@@ -151,7 +151,9 @@ def lines(summary: SamplesReport) -> list[str]:
         low, high = summary.values
         text[1] += f"; values are {low:.3g} to {high:.3g}"
     if summary.model is not None:
-        text.insert(2, f"WARNING: {summary.model.said}" if summary.model.hint else summary.model.said)
+        text.insert(
+            2, f"WARNING: {summary.model.description}" if summary.model.hint else summary.model.description
+        )
     text += [f"{c.name}: {c.least:.4g} to {c.largest:.4g}, mean {c.mean:.4g}" for c in summary.targets]
     wide = max((len(entry.label) for entry in summary.classes), default=0)
     most = max((entry.samples for entry in summary.classes), default=0) or 1

@@ -295,7 +295,7 @@ def _random(what: str, drawn: list[Draw]) -> str:
 
 def _listed(drawn: list[Draw]) -> str:
     more = f", {len(drawn) - 3} more" if len(drawn) > 3 else ""
-    return ", ".join(draw.said for draw in drawn[:3]) + more
+    return ", ".join(draw.description for draw in drawn[:3]) + more
 
 
 def _what(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:

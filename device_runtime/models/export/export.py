@@ -284,15 +284,15 @@ def _check_loss(spec: ExportSpec) -> None:
     loss, other = spec.loss, sorted(set(spec.objectives) - set(OF_ANY_LOSS))
     if other:
         raise ExportError(
-            f"objective {other[0]} is of classes, and the loss is {loss.said}: "
+            f"objective {other[0]} is of classes, and the loss is {loss.description}: "
             f"choose {' or '.join(OF_ANY_LOSS)}"
         )
     if spec.ort_training:
         raise ExportError(
-            f"graphs of onnxruntime-training are for cross-entropy, and the loss is {loss.said}"
+            f"graphs of onnxruntime-training are for cross-entropy, and the loss is {loss.description}"
         )
     if loss.compared == "input" and spec.input.vocabulary is not None:
-        raise ExportError(f"the loss is {loss.said}, which is token ids: expected an input of numbers")
+        raise ExportError(f"the loss is {loss.description}, which is token ids: expected an input of numbers")
     columns, outputs = len(loss.columns), len(spec.labels)
     if loss.has_columns and columns > outputs:
         raise ExportError(f"the loss is of {columns} columns, and {outputs} labels name fewer outputs")

@@ -39,7 +39,7 @@ class Draw:
     kind: str = ""  # the submodule's class
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """As people read it: "torch.randn_like (net.py, line 12)"."""
         layer = f"layer {self.layer} ({self.kind})" if self.layer else ""
         places = ", ".join(place for place in (layer, self.line) if place)

@@ -39,7 +39,7 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The metrics for people, as "87.5% of 40 samples held out"."""
         samples = f"{self.num_examples} samples held out"
         if self.metric == ACCURACY:

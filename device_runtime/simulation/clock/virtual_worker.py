@@ -60,7 +60,7 @@ class VirtualWorker:
     def forbidden_reason(self, strategy: AnyStrategy) -> str:
         return privacy_refusal(self.ledger, strategy, self._samples)
 
-    def spent(self, strategy: AnyStrategy) -> float:
+    def epsilon_spent(self, strategy: AnyStrategy) -> float:
         dp = dp_settings(strategy)
         return nan if dp is None else self.ledger.epsilon(dp.delta)
 
@@ -68,7 +68,7 @@ class VirtualWorker:
     def _samples(self) -> int:
         return next(iter(self.loads.values())).samples
 
-    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Update]:
+    def train(self, chosen: Candidate, seed: int, upload_at: float) -> tuple[AnyStrategy, Update]:
         """The form that there was time for, and its update without tensors.
 
         Raises OutOfTime at the time at which a device would notice that it will miss the deadline.
@@ -82,8 +82,8 @@ class VirtualWorker:
         began, seconds = self.now, predicted_s * self._slowdown
         form, share = strategy, 1.0
         try:
-            if began + seconds > deadline:
-                form, share = self._hurried(strategy, seconds, Run(seed, "", self._clock, deadline))
+            if began + seconds > upload_at:
+                form, share = self._hurried(strategy, seconds, Run(seed, "", self._clock, upload_at))
         except OutOfTime:
             self.flops += cost.flops * (self.now - began) / seconds if seconds else 0.0
             raise

@@ -50,7 +50,7 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     arrays, part, test = _open(path, labelled=not reconstructed)
     reader = _LabelReader(path, spec, bundle)
     train = reader.part(arrays, part)
-    notes = (*([] if (part.x, part.y) in USUAL else [part.said]), *train.notes)
+    notes = (*([] if (part.x, part.y) in USUAL else [part.description]), *train.notes)
     if test is None:
         samples = Samples(train.x, train.y, train.labels, train.groups)
         data = split(samples, spec.test_share, seed, in_place=True)

@@ -59,7 +59,7 @@ class BatchedNetworks:
         input_spec, target = self._manifest.input, self._manifest.target
         x, y = np.zeros((1, *input_spec.shape), input_spec.dtype), np.zeros((1, *target.shape), target.dtype)
         sample = LocalData(x, y)
-        plan = _plan(strategy, self._opened(), sample, Run(0, "", clock=lambda: 0.0, deadline=inf))
+        plan = _plan(strategy, self._opened(), sample, Run(0, "", clock=lambda: 0.0, upload_at=inf))
         if not local_training.is_loss_only(plan) or not isinstance(plan.optimizer, Sgd):
             return False
         from device_runtime.models.torch_engine.many import can_train_many, is_faster_together

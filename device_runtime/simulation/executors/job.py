@@ -142,7 +142,7 @@ def run_of(job: TrainingJob, aside: Tensors = NO_TENSORS) -> Run:
         job.seed,
         job.name,
         clock=lambda: 0.0,
-        deadline=inf,
+        upload_at=inf,
         memory=job.memory,
         aside=aside,
         noise=noise,

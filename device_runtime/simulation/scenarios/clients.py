@@ -95,7 +95,7 @@ def prepared_targets(data: DataSet, manifest: Manifest, y: NDArray[Any]) -> NDAr
         y, data = values[y][:, None], replace(data, train_y=values[data.train_y][:, None])
     if target.has_columns != data.has_columns:
         has = f"{len(data.labels)} columns of targets" if data.has_columns else f"{len(data.labels)} classes"
-        takes = f"{target.loss} of columns" if target.has_columns else target.said
+        takes = f"{target.loss} of columns" if target.has_columns else target.description
         raise ScenarioError(f"the data has {has}, the loss of bundle {manifest.name} is {takes}")
     if target.has_columns:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -44,13 +45,14 @@ class Run:
     noise: gives the randomness of private training, which must not be repeatable: the operating system's,
     except in a simulation.
     clock: stops while the work is paused.
-    pause_s: gives how long the work has been paused, out of the time until `deadline`.
+    upload_at: when, on that clock, the update must be ready to be sent.
+    pause_s: gives how long the work has been paused, out of the time until `upload_at`.
     """
 
     seed: int
     device: str
     clock: Callable[[], float]
-    deadline: float
+    upload_at: float
     progress: Callable[[float], None] = field(default=lambda _: None)
     memory: Tensors = field(default_factory=lambda: NO_TENSORS)
     aside: Tensors = field(default_factory=lambda: NO_TENSORS)
@@ -58,6 +60,11 @@ class Run:
     pause_s: Callable[[], float] = field(default=lambda: 0.0)
     round: int = 0
     rare: tuple[int, ...] = ()
+
+    @property
+    def deadline(self) -> float:
+        warnings.warn("Run.deadline is called Run.upload_at now", DeprecationWarning, stacklevel=2)
+        return self.upload_at
 
     def rng(self) -> np.random.Generator:
         """The device's own randomness: the same for the same round seed and device name."""
@@ -78,7 +85,7 @@ class Run:
         elapsed = self.clock() - began
         projected = elapsed / done / (1.0 if done >= 0.1 else 3.0)
         whole = max(elapsed, projected)
-        over = began + whole + self.pause_s() - self.deadline
+        over = began + whole + self.pause_s() - self.upload_at
         if done < 1 and over > 0:
             raise OutOfTime(f"{done:.0%} done, would end {over:.1f} s after the deadline", whole / of)
 

@@ -107,7 +107,7 @@ def infeasible_reason(manifest: Manifest, statistics: ClassStatistics) -> str:
     """Why these statistics give no closed-form head for a bundle; empty if they do."""
     head = manifest.head
     if not manifest.target.is_cross_entropy:
-        return f"its loss is {manifest.target.said}, not cross-entropy over classes"
+        return f"its loss is {manifest.target.description}, not cross-entropy over classes"
     if head.bias is None:
         return "its head has no bias"
     shape = manifest.features.get("head", (head.features,))

@@ -57,7 +57,7 @@ def contributes(bundle, digits):
         for device, (kind, part) in kinds.items():
             strategy = next(one.strategy for one in h.task.kinds if one.name == kind)
             data = LocalData(digits.x[part], digits.y[part])
-            run = Run(h.offer.seed, device, clock=lambda: 0.0, deadline=1.0, round=1)
+            run = Run(h.offer.seed, device, clock=lambda: 0.0, upload_at=1.0, round=1)
             model.load(h.service.rounds.weights(1))
             made = kind_statistics.train(strategy, model, data, run)
             receipt = h.contribute(device, kind, made.tensors, made.num_examples)

@@ -45,7 +45,7 @@ def sends(bundle, digits):
             strategy,
             model,
             data,
-            Run(rounds.seed(number), device, clock=lambda: 0.0, deadline=1.0, round=number, rare=rare),
+            Run(rounds.seed(number), device, clock=lambda: 0.0, upload_at=1.0, round=number, rare=rare),
         )
         return kind, made.tensors, made.num_examples
 

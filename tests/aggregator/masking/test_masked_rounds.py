@@ -58,7 +58,7 @@ def trained(b, name, data, device):
     """An update with class statistics, trained on these samples."""
     model = open_model(b.service.rounds.tools._bundles[""])
     model.load(b.service.rounds.weights(1))
-    run = Run(b.service.rounds.seed(1), device, clock=lambda: 0.0, deadline=1.0, round=1)
+    run = Run(b.service.rounds.seed(1), device, clock=lambda: 0.0, upload_at=1.0, round=1)
     return kind_statistics.train(kind_of(b, name), model, data, run)
 
 

@@ -41,7 +41,7 @@ def sends(bundle):
         model.load(b.service.rounds.weights(number))
         strategy = next(one.strategy for one in b.task.kinds if one.name == kind)
         data = LocalData(x[HALVES[device]], y[HALVES[device]])
-        run = Run(b.service.rounds.seed(number), device, clock=lambda: 0.0, deadline=1.0, round=number)
+        run = Run(b.service.rounds.seed(number), device, clock=lambda: 0.0, upload_at=1.0, round=number)
         made = kind_statistics.train(strategy, model, data, run)
         return made.tensors, made.num_examples
 

@@ -97,7 +97,7 @@ def hall(bench, make_task, tmp_path, monkeypatch):
     digits = load_digits()
     x = digits.images.astype(np.uint8)
     monkeypatch.setattr(
-        "device_runtime.device.training.local_task.measured", lambda *_: Speed(1e12, source="set")
+        "device_runtime.device.training.local_task.device_speed", lambda *_: Speed(1e12, source="set")
     )
 
     def make(names, **task):

@@ -192,17 +192,17 @@ def test_a_moment_that_is_impossible_is_no_message() -> None:
 
 def test_a_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "aggregator.key"
-    signer = Signer.kept(path)
+    signer = Signer.of_file(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert Signer.kept(path).public == signer.public
-    assert Signer.kept(tmp_path / "another.key").public != signer.public
+    assert Signer.of_file(path).public == signer.public
+    assert Signer.of_file(tmp_path / "another.key").public != signer.public
     assert [file.name for file in path.parent.iterdir()] == ["aggregator.key"]
 
 
 def test_processes_that_need_a_key_at_once_get_the_same(tmp_path: Path) -> None:
     keys: list[bytes] = []
     threads = [
-        threading.Thread(target=lambda: keys.append(Signer.kept(tmp_path / "aggregator.key").public))
+        threading.Thread(target=lambda: keys.append(Signer.of_file(tmp_path / "aggregator.key").public))
         for _ in range(8)
     ]
     for thread in threads:
@@ -218,7 +218,7 @@ def test_a_damaged_key_is_said_and_stays(tmp_path: Path, text: str) -> None:
     path = tmp_path / "aggregator.key"
     path.write_text(text)
     with pytest.raises(KeyFileError, match=r"aggregator's key .*aggregator\.key"):
-        Signer.kept(path)
+        Signer.of_file(path)
     assert path.read_text() == text
 
 
@@ -233,6 +233,6 @@ def test_a_key_is_kept_where_there_are_no_hard_links(tmp_path, monkeypatch, numb
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", none)
-    signer = Signer.kept(tmp_path / "keys" / "aggregator.key")
-    assert Signer.kept(tmp_path / "keys" / "aggregator.key").public == signer.public
+    signer = Signer.of_file(tmp_path / "keys" / "aggregator.key")
+    assert Signer.of_file(tmp_path / "keys" / "aggregator.key").public == signer.public
     assert [path.name for path in (tmp_path / "keys").iterdir()] == ["aggregator.key"]

@@ -24,19 +24,19 @@ def test_the_wait_grows_until_a_connection_was_steady() -> None:
 
     # each in (half, whole] of 2, 4, 8, 16
     assert [2 ** (i + 1) / 2 < wait <= 2 ** (i + 1) for i, wait in enumerate(waits())] == [True] * 4
-    patience.lost(STEADY_S - 0.1)
+    patience.note_end(STEADY_S - 0.1)
     assert patience.wait_s() > 8.0 * 0.999
-    patience.lost(STEADY_S)
+    patience.note_end(STEADY_S)
     assert patience.wait_s() <= 1.0
 
 
 def test_short_connections_in_a_row_are_suspicious_and_a_steady_one_clears_it() -> None:
     patience = ReconnectDelay((1.0, 64.0))
-    patience.lost(0.1)
+    patience.note_end(0.1)
     assert not patience.crowded
-    patience.lost(0.1)
+    patience.note_end(0.1)
     assert patience.crowded
-    patience.lost(STEADY_S)
+    patience.note_end(STEADY_S)
     assert not patience.crowded
 
 

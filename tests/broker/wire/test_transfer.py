@@ -31,7 +31,7 @@ def run(pull: Pull, remote: Blobs, faults: random.Random | None = None, until_s:
     """Ticks of 0.1 s; with faults, a block is lost, doubled, cut, delayed or delivered. Returns the time."""
     now, on_the_way = 0.0, list[tuple[int, bytes]]()
     while not pull.done and not pull.refused and now < until_s:
-        on_the_way += answer_get(remote, Get(blob=pull.blob, blocks=pull.wanted(now)))
+        on_the_way += answer_get(remote, Get(blob=pull.blob, blocks=pull.next_blocks(now)))
         if faults:
             faults.shuffle(on_the_way)
         held_back = []
@@ -64,31 +64,31 @@ def test_lost_doubled_cut_and_reordered_blocks_only_cost_time(here: Blobs, remot
 
 def test_a_window_is_asked_for_in_order_and_nothing_twice(here: Blobs, remote: Blobs) -> None:
     pull = new_pull(here, remote.put(os.urandom(20 * BLOCK)), window=4)
-    assert pull.wanted(0.0) == (0, 1, 2, 3)
-    assert pull.wanted(0.1) == ()
-    assert pull.wanted(1.9) == ()
+    assert pull.next_blocks(0.0) == (0, 1, 2, 3)
+    assert pull.next_blocks(0.1) == ()
+    assert pull.next_blocks(1.9) == ()
 
 
 def test_the_next_blocks_are_asked_for_when_half_the_window_is_free(here: Blobs, remote: Blobs) -> None:
     blob = remote.put(os.urandom(20 * BLOCK))
     pull = new_pull(here, blob, window=4)
-    pull.wanted(0.0)
+    pull.next_blocks(0.0)
     pull.received(0, remote.read_block(blob, 0), 0.1)
-    assert pull.wanted(0.1) == ()
+    assert pull.next_blocks(0.1) == ()
     pull.received(1, remote.read_block(blob, 1), 0.2)
-    assert pull.wanted(0.2) == (4, 5)
+    assert pull.next_blocks(0.2) == (4, 5)
 
 
 def test_silence_doubles_the_wait_and_halves_the_window(here: Blobs, remote: Blobs) -> None:
     pull = new_pull(here, remote.put(os.urandom(20 * BLOCK)), window=4)
-    requests = {now: blocks for now in range(40) if (blocks := pull.wanted(float(now)))}
+    requests = {now: blocks for now in range(40) if (blocks := pull.next_blocks(float(now)))}
     assert requests == {0: (0, 1, 2, 3), 2: (0, 1), 6: (0,), 14: (0,), 30: (0,)}
     assert pull.unanswered == 4
 
 
 def test_the_wait_has_an_upper_bound(here: Blobs, remote: Blobs) -> None:
     pull = new_pull(here, remote.put(os.urandom(BLOCK)))
-    times = [now for now in range(1000) if pull.wanted(float(now))]
+    times = [now for now in range(1000) if pull.next_blocks(float(now))]
     assert max(later - sooner for sooner, later in itertools.pairwise(times)) == MAX_WAIT_S
 
 
@@ -98,7 +98,7 @@ def test_a_slow_link_is_not_filled_with_copies(here: Blobs, remote: Blobs) -> No
     blob = remote.put(data)
     pull, queue, sent = new_pull(here, blob), list[int](), 0
     for now in range(600):
-        queue += pull.wanted(float(now))
+        queue += pull.next_blocks(float(now))
         if now % 5 == 4 and queue:
             index, sent = queue.pop(0), sent + 1
             pull.received(index, remote.read_block(blob, index), float(now))
@@ -112,23 +112,23 @@ def test_a_block_that_answers_the_first_of_several_requests_took_as_long_as_from
     """One block each 33 s, asked for again after 2, 4, 8 and 16 s; then it is known how slow the link is."""
     blob = remote.put(os.urandom(3 * BLOCK))
     pull = new_pull(here, blob)
-    moments = [now for now in range(33) if pull.wanted(float(now))]
+    moments = [now for now in range(33) if pull.next_blocks(float(now))]
     assert moments == [0, 2, 6, 14, 30]
     pull.received(0, remote.read_block(blob, 0), 33.0)
-    pull.wanted(33.0)
-    assert [now for now in range(34, 93) if pull.wanted(float(now))] == []  # for MAX_WAIT_S at most
+    pull.next_blocks(33.0)
+    assert [now for now in range(34, 93) if pull.next_blocks(float(now))] == []  # for MAX_WAIT_S at most
     pull.received(1, remote.read_block(blob, 1), 66.0)
-    assert [now for now in range(66, 99) if pull.wanted(float(now))] == []
+    assert [now for now in range(66, 99) if pull.next_blocks(float(now))] == []
 
 
 def test_a_lost_block_is_asked_for_again(here: Blobs, remote: Blobs) -> None:
     blob = remote.put(os.urandom(3 * BLOCK))
     pull = new_pull(here, blob)
-    for index, data in answer_get(remote, Get(blob=blob, blocks=pull.wanted(0.0))):
+    for index, data in answer_get(remote, Get(blob=blob, blocks=pull.next_blocks(0.0))):
         if index != 1:
             pull.received(index, data, 0.1)
-    assert pull.wanted(1.0) == ()
-    assert pull.wanted(2.1) == (1,)
+    assert pull.next_blocks(1.0) == ()
+    assert pull.next_blocks(2.1) == (1,)
 
 
 def test_a_damaged_block_of_right_length_is_found_by_the_hash_and_all_is_fetched_anew(
@@ -150,26 +150,26 @@ def test_an_unknown_blob_is_refused_and_not_asked_for_again(here: Blobs, remote:
     pull = new_pull(here, blob)
     run(pull, remote)
     assert pull.refused
-    assert pull.wanted(100.0) == ()
+    assert pull.next_blocks(100.0) == ()
 
 
 def test_a_restarted_receiver_asks_only_for_the_rest(tmp_path: Path, remote: Blobs) -> None:
     data = os.urandom(10 * BLOCK)
     blob = remote.put(data)
     pull = new_pull(Blobs(tmp_path / "here"), blob, window=4)
-    for index, block in answer_get(remote, Get(blob=blob, blocks=pull.wanted(0.0))):
+    for index, block in answer_get(remote, Get(blob=blob, blocks=pull.next_blocks(0.0))):
         pull.received(index, block, 0.0)
     again = new_pull(Blobs(tmp_path / "here"), blob)
-    assert again.wanted(0.0) == (4, 5, 6, 7, 8, 9)
+    assert again.next_blocks(0.0) == (4, 5, 6, 7, 8, 9)
     run(again, remote)
     assert again.finish().read_bytes() == data
 
 
 def test_after_a_lost_connection_it_asks_at_once(here: Blobs, remote: Blobs) -> None:
     pull = new_pull(here, remote.put(os.urandom(2 * BLOCK)))
-    assert pull.wanted(0.0) == (0, 1)
+    assert pull.next_blocks(0.0) == (0, 1)
     pull.restart()
-    assert pull.wanted(0.1) == (0, 1)
+    assert pull.next_blocks(0.1) == (0, 1)
 
 
 def test_an_empty_blob_is_done_before_it_began(here: Blobs, remote: Blobs) -> None:

@@ -53,7 +53,7 @@ def pull_some(peer: Any, pull: Pull, blocks: int) -> None:
     end, came = time.monotonic() + 300, 0
     while not pull.done and not pull.refused and came < blocks:
         assert time.monotonic() < end, "too slow"
-        if indices := pull.wanted(time.monotonic()):
+        if indices := pull.next_blocks(time.monotonic()):
             peer.link.publish(topics.down("pi", "get"), encode(Get(blob=pull.blob, blocks=indices)))
         try:
             event = peer.inbox.get(timeout=0.02)

@@ -100,7 +100,7 @@ def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, another
 def slow_at_first(stage, monkeypatch):
     """A device that is found to be a million times too slow, and then as it is; the load stays as it was."""
     speeds = [Speed(1e3, source="set"), Speed(1e9, source="set")]
-    monkeypatch.setattr("device_runtime.device.training.local_task.measured", lambda *_: speeds.pop(0))
+    monkeypatch.setattr("device_runtime.device.training.local_task.device_speed", lambda *_: speeds.pop(0))
     monkeypatch.setattr("device_runtime.device.training.local_task.load_per_core", lambda: 1.0)
     return stage
 
@@ -134,7 +134,7 @@ def test_a_device_that_sits_out_measures_anew_in_a_round_that_is_extended_also_a
 def test_a_device_that_is_really_too_slow_measures_anew_in_every_third_round(slow_at_first, monkeypatch):
     stage, measured_in = slow_at_first, []
     monkeypatch.setattr(
-        "device_runtime.device.training.local_task.measured",
+        "device_runtime.device.training.local_task.device_speed",
         lambda *_: measured_in.append(number) or Speed(1e3, source="set"),
     )
     for number in range(1, 10):
@@ -164,7 +164,7 @@ def test_a_device_whose_measuring_fails_stays_with_what_it_knew(slow_at_first, m
     def no_memory(*_):
         raise OutOfMemory("none left")
 
-    monkeypatch.setattr("device_runtime.device.training.local_task.measured", no_memory)
+    monkeypatch.setattr("device_runtime.device.training.local_task.device_speed", no_memory)
     for number in (2, 3, 4):
         stage.link.announce(stage.offer(number))
         stage.go()
@@ -535,7 +535,7 @@ def test_whoever_has_a_loop_of_their_own_steps_the_agent_until_it_waits_for_noth
 
 
 def test_a_virtual_device_computes_in_the_time_of_its_profile_and_measures_nothing(stage, monkeypatch):
-    monkeypatch.setattr("device_runtime.device.training.local_task.measured", None)
+    monkeypatch.setattr("device_runtime.device.training.local_task.device_speed", None)
     profile = shipped("pi-zero-2w")
     emulation = Emulation(profile, time=Time(stage.clock, stage.clock.sleep))
     agent = Agent(Settings("a", stage.folder / "a.npz", stage.folder, emulation), 1, stage.clock)

@@ -80,22 +80,22 @@ def test_a_signal_that_comes_before_the_device_is_ready_pauses_it(tmp_path):
 
 def test_a_pause_by_hand_holds_until_it_is_ended_in_whatever_process(tmp_path):
     rules = OwnerRules(Policy(), tmp_path, lambda: (0, 0))
-    assert rules.judged().allows
+    assert rules.verdict().allows
     owner.pause(tmp_path)
-    assert not rules.judged().allows
-    assert rules.judged().reasons[0].startswith(f"by hand, since {datetime.now():%Y-}")
-    assert not OwnerRules(Policy(), tmp_path, lambda: (0, 0)).judged().allows
+    assert not rules.verdict().allows
+    assert rules.verdict().reasons[0].startswith(f"by hand, since {datetime.now():%Y-}")
+    assert not OwnerRules(Policy(), tmp_path, lambda: (0, 0)).verdict().allows
     owner.resume(tmp_path)
     owner.resume(tmp_path)
-    assert rules.judged().allows
+    assert rules.verdict().allows
 
 
 def test_the_link_s_bytes_count_against_the_limit_of_the_day(tmp_path):
     counted = [600, 300]
     rules = OwnerRules(Policy(daily_bytes=1000), tmp_path, lambda: (counted[0], counted[1]))
-    assert rules.judged().allows
+    assert rules.verdict().allows
     counted[1] = 400
-    verdict = rules.judged()
+    verdict = rules.verdict()
     assert (verdict.allows, verdict.quiet) == (False, True)
 
 

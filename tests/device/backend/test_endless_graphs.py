@@ -148,7 +148,7 @@ def test_work_that_never_ends_is_ended_when_its_round_has_closed_and_the_next_ro
 def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(know_speeds, endless, monkeypatch):
     alive = []
 
-    def judged(_rules):
+    def judge(_rules):
         looks = know_speeds.link.of(Plan)
         if pids and not alive:
             if psutil.pid_exists(pids[0]):
@@ -158,7 +158,7 @@ def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(know_spee
         return PAUSED if looks and not alive else RuleVerdict()
 
     pids = begun(know_speeds, endless, monkeypatch, know_speeds.agent.work_gate.look_again)
-    know_speeds.agent.work_gate.judged = judged
+    know_speeds.agent.work_gate.judge = judge
     run_until_it_is_over(know_speeds)
     assert (know_speeds.contributions, alive) == ([], [False])
     why = "it did not pause within 2 s"

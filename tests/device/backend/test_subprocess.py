@@ -228,17 +228,17 @@ def test_work_is_given_up_with_its_process_when_the_device_is_to_stop(apart):
 def test_work_stands_still_while_the_rules_say_no_and_then_goes_on(apart):
     looks = []
 
-    def judged(_rules):
+    def judge(_rules):
         looks.append(bool(apart.link.of(Plan)))
         return PAUSED if sum(looks) in (1, 2) else RuleVerdict()
 
-    apart.agent.work_gate.judged = judged
+    apart.agent.work_gate.judge = judge
     when_tried(apart, apart.agent.work_gate.look_again)
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=DAY_S))
     run_until_it_is_over(apart)
     (sent,) = apart.contributions
     assert sent.kind == "full"
-    assert apart.agent.work_gate.lost() > 0
+    assert apart.agent.work_gate.paused_s() > 0
 
 
 @pytest.mark.slow
@@ -246,20 +246,20 @@ def test_work_that_stands_still_is_not_ended_however_long_the_rules_say_no(apart
     monkeypatch.setattr(working, "PAUSED_SILENT_S", 1.0)
     until = []
 
-    def judged(_rules):
+    def judge(_rules):
         if apart.link.of(Plan) and not until:
             until.append(monotonic() + 3.0)
         return PAUSED if until and monotonic() < until[0] else RuleVerdict()
 
     when_tried(apart, apart.agent.work_gate.look_again)
-    apart.agent.work_gate.judged = judged
+    apart.agent.work_gate.judge = judge
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=DAY_S))
     run_until_it_is_over(apart, pause_s=0.0)
     assert [sent.kind for sent in apart.contributions] == ["full"], apart.link.of(Plan)[-1].reasons
 
 
 def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog):
-    apart.agent.work_gate.judged = lambda _rules: PAUSED if apart.link.of(Plan) else RuleVerdict()
+    apart.agent.work_gate.judge = lambda _rules: PAUSED if apart.link.of(Plan) else RuleVerdict()
     pids = []
     when_tried(apart, lambda: (pids.append(process(apart).pid), apart.agent.work_gate.look_again()))
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=3600.0))
@@ -275,7 +275,7 @@ def test_work_that_stands_still_is_not_taken_for_idle_and_receipts_come_after_it
     (apart.folder / "left" / "r").mkdir(parents=True)
     earlier = contribution(number=0)
 
-    def judged(_rules):
+    def judge(_rules):
         looks.append(bool(apart.link.of(Plan)))
         if sum(looks) == 1:
             backend.receipt_received(earlier, counts=True)
@@ -287,7 +287,7 @@ def test_work_that_stands_still_is_not_taken_for_idle_and_receipts_come_after_it
         return ask(request, *more)
 
     when_tried(apart, lambda: (setattr(backend, "_ask", watch), apart.agent.work_gate.look_again()))
-    apart.agent.work_gate.judged = judged
+    apart.agent.work_gate.judge = judge
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=DAY_S))
     run_until_it_is_over(apart, pause_s=1000.0)
     backend.save_state()
@@ -431,12 +431,12 @@ backend = Subprocess(Settings("a", folder / "a.npz", folder), gate, LinkSpeed())
 current = OpenRound(offer, monotonic() + offer.remaining_s)
 look = backend.preview(current)
 assert not look.missing, look
-current = OpenRound(offer, current.closes, look.member)
+current = OpenRound(offer, current.closes_at, look.member)
 backend.prepare(current)
 made = []
 def decided(offer, plan, room):
     print(plan.kind, backend._worker.child.process.pid, flush=True)
-quiet = (lambda _: None, lambda: None, gate.lost)
+quiet = (lambda _: None, lambda: None, gate.paused_s)
 ears = BackendListener(*quiet, decided, made.append, lambda _: False, lambda _: ())
 assert backend.work(current, ears)
 backend.close()

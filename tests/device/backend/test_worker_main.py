@@ -39,7 +39,7 @@ def test_an_answer_that_work_did_not_wait_for_is_not_taken_for_a_new_request(wor
     """Memory runs out while it stands still, and there is nothing cheaper to try."""
 
     def out_of_memory():
-        worker.inbox.put(ProgressReply(lost_s=3.0))
+        worker.inbox.put(ProgressReply(paused_s=3.0))
         raise OutOfMemory("no memory is left")
 
     def judge(_current, pause_point):
@@ -49,8 +49,8 @@ def test_an_answer_that_work_did_not_wait_for_is_not_taken_for_a_new_request(wor
     backend = worker._backend
     backend.check_paused_work, backend.evaluate_personal_model = out_of_memory, judge
     ended = worker.answer(EvaluateModelRequest(None))
-    assert (type(ended), worker.inbox.empty(), worker._gate.lost()) == (Ended, True, 3.0)
+    assert (type(ended), worker.inbox.empty(), worker._gate.paused_s()) == (Ended, True, 3.0)
     worker._asked_s = 0.0
-    worker.inbox.put(ProgressReply(lost_s=4.0))
+    worker.inbox.put(ProgressReply(paused_s=4.0))
     worker.pause_point()
     assert [worker.device.receive(0.0) for _ in range(3)] == [ProgressReport(0.0), ProgressReport(0.0), None]

@@ -39,7 +39,7 @@ class Scripted:
 def test_without_a_meter_energy_is_idle_power_and_more_while_the_processor_works():
     energy = modelled(POWER, seconds=10.0, busy_s=4.0)
     assert energy.joules == 6 * 2 + 4 * 8
-    assert (energy.source, energy.uncertainty, energy.measured) == ("modelled", 0.4, False)
+    assert (energy.source, energy.uncertainty, energy.is_measured) == ("modelled", 0.4, False)
     assert energy.above_idle_j == 4 * 6
 
 
@@ -66,7 +66,7 @@ def test_a_meter_s_figure_is_taken_as_it_is_and_the_meter_rests():
     account = Account(meter)
     account.begin()
     energy = account.end(POWER, 10.0)
-    assert (energy.joules, energy.source, energy.measured) == (40.0, "scripted", True)
+    assert (energy.joules, energy.source, energy.is_measured) == (40.0, "scripted", True)
     assert energy.uncertainty == pytest.approx(0.05)
     assert isnan(energy.above_idle_j)
     assert meter.rests == 1
@@ -101,7 +101,7 @@ def test_a_sum_is_off_by_as_much_as_its_parts_and_measured_if_all_of_them_are():
     assert (same.joules, same.source, same.uncertainty) == (60.0, "rapl", pytest.approx(0.1))
     assert (mixed.joules, mixed.source, mixed.uncertainty) == (40.0, "mixed", pytest.approx(0.15))
     assert together([a, guess]).source == "modelled"
-    assert not together([]).measured
+    assert not together([]).is_measured
 
 
 def test_what_passes_while_the_work_stands_still_is_not_its_energy(clock):

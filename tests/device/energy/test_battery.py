@@ -100,7 +100,7 @@ def test_what_is_left_is_energy_or_charge_at_the_voltage_of_the_design():
 
 def test_the_machine_s_battery_is_found_beside_a_charger_and_a_mouse(tmp_path, clock):
     root = machine(tmp_path, AC=CHARGER, BAT0=DISCHARGING, mouse=MOUSE)
-    meter = battery.found(root, clock)
+    meter = battery.find_meter(root, clock)
     first = meter.read()
     clock.now = 1.0
     last = meter.read()
@@ -111,7 +111,7 @@ def test_the_machine_s_battery_is_found_beside_a_charger_and_a_mouse(tmp_path, c
 
 def test_a_battery_that_tells_no_power_is_read_by_its_charge(tmp_path, clock):
     text = changed(DISCHARGING, POWER_NOW="0")
-    meter = battery.found(machine(tmp_path, BAT0=text), clock)
+    meter = battery.find_meter(machine(tmp_path, BAT0=text), clock)
     first = meter.read()
     machine(tmp_path, BAT0=changed(text, ENERGY_NOW="32840000"))
     assert meter.read().joules - first.joules == pytest.approx(0.1 * 3600)
@@ -120,7 +120,7 @@ def test_a_battery_that_tells_no_power_is_read_by_its_charge(tmp_path, clock):
 
 
 def test_a_charger_that_is_put_in_ends_the_measuring(tmp_path, clock):
-    meter = battery.found(machine(tmp_path, BAT0=DISCHARGING), clock)
+    meter = battery.find_meter(machine(tmp_path, BAT0=DISCHARGING), clock)
     meter.read()
     machine(tmp_path, BAT0=changed(DISCHARGING, STATUS="Charging"))
     with pytest.raises(MeterError, match="charger"):
@@ -130,10 +130,10 @@ def test_a_charger_that_is_put_in_ends_the_measuring(tmp_path, clock):
 
 def test_a_machine_without_a_battery_has_no_such_meter(tmp_path, clock):
     with pytest.raises(NoMeter):
-        battery.found(machine(tmp_path, AC=CHARGER, mouse=MOUSE), clock)
+        battery.find_meter(machine(tmp_path, AC=CHARGER, mouse=MOUSE), clock)
 
 
 def test_a_battery_that_tells_nothing_is_no_meter(tmp_path, clock):
     text = "POWER_SUPPLY_STATUS=Discharging\nPOWER_SUPPLY_CAPACITY=50\n"
     with pytest.raises(MeterError, match="neither power nor charge is told"):
-        battery.found(machine(tmp_path, BAT0=text), clock)
+        battery.find_meter(machine(tmp_path, BAT0=text), clock)

@@ -44,11 +44,11 @@ def test_a_wiring_that_cannot_be_is_refused(text):
 
 def test_a_machine_without_the_bus_has_no_such_meter(tmp_path, clock):
     with pytest.raises(NoMeter, match="i2c-1: is I2C switched on"):
-        ina219.found(Wiring(), tmp_path, clock)
+        ina219.find_meter(Wiring(), tmp_path, clock)
 
 
 def test_what_is_no_i2c_bus_is_named_with_the_address(tmp_path, clock):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/i2c-1").write_bytes(b"")
     with pytest.raises(MeterError, match="i2c-1, address 0x40: Inappropriate ioctl"):
-        ina219.found(Wiring(), tmp_path, clock)
+        ina219.find_meter(Wiring(), tmp_path, clock)

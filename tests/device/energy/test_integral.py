@@ -8,7 +8,7 @@ from device_runtime.device.energy.meter import (
     MeterInfo,
     MeterReading,
     PowerIntegral,
-    spent,
+    energy_between,
 )
 
 
@@ -40,9 +40,9 @@ def test_a_look_that_is_a_little_late_is_no_gap():
 
 
 def test_power_that_is_taken_to_hold_is_believed_to_no_joule():
-    reading = PowerIntegral(1.0).after(0.0, 5.0).held(2.0).after(3.0, 5.0).reading
+    reading = PowerIntegral(1.0).after(0.0, 5.0).extend(2.0).after(3.0, 5.0).reading
     assert reading == MeterReading(15.0, 100.0)
-    assert PowerIntegral(1.0).held(5.0) == PowerIntegral(1.0)
+    assert PowerIntegral(1.0).extend(5.0) == PowerIntegral(1.0)
 
 
 def test_nothing_is_added_for_the_time_of_a_rest():
@@ -70,31 +70,35 @@ def test_a_counter_that_rested_goes_on_from_where_it_is_then():
 
 def test_errors_of_scale_step_and_gaps_add_up_by_their_squares():
     about = MeterInfo("m", "all", error=0.03, step_j=4.0)
-    energy = spent(about, MeterReading(10.0, 9.0), MeterReading(110.0, 153.0))
+    energy = energy_between(about, MeterReading(10.0, 9.0), MeterReading(110.0, 153.0))
     assert energy.joules == 100.0
     assert energy.uncertainty == pytest.approx(0.13)  # 3, 4 and 12 J of 100
-    assert energy.measured
+    assert energy.is_measured
 
 
 def test_what_the_device_would_have_used_idle_is_told_apart():
-    energy = spent(MeterInfo("m", "all", 0.0), MeterReading(0.0), MeterReading(30.0), idle_j=12.0)
+    energy = energy_between(MeterInfo("m", "all", 0.0), MeterReading(0.0), MeterReading(30.0), idle_j=12.0)
     assert (energy.joules, energy.above_idle_j) == (30.0, 18.0)
 
 
 def test_above_idle_has_the_meter_s_error_of_both_figures_and_may_be_below_0():
-    energy = spent(MeterInfo("m", "all", 0.1), MeterReading(0.0), MeterReading(30.0), idle_j=40.0)
+    energy = energy_between(MeterInfo("m", "all", 0.1), MeterReading(0.0), MeterReading(30.0), idle_j=40.0)
     assert energy.above_idle_j == -10.0
     assert energy.above_idle_off_j == pytest.approx(5.0)  # 3 and 4 J
 
 
 def test_of_less_than_a_meter_s_step_nothing_is_known():
     assert (
-        spent(MeterInfo("m", "all", 0.05, step_j=36.0), MeterReading(0.0), MeterReading(20.0)).uncertainty
+        energy_between(
+            MeterInfo("m", "all", 0.05, step_j=36.0), MeterReading(0.0), MeterReading(20.0)
+        ).uncertainty
         == 1.0
     )
-    assert spent(MeterInfo("m", "all", 0.05), MeterReading(7.0), MeterReading(7.0)).uncertainty == 1.0
+    assert (
+        energy_between(MeterInfo("m", "all", 0.05), MeterReading(7.0), MeterReading(7.0)).uncertainty == 1.0
+    )
 
 
 def test_energy_says_nothing_was_measured_unless_it_names_a_meter():
-    assert not Energy(3.0).measured
-    assert Energy(3.0, "rapl", 0.05).measured
+    assert not Energy(3.0).is_measured
+    assert Energy(3.0, "rapl", 0.05).is_measured

@@ -71,7 +71,7 @@ def test_a_channel_that_is_off_is_left_out():
 )
 def test_each_layout_is_found_and_integrated(tmp_path, clock, folder, files, watts):
     write(tmp_path / jetson.DRIVERS / folder, files)
-    meter = jetson.found(tmp_path, clock)
+    meter = jetson.find_meter(tmp_path, clock)
     first = meter.read()
     clock.now = 0.3
     assert meter.read().joules - first.joules == pytest.approx(0.3 * watts, rel=1e-3)
@@ -81,9 +81,9 @@ def test_each_layout_is_found_and_integrated(tmp_path, clock, folder, files, wat
 def test_two_monitors_are_taken_together(tmp_path, clock):
     write(tmp_path / jetson.DRIVERS / "ina3221/1-0040/hwmon/hwmon3", AGX_ORIN)
     write(tmp_path / jetson.DRIVERS / "ina3221/1-0041/hwmon/hwmon4", AGX_ORIN_SECOND)
-    assert jetson.found(tmp_path, clock).about.source == "jetson"
+    assert jetson.find_meter(tmp_path, clock).about.source == "jetson"
 
 
 def test_another_board_has_no_such_meter(tmp_path, clock):
     with pytest.raises(NoMeter):
-        jetson.found(tmp_path, clock)
+        jetson.find_meter(tmp_path, clock)

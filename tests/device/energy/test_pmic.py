@@ -79,7 +79,7 @@ def pretend(tmp_path, monkeypatch, text, model="Raspberry Pi 5 Model B Rev 1.0\x
 
 def test_a_pi_5_is_found_and_its_program_asked(tmp_path, clock, monkeypatch):
     pretend(tmp_path, monkeypatch, BUSY)
-    meter = pmic.found(tmp_path, clock)
+    meter = pmic.find_meter(tmp_path, clock)
     first = meter.read()
     clock.now = 1.0
     assert meter.read().joules - first.joules == pytest.approx(pmic.board(BUSY))
@@ -89,11 +89,11 @@ def test_a_pi_5_is_found_and_its_program_asked(tmp_path, clock, monkeypatch):
 def test_a_pi_4_has_no_such_meter(tmp_path, clock, monkeypatch):
     pretend(tmp_path, monkeypatch, BUSY, model="Raspberry Pi 4 Model B Rev 1.1\x00")
     with pytest.raises(NoMeter):
-        pmic.found(tmp_path, clock)
+        pmic.find_meter(tmp_path, clock)
 
 
 def test_a_program_that_fails_is_quoted(tmp_path, clock, monkeypatch):
     pretend(tmp_path, monkeypatch, BUSY)
     (tmp_path / "bin/vcgencmd").write_text("#!/bin/sh\necho VCHI initialization failed >&2\nexit 255\n")
     with pytest.raises(MeterError, match="pmic_read_adc ended with 255: VCHI initialization failed"):
-        pmic.found(tmp_path, clock)
+        pmic.find_meter(tmp_path, clock)

@@ -44,7 +44,7 @@ def test_packages_and_memory_count_and_what_is_part_of_them_does_not():
 
 
 def test_joules_of_package_and_memory_are_added_up(machine, clock):
-    meter = rapl.found(machine, clock)
+    meter = rapl.find_meter(machine, clock)
     first = meter.read()
     set_energy(machine, "intel-rapl:0", PACKAGE + 12_500_000)
     set_energy(machine, "intel-rapl:0:0", CORE + 11_000_000)
@@ -60,7 +60,7 @@ def test_a_counter_that_ran_over_goes_on_from_its_range(most):
 
 
 def test_running_over_twice_between_readings_is_seen_twice(machine, clock):
-    meter = rapl.found(machine, clock)
+    meter = rapl.find_meter(machine, clock)
     first = meter.read()
     for energy in (RANGE - 1, 10, RANGE - 1, 10):
         set_energy(machine, "intel-rapl:0", energy)
@@ -76,7 +76,7 @@ def test_a_zone_that_is_no_number_is_named():
 
 def test_a_machine_without_it_has_no_such_meter(tmp_path, clock):
     with pytest.raises(NoMeter, match="no package below /sys/class/powercap"):
-        rapl.found(tmp_path, clock)
+        rapl.find_meter(tmp_path, clock)
 
 
 def test_a_counter_that_may_not_be_read_says_what_to_do(machine, clock, monkeypatch):
@@ -93,5 +93,5 @@ def test_a_counter_that_may_not_be_read_says_what_to_do(machine, clock, monkeypa
     else:
         path.chmod(0)
     with pytest.raises(MeterError, match=r"may be read by root only: sudo chmod a\+r") as refused_error:
-        rapl.found(machine, clock)
+        rapl.find_meter(machine, clock)
     assert not isinstance(refused_error.value, NoMeter)

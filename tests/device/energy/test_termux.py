@@ -87,7 +87,7 @@ def test_a_phone_is_found_and_believed_less_without_a_voltage(tmp_path, clock, m
     (tmp_path / "termux-battery-status").write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
     (tmp_path / "termux-battery-status").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    meter = termux.found(tmp_path, clock)
+    meter = termux.find_meter(tmp_path, clock)
     first = meter.read()
     clock.now = 10.0
     assert meter.read().joules - first.joules == pytest.approx(10 * termux.watts(termux.status(text)))
@@ -98,4 +98,4 @@ def test_a_phone_is_found_and_believed_less_without_a_voltage(tmp_path, clock, m
 def test_elsewhere_there_is_no_such_meter(tmp_path, clock, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoMeter):
-        termux.found(tmp_path, clock)
+        termux.find_meter(tmp_path, clock)

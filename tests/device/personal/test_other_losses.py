@@ -6,7 +6,7 @@ import pytest
 from device_runtime import Personal
 from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Base, Offer
-from device_runtime.device.personal.after_round import OwnHead, judge, judged
+from device_runtime.device.personal.after_round import OwnHead, judge, personal_evaluation
 from device_runtime.device.personal.kept import PersonalModelStore
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
@@ -59,7 +59,7 @@ def test_an_error_above_the_quantile_of_the_device_s_own_samples_is_an_anomaly(s
     model, none = OnnxModel(bundle), np.zeros(0, np.int64)
     assert Personal.open(tmp_path).predict(X)[0].is_anomaly is None
     training, holdout = LocalData(X, np.zeros(20, np.int64)), LocalData(X[:0], none)
-    judge(store, 4, lambda: judged(model, training, holdout, OWN))
+    judge(store, 4, lambda: personal_evaluation(model, training, holdout, OWN))
     errors = reconstruction_errors(bundle.manifest.target, model.logits(X), X)
     answers = Personal.open(tmp_path).predict(np.concatenate([X[:1], 100 + X[:1]]))
     assert answers[0].error == pytest.approx(errors[0], rel=1e-5)
@@ -70,6 +70,6 @@ def test_an_error_above_the_quantile_of_the_device_s_own_samples_is_an_anomaly(s
 def test_a_model_of_another_loss_is_judged_by_its_metrics_and_gets_no_own_head(store_of, exported):
     bundle, _ = store_of(exported.of_loss("mse"))
     y = np.zeros((20, 2), np.float32)
-    judgement = judged(OnnxModel(bundle), LocalData(X, y), LocalData(X, y), OWN)
+    judgement = personal_evaluation(OnnxModel(bundle), LocalData(X, y), LocalData(X, y), OWN)
     assert (judgement.own_head, judgement.served.metric) == (None, "R2")
-    assert judgement.served.said.startswith("R2 0.000, RMSE price ")
+    assert judgement.served.description.startswith("R2 0.000, RMSE price ")

@@ -9,7 +9,7 @@ from device_runtime.broker.wire.messages import Base, Contribution, Get, Hello
 from device_runtime.device.agent.agent import Agent
 from device_runtime.device.errors import RoundLeftOut, WorkDied
 from device_runtime.device.machine.offer_rules import FINAL_S
-from device_runtime.device.personal.after_round import judged
+from device_runtime.device.personal.after_round import personal_evaluation
 from device_runtime.device.personal.kept import PersonalModelStore
 from device_runtime.device.training.settings import PersonalModelSettings, Settings
 from device_runtime.models.bundles import tensors
@@ -58,9 +58,9 @@ def test_an_own_head_is_trained_where_it_is_wished_for(device):
     stage = device(PersonalModelSettings(keep=True, held_out=0.25, head=True))
     stage.link.announce(stage.offer(1))
     stage.go()
-    [judged] = record(stage).rounds
-    assert judged.own_head.num_examples == judged.served.num_examples
-    assert bool(record(stage).head) == judged.kept
+    [personal_evaluation] = record(stage).rounds
+    assert personal_evaluation.own_head.num_examples == personal_evaluation.served.num_examples
+    assert bool(record(stage).head) == personal_evaluation.kept
 
 
 def test_without_samples_held_out_it_is_kept_and_not_judged(device):
@@ -97,9 +97,9 @@ def test_a_device_that_is_to_stop_ends_judging_at_its_next_step(device, caplog, 
 
     def stopping(*arguments):
         stage.agent.runner.stop.set()
-        return judged(*arguments)
+        return personal_evaluation(*arguments)
 
-    monkeypatch.setattr("device_runtime.device.training.local_task.judged", stopping)
+    monkeypatch.setattr("device_runtime.device.training.local_task.personal_evaluation", stopping)
     stage.link.announce(stage.offer(1))
     stage.go()
     assert (len(stage.contributions), record(stage).rounds) == (1, ())

@@ -140,13 +140,13 @@ def test_the_load_of_others_is_without_our_own(tmp_path, clock):
     stat, hertz, own = tmp_path / "stat", os.sysconf("SC_CLK_TCK"), [0.0]
     load = Load(stat, lambda: own[0], clock)
     stat.write_text("cpu  0 0 0 0 0 0 0 0 0 0\n")
-    assert load.seen().source == "load of the last minute"
+    assert load.reading().source == "load of the last minute"
     clock.now, own[0] = 10.0, 4.0
     stat.write_text(f"cpu  {6 * hertz} 0 0 {14 * hertz} 0 0 0 0 0 0\n")
-    assert load.seen().value == pytest.approx(100 * (6 - 4) / 20)
+    assert load.reading().value == pytest.approx(100 * (6 - 4) / 20)
     clock.now = 12.0  # too soon to say anything new
     stat.write_text(f"cpu  {60 * hertz} 0 0 {14 * hertz} 0 0 0 0 0 0\n")
-    assert load.seen().value == pytest.approx(10.0)
+    assert load.reading().value == pytest.approx(10.0)
 
 
 def look(policy, clock, answers=()):
@@ -264,7 +264,7 @@ def test_a_rule_about_the_load_does_not_hold_where_the_load_is_hidden(clock, tmp
     monkeypatch.setattr(os, "getloadavg", unobtainable)
     stat = tmp_path / "stat"
     stat.write_text("cpu  10 0 10 80 0 0 0 0 0 0\n")
-    assert Load(stat=stat).seen().value is None
+    assert Load(stat=stat).reading().value is None
 
 
 def test_a_phone_that_shows_its_supplies_to_nobody_has_a_battery_all_the_same(clock, tmp_path):

@@ -27,7 +27,7 @@ class Says:
     def __init__(self, stage, verdict=YES):
         self.verdict, self.looks, self.then = verdict, 0, {}
         self.clock = stage.clock
-        stage.agent.work_gate.judged = self
+        stage.agent.work_gate.judge = self
         self.states = []
         publish = stage.link.publish
 
@@ -245,11 +245,11 @@ def test_where_the_link_is_to_be_spared_nothing_is_sent_until_it_need_not_be(sta
 def test_the_clock_of_the_work_stands_still_while_it_is_held(clock):
     gate = WorkGate(clock)
     clock.now = 10.0
-    with gate.held():
+    with gate.on_hold():
         clock.now = 25.0
-        assert (gate.worked(), gate.lost()) == (10.0, 15.0)
+        assert (gate.work_clock(), gate.paused_s()) == (10.0, 15.0)
     clock.now = 30.0
-    assert (gate.worked(), gate.lost()) == (15.0, 15.0)
+    assert (gate.work_clock(), gate.paused_s()) == (15.0, 15.0)
 
 
 def test_rules_are_looked_at_once_a_second_or_when_somebody_asks(clock):

@@ -55,17 +55,17 @@ def epsilon(times):
 
 def test_nothing_is_spent_at_first(path):
     empty = budget(path, A)
-    assert (empty.spent(DELTA), empty.rounds) == (0.0, 0)
+    assert (empty.epsilon(DELTA), empty.rounds) == (0.0, 0)
     assert not path.exists()
 
 
 def test_what_was_spent_outlives_the_process(path):
     first = budget(path, A, B)
     first.spend(ONE, LIMIT)
-    assert first.spent(DELTA) == epsilon(1)
+    assert first.epsilon(DELTA) == epsilon(1)
     again = budget(path, A, B)
     again.spend(ONE, LIMIT)
-    assert (again.spent(DELTA), again.rounds) == (epsilon(2), 2)
+    assert (again.epsilon(DELTA), again.rounds) == (epsilon(2), 2)
 
 
 def test_a_round_that_would_exceed_the_budget_is_refused_and_spends_nothing(path):
@@ -78,7 +78,7 @@ def test_a_round_that_would_exceed_the_budget_is_refused_and_spends_nothing(path
     message = f"epsilon would be {epsilon(fitting + 1):.4g} of 5 at delta 0.001 after {fitting} rounds"
     assert str(refused.value) == message
     assert path.read_bytes() == before
-    assert account.spent(DELTA) == epsilon(fitting) <= 5
+    assert account.epsilon(DELTA) == epsilon(fitting) <= 5
 
 
 def test_every_limit_holds(path):
@@ -93,7 +93,7 @@ def test_every_limit_holds(path):
 def test_other_data_have_a_budget_of_their_own(path):
     budget(path, A).spend(ONE, LIMIT)
     other = budget(path, B)
-    assert other.spent(DELTA) == 0
+    assert other.epsilon(DELTA) == 0
     other.spend(ONE, LIMIT)
     other.spend(ONE, LIMIT)
     assert (budget(path, A).rounds, budget(path, B).rounds) == (1, 2)
@@ -105,7 +105,7 @@ def test_a_sample_draws_from_the_same_budget_when_others_come_and_go(path):
         budget(path, *here).spend(ONE, LIMIT)
     for here, rounds in (((A,), 2), ((B,), 2), ((C,), 1), ((A, C), 2), ((b"d" * 16,), 0)):
         assert budget(path, *here).rounds == rounds
-        assert budget(path, *here).spent(DELTA) == epsilon(rounds)
+        assert budget(path, *here).epsilon(DELTA) == epsilon(rounds)
     assert SpentPrivacy(path).rounds == 2  # of all that are known
 
 
@@ -137,7 +137,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_what_may_have_been_spent_counts_after_a_kill_before_training(path):
     ended = subprocess.run([sys.executable, "-c", KILLED.format(path=str(path))])
     assert ended.returncode == -signal.SIGKILL
-    assert budget(path, A).spent(DELTA) == epsilon(1)
+    assert budget(path, A).epsilon(DELTA) == epsilon(1)
 
 
 @pytest.mark.parametrize("at", ["fsync", "replace"])
@@ -217,7 +217,7 @@ def test_without_an_owner_s_limit_unprotected_kinds_go_on(path):
     guard = PrivacyGuard(lambda: budget(path, A))
     assert guard.forbidden_reason(Kind(), 10) == ""
     guard.before(Kind(), 10)
-    assert np.isnan(guard.spent(Kind()))
+    assert np.isnan(guard.epsilon_spent(Kind()))
     assert not path.exists()
 
 
@@ -243,8 +243,10 @@ def test_a_guard_lets_the_planned_rounds_pass_and_no_more(path):
         guard = PrivacyGuard(lambda: budget(path, A), PrivacyBudget(5.0, 1e-3))
         assert guard.forbidden_reason(kind, 10) == ""
         guard.before(kind, 10)
-        assert guard.spent(kind) == total_epsilon([dp_settings(kind).round(10, 64, 5)] * (done + 1), DELTA)
-    assert 4.9 < guard.spent(kind) <= 5
+        assert guard.epsilon_spent(kind) == total_epsilon(
+            [dp_settings(kind).round(10, 64, 5)] * (done + 1), DELTA
+        )
+    assert 4.9 < guard.epsilon_spent(kind) <= 5
     assert guard.forbidden_reason(kind, 10).startswith("epsilon would be 5.")
     assert guard.forbidden_reason(kind, 10).endswith("of 5 at delta 0.001 after 3 rounds")
     with pytest.raises(BudgetExceeded):
@@ -274,7 +276,9 @@ def test_a_device_s_guard_reads_its_samples_and_its_file_when_a_private_kind_com
     np.savez(tmp_path / "data.npz", x=x, y=np.zeros(2, int))
     kind = Kind(DpSgd())
     guard.before(kind, 2)
-    assert PrivacyGuard.of(tmp_path, tmp_path / "data.npz").spent(kind) == guard.spent(kind) > 0
+    assert (
+        PrivacyGuard.of(tmp_path, tmp_path / "data.npz").epsilon_spent(kind) == guard.epsilon_spent(kind) > 0
+    )
     assert SpentPrivacy(path, sample_digests(tmp_path / "data.npz")).rounds == 1
 
 

@@ -67,8 +67,8 @@ def test_a_battery_that_held_work_up_must_come_back_by_five_points():
     assert verdict_on(policy, charge=charge(40)).allows
     low = verdict_on(policy, charge=charge(39))
     assert low.reasons == ("battery at 39% is below 40%",)
-    assert not verdict_on(policy, low.held, charge=charge(44)).allows
-    assert verdict_on(policy, low.held, charge=charge(45)).allows
+    assert not verdict_on(policy, low.failed_rules, charge=charge(44)).allows
+    assert verdict_on(policy, low.failed_rules, charge=charge(45)).allows
     assert verdict_on(policy, charge=charge(41)).allows
 
 
@@ -76,7 +76,7 @@ def test_a_battery_that_is_kept_at_a_level_on_mains_power_holds_nothing_up():
     policy = Policy(battery_above=80)
     low = verdict_on(policy, charge=charge(79, plugged=True))
     assert not low.allows
-    assert verdict_on(policy, low.held, charge=charge(80, plugged=True)).allows
+    assert verdict_on(policy, low.failed_rules, charge=charge(80, plugged=True)).allows
 
 
 def test_a_full_battery_is_enough_whatever_was_asked_for():
@@ -87,8 +87,8 @@ def test_heat_that_held_work_up_must_go_by_three_degrees():
     policy = Policy(below_c=70)
     hot = verdict_on(policy, celsius=Reading(70.0, "a sensor"))
     assert hot.reasons == ("70 °C is not below 70 (a sensor)",)
-    assert not verdict_on(policy, hot.held, celsius=Reading(67.0, "a sensor")).allows
-    assert verdict_on(policy, hot.held, celsius=Reading(66.9, "a sensor")).allows
+    assert not verdict_on(policy, hot.failed_rules, celsius=Reading(67.0, "a sensor")).allows
+    assert verdict_on(policy, hot.failed_rules, celsius=Reading(66.9, "a sensor")).allows
     assert verdict_on(policy, celsius=Reading(69.9, "a sensor")).allows
 
 
@@ -96,8 +96,8 @@ def test_others_who_held_work_up_must_use_a_fifth_less():
     policy = Policy(others_below=50)
     busy = verdict_on(policy, others=Reading(50.0, "/proc/stat"))
     assert not busy.allows
-    assert not verdict_on(policy, busy.held, others=Reading(40.0, "/proc/stat")).allows
-    assert verdict_on(policy, busy.held, others=Reading(39.0, "/proc/stat")).allows
+    assert not verdict_on(policy, busy.failed_rules, others=Reading(40.0, "/proc/stat")).allows
+    assert verdict_on(policy, busy.failed_rules, others=Reading(39.0, "/proc/stat")).allows
 
 
 def test_a_metered_network_is_spared_and_not_only_not_worked_on():
@@ -135,7 +135,7 @@ def test_what_is_not_known_is_said_and_holds_work_up_unless_the_owner_says_other
 def test_a_pause_by_hand_stands_over_all():
     verdict = verdict_on(Policy(mains=True), paused="by hand, since noon", charge=charge(90, plugged=True))
     assert verdict.reasons == ("by hand, since noon",)
-    assert verdict.held == {"paused"}
+    assert verdict.failed_rules == {"paused"}
 
 
 def test_all_that_says_no_is_named():

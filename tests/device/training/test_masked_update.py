@@ -130,7 +130,7 @@ def test_class_statistics_open_to_their_sum_though_one_device_sends_fewer(model,
             form,
             model,
             LocalData(digits.x[60 * n : 60 * n + 60], digits.y[60 * n : 60 * n + 60]),
-            Run(77, f"pi-{n}", clock=lambda: 0.0, deadline=1.0),
+            Run(77, f"pi-{n}", clock=lambda: 0.0, upload_at=1.0),
         )
         for n, form in enumerate(forms)
     ]

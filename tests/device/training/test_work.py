@@ -70,7 +70,7 @@ def believed(flops_per_s):
 def test_a_plan_that_fits_is_carried_out_and_accounted_for(bundle, digits, clock, every_kind):
     emulation = Emulation.of("pi-4", slow=1)
     worker = equip(bundle, digits, clock, emulation)
-    outcome = train_richest(worker, believed(0.6e9 / 0.062), Assignment(every_kind, 1, deadline=1.0))
+    outcome = train_richest(worker, believed(0.6e9 / 0.062), Assignment(every_kind, 1, closes_at=1.0))
     assert outcome.update.kind == outcome.plan.chosen.kind == "entropy-subset"
     assert outcome.train_time_s <= 1.0
     assert outcome.energy_j == pytest.approx(5 * outcome.train_time_s)
@@ -96,14 +96,14 @@ def test_energy_is_what_the_meter_says_where_there_is_one(bundle, digits, clock)
     worker = replace(
         equip(bundle, digits, clock, Emulation.of("pi-4", slow=1)), account=Account(Metered(clock))
     )
-    outcome = train_richest(worker, believed(0.6e9 / 0.062), Assignment((ClassMeans(),), 1, deadline=60.0))
+    outcome = train_richest(worker, believed(0.6e9 / 0.062), Assignment((ClassMeans(),), 1, closes_at=60.0))
     assert outcome.energy_j == pytest.approx(3 * outcome.train_time_s)
     assert (outcome.energy.source, outcome.energy.uncertainty) == ("bench", pytest.approx(0.02))
 
 
 def test_a_contribution_tells_what_its_energy_is_from(bundle, digits, clock):
     worker = equip(bundle, digits, clock)
-    outcome = train_richest(worker, believed(1e12), Assignment((ClassMeans(),), 1, deadline=60.0))
+    outcome = train_richest(worker, believed(1e12), Assignment((ClassMeans(),), 1, closes_at=60.0))
     offer = Offer(
         task="t", run="r", round=1, seed=0, deadline_s=1, remaining_s=1, kinds=(), bundle=BLOB,
         base=Base(checkpoint=(BLOB,), sha=BLOB.sha),
@@ -120,7 +120,7 @@ def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(
 ):
     """It believes in 57 GFLOP/s and pretends to a board of 0.16: its own clock tells in time."""
     worker = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
-    outcome = train_richest(worker, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
+    outcome = train_richest(worker, believed(57e9), Assignment(every_kind, 1, closes_at=20.0))
     assert outcome.gave_up
     assert outcome.gave_up[0].startswith("full given up: ")
     assert outcome.update is not None
@@ -134,7 +134,7 @@ def test_a_device_that_was_too_hopeful_sends_the_epochs_that_are_whole(bundle, d
     worker = equip(bundle, digits, clock, Emulation.of("pi-4", slow=1000))
     profile = believed(2 * 0.6e9 / 0.062 / 1000)
     whole_s = kinds[0].cost(worker.loads[MAIN], profile).compute_s
-    outcome = train_richest(worker, profile, Assignment(kinds, 1, deadline=1.2 * whole_s))
+    outcome = train_richest(worker, profile, Assignment(kinds, 1, closes_at=1.2 * whole_s))
     assert outcome.gave_up == ()
     assert outcome.update.variant == outcome.plan.chosen.strategy.variant == "epochs=1"
     assert outcome.plan.chosen.cost.compute_s == pytest.approx(whole_s / 4)
@@ -152,7 +152,7 @@ def test_memory_refused_midway_steps_down(bundle, digits, clock, every_kind):
         real(name, graph)
 
     worker.engine_guard.will_load = refuse_training
-    outcome = train_richest(worker, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
+    outcome = train_richest(worker, believed(1e12), Assignment(every_kind, 1, closes_at=60.0))
     assert outcome.update.kind == "few-shot"
     assert len(outcome.gave_up) == 4  # full, and the three shares of the entropy subset
     assert outcome.out_of_memory_kinds == ("full", *["entropy-subset"] * 3)
@@ -171,7 +171,7 @@ def test_what_was_given_up_holds_no_memory_while_the_next_is_done(bundle, digits
 
     engine_guard.ran = outgrown
     kinds = (FedAvg(), ClassMeans())
-    outcome = train_richest(worker, believed(1e12), Assignment(kinds, 1, deadline=60.0))
+    outcome = train_richest(worker, believed(1e12), Assignment(kinds, 1, closes_at=60.0))
     assert outcome.update.kind == "class-means"
     assert ran[0] == ("train.all", {"train.all"})
     assert all(graphs == {"forward"} for name, graphs in ran[1:])
@@ -179,7 +179,7 @@ def test_what_was_given_up_holds_no_memory_while_the_next_is_done(bundle, digits
 
 def test_a_device_for_which_nothing_fits_sits_out_with_its_reasons(bundle, digits, clock, every_kind):
     worker = equip(bundle, digits, clock)
-    outcome = train_richest(worker, believed(1e3), Assignment(every_kind, 1, deadline=3.0))
+    outcome = train_richest(worker, believed(1e3), Assignment(every_kind, 1, closes_at=3.0))
     assert outcome.update is None
     assert len(outcome.reasons) == 7
 
@@ -194,7 +194,7 @@ def test_what_a_process_died_at_is_not_tried_again_nor_what_is_dearer(bundle, di
     worker = equip(bundle, digits, clock)
     quarter = "entropy-subset 25%"
     deaths = (WorkerDeath("full", "killed", memory=True), WorkerDeath(quarter, "crashed", memory=False))
-    assignment = Assignment(every_kind, 1, deadline=3600.0, deaths=deaths)
+    assignment = Assignment(every_kind, 1, closes_at=3600.0, deaths=deaths)
     outcome = train_richest(worker, believed(1e12), assignment)
     forms = [form for kind in every_kind for form in kind.variants()]
     labels = [Candidate(form, None, ()).label for form in forms]
@@ -206,7 +206,7 @@ def test_what_a_process_died_at_is_not_tried_again_nor_what_is_dearer(bundle, di
 
 def test_after_a_death_at_something_unheard_of_nothing_is_tried(bundle, digits, clock, every_kind):
     assignment = Assignment(
-        every_kind, 1, deadline=3600.0, deaths=(WorkerDeath("another", "killed", memory=True),)
+        every_kind, 1, closes_at=3600.0, deaths=(WorkerDeath("another", "killed", memory=True),)
     )
     outcome = train_richest(equip(bundle, digits, clock), believed(1e12), assignment)
     assert (outcome.update, outcome.out_of_memory_kinds) == (None, ())
@@ -216,14 +216,14 @@ def test_after_a_death_at_something_unheard_of_nothing_is_tried(bundle, digits, 
 def test_predictions_are_corrected_by_what_was_measured(bundle, digits, clock, every_kind):
     worker = equip(bundle, digits, clock, Emulation.of("pi-4", slow=1000))
     profile = believed(2 * 0.6e9 / 0.062 / 1000)  # it thinks it is twice as fast as it is
-    outcome = train_richest(worker, profile, Assignment(every_kind, 1, deadline=60_000.0))
+    outcome = train_richest(worker, profile, Assignment(every_kind, 1, closes_at=60_000.0))
     assert corrected(profile, outcome)["full"] == pytest.approx(0.7 + 0.3 * 2, rel=0.1)
 
 
 def test_what_was_given_up_for_want_of_time_corrects_its_prediction_too(bundle, digits, clock, every_kind):
     worker = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
     profile = believed(57e9)
-    outcome = train_richest(worker, profile, Assignment(every_kind, 1, deadline=20.0))
+    outcome = train_richest(worker, profile, Assignment(every_kind, 1, closes_at=20.0))
     assert outcome.timings[0].kind == "full"
     assert outcome.timings[0].seconds > 20.0
     assert corrected(profile, outcome)["full"] == 10.0  # as much as one round may change
@@ -231,7 +231,7 @@ def test_what_was_given_up_for_want_of_time_corrects_its_prediction_too(bundle, 
 
 def test_the_time_of_what_was_given_up_is_accounted_for(bundle, digits, clock, every_kind):
     worker = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
-    outcome = train_richest(worker, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
+    outcome = train_richest(worker, believed(57e9), Assignment(every_kind, 1, closes_at=20.0))
     assert outcome.gave_up
     assert outcome.train_time_s == pytest.approx(clock.now)
     assert outcome.energy_j == pytest.approx(5 * clock.now)
@@ -245,7 +245,7 @@ def test_an_engine_that_fails_midway_steps_down(bundle, digits, clock, every_kin
             raise EngineError(f"{name}: bad allocation")
 
     worker.engine_guard.ran = fail
-    outcome = train_richest(worker, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
+    outcome = train_richest(worker, believed(1e12), Assignment(every_kind, 1, closes_at=60.0))
     assert outcome.update.kind == "few-shot"
     assert outcome.gave_up[0] == "full given up: train.all: bad allocation"
 
@@ -253,7 +253,9 @@ def test_an_engine_that_fails_midway_steps_down(bundle, digits, clock, every_kin
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 def test_a_training_that_diverged_is_not_sent(bundle, digits, clock):
     kinds = (FedAvg(lr=1e30, epochs=1), ClassMeans())
-    outcome = train_richest(equip(bundle, digits, clock), believed(1e12), Assignment(kinds, 1, deadline=60.0))
+    outcome = train_richest(
+        equip(bundle, digits, clock), believed(1e12), Assignment(kinds, 1, closes_at=60.0)
+    )
     assert outcome.update.kind == "class-means"
     assert "non-finite" in outcome.gave_up[0]
 
@@ -282,7 +284,7 @@ def test_private_training_is_refused_as_soon_as_it_would_exceed_the_budget(bundl
     sent, spent = [], []
     for _ in range(3):
         worker = equip(bundle, few, clock, guard=PrivacyGuard.of(tmp_path, data))
-        outcome = train_richest(worker, believed(57e9), Assignment(kinds, 1, deadline=clock.now + 60))
+        outcome = train_richest(worker, believed(57e9), Assignment(kinds, 1, closes_at=clock.now + 60))
         sent.append(outcome.update.kind)
         spent.append(outcome.epsilon)
     assert sent == ["peft", "peft", "class-means"]
@@ -297,7 +299,7 @@ def test_an_owner_s_limit_bars_all_that_is_not_private(bundle, digits, clock, tm
         registry.make("peft", {"tunable": "head", "terms": {"dp-sgd": {"epsilon": 5.0}}}),
     )
     outcome = train_richest(
-        equip(bundle, digits, clock, guard=guard), believed(57e9), Assignment(kinds, 1, deadline=60.0)
+        equip(bundle, digits, clock, guard=guard), believed(57e9), Assignment(kinds, 1, closes_at=60.0)
     )
     assert outcome.update is None
     assert outcome.reasons == (

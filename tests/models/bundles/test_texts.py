@@ -151,7 +151,7 @@ def test_ids_are_kept_narrow_and_held_out_and_judged_as_their_long_form(tmp_path
     ids = text_bundle.texts.ids(texts)
     holdout = is_held_out(ids, 0.3, 5)
     assert ids.dtype == np.int64 and 40 < holdout.sum() < 80
-    assert samples.held.x.tolist() == ids[holdout].tolist()
+    assert samples.holdout.x.tolist() == ids[holdout].tolist()
     assert samples.training.x.tolist() == ids[~holdout].tolist()
     assert samples.memory_bytes == 200 * (24 * 2 + 4)
 

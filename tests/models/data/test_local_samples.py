@@ -90,7 +90,7 @@ def test_after_any_changes_it_is_as_if_it_were_read_anew(folder, bundle):
         samples.refresh()
         anew = samples_of(folder, bundle, held_out=0.3)
         assert holdout_of(samples) == holdout_of(anew)
-        assert (len(samples.held), samples.forms) == (len(anew.held), anew.forms)
+        assert (len(samples.holdout), samples.forms) == (len(anew.holdout), anew.forms)
 
 
 def test_a_half_written_file_is_read_when_it_is_whole(folder, bundle, reads):
@@ -126,13 +126,13 @@ def test_a_file_that_changes_as_it_is_read_is_left_for_the_next_time(folder, bun
 
 def test_a_sample_is_held_out_whatever_comes_beside_it(folder, bundle):
     few = samples_of(folder, bundle, held_out=0.5)
-    holdout = {x.tobytes() for x in few.held.x}
+    holdout = {x.tobytes() for x in few.holdout.x}
     trained = {x.tobytes() for x in few.training.x}
     assert 0 < len(holdout) < 6
     for number in range(6, 60):
         folder.add(f"1/{number}.png", number * 4)
     few.refresh()
-    assert holdout < {x.tobytes() for x in few.held.x}
+    assert holdout < {x.tobytes() for x in few.holdout.x}
     assert trained < {x.tobytes() for x in few.training.x}
 
 
@@ -189,15 +189,15 @@ def test_dropped_rows_close_up():
 
 def test_files_that_go_together_move_the_others_once(folder, bundle, monkeypatch):
     samples = samples_of(folder, bundle, held_out=0.5)
-    left = {x.tobytes() for x in samples.training.x} | {x.tobytes() for x in samples.held.x}
+    left = {x.tobytes() for x in samples.training.x} | {x.tobytes() for x in samples.holdout.x}
     moves, keep = [], Rows.keep
     monkeypatch.setattr(Rows, "keep", lambda rows, stays: moves.append(1) or keep(rows, stays))
     for number in (0, 2, 3, 5):
         (folder.path / f"{number % 3}" / f"{number}.png").unlink()
     assert samples.refresh()
-    now = {x.tobytes() for x in samples.training.x} | {x.tobytes() for x in samples.held.x}
+    now = {x.tobytes() for x in samples.training.x} | {x.tobytes() for x in samples.holdout.x}
     assert (len(moves), len(now), now < left) == (2, 2, True)
-    assert sorted([*samples.training.y.tolist(), *samples.held.y.tolist()]) == [1, 1]
+    assert sorted([*samples.training.y.tolist(), *samples.holdout.y.tolist()]) == [1, 1]
 
 
 def test_a_label_that_is_mended_in_a_list_counts_from_the_next_round_on(folder, bundle):
@@ -293,18 +293,18 @@ def test_a_few_held_out_samples_are_trained_on_unless_somebody_wishes_them_held_
         folder.add(f"1/{number}.png", number * 4)
     unasked = samples_of(folder, bundle, held_out=None)
     tenth = samples_of(folder, bundle, held_out=0.1)
-    assert 0 < len(tenth.held) < 10
-    assert (len(unasked.training), len(unasked.held)) == (60, 0)
+    assert 0 < len(tenth.holdout) < 10
+    assert (len(unasked.training), len(unasked.holdout)) == (60, 0)
     assert holdout_of(unasked) == sorted(
         zip(*(np.concatenate(both).tolist() for both in (
-            (tenth.training.x[:, 0, 0, 0], tenth.held.x[:, 0, 0, 0]), (tenth.training.y, tenth.held.y)
+            (tenth.training.x[:, 0, 0, 0], tenth.holdout.x[:, 0, 0, 0]), (tenth.training.y, tenth.holdout.y)
         )), strict=True)
     )  # fmt: skip
     for number in range(60, 240):
         folder.add(f"2/{number}.png", number)
     assert unasked.refresh()
-    assert len(unasked.held) >= 10
-    assert len(unasked.training) + len(unasked.held) == 240
+    assert len(unasked.holdout) >= 10
+    assert len(unasked.training) + len(unasked.holdout) == 240
 
 
 def test_samples_that_would_all_be_held_out_are_not_said_to_be_missing(folder, bundle):

@@ -61,7 +61,7 @@ def test_samples_like_those_that_it_knows_are_said_to_be_right_and_nothing_else(
     check = check_of(*digits, OTHER, MINE)
     assert check.right > 0.8
     assert (check.hint, check.guessing, check.trained) == ("", False, True)
-    assert check.said == f"the model is right in {check.right:.0%} of 300"
+    assert check.description == f"the model is right in {check.right:.0%} of 300"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_model_that_always_says_the_same_is_said_to_guess(bundle):
     check = check_of(bundle.manifest, lambda x: np.eye(10, dtype=np.float32)[[3] * len(x)] * 99, OTHER, MINE)
     assert check.guessing
     assert not check.hint
-    assert check.said.endswith("of 300, no better than guessing")
+    assert check.description.endswith("of 300, no better than guessing")
 
 
 def test_of_few_samples_and_of_one_class_only_the_share_is_said(digits):
@@ -145,7 +145,7 @@ def test_without_labels_it_says_what_it_sees_and_how_sure_it_is(digits):
     manifest, outputs = digits
     check = check_unlabelled(manifest.input.prepare(OTHER), manifest, outputs)
     assert check.right is None
-    assert check.said.startswith("of 300 without labels, the model says ")
+    assert check.description.startswith("of 300 without labels, the model says ")
     assert not check.hint
     inverted = check_unlabelled(manifest.input.prepare(16 - OTHER), manifest, dull(outputs))
     assert "with dark and light exchanged it would be" in inverted.hint
@@ -166,7 +166,7 @@ def test_numbers_in_another_scale_are_named(bundle):
     check = check_model(LocalData(spec.prepare(raw), y), manifest, outputs)
     assert check.error < 0.2
     assert not check.hint
-    assert check.said.startswith("of 100, the model is 0.1")
+    assert check.description.startswith("of 100, the model is 0.1")
 
 
 def test_nothing_is_said_without_samples_and_of_losses_that_it_cannot_judge(bundle, digits):

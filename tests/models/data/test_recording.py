@@ -110,13 +110,13 @@ def test_windows_of_a_stretch_are_held_out_together_also_when_it_grows(tmp_path,
     def recordings(side):
         return (side.x[:, 0, 0] // 100).astype(int).tolist()
 
-    holdout = set(recordings(samples.held))
+    holdout = set(recordings(samples.holdout))
     assert 0 < len(holdout) < 40 and not holdout & set(recordings(samples.training))
     least = min(holdout)
     write(tmp_path / "walk" / f"{least}.csv", rows(*range(100 * least, 100 * least + 30)))
     samples.refresh()
-    assert set(recordings(samples.held)) == holdout
-    assert recordings(samples.held).count(least) == 14
+    assert set(recordings(samples.holdout)) == holdout
+    assert recordings(samples.holdout).count(least) == 14
 
 
 def test_recording_without_labels_is_taken_for_predictions(tmp_path, task):

@@ -109,7 +109,7 @@ def test_anomalies_are_held_out_of_training(tmp_path, reconstructing):
     (tmp_path / "a.csv").write_text("a,b,c,d,label\n1,2,3,4,normal\n9,9,9,9,anomaly\n5,6,7,8,normal\n")
     samples = open_samples(tmp_path / "a.csv", reconstructing)
     assert samples.training.y.tolist() == [0, 0]
-    assert (samples.held.x.tolist(), samples.held.y.tolist()) == ([[9.0] * 4], [1])
+    assert (samples.holdout.x.tolist(), samples.holdout.y.tolist()) == ([[9.0] * 4], [1])
     assert sorted(samples.everything.y.tolist()) == [0, 0, 1]
 
 

@@ -23,7 +23,7 @@ def test_a_job_is_what_a_device_of_that_name_and_data_would_send(kind, inputs, b
     for job, (result, sent) in zip(jobs, results, strict=True):
         model = OnnxModel(inputs.bundle, bases[job.base])
         data = inputs.clients.local(job.device, inputs.bundle.manifest.input)
-        run = Run(job.seed, job.name, clock=lambda: 0.0, deadline=1.0)
+        run = Run(job.seed, job.name, clock=lambda: 0.0, upload_at=1.0)
         alone = job.strategy.train(model, data, run)
         assert tensors.encode(sent) == tensors.encode(alone.tensors)
         assert (result.num_examples, repr(result.train_loss)) == (alone.num_examples, repr(alone.train_loss))

@@ -34,7 +34,7 @@ def test_colours_and_labels_stay(small):
 def test_it_is_done_once_for_each_size(small, monkeypatch):
     first = exporting.enlarged(small, 6, 3)
     assert exporting.enlarged(small, 8, 3) != first
-    monkeypatch.setattr(exporting, "_made", None)
+    monkeypatch.setattr(exporting, "_photo_tables", None)
     assert exporting.enlarged(small, 6, 3) == first
 
 

@@ -70,7 +70,7 @@ def test_the_device_s_own_clock_stops_a_run_that_would_miss_the_deadline(model, 
     def ticking(done: float) -> None:
         clock.now += 1
 
-    run = Run(1, "slow", clock, deadline=6.0, progress=ticking)
+    run = Run(1, "slow", clock, upload_at=6.0, progress=ticking)
     with pytest.raises(OutOfTime, match="would end"):
         FedAvg(epochs=2, batch=30).train(model, digits, run)
     assert clock.now == 2
@@ -218,7 +218,7 @@ def test_a_device_that_runs_out_of_time_sends_the_epochs_that_it_has_done(model,
         clock.now += 1
 
     whole = FedAvg(epochs=10, batch=30, reduced_epochs=1).variants()[0]
-    sent = whole.train(model, digits, Run(77, "pi-1", clock, deadline=40.0, progress=ticking))
+    sent = whole.train(model, digits, Run(77, "pi-1", clock, upload_at=40.0, progress=ticking))
     assert (clock.now, sent.variant) == (8.0, "epochs=1")
     same = whole.stopped(0.1).train(model, digits, Run(77, "pi-1", lambda: 0.0, 1.0))
     assert tensors.encode(sent.tensors) == tensors.encode(same.tensors)

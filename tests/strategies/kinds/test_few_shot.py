@@ -116,7 +116,7 @@ def test_the_classifier_s_own_steps_are_paced_against_the_clock(model, digits, c
         clock.now += 1
 
     with pytest.raises(OutOfTime):
-        FewShot().train(model, digits, Run(1, "slow", clock, deadline=60.0, progress=ticking))
+        FewShot().train(model, digits, Run(1, "slow", clock, upload_at=60.0, progress=ticking))
     assert clock.now == 2  # one for the features
 
 

@@ -69,7 +69,7 @@ def test_the_device_s_own_clock_stops_it(model, digits, clock):
         clock.now += 1
 
     with pytest.raises(OutOfTime):
-        TWO.train(model, digits, Run(1, "slow", clock, deadline=3.0, progress=ticking))
+        TWO.train(model, digits, Run(1, "slow", clock, upload_at=3.0, progress=ticking))
     assert clock.now < 8
 
 

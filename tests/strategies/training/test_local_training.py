@@ -227,10 +227,10 @@ def test_a_run_that_ends_early_is_bit_for_bit_one_of_so_many_epochs(model, digit
         clock.now += 1
 
     settings = {"optimizer": Sgd(0.1, 0.5), "batch": 60, "indices": np.arange(240)}
-    early = Run(1, "pi", clock, deadline=12.0, progress=ticking)
+    early = Run(1, "pi", clock, upload_at=12.0, progress=ticking)
     stopped = local_training.train(model, digits, TrainingPlan(epochs=10, least=1, **settings), early)
     assert 1 <= stopped.epochs < 10
-    whole = Run(1, "pi", lambda: 0.0, deadline=1.0)
+    whole = Run(1, "pi", lambda: 0.0, upload_at=1.0)
     same = local_training.train(model, digits, TrainingPlan(epochs=stopped.epochs, **settings), whole)
     for name, value in same.tensors.items():
         np.testing.assert_array_equal(stopped.tensors[name], value)

@@ -64,7 +64,7 @@ def vectors() -> dict[str, Any]:
 
 
 def _chosen(present: list[int], most: int, rare: list[int], number: int) -> dict[str, Any]:
-    run = Run(0, "", clock=lambda: 0.0, deadline=1.0, round=number, rare=tuple(rare))
+    run = Run(0, "", clock=lambda: 0.0, upload_at=1.0, round=number, rare=tuple(rare))
     chosen = kind_statistics.chosen_classes(present, most, run)
     return {"present": present, "most": most, "rare": rare, "round": number, "chosen": chosen}
 

@@ -123,7 +123,7 @@ def _aside() -> dict[str, NDArray[np.float32]]:
 def _update_of(bundle: Bundle, data: LocalData, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
     """By the richest form of the kind."""
     strategy = registry.make(kind, settings)
-    run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0, aside=_aside())
+    run = Run(SEED, DEVICE, clock=lambda: 0.0, upload_at=1.0, aside=_aside())
     sent = kind_statistics.train(strategy.variants()[0], OnnxModel(bundle), data, run)
     update, statistics = class_statistics.split_statistics(sent.tensors)
     return {

@@ -31,7 +31,7 @@ def pull_script(seed: int, folder: Path) -> list[dict[str, Any]]:
         now = round(now + draw.choice((0.0, 0.25, 1.0, 3.5, 20.0)), 2)
         match draw.choices(("wanted", "received", "restart", "expect"), (10, 20, 1, 1))[0]:
             case "wanted":
-                blocks = pull.wanted(now)
+                blocks = pull.next_blocks(now)
                 coming += blocks
                 step: dict[str, Any] = {"do": "wanted", "says": blocks}
             case "received":

@@ -44,7 +44,7 @@ class Script(Stage):
             self.agent = Agent(replace(self.agent.settings, **settings), boot, self.clock)
             self.link = self.wire(self.agent)
             self.agent.inbox.put(Connected(first=True))
-        self.agent.work_gate.judged = lambda _rules: self.verdict
+        self.agent.work_gate.judge = lambda _rules: self.verdict
         self.agent.begin(self.link)
         take = self.agent.inbox.next
 
@@ -105,7 +105,7 @@ def a_pause_before_the_work_and_one_within_it(script: Script) -> None:
 
 def pause_for(script: Script, seconds: float) -> None:
     until = script.clock.now + seconds
-    script.agent.work_gate.judged = lambda _rules: NO if script.clock.now < until else RuleVerdict()
+    script.agent.work_gate.judge = lambda _rules: NO if script.clock.now < until else RuleVerdict()
 
 
 def a_round_that_closes_during_a_pause(script: Script) -> None:
@@ -234,7 +234,7 @@ SCENARIOS = (
 
 def vectors() -> dict[str, Any]:
     measured = mock.patch(
-        "device_runtime.device.training.local_task.measured", lambda *_: Speed(1e9, source="set")
+        "device_runtime.device.training.local_task.device_speed", lambda *_: Speed(1e9, source="set")
     )
     traces: dict[str, Any] = {}
     for scenario in SCENARIOS:
