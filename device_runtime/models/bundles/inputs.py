@@ -232,13 +232,13 @@ class Texts:
 
         Whitespace around a text is removed.
         """
-        made = np.full((len(texts), self.length), self.spec.padding, np.int64)
+        rows = np.full((len(texts), self.length), self.spec.padding, np.int64)
         room = self.length - len(self.spec.before) - len(self.spec.after)
-        for row, text in zip(made, texts, strict=True):
-            found = (
+        for row, text in zip(rows, texts, strict=True):
+            tokens = (
                 *self.spec.before,
                 *islice(self.tokenizer.ids(text.strip()[:LONGEST]), room),
                 *self.spec.after,
             )
-            row[: len(found)] = found
-        return made
+            row[: len(tokens)] = tokens
+        return rows

@@ -109,5 +109,5 @@ def scale_features(module: nn.Module, head: str) -> None:
     layer.register_forward_pre_hook(_scaled)
 
 
-def _scaled(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    return (given[0] * getattr(layer, SCALE), *given[1:])
+def _scaled(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    return (inputs[0] * getattr(layer, SCALE), *inputs[1:])

@@ -25,7 +25,7 @@ def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.devic
     ever imported. Raises EngineError if the manifest names none, or the tensors differ from the bundle's.
     """
     network = _built_network(manifest) if module is None else copy.deepcopy(module)
-    head, given = manifest.head.weight.rpartition(".")[0], manifest.input
+    head, spec = manifest.head.weight.rpartition(".")[0], manifest.input
     try:
         if manifest.scale is not None and manifest.scale not in stored_tensors(network):
             scale_features(network, head)
@@ -36,7 +36,7 @@ def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.devic
         raise EngineError(f"bundle {manifest.name}: {error}") from error
     what = manifest.source.network if manifest.source else type(network).__name__
     _check_alike(manifest, _first_difference(manifest, network), what)
-    example = torch.zeros((1, *given.shape), dtype=torch.int64 if given.vocabulary else torch.float32)
+    example = torch.zeros((1, *spec.shape), dtype=torch.int64 if spec.vocabulary else torch.float32)
     module, loss = _without_memory(network.to(device)).eval(), loss_of(manifest.target)
     return FunctionalModule(module, head, example, outputs, loss)
 
@@ -75,14 +75,14 @@ def _without_memory(network: nn.Module) -> nn.Module:
 
 def _first_difference(manifest: Manifest, network: nn.Module, names: Iterable[str] | None = None) -> str:
     """Describes the first tensor, of these names or of all, that differs from the manifest; else empty."""
-    wanted = {spec.name: spec for spec in manifest.stored()}
-    found = {
+    expected = {spec.name: spec for spec in manifest.stored()}
+    actual = {
         name: TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         for name, tensor in stored_tensors(network).items()
     }
-    for name in sorted(wanted.keys() | found.keys() if names is None else names):
-        if found.get(name) != wanted.get(name):
-            return f"{name} is {_in_words(found.get(name))}, the bundle has {_in_words(wanted.get(name))}"
+    for name in sorted(expected.keys() | actual.keys() if names is None else names):
+        if actual.get(name) != expected.get(name):
+            return f"{name} is {_in_words(actual.get(name))}, the bundle has {_in_words(expected.get(name))}"
     return ""
 
 
