@@ -34,11 +34,11 @@ function bits(value) {
   return Number.isNaN(value) ? "nan" : word.getBigUint64(0).toString();
 }
 
-const told = (value) =>
-  utf8(JSON.stringify(value, (_, one) => (typeof one === "bigint" ? String(one) : one instanceof Uint8Array ? hex(one) : one)));
+const jsonOf = (value) =>
+  utf8(JSON.stringify(value, (_, inner) => (typeof inner === "bigint" ? String(inner) : inner instanceof Uint8Array ? hex(inner) : inner)));
 
 const stepsTold = (list) =>
-  told(list.map((one) => [one.round, one.generator, String(one.seed), one.tunable, bits(one.lr), bits(one.share), one.scalars.map(bits)]));
+  jsonOf(list.map((step) => [step.round, step.generator, String(step.seed), step.tunable, bits(step.lr), bits(step.share), step.scalars.map(bits)]));
 
 /** The library's, which gives texts, has seen to that. */
 function topicOf(data) {
@@ -55,29 +55,29 @@ const DECODERS = {
   "offer or signed": (data) => encode(Offer, messages.offerIn(data)),
   topic: (data) => {
     const { device, leaf, sha, index } = topics.parse(topicOf(data));
-    return told([device, leaf, hex(sha), index]);
+    return jsonOf([device, leaf, hex(sha), index]);
   },
   safetensors: (data) => write(read(data)),
   manifest: async (data) => {
     const manifest = await readManifest(data);
     checkManifest(manifest);
-    return told(manifest);
+    return jsonOf(manifest);
   },
-  "bundle zip": (data) => told([...readZip(data)].map(([name, content]) => [name, content.length])),
+  "bundle zip": (data) => jsonOf([...readZip(data)].map(([name, content]) => [name, content.length])),
   bundle: async (data) => utf8((await Bundle.open(data)).manifest.name),
-  protobuf: (data) => told([...fields(data)].map(({ number, content, encoded }) => [number, content.length, encoded.length])),
-  "onnx graph": (data) => told(outside(data).names),
+  protobuf: (data) => jsonOf([...fields(data)].map(({ number, content, encoded }) => [number, content.length, encoded.length])),
+  "onnx graph": (data) => jsonOf(outside(data).names),
   steps: async (data) => stepsTold(await stepLog.decode(data)),
   "next round": async (data) => encode(Offer, await fullOffer(before.get("Offer"), decodeOffer(splitMac(data).content))),
   "short contribution": (data) => encode(Contribution, fullContribution(data, before.get("Contribution"))),
   settings: (data) => {
     const { name, settings } = decode(Offer, data).kinds[0] ?? { name: "none" };
-    return told([name, Object.keys(make(name, settings)).length > 0]);
+    return jsonOf([name, Object.keys(make(name, settings)).length > 0]);
   },
-  npz: async (data) => told([(await readArrays("a.npz", data, SHAPE)).count]),
+  npz: async (data) => jsonOf([(await readArrays("a.npz", data, SHAPE)).count]),
 };
 
-const held = () => {
+const usedBytes = () => {
   const { arrayBuffers, heapUsed } = process.memoryUsage();
   return arrayBuffers + heapUsed;
 };
@@ -85,22 +85,22 @@ const held = () => {
 async function answered(name, data) {
   const decoder = DECODERS[name];
   if (name.startsWith("before ")) before.set(name.slice(7), decode(messages[name.slice(7)], data));
-  const grown = held();
+  const grown = usedBytes();
   const began = performance.now();
-  let [verdict, said] = [1, new Uint8Array()];
+  let [verdict, reply] = [1, new Uint8Array()];
   try {
-    said = (await decoder?.(data)) ?? said;
+    reply = (await decoder?.(data)) ?? reply;
   } catch (error) {
     verdict = error instanceof DeviceError ? 0 : 2;
-    said = utf8(verdict ? `${error?.stack ?? error}` : oneLine(error));
+    reply = utf8(verdict ? `${error?.stack ?? error}` : oneLine(error));
   }
   const seconds = (performance.now() - began) / 1e3;
   const head = new Uint8Array(HEAD);
   head[0] = verdict;
   view(head).setFloat64(1, seconds, true);
-  view(head).setFloat64(9, Math.max(0, held() - grown), true);
-  view(head).setUint32(17, said.length, true);
-  return [head, said];
+  view(head).setFloat64(9, Math.max(0, usedBytes() - grown), true);
+  view(head).setUint32(17, reply.length, true);
+  return [head, reply];
 }
 
 let waiting = Buffer.alloc(0);
@@ -108,11 +108,11 @@ let waiting = Buffer.alloc(0);
 async function* inputs() {
   for await (const chunk of process.stdin) {
     waiting = Buffer.concat([waiting, chunk]);
-    for (let found = taken(); found; found = taken()) yield found;
+    for (let request = nextRequest(); request; request = nextRequest()) yield request;
   }
 }
 
-function taken() {
+function nextRequest() {
   const parts = [];
   let at = 0;
   for (let part = 0; part < 2; part += 1) {

@@ -16,7 +16,7 @@ const PURPOSE = { task: "t", run: "r", round: 1, kind: "full", form: "", device:
 
 const inNode = typeof process !== "undefined";
 const now = () => (inNode ? process.cpuUsage().user / 1e3 : performance.now());
-const median = (numbers) => numbers.sort((one, other) => one - other)[numbers.length >> 1];
+const median = (numbers) => numbers.sort((left, other) => left - other)[numbers.length >> 1];
 
 /** An update of one tensor, and the base that it changes. */
 function update(values) {

@@ -1,16 +1,16 @@
 /** What a script that got in would try; gives what came of it. In a timer: the policy does not bind a debugger. */
 (elsewhere) =>
   new Promise((done) => {
-    const [found, broken] = [{}, []];
+    const [results, broken] = [{}, []];
     const attempt = async (name, deed) => {
       try {
-        found[name] = (await deed()) ?? null;
+        results[name] = (await deed()) ?? null;
       } catch (error) {
-        found[name] = error.name;
+        results[name] = error.name;
       }
     };
-    const made = (tag, fields) => Object.assign(document.createElement(tag), fields);
-    const add = (tag, fields) => document.body.append(made(tag, fields));
+    const element = (tag, fields) => Object.assign(document.createElement(tag), fields);
+    const add = (tag, fields) => document.body.append(element(tag, fields));
     const script = (text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
     const all = async () => {
       await attempt("eval", () => (0, eval)("1 + 1"));
@@ -22,7 +22,7 @@
       await attempt("blob", () => import(script("self.owned = 'blob'")));
       await attempt("worker", () => new Worker(script("1")) && "made");
       await attempt("handler", () => {
-        const button = made("button", {});
+        const button = element("button", {});
         button.setAttribute("onclick", "self.owned = 'handler'");
         document.body.append(button);
         button.click();
@@ -34,13 +34,13 @@
       await attempt("image", () => add("img", { src: `${elsewhere}/image` }));
       await attempt("frame", () => add("iframe", { src: `${elsewhere}/frame` }));
       await attempt("style", () => add("link", { rel: "stylesheet", href: `${elsewhere}/style` }));
-      await attempt("base", () => document.head.append(made("base", { href: elsewhere })));
+      await attempt("base", () => document.head.append(element("base", { href: elsewhere })));
       await attempt("form", () => {
-        const form = made("form", { action: `${elsewhere}/form`, method: "post" });
+        const form = element("form", { action: `${elsewhere}/form`, method: "post" });
         document.body.append(form);
         form.requestSubmit();
       });
-      setTimeout(() => done({ found, broken, owned: self.owned ?? null, base: document.baseURI }), 700);
+      setTimeout(() => done({ found: results, broken, owned: self.owned ?? null, base: document.baseURI }), 700);
     };
     addEventListener("securitypolicyviolation", ({ effectiveDirective }) => broken.push(effectiveDirective));
     setTimeout(all);

@@ -19,7 +19,7 @@ const ROWS = [
 const VERDICT = "A straggler for this task (a full update needs 91.0 s, 54.0 s are left); it sends entropy-subset 25%.";
 self.asked = []; // what the page has said
 
-const tell = (told) => postMessage(told);
+const tell = (message) => postMessage(message);
 
 function start() {
   const manifest = { name: "scripted", ...CASE };

@@ -1,7 +1,7 @@
 """Transfers a blob block by block, at the receiver's request; no clock, no sockets, no threads.
 
-The receiver asks (`Pull.wanted` -> a Get on `up/get` or `dn/get`), the sender answers by `send_blocks`, and
-the receiver passes each block to `Pull.received`. The receiver alone decides which blocks are sent and
+The receiver asks (`Pull.next_blocks` -> a Get on `up/get` or `dn/get`), the sender answers by `send_blocks`,
+and the receiver passes each block to `Pull.received`. The receiver alone decides which blocks are sent and
 when: it never has more than `window` blocks on the way, and a sender keeps no state. So either side may
 restart at any time, and blocks may be lost, doubled or reordered. Only the `opening_blocks` may be sent
 unasked, to a receiver that is known to need them: that saves a Get and a round trip.

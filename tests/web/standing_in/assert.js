@@ -1,14 +1,14 @@
 // Stands for node:assert/strict in a browser, as far as tests of vectors use it.
 
 /** Like JSON, but for every value: numbers by their bits, arrays and objects by what they are. */
-function told(value) {
-  if (ArrayBuffer.isView(value)) return `${value.constructor.name}[${Array.from(value, told).join()}]`;
-  if (Array.isArray(value)) return `[${value.map(told).join()}]`;
-  if (value instanceof Map || value instanceof Set) return `${value.constructor.name}${told([...value])}`;
+function plain(value) {
+  if (ArrayBuffer.isView(value)) return `${value.constructor.name}[${Array.from(value, plain).join()}]`;
+  if (Array.isArray(value)) return `[${value.map(plain).join()}]`;
+  if (value instanceof Map || value instanceof Set) return `${value.constructor.name}${plain([...value])}`;
   if (typeof value === "bigint") return `${value}n`;
   if (typeof value === "number") return Object.is(value, -0) ? "-0" : String(value);
   if (value === null || typeof value !== "object") return typeof value === "string" ? JSON.stringify(value) : String(value);
-  const entries = Object.keys(value).sort().map((name) => `${name}:${told(value[name])}`);
+  const entries = Object.keys(value).sort().map((name) => `${name}:${plain(value[name])}`);
   return `{${entries.join()}}`;
 }
 
@@ -16,11 +16,11 @@ function hold(holds, text) {
   if (!holds) throw new Error(String(text).slice(0, 600));
 }
 
-const suits = (error, wanted) => {
-  if (wanted === undefined) return true;
-  if (wanted instanceof RegExp) return wanted.test(String(error));
-  if (typeof wanted !== "function") return Object.entries(wanted).every(([name, one]) => (one instanceof RegExp ? one.test(error[name]) : told(error[name]) === told(one)));
-  return wanted === Error || wanted.prototype instanceof Error ? error instanceof wanted : wanted(error) === true;
+const suits = (error, expected) => {
+  if (expected === undefined) return true;
+  if (expected instanceof RegExp) return expected.test(String(error));
+  if (typeof expected !== "function") return Object.entries(expected).every(([name, part]) => (part instanceof RegExp ? part.test(error[name]) : plain(error[name]) === plain(part)));
+  return expected === Error || expected.prototype instanceof Error ? error instanceof expected : expected(error) === true;
 };
 
 function thrown(work) {
@@ -40,16 +40,16 @@ const settled = (work) =>
 
 export default {
   ok: (value, why = "not true") => hold(value, why),
-  equal: (found, wanted) => hold(Object.is(found, wanted), `${told(found)} is not ${told(wanted)}`),
-  notEqual: (found, other) => hold(!Object.is(found, other), `it is ${told(found)}`),
-  deepEqual: (found, wanted) => hold(told(found) === told(wanted), `${told(found)} is not ${told(wanted)}`),
-  match: (text, wanted) => hold(wanted.test(text), `${text} is not like ${wanted}`),
-  throws: (work, wanted) => {
+  equal: (actual, expected) => hold(Object.is(actual, expected), `${plain(actual)} is not ${plain(expected)}`),
+  notEqual: (actual, other) => hold(!Object.is(actual, other), `it is ${plain(actual)}`),
+  deepEqual: (actual, expected) => hold(plain(actual) === plain(expected), `${plain(actual)} is not ${plain(expected)}`),
+  match: (text, pattern) => hold(pattern.test(text), `${text} is not like ${pattern}`),
+  throws: (work, expected) => {
     const error = thrown(work);
-    hold(suits(error, wanted), `another error: ${error}`);
+    hold(suits(error, expected), `another error: ${error}`);
   },
-  rejects: async (work, wanted) => {
+  rejects: async (work, expected) => {
     const error = await settled(work);
-    hold(suits(error, wanted), `another error: ${error}`);
+    hold(suits(error, expected), `another error: ${error}`);
   },
 };

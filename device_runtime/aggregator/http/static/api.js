@@ -29,16 +29,16 @@ async function reason(answer) {
 const of = (task, what) => `api/v1/tasks/${encodeURIComponent(task)}/${what}`;
 
 function query(settings) {
-  const given = Object.entries(settings).filter(([, value]) => value !== "" && value !== null && value !== undefined);
-  return new URLSearchParams(given).toString();
+  const entriesOfQuery = Object.entries(settings).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return new URLSearchParams(entriesOfQuery).toString();
 }
 
 export const tasks = async () => (await ask("api/v1/tasks")).json();
 export const rounds = async (task, after) => (await ask(`${of(task, "rounds")}?${query({ after })}`)).json();
-export const devices = async (task, wanted) => (await ask(`${of(task, "devices")}?${query(wanted)}`)).json();
-export const entries = async (task, wanted) => (await ask(`${of(task, "contributions")}?${query(wanted)}`)).json();
+export const devices = async (task, filter) => (await ask(`${of(task, "devices")}?${query(filter)}`)).json();
+export const entries = async (task, filter) => (await ask(`${of(task, "contributions")}?${query(filter)}`)).json();
 export const links = async () => (await ask("api/v1/links")).json();
-export const invite = async (wanted) => (await ask(`api/v1/links?${query(wanted)}`, { method: "POST" })).json();
+export const invite = async (options) => (await ask(`api/v1/links?${query(options)}`, { method: "POST" })).json();
 export const revoke = async (link) => (await ask(`api/v1/links/${encodeURIComponent(link)}`, { method: "DELETE" })).json();
 export const model = async (task) => (await ask(of(task, "model"))).blob();
 

@@ -52,21 +52,21 @@ function say(mood, text) {
 /** Show one task until another is chosen; a connection that ends is made again. */
 async function watch(name) {
   following?.abort();
-  const mine = (following = new AbortController());
-  const shown = new Shown(tasks.find((task) => task.name === name));
+  const controller = (following = new AbortController());
+  const view = new Shown(tasks.find((task) => task.name === name));
   fleet.begin();
   log.begin();
-  while (!mine.signal.aborted) {
+  while (!controller.signal.aborted) {
     try {
-      await api.follow(name, (now) => shown.take(now), mine.signal);
+      await api.follow(name, (now) => view.take(now), controller.signal);
     } catch (error) {
-      if (error instanceof api.Denied && !mine.signal.aborted) locked(error.message); // which ends this, too
+      if (error instanceof api.Denied && !controller.signal.aborted) locked(error.message); // which ends this, too
     }
-    if (mine.signal.aborted) break;
+    if (controller.signal.aborted) break;
     say("bad", "connection lost, trying again");
     await new Promise((done) => setTimeout(done, AGAIN_MS));
   }
-  shown.end();
+  view.end();
 }
 
 /** What is on the page about one task. Tables are asked for anew at most every REFRESH_MS. */
@@ -158,33 +158,33 @@ async function download() {
   }
 }
 
-const asked = (id, kind, act) => byId(id).addEventListener(kind, (event) => {
+const on = (id, kind, act) => byId(id).addEventListener(kind, (event) => {
   event.preventDefault();
   act(event);
 });
 const task = () => byId("task").value;
 const quietly = (promise) => promise.catch((error) => (error instanceof api.Denied ? locked(error.message) : say("bad", error.message)));
 
-asked("enter", "submit", () => {
+on("enter", "submit", () => {
   api.token.set(byId("token").value.trim());
   byId("token").value = "";
   byId("denied").textContent = "";
   enter();
 });
-asked("leave", "click", () => locked(""));
-asked("model", "click", download);
-asked("task", "change", () => watch(task()));
+on("leave", "click", () => locked(""));
+on("model", "click", download);
+on("task", "change", () => watch(task()));
 for (const kind of ["input", "submit", "change"]) {
-  asked("fleet-filter", kind, () => {
+  on("fleet-filter", kind, () => {
     fleet.begin();
     quietly(fleet.show(task()));
   });
-  asked("log-filter", kind, () => {
+  on("log-filter", kind, () => {
     log.begin();
     quietly(log.show(task()));
   });
 }
-asked("invite-form", "submit", () => {
+on("invite-form", "submit", () => {
   byId("invite-trouble").textContent = "";
   invite.make().catch((error) => (error instanceof api.Denied ? locked(error.message) : (byId("invite-trouble").textContent = error.message)));
 });

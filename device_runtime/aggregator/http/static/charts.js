@@ -30,7 +30,7 @@ export function lines(title, numbers, series, unit, floor = null) {
 /** The same as columns, one upon the other. */
 export function columns(title, numbers, series, unit) {
   const { rounds, values } = gathered(numbers, series, sum);
-  const totals = rounds.map((_, place) => values.reduce((total, one) => total + (one[place] ?? 0), 0));
+  const totals = rounds.map((_, place) => values.reduce((total, line) => total + (line[place] ?? 0), 0));
   const high = nice(Math.max(0, ...totals)) || 1;
   const left = margin(0, high, unit);
   const y = scale(0, high, HEIGHT - BOTTOM, TOP);
@@ -39,8 +39,8 @@ export function columns(title, numbers, series, unit) {
   const wide = Math.max(1, Math.min(24, step * 0.78));
   const marks = rounds.flatMap((_, place) => {
     let below = 0;
-    return values.map((one, index) => {
-      const value = one[place] ?? 0;
+    return values.map((line, index) => {
+      const value = line[place] ?? 0;
       const from = y(below);
       below += value;
       const shape = { x: x(place) - wide / 2, y: y(below), width: wide, height: Math.max(0, from - y(below)) };
@@ -65,12 +65,12 @@ function framed({ title, rounds, series, values, unit, low, high, left, y, x, ma
     s("text", { x: inside(x(place), rounds[place]), y: HEIGHT - 7, class: "tick middle" }, rounds[place]),
   );
   const picture = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" }, ...grid, ...marks, ...bottom);
-  const told = series.length === 1 && series[0].name === title.toLowerCase();
-  const legend = told ? null : h("ul", { class: "legend" }, ...series.map((one) => h("li", {}, swatch(one.colour), one.name)));
+  const isTitled = series.length === 1 && series[0].name === title.toLowerCase();
+  const legend = isTitled ? null : h("ul", { class: "legend" }, ...series.map((line) => h("li", {}, swatch(line.colour), line.name)));
   const rows = rounds.map((round, place) => ({ round, place }));
   const heads = [{ head: "round", cell: (row) => row.round }];
-  for (const [index, one] of series.entries()) {
-    heads.push({ head: one.name, look: "number", cell: (row) => (values[index][row.place] === null ? "–" : unit(values[index][row.place])) });
+  for (const [index, line] of series.entries()) {
+    heads.push({ head: line.name, look: "number", cell: (row) => (values[index][row.place] === null ? "–" : unit(values[index][row.place])) });
   }
   const figures = h("details", {}, h("summary", {}, "figures"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${title}: figures` }, table(title, heads, rows, "none")));
   return h("figure", {}, h("figcaption", {}, title), picture, legend, figures);
@@ -88,7 +88,7 @@ function gathered(numbers, series, together) {
   const size = Math.ceil(numbers.length / MOST) || 1;
   const starts = numbers.map((_, i) => i).filter((i) => i % size === 0);
   const rounds = starts.map((i) => (size === 1 ? `${numbers[i]}` : `${numbers[i]}–${numbers[Math.min(numbers.length, i + size) - 1]}`));
-  const values = series.map((one) => starts.map((i) => together(one.values.slice(i, i + size).filter((value) => value !== null))));
+  const values = series.map((line) => starts.map((i) => together(line.values.slice(i, i + size).filter((value) => value !== null))));
   return { rounds, values };
 }
 

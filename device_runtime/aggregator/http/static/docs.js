@@ -28,15 +28,15 @@ function mixed(parts, between) {
   return h("span", {}, ...parts.flatMap((part, place) => (place ? [between, part] : [part])));
 }
 
-function operation(path, method, told) {
-  const open = !told.security?.length;
+function operation(path, method, details) {
+  const open = !details.security?.length;
   const names = [
     { head: "parameter", cell: (p) => h("code", {}, p.name) },
     { head: "in", cell: (p) => p.in },
     { head: "type", cell: (p) => type(p.schema) },
     { head: "meaning", look: "wide", cell: (p) => [p.description, p.required ? "required" : `default: ${p.schema.default ?? "none"}`].filter(Boolean).join("; ") },
   ];
-  const answers = Object.entries(told.responses).map(([status, answer]) => {
+  const answers = Object.entries(details.responses).map(([status, answer]) => {
     const content = Object.entries(answer.content ?? {});
     return h("li", {}, h("code", {}, status), " ", answer.description, ...content.flatMap(([form, body]) => [": ", form === "application/json" ? type(body.schema) : form]));
   });
@@ -44,9 +44,9 @@ function operation(path, method, told) {
   return h(
     "section", { class: "operation" },
     h("h3", {}, h("span", { class: "method" }, method.toUpperCase()), " ", h("code", {}, path)),
-    h("p", {}, told.summary ?? ""),
-    told.description ? h("p", { class: "quiet" }, told.description) : null,
-    told.parameters?.length ? table("Parameters", names, told.parameters, "none") : null,
+    h("p", {}, details.summary ?? ""),
+    details.description ? h("p", { class: "quiet" }, details.description) : null,
+    details.parameters?.length ? table("Parameters", names, details.parameters, "none") : null,
     h("ul", { class: "answers" }, ...answers),
     h("pre", { tabindex: 0 }, h("code", {}, `curl${header} ${location.origin}${path}`)),
   );
@@ -55,8 +55,8 @@ function operation(path, method, told) {
 function shape(name, schema) {
   const fields = [
     { head: "field", cell: ([field]) => h("code", {}, field) },
-    { head: "type", cell: ([, told]) => type(told) },
-    { head: "meaning", look: "wide", cell: ([, told]) => [told.description, limits(told.anyOf?.[0] ?? told)].filter(Boolean).join(" ") },
+    { head: "type", cell: ([, details]) => type(details) },
+    { head: "meaning", look: "wide", cell: ([, details]) => [details.description, limits(details.anyOf?.[0] ?? details)].filter(Boolean).join(" ") },
   ];
   return h(
     "section", { class: "operation", id: `type-${name}` },
@@ -69,7 +69,7 @@ function shape(name, schema) {
 byId("main").replaceChildren(
   h("p", {}, description.info.description ?? ""),
   h("h2", {}, "Requests"),
-  ...Object.entries(description.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, told]) => operation(path, method, told))),
+  ...Object.entries(description.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, details]) => operation(path, method, details))),
   h("h2", {}, "Types"),
   ...Object.entries(schemas).map(([name, schema]) => shape(name, schema)),
 );

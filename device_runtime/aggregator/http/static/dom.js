@@ -43,8 +43,8 @@ export function table(caption, columns, rows, empty) {
 }
 
 function cell(column, row, place) {
-  const made = column.cell(row);
+  const content = column.cell(row);
   const attributes = { class: column.look, "data-head": column.head };
-  if (made === "" || made === null) attributes["data-empty"] = true;
-  return place === 0 ? h("th", { scope: "row", ...attributes }, made) : h("td", attributes, made);
+  if (content === "" || content === null) attributes["data-empty"] = true;
+  return place === 0 ? h("th", { scope: "row", ...attributes }, content) : h("td", attributes, content);
 }

@@ -31,10 +31,10 @@ const columns = [
 ];
 
 export async function show(task) {
-  const wanted = { search: byId("fleet-search").value, online: byId("fleet-online").checked ? true : "", offset, limit: rowsAPage() };
-  const mine = ++request;
-  const page = await api.devices(task, wanted);
-  if (mine !== request) return undefined;
+  const filter = { search: byId("fleet-search").value, online: byId("fleet-online").checked ? true : "", offset, limit: rowsAPage() };
+  const number = ++request;
+  const page = await api.devices(task, filter);
+  if (number !== request) return undefined;
   if (offset && offset >= page.total) {
     offset = 0;
     return show(task);
@@ -60,15 +60,15 @@ function turn(task, by) {
 
 /** A button that asks for another page; one that gets no answer stays, to be tried again. */
 export function button(text, enabled, act) {
-  const made = h("button", { type: "button", disabled: !enabled }, text);
-  made.addEventListener("click", () => act().catch(() => {}));
-  return made;
+  const element = h("button", { type: "button", disabled: !enabled }, text);
+  element.addEventListener("click", () => act().catch(() => {}));
+  return element;
 }
 
 /** Shows the buttons of pages anew; the keyboard's focus stays where it was. */
-export function pages(id, ...made) {
+export function pages(id, ...buttons) {
   const place = byId(id);
   const focused = place.contains(document.activeElement) ? document.activeElement.textContent : null;
-  place.replaceChildren(...made);
-  made.find((one) => one.textContent === focused)?.focus();
+  place.replaceChildren(...buttons);
+  buttons.find((control) => control.textContent === focused)?.focus();
 }

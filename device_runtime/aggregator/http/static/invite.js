@@ -13,25 +13,25 @@ function drawn(rows, what) {
   return s("svg", { class: "qr", viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": what }, s("rect", { width: size, height: size }), s("path", { d: runs.join("") }));
 }
 
-let shown = "";
+let lastKey = "";
 
 /** Whether there is a page to join by. Drawn anew only when something has changed: buttons stay where they are. */
 export async function show() {
-  const told = await api.links();
-  const key = JSON.stringify(told);
-  if (key === shown) return;
-  shown = key;
-  byId("invite").hidden = !told.page;
-  if (!told.page) return;
-  byId("invite-page").replaceChildren(h("a", { href: told.page, rel: "noreferrer" }, told.page));
-  byId("invite-how").textContent = told.open
+  const links = await api.links();
+  const key = JSON.stringify(links);
+  if (key === lastKey) return;
+  lastKey = key;
+  byId("invite").hidden = !links.page;
+  if (!links.page) return;
+  byId("invite-page").replaceChildren(h("a", { href: links.page, rel: "noreferrer" }, links.page));
+  byId("invite-how").textContent = links.open
     ? "Whoever opens it joins: the broker is open to this machine."
-    : told.makes
+    : links.makes
       ? "By a one-time link, that a phone reads as a QR code. It enrols one browser."
       : "By a token of `device-runtime device add NAME`, behind a #: links are not made here.";
-  byId("invite-form").hidden = !told.makes;
-  if (told.open) byId("invite-made").replaceChildren(drawn(told.qr, "QR code of the page"));
-  byId("invite-table").replaceChildren(...(told.links.length ? [table("Links", columns, told.links, "")] : []));
+  byId("invite-form").hidden = !links.makes;
+  if (links.open) byId("invite-made").replaceChildren(drawn(links.qr, "QR code of the page"));
+  byId("invite-table").replaceChildren(...(links.links.length ? [table("Links", columns, links.links, "")] : []));
 }
 
 /** Make a link, and show it: only now can it be. */

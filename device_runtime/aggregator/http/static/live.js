@@ -51,14 +51,14 @@ export function charts(rounds, kinds) {
     byId("charts").replaceChildren();
     return;
   }
-  const numbers = rounds.map((one) => one.round);
+  const numbers = rounds.map((entry) => entry.round);
   const line = (name, place, pick) => ({ name, colour: place, values: rounds.map(pick) });
-  const measured = (made) => made.filter((one) => one.values.some((value) => value !== null));
-  const byKind = (pick) => kinds.map((kind) => ({ name: kind, colour: colour(kind, kinds), values: rounds.map((one) => (one.kinds[kind] ? pick(one.kinds[kind]) : null)) })).filter((one) => one.values.some((value) => value !== null));
-  const judged = rounds.findLast((one) => one.accuracy !== null) ?? rounds[0];
-  const accuracy = measured([line(judged.metric, 0, (one) => one.accuracy)]);
-  const further = Object.keys(judged.metrics).map((name) => lines(name, numbers, [line(name, 0, (one) => one.metrics[name] ?? null)], plain));
-  const losses = measured([line("served model", 0, (one) => one.loss), line("in training", 1, (one) => one.train_loss)]);
+  const measured = (series) => series.filter((curve) => curve.values.some((value) => value !== null));
+  const byKind = (pick) => kinds.map((kind) => ({ name: kind, colour: colour(kind, kinds), values: rounds.map((entry) => (entry.kinds[kind] ? pick(entry.kinds[kind]) : null)) })).filter((entry) => entry.values.some((value) => value !== null));
+  const judged = rounds.findLast((entry) => entry.accuracy !== null) ?? rounds[0];
+  const accuracy = measured([line(judged.metric, 0, (entry) => entry.accuracy)]);
+  const further = Object.keys(judged.metrics).map((name) => lines(name, numbers, [line(name, 0, (entry) => entry.metrics[name] ?? null)], plain));
+  const losses = measured([line("served model", 0, (entry) => entry.loss), line("in training", 1, (entry) => entry.train_loss)]);
   const each = (name) => (figures) => figures[name] / figures.contributions;
   byId("charts").replaceChildren(
     ...[
@@ -75,10 +75,10 @@ export function charts(rounds, kinds) {
 
 /** All kinds that were ever seen, each always in the same place and so in the same colour. */
 export function kindsOf(rounds, live, offered) {
-  const seen = new Set(offered);
-  for (const one of rounds) for (const kind of Object.keys(one.kinds)) seen.add(kind);
-  for (const kind of Object.keys(live.contributions)) seen.add(kind);
-  return [...seen];
+  const names = new Set(offered);
+  for (const entry of rounds) for (const kind of Object.keys(entry.kinds)) names.add(kind);
+  for (const kind of Object.keys(live.contributions)) names.add(kind);
+  return [...names];
 }
 
 const colour = (kind, kinds) => Math.max(0, kinds.indexOf(kind)) % COLOURS;

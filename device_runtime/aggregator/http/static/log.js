@@ -24,10 +24,10 @@ const columns = [
 
 export async function show(task) {
   const before = pages.at(-1);
-  const wanted = { status: byId("log-status").value, device: byId("log-device").value.trim(), before, limit: rowsAPage() };
-  const mine = ++request;
-  const page = await api.entries(task, wanted);
-  if (mine !== request) return;
+  const filter = { status: byId("log-status").value, device: byId("log-device").value.trim(), before, limit: rowsAPage() };
+  const number = ++request;
+  const page = await api.entries(task, filter);
+  if (number !== request) return;
   byId("log-table").replaceChildren(table("Contributions", columns, page.entries, "Nothing has come yet."));
   showPages(
     "log-pages",
