@@ -56,20 +56,20 @@ class Aggregator:
     ) -> None:
         if not tasks:
             raise ConfigError("no task is given: expected one or more, as Task(bundle=..)")
-        sections: dict[str, Mapping[str, object]] = {
-            "": {"run_dir": _text(run_dir), "workers": workers},
-            "broker": {
-                "url": broker,
-                "port": port,
-                "ca": _text(ca),
-                "enrolment": _text(enrolment),
-                "insecure": insecure or None,
-            },
-            "http": {} if http is None else config.http_keys(http, "http"),
+        at_broker = {
+            "url": broker,
+            "port": port,
+            "ca": _text(ca),
+            "enrolment": _text(enrolment),
+            "insecure": insecure or None,
         }
-        self._server = config.load(
-            _path(settings), {name: _without_none(keys) for name, keys in sections.items()}
-        )
+        values = {
+            "run_dir": _text(run_dir),
+            "workers": workers,
+            "broker": _without_none(at_broker),
+            "http": None if http is None else config.http_keys(http, "http"),
+        }
+        self._server = config.load(_path(settings), _without_none(values))
         if self._server.tasks:
             raise ConfigError(f"{settings} has tasks: leave them out, and give Task objects")
         self._tasks, self._quiet = tasks, quiet

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -30,9 +31,11 @@ def add_settings(
         if entry.choices:
             how = {"choices": entry.choices}
         elif entry.type is bool:
-            how = {"action": argparse.BooleanOptionalAction}
+            how = {"action": argparse.BooleanOptionalAction if entry.default else "store_true"}
         elif entry.type in (int, float):
             how["type"] = partial(_number, entry)
+        elif entry.type is Path:
+            how["type"] = Path
         text = _help(entry, defaults.get(name, entry.default))
         options.add_argument(f"--{_flag(entry)}", default=None, help=text.replace("%", "%%"), **how)
 
@@ -57,7 +60,7 @@ def _optional(
     settings: type, without: Collection[str], within: str = ""
 ) -> Iterator[tuple[str, SettingField]]:
     """The settings that have an option, by their dotted names."""
-    for entry in setting_fields(settings):
+    for entry in setting_fields(settings, partly=True):
         name = f"{within}{entry.name}"
         if name in without:
             continue
@@ -81,16 +84,17 @@ def _metavar(entry: SettingField) -> str:
 
 
 def _help(entry: SettingField, default: Any) -> str:
-    meaning, text = entry.setting.meaning, str(default)
-    if default is None:
-        text = entry.setting.none
-    elif isinstance(default, bool):
-        text = "yes" if default else "no"
-    elif isinstance(default, float):
-        text = f"{default:g}"
+    text = "" if default is REQUIRED or not default else str(default)
+    if isinstance(default, bool):
+        text = "yes" if default else ""
+    elif isinstance(default, int | float):
+        text = f"{default:.15g}"
     elif entry.item:
-        text = ", ".join(default)
-    return meaning if default is REQUIRED or not text else f"{meaning.rstrip('.')} (default: {text})."
+        text = ", ".join(default or ())
+    if not default and entry.setting.none:
+        text = entry.setting.none
+    meaning = entry.setting.meaning
+    return f"{meaning.rstrip('.')} (default: {text})." if text else meaning
 
 
 def _number(entry: SettingField, text: str) -> int | float:

@@ -93,8 +93,7 @@ Momentum = Annotated[
 ]
 WeightDecay = Annotated[float, Setting("Weight decay of local training.", example=1e-4, at_least=0)]
 BatchSize = Annotated[
-    int,
-    Setting("Batch size of local training.", example=32, unit="samples", at_least=1, at_most=MOST),
+    int, Setting("Batch size of local training.", example=32, unit="samples", at_least=1, at_most=MOST)
 ]
 ClipNorm = Annotated[
     float,
@@ -112,8 +111,7 @@ ClipNormByBundle = Annotated[
     ),
 ]
 ServerEpochs = Annotated[
-    int,
-    Setting("Epochs of training on the aggregator.", example=5, unit="epochs", at_least=1, at_most=MOST),
+    int, Setting("Epochs of training on the aggregator.", example=5, unit="epochs", at_least=1, at_most=MOST)
 ]
 ServerLearningRate = Annotated[
     float, Setting("Learning rate of training on the aggregator.", example=0.05, more_than=0)
@@ -132,8 +130,7 @@ Members = Annotated[
     ),
 ]
 Level = Annotated[
-    Literal["low", "mid", "up"],
-    Setting("Depth of the network whose feature maps are sent.", example="mid"),
+    Literal["low", "mid", "up"], Setting("Depth of the network whose feature maps are sent.", example="mid")
 ]
 Directions = Annotated[
     int,
@@ -159,8 +156,7 @@ Distance = Annotated[
     float, Setting("How far along a direction the loss is measured.", example=1e-2, more_than=0)
 ]
 TunableSet = Annotated[
-    str,
-    Setting("Tunable set: the parameters that change.", example="head", choices=TUNABLE_SETS),
+    str, Setting("Tunable set: the parameters that change.", example="head", choices=TUNABLE_SETS)
 ]
 
 
@@ -222,11 +218,16 @@ class SettingField:
         return _type(self.type)
 
 
-def setting_fields(settings: type) -> Iterator[SettingField]:
-    """The fields of a dataclass or a msgspec Struct. Raises TypeError for one without a `Setting`."""
+def setting_fields(settings: type, partly: bool = False) -> Iterator[SettingField]:
+    """The fields of a dataclass or a msgspec Struct.
+
+    Raises TypeError for one without a `Setting`; partly: passes it over.
+    """
     hints = _hints(settings)
     for name, default in _defaults(settings):
         setting = _setting(hints[name])
+        if setting is None and partly:
+            continue
         if setting is None:
             raise TypeError(f"{settings.__name__}.{name} has no Setting in its annotation")
         plain = hints[name].__origin__

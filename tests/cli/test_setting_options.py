@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import pytest
 
+from device_runtime.aggregator.configuration.config import ServerConfig
 from device_runtime.aggregator.tasks.shared_settings import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli import main
@@ -35,6 +36,12 @@ FLAGS = """
 """Those of serve before they were made from the declaration."""
 
 
+FLAGS_OF_SERVER = """
+--run-dir --workers --max-devices --database --broker --password-file --port --ca --enrolment --insecure
+--token-file --http-open --log-format
+"""
+
+
 def parser_of(command):
     parser = argparse.ArgumentParser(exit_on_error=False)
     command.add_arguments(parser)
@@ -43,6 +50,17 @@ def parser_of(command):
 
 def test_the_flags_of_a_task_keep_their_names():
     assert set(FLAGS.split()) <= {f"--{_flag(entry)}" for _, _, entry in DECLARED}
+
+
+def test_the_flags_of_the_service_keep_their_names_and_are_read_as_its_file_is(tmp_path):
+    assert {f"--{_flag(entry)}" for _, entry in _optional(ServerConfig, ())} == set(FLAGS_OF_SERVER.split())
+    words = "--broker=mqtts://fl@there --insecure --http=:80 --http-open --database=postgresql://db/fl"
+    options = parser_of(serve).parse_args([*words.split(), "--workers=2", f"--run-dir={tmp_path}"])
+    config = serve.server_config(options)
+    assert (config.broker.url, config.broker.insecure) == ("mqtts://fl@there", True)
+    assert (config.http.port, config.http.open, config.database.url) == (80, True, "postgresql://db/fl")
+    assert (config.workers, config.run_dir, config.tasks) == (2, tmp_path, ())
+    assert serve.server_config(parser_of(serve).parse_args([])) == ServerConfig()
 
 
 def test_only_tables_and_what_a_simulation_has_not_have_no_flag():
@@ -98,7 +116,7 @@ def test_a_table_s_settings_have_an_option_where_they_name_it():
     helps = {action.option_strings[0]: action.help for action in parser._actions[1:]}
     assert helps == {
         "--air": "Surface after this time (default: never).",
-        "--with-fins": "Wear fins (default: no).",
+        "--with-fins": "Wear fins.",
     }
     assert [action.metavar for action in parser._actions[1:]] == ["SECONDS", None]
     options = parser.parse_args(["--with-fins"])

@@ -24,9 +24,10 @@ from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.broker_folder import SERVER, SERVER_KEY
 from device_runtime.broker.servers.server import BrokerOptions, RunningBroker
 from device_runtime.broker.wire.durable_files import replace_file
-from device_runtime.broker.wire.url import TLS, BrokerUrl, is_loopback
+from device_runtime.broker.wire.url import PASSWORD_VARIABLE, TLS, BrokerUrl, is_loopback
 from device_runtime.console import LogFormat
 from device_runtime.profiles.keys import explained
+from device_runtime.strategies.settings import Setting
 from device_runtime.toml_file import read_toml
 from device_runtime.user_account import expanded
 
@@ -58,23 +59,61 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class BrokerSection(Section, frozen=True):
     """The broker.
 
-    url: "auto" starts a broker on this machine.
-    port: the port of that broker; 0: the last port, or a free one.
     user, password_file: override those of the URL; a password alone is for the user of the URL.
-    ca: the authority that signs the broker's certificate; None: the system's authorities.
     cert, key: the aggregator's certificate, where the broker asks for one.
-    enrolment: a folder of `broker init`, with the address, the credential and the key that signs offers.
     """
 
-    url: str = AUTO
-    port: Port = 0
+    url: Annotated[
+        str,
+        Setting(
+            "Connect to this broker, mqtts://user@host; auto starts one on this machine.",
+            "mqtts://fl@example.org",
+            flag="broker",
+            metavar="URL",
+        ),
+    ] = AUTO
+    port: Annotated[
+        Port,
+        Setting(
+            "Set the port of the broker that auto starts.", 1883, none="as before, or a free one", flag="port"
+        ),
+    ] = 0
     user: str | None = None
-    password_file: Path | None = None
-    ca: Path | None = None
+    password_file: Annotated[
+        Path | None,
+        Setting(
+            "Read the broker's password from this file.",
+            "password",
+            none=f"from {PASSWORD_VARIABLE}",
+            flag="password-file",
+            metavar="FILE",
+        ),
+    ] = None
+    ca: Annotated[
+        Path | None,
+        Setting(
+            "Trust this authority of the broker's certificate.",
+            "ca.pem",
+            none="the system's",
+            flag="ca",
+            metavar="PEM",
+        ),
+    ] = None
     cert: Path | None = None
     key: Path | None = None
-    insecure: bool = False
-    enrolment: Path | None = None
+    insecure: Annotated[
+        bool,
+        Setting("Allow mqtt:// over a network, in the clear; with --web HTTP, too.", True, flag="insecure"),
+    ] = False
+    enrolment: Annotated[
+        Path | None,
+        Setting(
+            "Take broker, credential and key of offers from this folder of `broker init`.",
+            "enrolment",
+            flag="enrolment",
+            metavar="DIR",
+        ),
+    ] = None
 
     @property
     def tls(self) -> TLS:
@@ -94,8 +133,6 @@ class HttpSection(Section, frozen=True):
     """The HTTP server.
 
     port: 0 takes a free one.
-    token_file: the token that requests need; None: it is made, in the run folder.
-    open: requests need no token; only for this machine.
     cert, key: the certificate of HTTPS, which other machines need.
     insecure: other machines may use HTTP, because a proxy provides HTTPS.
     proxies: addresses and networks whose X-Forwarded-For header is trusted.
@@ -106,8 +143,19 @@ class HttpSection(Section, frozen=True):
 
     host: str = "127.0.0.1"
     port: Port = 8080
-    token_file: Path | None = None
-    open: bool = False
+    token_file: Annotated[
+        Path | None,
+        Setting(
+            "Ask for the token of this file over HTTP.",
+            "token",
+            none="made, in the run folder",
+            flag="token-file",
+            metavar="FILE",
+        ),
+    ] = None
+    open: Annotated[
+        bool, Setting("Serve HTTP without a token, on this machine only.", True, flag="http-open")
+    ] = False
     cert: Path | None = None
     key: Path | None = None
     insecure: bool = False
@@ -158,12 +206,21 @@ class WebSection(Section, frozen=True):
 
 
 class DatabaseSection(Section, frozen=True):
-    """The database of the runs: PostgreSQL at `url`, each run in its own schema; else SQLite in run folders.
+    """The database of the runs: in PostgreSQL each run has its own schema.
 
     The password, if any, is in `password_file`, or where libpq looks (PGPASSWORD, ~/.pgpass).
     """
 
-    url: str = ""
+    url: Annotated[
+        str,
+        Setting(
+            "Keep the run in postgresql://user@host/db.",
+            "postgresql://fl@db/fl",
+            flag="database",
+            none="SQLite in the run folder",
+            metavar="URL",
+        ),
+    ] = ""
     password_file: Path | None = None
 
     def __post_init__(self) -> None:
@@ -174,9 +231,12 @@ class DatabaseSection(Section, frozen=True):
 
 
 class LogSection(Section, frozen=True):
-    """The log on stderr; `format` None: plain lines."""
+    """The log on stderr."""
 
-    format: LogFormat | None = None
+    format: Annotated[
+        LogFormat | None,
+        Setting("Write the log with times and fields.", "json", flag="log-format", none="bare lines"),
+    ] = None
     level: LogLevel = "info"
 
 
@@ -184,21 +244,30 @@ class ServerConfig(Section, frozen=True):
     """The whole server file.
 
     tasks: task files.
-    run_dir: the run folder (None: runs/NAME); with several tasks, the folder that has a run folder for each
-    task, by its name (None: runs).
-    workers: the number of processes that receive and check small contributions.
-    max_devices: as in Ports.
+    run_dir: with several tasks, the folder that has a run folder for each task, by its name (None: runs).
     """
 
     tasks: tuple[Path, ...] = ()
-    run_dir: Path | None = None
-    workers: Annotated[int, Meta(ge=0, le=64)] = 0
-    max_devices: Annotated[int, Meta(ge=1)] = MOST_DEVICES
-    broker: BrokerSection = BrokerSection()
-    http: HttpSection | None = None
+    run_dir: Annotated[
+        Path | None,
+        Setting(
+            "Keep the run in this folder; a run that is there goes on.",
+            "runs/digits",
+            none="runs/NAME",
+            metavar="DIR",
+        ),
+    ] = None
+    workers: Annotated[
+        int, Meta(ge=0, le=64), Setting("Check small contributions in this many processes.", 2, none="none")
+    ] = 0
+    max_devices: Annotated[
+        int, Meta(ge=1), Setting("Know this many devices at a time, and count no more in a round.", 1000)
+    ] = MOST_DEVICES
+    broker: Annotated[BrokerSection, Setting("The broker.", {})] = BrokerSection()
+    http: Annotated[HttpSection | None, Setting("The HTTP server.", {}, none="no HTTP")] = None
     web: WebSection | None = None
-    database: DatabaseSection = DatabaseSection()
-    log: LogSection = LogSection()
+    database: Annotated[DatabaseSection, Setting("The database.", {})] = DatabaseSection()
+    log: Annotated[LogSection, Setting("The log.", {})] = LogSection()
 
 
 _SECTIONS: Mapping[str, type[Section]] = {
@@ -210,17 +279,14 @@ _SECTIONS: Mapping[str, type[Section]] = {
 }
 
 
-def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> ServerConfig:
-    """Reads a server file, if any, with `flags` over it (section to key to value; "" for the top level).
+def load(path: Path | None, flags: Mapping[str, object]) -> ServerConfig:
+    """Reads a server file, if any, with `flags` over it, as keys and tables.
 
     Paths in the file are relative to the file. Raises ConfigError with the file and the key.
     """
     settings = _read(path) if path else {}
-    for section, keys in flags.items():
-        if not section:
-            settings |= keys
-        elif keys or section == "web":
-            settings[section] = {**settings.get(section, {}), **keys}
+    for key, value in flags.items():
+        settings[key] = {**settings.get(key, {}), **value} if isinstance(value, Mapping) else value
     if "web" in settings:
         settings["http"] = _for_pages(settings.get("http", {}), settings.get("broker", {}))
     where = f"{path}: " if path else ""

@@ -18,7 +18,6 @@ from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.kind_settings import kinds_named
 from device_runtime.aggregator.tasks.shared_settings import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.broker.wire.url import PASSWORD_VARIABLE
 from device_runtime.cli.options import add_plugins, listed, load_plugins
 from device_runtime.cli.setting_options import add_settings, option_values
 from device_runtime.service_process import Exit
@@ -61,95 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SERVER.toml",
         help="Read broker, database, http and log from this file; flags override it.",
     )
-    _add_run(parser)
-    _add_broker(parser)
-    _add_http(parser)
-    add(
-        "--log-format",
-        choices=("text", "json"),
-        help="Write the log with times and fields (default: bare lines).",
-    )
-    add("--quiet", action="store_true", help="Print only the final tables.")
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--run-dir",
-        type=Path,
-        help="Keep the run in this folder; a run that is there goes on (default: runs/NAME).",
-    )
-    add(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="Check small contributions in this many processes (default: none).",
-    )
-    add(
-        "--max-devices",
-        type=int,
-        metavar="N",
-        help="Know this many devices at a time, and count no more in a round (default: 100000).",
-    )
-    add(
-        "--database",
-        metavar="URL",
-        help="Keep the run in postgresql://user@host/db (default: SQLite in the run folder).",
-    )
-
-
-def _add_broker(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--broker",
-        metavar="URL",
-        help="Connect to this broker, mqtts://user@host; auto starts one on this machine (default: auto).",
-    )
-    add(
-        "--password-file",
-        type=Path,
-        metavar="FILE",
-        help=f"Read the broker's password from this file (default: from {PASSWORD_VARIABLE}).",
-    )
-    add(
-        "--port",
-        type=int,
-        help="Set the port of the broker that auto starts (default: as before, or a free one).",
-    )
-    add(
-        "--ca",
-        type=Path,
-        metavar="PEM",
-        help="Trust this authority of the broker's certificate (default: the system's).",
-    )
-    add(
-        "--enrolment",
-        type=Path,
-        metavar="DIR",
-        help="Take broker, credential and key of offers from this folder of `broker init`.",
-    )
-    add(
-        "--insecure",
-        action="store_true",
-        help="Allow mqtt:// over a network, in the clear; with --web HTTP, too.",
-    )
-
-
-def _add_http(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    add_settings(parser, ServerConfig)
     add(
         "--http",
         metavar="HOST:PORT",
         help="Serve dashboard, REST, /metrics and /healthz at this address (default: none).",
     )
-    add(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="Ask for the token of this file over HTTP (default: made, in the run folder).",
-    )
     add("--web", action="store_true", help="Offer the page by which browsers join (docs/browser.md).")
-    add("--http-open", action="store_true", help="Serve HTTP without a token, on this machine only.")
+    add("--quiet", action="store_true", help="Print only the final tables.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -170,34 +88,16 @@ def run(args: argparse.Namespace) -> int:
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
     """The server file, overridden by flags. Raises ConfigError."""
-    http = {} if args.http is None else config.http_keys(args.http, "--http")
-    flags: dict[str, dict[str, object]] = {
-        "": {
-            "tasks": [str(file) for file in args.task] or None,
-            "run_dir": args.run_dir,
-            "workers": args.workers,
-            "max_devices": args.max_devices,
-        },
-        "broker": {
-            "url": args.broker,
-            "password_file": args.password_file,
-            "port": args.port,
-            "ca": args.ca,
-            "insecure": args.insecure or None,
-            "enrolment": args.enrolment,
-        },
-        "database": {"url": args.database},
-        "http": {**http, "token_file": args.token_file, "open": args.http_open or None},
-        "log": {"format": args.log_format},
-    }
+    values = option_values(args, ServerConfig)
+    if args.task:
+        values["tasks"] = [str(file) for file in args.task]
+    if args.http is not None:
+        values["http"] = config.http_keys(args.http, "--http") | values.get("http", {})
     if args.web:
-        flags["web"] = {}
-        flags["http"]["insecure"] = args.insecure or None
-    sections = {
-        section: {key: value for key, value in keys.items() if value is not None}
-        for section, keys in flags.items()
-    }
-    return config.load(args.config, sections)
+        values["web"] = {}
+        if args.insecure:
+            values["http"] = {**values.get("http", {}), "insecure": True}
+    return config.load(args.config, values)
 
 
 def tasks_of(args: argparse.Namespace, server: ServerConfig) -> list[Task]:
