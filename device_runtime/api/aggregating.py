@@ -59,12 +59,12 @@ class Aggregator:
         at_broker = {
             "url": broker,
             "port": port,
-            "ca": _text(ca),
-            "enrolment": _text(enrolment),
+            "ca": _path(ca),
+            "enrolment": _path(enrolment),
             "insecure": insecure or None,
         }
         values = {
-            "run_dir": _text(run_dir),
+            "run_dir": _path(run_dir),
             "workers": workers,
             "broker": _without_none(at_broker),
             "http": None if http is None else config.http_keys(http, "http"),
@@ -149,10 +149,6 @@ class Aggregator:
 
 def _without_none(keys: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in keys.items() if value is not None}
-
-
-def _text(path: str | Path | None) -> str | None:
-    return None if path is None else str(expanded(path))
 
 
 def _path(path: str | Path | None) -> Path | None:

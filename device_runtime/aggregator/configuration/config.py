@@ -40,11 +40,6 @@ PORT = "port"
 """File in the run folder: the broker's latest port, so that a restart can use the same one."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-_PATHS = {
-    "broker": ("ca", "cert", "key", "password_file", "enrolment"),
-    "http": ("token_file", "cert", "key"),
-    "database": ("password_file",),
-}
 
 
 def _together(section: str, cert: Path | None, key: Path | None) -> None:
@@ -270,15 +265,6 @@ class ServerConfig(Section, frozen=True):
     log: Annotated[LogSection, Setting("The log.", {})] = LogSection()
 
 
-_SECTIONS: Mapping[str, type[Section]] = {
-    "broker": BrokerSection,
-    "database": DatabaseSection,
-    "http": HttpSection,
-    "log": LogSection,
-    "web": WebSection,
-}
-
-
 def load(path: Path | None, flags: Mapping[str, object]) -> ServerConfig:
     """Reads a server file, if any, with `flags` over it, as keys and tables.
 
@@ -291,7 +277,9 @@ def load(path: Path | None, flags: Mapping[str, object]) -> ServerConfig:
         settings["http"] = _for_pages(settings.get("http", {}), settings.get("broker", {}))
     where = f"{path}: " if path else ""
     try:
-        return msgspec.convert(settings, ServerConfig, dec_hook=_path)
+        return msgspec.convert(
+            settings, ServerConfig, dec_hook=partial(_path, path.parent if path else Path())
+        )
     except msgspec.ValidationError as error:
         cause = error.__cause__
         text = str(cause) if isinstance(cause, ConfigError) else explained(error, ServerConfig)
@@ -314,33 +302,22 @@ def _for_pages(http: dict[str, Any], broker: dict[str, Any]) -> dict[str, Any]:
         return http
     if {"cert", "key", "insecure"} & set(http):
         return http
-    return {**http, "cert": str(Path(enrolment) / SERVER), "key": str(Path(enrolment) / SERVER_KEY)}
+    form = type(enrolment)  # a text is near the file
+    return {**http, "cert": form(Path(enrolment) / SERVER), "key": form(Path(enrolment) / SERVER_KEY)}
 
 
 def _read(path: Path) -> dict[str, Any]:
     settings = read_toml(path, ConfigError)
-    for section in _SECTIONS:
+    for section in ("broker", "database", "http", "log", "web"):
         if not isinstance(settings.get(section, {}), dict):
             raise ConfigError(f"{path}: {section}: expected a table, [{section}]")
-    for section, keys in _PATHS.items():
-        for key in keys:
-            if isinstance(value := settings.get(section, {}).get(key), str):
-                settings[section][key] = str(_near(path, value))
-    if isinstance(folder := settings.get("run_dir"), str):
-        settings["run_dir"] = str(_near(path, folder))
-    if isinstance(tasks := settings.get("tasks"), list):
-        settings["tasks"] = [str(_near(path, task)) if isinstance(task, str) else task for task in tasks]
     return settings
 
 
-def _near(file: Path, value: str) -> Path:
-    return file.parent / expanded(value)
-
-
-def _path(kind: type, value: object) -> object:
-    """Decodes a path, which is written as a string."""
+def _path(folder: Path, kind: type, value: object) -> object:
+    """Decodes a path; a text is that of the file in `folder`."""
     if kind is Path and isinstance(value, str | Path):
-        return Path(value)
+        return folder / expanded(value) if isinstance(value, str) else value
     raise TypeError("expected a path, as a string")
 
 

@@ -9,7 +9,7 @@ from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.merging.server_optimizer import DEFAULT_LR, ServerOptimizer
 
 from .family import unused_reason
-from .task import Task
+from .task import NEEDS, Task
 
 _OF_RULES = {
     "robust_trim": ("trimmed-mean",),
@@ -27,10 +27,7 @@ _OF_SERVERS = {
 """Numbers of server optimisers, and the optimisers that look at them."""
 _NEEDED = {
     "ask_all_rounds": "devices_per_round",
-    "deadline_margin": "deadline_quantile",
-    "deadline_least_s": "deadline_quantile",
-    "stop_gain": "stop_after",
-    "stop_metric": "stop_after",
+    **{name: needed for needed, names in NEEDS.items() if needed != "robust" for name in names},
 }
 """Settings, and the one without which each has no effect."""
 _DEFAULTS = Task(bundle="-")

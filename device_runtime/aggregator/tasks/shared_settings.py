@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -84,20 +84,16 @@ def _with_training(task: Task, shared: SharedSettings, level: int) -> Task:
         chosen = [name for name in having if has_setting(name, "epochs")] or having
         rest = [kind.name for kind in task.kinds if kind.name not in chosen]
         if not chosen:
-            raise TaskError(f"--{setting} {value:g}: no kind offered has {label}; offered: {_listed(rest)}")
-        kinds = tuple(_with(kind, setting, value) if kind.name in chosen else kind for kind in task.kinds)
+            raise TaskError(f"--{setting} {value:g}: no kind offered has {label}; offered: {', '.join(rest)}")
+        kinds = tuple(_with(kind, {setting: value}) if kind.name in chosen else kind for kind in task.kinds)
         task = msgspec.structs.replace(task, kinds=kinds)
-        unchanged = f"; unchanged: {_listed(rest)}" if rest else ""
-        log.log(level, "%s %g: %s%s", label, value, _listed(chosen), unchanged)
+        unchanged = f"; unchanged: {', '.join(rest)}" if rest else ""
+        log.log(level, "%s %g: %s%s", label, value, ", ".join(chosen), unchanged)
     return task
 
 
-def _with(kind: KindSettings, setting: str, value: float) -> KindSettings:
-    return msgspec.structs.replace(kind, settings={**kind.settings, setting: value})
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
+def _with(kind: KindSettings, changes: Mapping[str, Any]) -> KindSettings:
+    return msgspec.structs.replace(kind, settings={**kind.settings, **changes})
 
 
 def with_codec(task: Task, word: str) -> Task:
@@ -113,8 +109,5 @@ def with_codec(task: Task, word: str) -> Task:
     if word and not any(registry.codec_setting(kind.name, word) for kind in task.kinds):
         kinds = ", ".join(kind.name for kind in task.kinds)
         raise TaskError(f"codec {word}: the numbers of {kinds} are sent exactly as they are")
-    changed = tuple(
-        msgspec.structs.replace(kind, settings={**kind.settings, **registry.codec_setting(kind.name, word)})
-        for kind in task.kinds
-    )
+    changed = tuple(_with(kind, registry.codec_setting(kind.name, word)) for kind in task.kinds)
     return msgspec.structs.replace(task, kinds=changed)

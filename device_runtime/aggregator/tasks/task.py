@@ -39,20 +39,12 @@ _STALENESS = 0.5
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Settings of a task. Raises TaskError for invalid settings.
 
-    Model and data. `bundle` is a path or the name of a shipped bundle, and `family` those of smaller models
-    that some kinds train. `eval_data` is an .npz with `x` (raw inputs) and `y` (labels). So is `generic`:
-    samples that belong to no device, which some kinds need on the aggregator. With start="random" round 1
-    distributes fresh parameters, drawn by `seed`, in place of the bundle's.
+    Data. `eval_data` and `generic` are .npz files with `x` (raw inputs) and `y` (labels).
 
-    Rounds. A round closes when every device that is online has answered, or after `round_deadline_s` seconds
-    if `min_contributions` devices have contributed; with fewer it is extended by the same time. Round 1 waits
-    for `min_devices`. The first `untimed_rounds` have no deadline. After `max_extensions` deadlines in a row
-    that brought no contribution to the open round though devices were there, the run ends and says why
-    (0: it continues). With `devices_per_round` only that many devices are asked, drawn again for each round
-    from those that are ready; the first `ask_all_rounds` ask all. With `buffer_size` B > 0 a round closes as
-    soon as B devices have contributed, whatever the others do (FedBuff, Nguyen et al. 2022); with both
-    settings, `devices_per_round` devices are kept at work, on any rounds. These keys are read once, as the
-    value of `closing`; a task that has keys of two ways to close a round is refused.
+    Rounds. A round closes as `closing` says, which reads the keys of all ways to close one, or after
+    `round_deadline_s` seconds if `min_contributions` devices have contributed; with fewer it is extended by
+    the same time. `devices_per_round` are drawn again for each round from the devices that are ready; with a
+    buffer as many are kept at work, on any rounds.
 
     Late updates. An update that arrives after its round is refused. With late="count" or a buffer it counts
     in the open round, if it is at most `max_staleness` rounds late: made tau rounds ago, it moves the model
@@ -67,27 +59,22 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     no other setting says when rounds end or how late updates count.
 
     Learnt deadlines. With `deadline_quantile` the deadline is the time in which this share of the devices
-    would have been ready in the last rounds, times `deadline_margin`, and at least `deadline_least_s`;
-    `round_deadline_s` is then the deadline of the first round, and the longest. A learnt deadline that
-    brought no contribution is doubled, up to the longest, before the run ends.
+    would have been ready in the last rounds, times `deadline_margin`; `round_deadline_s` is then the deadline
+    of the first round, and the longest. A learnt deadline that brought no contribution is doubled, up to the
+    longest, before the run ends.
 
-    Merging. `server` is the server optimizer: how the base follows the mean of the updates. A device counts
-    as at most `max_num_examples` samples, and as no more than its hello says. `robust` is the rule of merging
-    where some devices may lie, with the numbers of `strategies.robust.Robust` (robust_trim is its `trim`, and
-    so on).
+    Merging. A device counts as no more samples than its hello says. robust_trim is the `trim` of
+    `strategies.robust.settings.Robust`, and so on.
 
-    End and served model. After `stop_after` rounds (0: never) in which `stop_metric` was not better than the
-    best so far by more than `stop_gain`, the task is done and the best model is served. Of the served models
-    the latest `keep_versions` (0: all) and the best are kept. With head="closed-form" devices send class
-    statistics with their updates, as `statistics` says, and the served model has a head in closed form,
+    Served model. With `stop_after` the best model is served in the end. With head="closed-form" devices send
+    class statistics with their updates, as `statistics` says, and the served model has a head in closed form,
     from the statistics of all rounds so far (`statistics.closed_form`). The trained head is served instead
     where it is better on the evaluation data or, where `statistics` has devices hold samples out, on those
-    (`statistics.held_out`). head="auto" is "closed-form" where several kinds are offered.
+    (`statistics.held_out`).
 
-    Masked sums. With `masks` devices mask their updates, and the aggregator opens sums of at least
-    `masks.min_group` updates of one kind and round, with the mask helpers. At least so many devices must
-    contribute, whatever `min_contributions` is. Late updates count by `staleness_weight` also where rounds
-    wait for the fast devices.
+    Masked sums. With `masks` sums are of updates of one kind and round, and at least `masks.min_group`
+    devices must contribute, whatever `min_contributions` is. Late updates count by `staleness_weight` also
+    where rounds wait for the fast devices.
     """
 
     bundle: Annotated[
@@ -465,7 +452,7 @@ def _read(path: Path) -> dict[str, Any]:
     return {"name": path.stem, **settings}
 
 
-_NEEDS = {
+NEEDS = {
     "robust": ("robust_trim", "robust_byzantine", "robust_clip", "robust_clip_factor"),
     "stop_after": ("stop_gain", "stop_metric"),
     "deadline_quantile": ("deadline_margin", "deadline_least_s"),
@@ -476,7 +463,7 @@ _NEEDS = {
 def check_effect(settings: Mapping[str, object]) -> None:
     """Raises TaskError for settings that have no effect without another one, but for defaults."""
     usual = {field.name: field.default for field in msgspec.structs.fields(Task)}
-    for needed, names in _NEEDS.items():
+    for needed, names in NEEDS.items():
         if settings.get(needed, "none") in (0, "none"):
             for name in (name for name in names if settings.get(name, usual[name]) != usual[name]):
                 raise TaskError(f"{name} has no effect without {needed}: give both, or neither")

@@ -90,7 +90,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     """The server file, overridden by flags. Raises ConfigError."""
     values = option_values(args, ServerConfig)
     if args.task:
-        values["tasks"] = [str(file) for file in args.task]
+        values["tasks"] = args.task
     if args.http is not None:
         values["http"] = config.http_keys(args.http, "--http") | values.get("http", {})
     if args.web:
