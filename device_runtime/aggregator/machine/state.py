@@ -8,7 +8,7 @@ Their order has no meaning: code that shows them to others sorts them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any, Literal
 
@@ -76,24 +76,13 @@ class Rules:
     @classmethod
     def of(cls, task: Task) -> Rules:
         """The rules of a task."""
+        settings = {rule.name: getattr(task, rule.name) for rule in fields(cls) if hasattr(task, rule.name)}
         return cls(
-            rounds=task.rounds,
-            round_deadline_s=task.round_deadline_s,
-            closing=task.closing,
-            min_contributions=task.min_contributions,
-            min_devices=task.min_devices,
-            late=task.late,
+            **settings,
             richest=tuple(
                 (kind.name, form.variant) for kind in task.kinds for form in kind.strategy.variants()
             ),
             bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
-            devices_per_round=task.devices_per_round,
-            ask_all_rounds=task.ask_all_rounds,
-            max_staleness=task.max_staleness,
-            untimed_rounds=task.untimed_rounds,
-            stop_after=task.stop_after,
-            stop_gain=task.stop_gain,
-            max_extensions=task.max_extensions,
             masked=task.masks is not None,
         )
 

@@ -77,9 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Plan for a task that serves this head (default: auto, in closed form for several kinds).",
     )
     parser.add_argument(
-        "--statistics",
-        action="store_true",
-        help="Show what class statistics add to each kind.",
+        "--statistics", action="store_true", help="Show what class statistics add to each kind."
     )
     parser.add_argument(
         "--mask-helpers",
@@ -243,8 +241,7 @@ def _revealed(rows: Sequence[ExplainRow]) -> str:
 
     lines = {row.kind.split(" ")[0]: (row.reveals, row.masked) for row in rows}
     table = tabulate(
-        [(kind, *line) for kind, line in lines.items()],
-        headers=("it reveals", "in the clear", "masked"),
+        [(kind, *line) for kind, line in lines.items()], headers=("it reveals", "in the clear", "masked")
     )
     return f"\n{table}\n{BESIDE}"
 

@@ -40,11 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection(parser, "broker")
     add_plugins(parser)
     add = parser.add_argument
-    add(
-        "--until-done",
-        action="store_true",
-        help="Leave when the task is done, whatever others there are.",
-    )
+    add("--until-done", action="store_true", help="Leave when the task is done, whatever others there are.")
     add(
         "--broker",
         dest="site_broker",
@@ -114,10 +110,7 @@ def run(options: argparse.Namespace) -> int:
         if broker:
             stack.callback(broker.stop)
             print(f"broker: {broker.name} at {broker.url} ({broker.why})", flush=True)
-            print(
-                f"the site's devices join with: device-runtime join {broker.url} --data FOLDER",
-                flush=True,
-            )
+            print(f"the site's devices join with: device-runtime join {broker.url} --data FOLDER", flush=True)
             keep_port(above.folder, url)
         _work(options, above, url, stop, inbox)
     return Exit.DONE
