@@ -103,42 +103,14 @@ def run(options: argparse.Namespace) -> int:
         raise DataError("--data has its own number of samples: omit --samples")
     load_plugins(options)
     from device_runtime.device.doctor.installation import rules
-    from device_runtime.device.errors import NoDevice
-    from device_runtime.device.policy import work_gate
-    from device_runtime.device.policy.rules import ANYTHING
-    from device_runtime.device.selection.choose import MAIN, choose
-    from device_runtime.device.training.masked_update import masked_round
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
-    from device_runtime.strategies.interface.kind import ClassStatistics
-    from device_runtime.strategies.kinds import registry
-    from device_runtime.strategies.statistics import kind_statistics
 
     from . import profile as profile_command
 
     bundle = Bundle.open(find_bundle(options.bundle))
     profile = _shipped(options) if options.board else profile_command.measure_profile(bundle, options)
     load = _workload(options, bundle)
-    names = listed(options.kinds) if options.kinds else registry.DEFAULT_KINDS
-    kinds = [
-        registry.make(name, {**settings, **registry.codec_setting(name, options.codec)})
-        for name, settings in registry.default_settings(names)
-    ]
-    by_default = options.head == "auto" and kind_statistics.serves_closed_form(kinds)
-    if not load.no_classes and (options.head == "closed-form" or by_default):
-        kinds = [kind_statistics.with_class_statistics(kind, ClassStatistics()) for kind in kinds]
-    if options.state and not options.state.is_dir():
-        raise NoDevice(f"no device is in {options.state}")
-    policy = work_gate.kept_policy(options.state) if options.state else None
-    allowed, masks = policy.allowed if policy else ANYTHING, _masks(options)
-    passed_over = allowed.refuses_masks(masks)
-    plan = choose(
-        profile,
-        kinds,
-        {MAIN: load},
-        options.deadline,
-        lambda form: passed_over or allowed.bars(form),
-        masked=masked_round(masks, kinds, lambda _: bundle.manifest) if masks else None,
-    )
+    plan = _plan(options, bundle, profile, load)
     rows = [_row(plan, candidate) for candidate in plan.candidates]
     if options.statistics:
         added = [_added(candidate, load, profile) for candidate in plan.candidates]
@@ -159,6 +131,42 @@ def run(options: argparse.Namespace) -> int:
         for finding in device_rules:
             print(f"{finding.what}: {finding.found}")
     return 0
+
+
+def _plan(
+    options: argparse.Namespace, bundle: Bundle, profile: DeviceProfile, load: Workload
+) -> UpdateChoice:
+    """The choice among the kinds, with their class statistics. Raises NoDevice."""
+    from device_runtime.device.errors import NoDevice
+    from device_runtime.device.policy import work_gate
+    from device_runtime.device.policy.rules import ANYTHING
+    from device_runtime.device.selection.choose import MAIN, choose
+    from device_runtime.device.training.masked_update import masked_round
+    from device_runtime.strategies.interface.kind import ClassStatistics
+    from device_runtime.strategies.kinds import registry
+    from device_runtime.strategies.statistics import kind_statistics
+
+    names = listed(options.kinds) if options.kinds else registry.DEFAULT_KINDS
+    kinds = [
+        registry.make(name, {**settings, **registry.codec_setting(name, options.codec)})
+        for name, settings in registry.default_settings(names)
+    ]
+    by_default = options.head == "auto" and kind_statistics.serves_closed_form(kinds)
+    if not load.no_classes and (options.head == "closed-form" or by_default):
+        kinds = [kind_statistics.with_class_statistics(kind, ClassStatistics()) for kind in kinds]
+    if options.state and not options.state.is_dir():
+        raise NoDevice(f"no device is in {options.state}")
+    policy = work_gate.kept_policy(options.state) if options.state else None
+    allowed, masks = policy.allowed if policy else ANYTHING, _masks(options)
+    passed_over = allowed.refuses_masks(masks)
+    return choose(
+        profile,
+        kinds,
+        {MAIN: load},
+        options.deadline,
+        lambda form: passed_over or allowed.bars(form),
+        masked=masked_round(masks, kinds, lambda _: bundle.manifest) if masks else None,
+    )
 
 
 BESIDE = (
