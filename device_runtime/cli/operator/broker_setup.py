@@ -78,16 +78,15 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
         metavar="USER",
         help="Let this user run Mosquitto (default: you; as root, mosquitto or else nobody).",
     )
-    help_text = "Give the broker a new certificate, by the same authority."
-    renew = actions.add_parser("renew", help=help_text, description=help_text)
-    renew.add_argument("folder", type=Path, metavar="DIR", help="Change this folder of `broker init`.")
-    help_text = "Give the aggregator a new signing key, which its old one signs: devices take it over."
-    rotate = actions.add_parser("rotate-key", help=help_text, description=help_text)
-    rotate.add_argument("folder", type=Path, metavar="DIR", help="Change this folder of `broker init`.")
-    help_text = "Write access list and configuration as this version does; what was there becomes NAME.old."
-    upgrade = actions.add_parser("upgrade", help=help_text, description=help_text)
-    upgrade.add_argument("folder", type=Path, metavar="DIR", help="Change this folder of `broker init`.")
-    for action in (init, renew):
+    changing = {
+        "renew": "Give the broker a new certificate, by the same authority.",
+        "rotate-key": "Give the aggregator a new signing key, which its old one signs: devices take it over.",
+        "upgrade": "Write access list and configuration as this version does; older ones become NAME.old.",
+    }
+    parsers = {name: actions.add_parser(name, help=text, description=text) for name, text in changing.items()}
+    for action in parsers.values():
+        action.add_argument("folder", type=Path, metavar="DIR", help="Change this folder of `broker init`.")
+    for action in (init, parsers["renew"]):
         action.add_argument(
             "--days",
             type=int,
