@@ -32,6 +32,7 @@ from device_runtime.simulation.rounds.run import PreparedRun, prepare, simulate
 from device_runtime.simulation.scenarios.scenario import load
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.interface.kind import variant_named
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import Robust, Screen
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
@@ -249,7 +250,7 @@ class Replay:
         ]
         sizes = [
             kind_statistics.most_samples(
-                kinds[update.kind].variant_named(update.variant), update.num_examples
+                variant_named(kinds[update.kind], update.variant), update.num_examples
             )
             for _, update in updates
         ]
@@ -265,7 +266,7 @@ class Replay:
         if attack is None or device != attack.device or number not in attack.rounds:
             return update
         kind = self._kinds[update.kind]
-        strategy = kind.strategy.variant_named(update.variant)
+        strategy = variant_named(kind.strategy, update.variant)
         request = kind_statistics.statistics_of(strategy)
         rest, sent = class_statistics.split_statistics(update.tensors)
         if request is None or not sent:
@@ -286,7 +287,11 @@ class Replay:
         if why := update_refusal(message.tensors, message.num_examples, origin):
             raise SystemExit(f"the lie is refused before it counts: {why}")
         # an update that trains the extractor keeps its own weight: the statistics alone lie
-        return replace(message, num_examples=update.num_examples) if strategy.trains_extractor else message
+        return (
+            replace(message, num_examples=update.num_examples)
+            if strategy.traits.trains_extractor
+            else message
+        )
 
 
 def recorded(partition: str, rounds: int, seed: int) -> tuple[PreparedRun, Recording]:

@@ -13,9 +13,19 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Adam, Sgd
 from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Work, Workload, predict
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.capabilities import (
+    Comparable,
+    EndsEarly,
+    MergedAtSite,
+    SelectsSamples,
+    SendsScalars,
+    Summable,
+    TakesCodec,
+)
 from device_runtime.strategies.interface.device_half import LocalData, OutOfTime, Run, Update
-from device_runtime.strategies.interface.kind import ClassStatistics, KindInfo, Strategy, TakesCodec
+from device_runtime.strategies.interface.kind import ClassStatistics, KindInfo, Strategy
 from device_runtime.strategies.interface.tensor_mean import TensorMean
+from device_runtime.strategies.interface.traits import Traits
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.registry import load, make, register
 from device_runtime.strategies.merging.merge_rule import MergeRule
@@ -30,9 +40,11 @@ __all__ = [
     "Candidate",
     "ChoicePolicy",
     "ClassStatistics",
+    "Comparable",
     "Cost",
     "DeviceModel",
     "DeviceProfile",
+    "EndsEarly",
     "FedAvg",
     "Flat",
     "GradientTerm",
@@ -43,20 +55,25 @@ __all__ = [
     "LocalTerm",
     "Manifest",
     "MergeRule",
+    "MergedAtSite",
     "OutOfTime",
     "PartialEpochs",
     "RoundModel",
     "Run",
+    "SelectsSamples",
+    "SendsScalars",
     "Setting",
     "Sgd",
     "StartedTerm",
     "Strategy",
+    "Summable",
     "TakesCodec",
     "TensorMean",
     "TensorSpec",
     "Tensors",
     "Training",
     "TrainingPlan",
+    "Traits",
     "Update",
     "Work",
     "Workload",

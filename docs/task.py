@@ -71,7 +71,7 @@ def overview() -> str:
 
 def _kind(name: str) -> str:
     kind = registry.KINDS[name]
-    settings = list(ranges.list_settings(kind, kind.refused))
+    settings = list(ranges.list_settings(kind, kind.traits.refused))
     about = f"A device trains {kind.about.trains}; it sends {kind.about.sends}. {kind.about.source}."
     return f"\n### {name}\n\n{about}\n\n```toml\n{example(kind, settings)}\n```\n\n{_table(settings)}"
 

@@ -8,6 +8,7 @@ from device_runtime.cli.research import simulate
 from device_runtime.cli.research.simulate_options import plan_of
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.scenarios import scenario
+from device_runtime.strategies.interface.capabilities import codec_of
 
 
 def plan_for(*arguments):
@@ -19,7 +20,8 @@ def plan_for(*arguments):
 def test_all_kinds_that_can_send_by_the_codec_and_it_is_another_run():
     plain, coded = plan_for("digits"), plan_for("digits", "--codec", "delta+int8")
     sends = {
-        kind.name: kind.strategy.codec for kind in scenario.of_policy(coded.scenario, "mixed").task.kinds
+        kind.name: codec_of(kind.strategy).word
+        for kind in scenario.of_policy(coded.scenario, "mixed").task.kinds
     }
     assert sends["full"] == sends["few-shot"] == "delta+int8"
     assert sends["zeroth-order"] == sends["class-means"] == ""
@@ -29,7 +31,7 @@ def test_all_kinds_that_can_send_by_the_codec_and_it_is_another_run():
 @pytest.mark.parametrize("policy", ["drop", "reduced", "moon+", "heterofl"])
 def test_policies_send_by_it_too(policy):
     task = scenario.of_policy(plan_for("digits", "--codec", "delta+half").scenario, policy).task
-    assert {kind.strategy.codec for kind in task.kinds} == {"delta+half"}
+    assert {codec_of(kind.strategy).word for kind in task.kinds} == {"delta+half"}
 
 
 def test_a_word_that_names_no_codec_is_one_line():

@@ -25,7 +25,7 @@ def houses(exported):
 
 
 def test_these_kinds_work_by_class():
-    assert {name for name, kind in registry.kinds().items() if kind.by_class} == BY_CLASS
+    assert {name for name, kind in registry.kinds().items() if kind.traits.by_class} == BY_CLASS
 
 
 def test_a_device_says_why_it_passes_over_a_kind_that_works_by_class(houses):

@@ -10,6 +10,7 @@ from nacl.bindings import crypto_scalarmult_base
 from device_runtime.broker.wire.messages import HelperKey, Mask, Masks
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.strategies.interface.device_half import LocalData, Update
+from device_runtime.strategies.interface.kind import variant_named
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import layout_of
@@ -65,7 +66,7 @@ def node_updates(site: Site) -> NodeUpdates:
 @pytest.mark.parametrize("i", range(len(WORKS)), ids=lambda i: WORKS[i].kind)
 def test_both_helpers_seeds_open_what_node_masked(i: int, site: Site, node_updates: NodeUpdates) -> None:
     update, report = node_updates[i]
-    strategy = registry.make(WORKS[i].kind, WORKS[i].settings).variant_named(update.variant)
+    strategy = variant_named(registry.make(WORKS[i].kind, WORKS[i].settings), update.variant)
     layout = layout_of(strategy, site.bundle.manifest, site.bundle.weights(), MASKS)
     content = (site.folder / f"data.{i}.masked").read_bytes()
     opened = MaskedVector.from_bytes(content, layout.values, layout.numbers)

@@ -19,6 +19,8 @@ from device_runtime.broker.wire.messages import MessageError, Offer, Step
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import BundleError, TensorError
+from device_runtime.strategies.interface import capabilities
+from device_runtime.strategies.interface.capabilities import MERGES_MORE, MergedAtSite
 from device_runtime.strategies.interface.device_half import NO_TENSORS
 from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.kinds import registry
@@ -65,7 +67,7 @@ def site_kinds(offer: Offer, manifest: Manifest, base: Tensors) -> SiteKinds:
     version knows none of the kinds, NothingToForward if a site forwards none of them.
     """
     kinds = registry.supported_kinds(offer.kinds)
-    full = next((kind for kind in kinds if kind.forwarded_as == "update"), None)
+    full = next((kind for kind in kinds if capabilities.forwarded_as(kind) == "update"), None)
     if full is None:
         return _of_scalars(offer, kinds, base, manifest)
     if statistics_of(full) is None:  # class statistics that cannot be forwarded are not asked for
@@ -80,8 +82,8 @@ def site_kinds(offer: Offer, manifest: Manifest, base: Tensors) -> SiteKinds:
 
 def _of_scalars(offer: Offer, kinds: Sequence[AnyStrategy], base: Tensors, manifest: Manifest) -> SiteKinds:
     """The kinds of a round without full updates."""
-    scalars = next((kind for kind in kinds if kind.forwarded_as == "scalars"), None)
-    if scalars is None:
+    scalars = next((kind for kind in kinds if capabilities.forwarded_as(kind) == "scalars"), None)
+    if not isinstance(scalars, MergedAtSite):
         names = ", ".join(kind.name for kind in kinds)
         raise NothingToForward(
             f"round {offer.round} asks for {names}, and a site forwards full updates or scalars"
@@ -96,7 +98,7 @@ def _of_scalars(offer: Offer, kinds: Sequence[AnyStrategy], base: Tensors, manif
 
 def _statistics_alone(kinds: Iterable[AnyStrategy]) -> Iterator[AnyStrategy]:
     """The kinds that send only class statistics."""
-    return (kind for kind in kinds if kind.statistics_alone and kind.statistics is not None)
+    return (kind for kind in kinds if kind.traits.statistics_alone and kind.statistics is not None)
 
 
 def default_site_kinds(manifest: Manifest) -> tuple[AnyStrategy, ...]:
@@ -107,6 +109,8 @@ def default_site_kinds(manifest: Manifest) -> tuple[AnyStrategy, ...]:
 
 def why_not(kind: AnyStrategy, manifest: Manifest) -> str:
     """Why updates of a kind cannot be merged into one full update; empty if they can."""
+    if not isinstance(kind, MergedAtSite):
+        return MERGES_MORE
     if why := kind.site_refusal():
         return why
     full = {spec.name for spec in trained_specs(manifest)}
@@ -187,7 +191,7 @@ def encoded_statistics(pooled: Statistics, forwarded: AnyStrategy, num_examples:
         log.warning("class statistics of the site are not sent: %s", error)
         return NO_TENSORS
     if (
-        MOMENTS in sent and not forwarded.trains_extractor
+        MOMENTS in sent and not forwarded.traits.trains_extractor
     ):  # else the aggregator above would scale the counts again
         sent.setdefault(MOMENT_ROWS, sent[ROWS] if len(sent[MOMENTS]) else sent[ROWS][:0])
     if why := class_statistics.rejection_reason(sent, num_examples, wished.smallest_count, sums.sums.shape):

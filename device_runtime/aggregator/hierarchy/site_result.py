@@ -86,7 +86,7 @@ def site_result(
         energy=together(_energy(record) for record in sent),
         peak_memory_bytes=max(record.peak_memory_bytes for record in sent),
         epsilon=max((record.epsilon for record in sent if isfinite(record.epsilon)), default=nan),
-        means_alone=all(registry.kind(record.kind).statistics_alone for record in sent),
+        means_alone=all(registry.kind(record.kind).traits.statistics_alone for record in sent),
         summary=f"of {devices} device{'' if devices == 1 else 's'}: {kinds}",
     )
 

@@ -21,9 +21,9 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.profiles import StragglerVerdict
 from device_runtime.profiles.measure import UNMEASURED_LINK
-from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Encoded
 from device_runtime.strategies.errors import MaskError
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.masking.layout import layout_of
@@ -108,7 +108,7 @@ class SiteTask(OneTask):
         update, chosen = outcome.update, outcome.plan.chosen
         if update is None or chosen is None:
             raise ValueError("nothing was merged")
-        return codecs.codec_named(chosen.strategy.codec).encode(update.tensors, inputs.base, left)
+        return capabilities.codec_of(chosen.strategy).encode(update.tensors, inputs.base, left)
 
     def keep(self, offer: Offer, update: Update) -> None:
         """Nothing to keep: only the site's devices have a strategy state."""
@@ -233,7 +233,7 @@ def _outcome(merged: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcom
     content = merged.weights
     if merged.means_alone and kinds.means is not None:
         forwarded = kinds.means
-    if forwarded.forwarded_as == "scalars":
+    if capabilities.forwarded_as(forwarded) == "scalars":
         content = forwarding.forwarded_scalars(merged.steps, kinds.length)
     tensors = {spec.name: content[spec.name] for spec in _specs(forwarded, bundle)}
     if merged.statistics is not None:

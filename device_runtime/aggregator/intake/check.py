@@ -20,11 +20,11 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.errors import ModelError
-from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Chain
 from device_runtime.strategies.errors import KindError, OwnCodeError
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import MOST_LOSS, NO_TENSORS, Update
-from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.interface.kind import AnyStrategy, inapplicable_reason, variant_named
 from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
@@ -84,7 +84,7 @@ def kind_of(message: Contribution, offered: ExpectedContribution) -> KindSetting
 def variant_of(message: Contribution, kind: KindSettings) -> AnyStrategy:
     """The kind's variant that a contribution names. Raises UpdateRefused if there is none."""
     try:
-        return kind.strategy.variant_named(message.form)
+        return variant_named(kind.strategy, message.form)
     except KindError as error:
         raise UpdateRefused(str(error)) from None
 
@@ -111,7 +111,8 @@ def check_message(message: Contribution, offered: ExpectedContribution) -> None:
         return
     if message.mask is not None:
         raise UpdateRefused("it is masked, and this task takes updates in the clear only")
-    _check_size(message, _expected(message, offered), codec_of(kind_of(message, offered)))
+    codec = capabilities.codec_of(kind_of(message, offered).strategy)
+    _check_size(message, _expected(message, offered), codec)
 
 
 def check_samples(message: Contribution, bound: int, offered: ExpectedContribution) -> None:
@@ -139,11 +140,6 @@ def _check_metrics(metrics: Metrics) -> None:
         raise UpdateRefused(f"its train_loss is {loss:g}, {bounds}")
 
 
-def codec_of(kind: KindSettings) -> Chain:
-    """The codec chain of a kind's updates."""
-    return codecs.codec_named(kind.strategy.codec)
-
-
 def _check_masked(message: Contribution, masks: MaskSettings, offered: ExpectedContribution) -> None:
     """Check a contribution to a task whose updates are masked."""
     if message.mask is None:
@@ -156,7 +152,7 @@ def _check_masked(message: Contribution, masks: MaskSettings, offered: ExpectedC
     kind = kind_of(message, offered)
     variant = variant_of(message, kind)
     manifest = offered.manifests[variant.member]
-    if why := variant.inapplicable_reason(manifest):
+    if why := inapplicable_reason(variant, manifest):
         raise UpdateRefused(f"{kind.name} {why}")
     size, expected = _size(message), masked_bytes(variant, manifest, masks)
     if size != expected:
@@ -197,7 +193,7 @@ def check_content(message: Contribution, content: bytes, offered: ExpectedContri
     variant = variant_of(message, kind)
     base = offered.base(variant.member)
     try:
-        update = codec_of(kind).decode(content, base, expected)
+        update = capabilities.codec_of(kind.strategy).decode(content, base, expected)
         tensors.check(update, class_statistics.expected_of(update, expected))
     except ModelError as error:
         raise UpdateRefused(str(error)) from None
@@ -218,7 +214,7 @@ def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
 
     A check of an own kind that fails refuses the update: one device must not end the run.
     """
-    if why := of.variant.inapplicable_reason(of.manifest):
+    if why := inapplicable_reason(of.variant, of.manifest):
         return f"{of.kind.name} {why}"
     update, statistics = class_statistics.split_statistics(update)
     if why := kind_statistics.rejection_reason(of.variant, statistics, num_examples, of.manifest):
@@ -238,7 +234,7 @@ def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
         candidate = Update(kind.name, update, num_examples, nan, of.variant.variant)
         try:
             with own_code(type(kind.strategy)):
-                distance = norm(kind.strategy.comparable(candidate, base).tensors, base)
+                distance = norm(capabilities.comparable(kind.strategy, candidate, base).tensors, base)
         except OwnCodeError as error:
             return f"it cannot be compared with the base: {error}"
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -279,7 +275,9 @@ class ExpectedContributions:
         self._of = (task, run, manifests)
         self._base = lru_cache(BASES_HELD * len(manifests))(weights)
         self.offered = lru_cache(2 * BASES_HELD)(self._offered)
-        self.needs_base = any(kind.max_norm is not None or kind.strategy.codec for kind in task.kinds)
+        self.needs_base = any(
+            kind.max_norm is not None or capabilities.codec_of(kind.strategy).word for kind in task.kinds
+        )
 
     def _offered(self, number: int) -> ExpectedContribution:
         """The expectation for round `number`, 0 for none; the base is read only when it is needed."""

@@ -82,7 +82,7 @@ class Rules:
             richest=tuple(
                 (kind.name, form.variant) for kind in task.kinds for form in kind.strategy.variants()
             ),
-            bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
+            bound=frozenset(kind.name for kind in task.kinds if kind.strategy.traits.own_round),
             masked=task.masks is not None,
         )
 

@@ -15,6 +15,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.messages import Masks
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.interface.kind import inapplicable_reason
 from device_runtime.strategies.masking.layout import layout_of
 
 
@@ -48,7 +49,7 @@ class NoiseBudget:
         for kind in self._task.offered(number):
             for form in kind.strategy.variants():
                 manifest = self._manifests.get(form.member)
-                if manifest is None or form.inapplicable_reason(manifest):
+                if manifest is None or inapplicable_reason(form, manifest):
                     continue
                 if why := self._noise.misfit(layout_of(form, manifest, weights(form.member), masks)):
                     return f"{kind.name}: {why}"

@@ -26,7 +26,7 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
-from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.interface.kind import AnyStrategy, variant_named
 from device_runtime.strategies.masking.layout import SumLayout, layout_of
 from device_runtime.strategies.masking.noise import deviation_of
 from device_runtime.strategies.masking.sums import SummedGroup, weight_share
@@ -178,7 +178,7 @@ class _Forms:
         return masks
 
     def _of(self, number: int, kind: str, form: str) -> _Form:
-        strategy = self._kinds[kind].variant_named(form)
+        strategy = variant_named(self._kinds[kind], form)
         base, masks = self._base(number, strategy.member), self.masks(number)
         layout = layout_of(strategy, self._manifests[strategy.member], base, masks)
         return _Form(self._kinds[kind], strategy, layout, masks)

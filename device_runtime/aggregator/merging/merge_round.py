@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.aggregator.intake.check import codec_of
 from device_runtime.aggregator.masking.groups import SumGroup, SumGroups
 from device_runtime.aggregator.masking.opening import note_of, open_sum, record_of
 from device_runtime.aggregator.masking.suspects import faults_of
@@ -43,8 +42,10 @@ from device_runtime.models.data import open_samples
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError, TensorError
 from device_runtime.strategies.errors import MaskError, OwnCodeError, SpoiltSum
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.interface.device_half import Late, LocalData, Update
+from device_runtime.strategies.interface.kind import variant_named
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import Merged, rebased_update
 from device_runtime.strategies.robust import Screen
@@ -139,7 +140,7 @@ class RoundMerge:
         now = self.model.round
         if number == now:
             return update
-        member = self.kinds[update.kind].strategy.variant_named(update.variant).member
+        member = variant_named(self.kinds[update.kind].strategy, update.variant).member
         late = Late(number, self._earlier.seed(number), self._task.late_share(now - number), times)
         return rebased_update(update, late, now, lambda at: self._earlier.base(at, member))
 
@@ -258,7 +259,7 @@ class StoredUpdates:
         """The samples of the device of each contribution."""
         return [
             kind_statistics.most_samples(
-                self._kinds[stored.kind].strategy.variant_named(stored.form), stored.num_examples
+                variant_named(self._kinds[stored.kind].strategy, stored.form), stored.num_examples
             )
             for stored in self._store.contributions.of_round(self._model.round)
         ]
@@ -269,7 +270,7 @@ class StoredUpdates:
         Raises BlobError, RunFolderError, TensorError.
         """
         kind = self._kinds[stored.kind]
-        variant, codec = kind.strategy.variant_named(stored.form), codec_of(kind)
+        variant, codec = variant_named(kind.strategy, stored.form), capabilities.codec_of(kind.strategy)
         tools = self._model.tools
         manifest = tools.manifest(variant.member) if tools else self._model.manifest
         expected = kind_statistics.accepted(variant, manifest)

@@ -50,6 +50,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.initial import initial_values
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import derived_bases
 
@@ -81,7 +82,11 @@ class RunProgress:
         if self._given_rounds is None:
             return rules
         latest, kinds = self._given_rounds.latest, self._task.kinds
-        scalars = {kind.name for kind in kinds} if all(kind.strategy.scalars for kind in kinds) else set()
+        scalars = (
+            {kind.name for kind in kinds}
+            if all(capabilities.scalars(kind.strategy) for kind in kinds)
+            else set()
+        )
         return replace(
             rules,
             given=True,

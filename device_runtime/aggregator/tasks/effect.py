@@ -67,7 +67,7 @@ NO_GENERIC = "no kind of update that is offered trains on the aggregator"
 
 def uses_generic(strategies: list[AnyStrategy]) -> bool:
     """Whether one of the kinds needs samples that belong to no device."""
-    return any(strategy.generic for strategy in strategies)
+    return any(strategy.traits.generic for strategy in strategies)
 
 
 def _of_late_updates(task: Task) -> Iterator[str]:

@@ -16,7 +16,9 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import shipped
 from device_runtime.profiles.cost import MissingGraph
-from device_runtime.strategies.interface.kind import AnyStrategy, NeedsModels, Strategy
+from device_runtime.strategies.interface import capabilities
+from device_runtime.strategies.interface.capabilities import Comparable, NeedsModels
+from device_runtime.strategies.interface.kind import AnyStrategy, inapplicable_reason
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics import class_statistics
@@ -37,11 +39,11 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
     `family`: manifests by name. Raises TaskError where round 1 offers no other kind, and for a kind that
     lacks a generic set, narrower models, or graphs on the aggregator.
     """
-    fitting = [kind for kind in task.kinds if not kind.strategy.inapplicable_reason(manifest)]
+    fitting = [kind for kind in task.kinds if not inapplicable_reason(kind.strategy, manifest)]
     for kind in fitting:
         if task.robust != "none" and (why := _incomparable(kind.strategy, manifest)):
             raise TaskError(f"robust is {task.robust}, and {kind.name} {why}")
-        if kind.strategy.generic and task.generic is None:
+        if kind.strategy.traits.generic and task.generic is None:
             raise TaskError(
                 f"{kind.name} needs a generic data set: give the task generic = FILE.npz (serve --generic)"
             )
@@ -72,9 +74,10 @@ def with_possible_head(task: Task, manifest: Manifest) -> Task:
 
 def _incomparable(strategy: AnyStrategy, manifest: Manifest) -> str:
     """Why robust rules cannot compare the updates of a kind; empty if they can."""
-    if strategy.compared_as is None:
+    if capabilities.compared_as(strategy) is None:
         return "does not say how its updates are compared"
-    if registry.is_shipped(type(strategy)) or type(strategy).comparable is not Strategy.comparable:
+    own = isinstance(strategy, Comparable) and type(strategy).comparable is not Comparable.comparable
+    if own or registry.is_shipped(type(strategy)):
         return ""
     stored = {spec.name for spec in manifest.stored()}
     other = next((spec.name for spec in strategy.expected(manifest) if spec.name not in stored), "")
@@ -84,7 +87,7 @@ def _incomparable(strategy: AnyStrategy, manifest: Manifest) -> str:
 def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
     """What the bundles lack for a kind; empty if at least one form of it is feasible."""
     with own_code(type(strategy)):
-        missing, forms = strategy.inapplicable_reason(manifests[""]), strategy.variants()
+        missing, forms = inapplicable_reason(strategy, manifests[""]), strategy.variants()
     if missing:
         return missing
     for form in forms:

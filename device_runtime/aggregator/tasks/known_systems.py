@@ -117,7 +117,7 @@ def server_optimizer_for(task: Task, name: str) -> ServerOptimizer:
 def has_setting(kind: str, setting: str) -> bool:
     """Whether the kind exists and takes the setting, or the term "terms.NAME"."""
     strategy = KINDS.get(kind) or registry.kinds().get(kind)
-    if strategy is None or setting in strategy.refused:
+    if strategy is None or setting in strategy.traits.refused:
         return False
     return setting.partition(".")[0] in getattr(strategy, "__dataclass_fields__", {})
 

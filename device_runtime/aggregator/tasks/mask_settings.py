@@ -10,6 +10,7 @@ import msgspec
 
 from device_runtime.broker.wire.messages import HelperKey, Masks
 from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.masking.seeds import KEY_BYTES, helper_key
 from device_runtime.strategies.settings import Setting
@@ -134,12 +135,12 @@ class MaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
 
     def unmaskable_reason(self, strategy: AnyStrategy) -> str:
         """Why updates of a kind cannot be masked; empty if they can."""
-        if why := strategy.unsummable_reason():
+        if why := capabilities.unsummable_reason(strategy):
             return why
-        if strategy.codec:
-            return f"numbers that its codec {strategy.codec} packs do not add up"
-        if self.noisy and strategy.summed:
-            return f"{' and '.join(strategy.summed)} are sent without noise, and masks.epsilon asks for noise"
+        if codec := capabilities.codec_of(strategy).word:
+            return f"numbers that its codec {codec} packs do not add up"
+        if self.noisy and (summed := capabilities.summed(strategy)):
+            return f"{' and '.join(summed)} are sent without noise, and masks.epsilon asks for noise"
         return ""
 
 

@@ -12,7 +12,7 @@ import msgspec
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.codec import CodecError
-from device_runtime.strategies.interface.kind import Codec
+from device_runtime.strategies.interface.capabilities import Codec
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.settings import BatchSize, LearningRate, LocalEpochs, Setting
 

@@ -300,7 +300,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise TaskError(f'wait_for is "fast" and {unfit}')
         for way in ways.values():
             return way
-        own_round = any(kind.strategy.own_round for kind in self.kinds)
+        own_round = any(kind.strategy.traits.own_round for kind in self.kinds)
         if self.wait_for == "all" or self.late == "count" or own_round or unfit or not self._mixed:
             return AllDevices()
         return FastDevices()
@@ -314,7 +314,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             )
         if not self.max_staleness:
             return "max_staleness is 0: what comes late could not count"
-        if all(kind.strategy.own_round for kind in self.kinds):
+        if all(kind.strategy.traits.own_round for kind in self.kinds):
             kinds = ", ".join(kind.name for kind in self.kinds)
             return f"{kinds} counts in its own round only"
         return ""

@@ -21,6 +21,7 @@ from device_runtime.cli.options import (
     positive,
 )
 from device_runtime.models.errors import DataError
+from device_runtime.strategies.interface import capabilities
 from device_runtime.user_account import NoHome, state_folder
 
 from .policy_options import helpers
@@ -219,8 +220,10 @@ def _row(plan: UpdateChoice, candidate: Candidate) -> ExplainRow:
         candidate.cost,
         is_chosen,
         why,
-        reveals=strategy.reveals or strategy.about.sends,
-        masked="cannot be masked" if strategy.unsummable_reason() else "the sum of several devices",
+        reveals=strategy.traits.reveals or strategy.about.sends,
+        masked="cannot be masked"
+        if capabilities.unsummable_reason(strategy)
+        else "the sum of several devices",
     )
 
 

@@ -75,7 +75,7 @@ def _settings(kind: type[AnyStrategy], settings: list[SettingText]) -> str:
     return (
         f"{kind.name}: a device trains {kind.about.trains}; it sends {kind.about.sends}.\n"
         f"{kind.about.source}\n\n"
-        f"{BY_CLASS if kind.by_class else ''}"
+        f"{BY_CLASS if kind.traits.by_class else ''}"
         f"{tabulate(rows, head, disable_numparse=True, maxcolwidths=[None, 20, 26, None, 46])}\n\n"
         f"In the file of a task (docs/task.md), for example:\n\n{example(kind, settings)}"
     )

@@ -28,7 +28,7 @@ from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Speed
-from device_runtime.strategies.codecs import chain as codecs
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.training.workload import ENVELOPE_BYTES, workload
@@ -137,7 +137,7 @@ def run_order(order: MeasureOrder) -> MeasuredFigures:
     update, chosen = outcome.update, outcome.plan.chosen
     if update is None or chosen is None:
         return MeasuredFigures(order.kind, why="; ".join(outcome.reasons) or "nothing was made")
-    body = codecs.codec_named(chosen.strategy.codec).encode(update.tensors, base, NO_TENSORS).body
+    body = capabilities.codec_of(chosen.strategy).encode(update.tensors, base, NO_TENSORS).body
     return figures(chosen, outcome, len(body) + ENVELOPE_BYTES)
 
 

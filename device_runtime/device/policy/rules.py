@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from device_runtime.broker.wire.messages import Blob, Masks
 from device_runtime.device.errors import PolicyError
+from device_runtime.strategies.interface import capabilities
 
 if TYPE_CHECKING:
     from device_runtime.strategies.interface.kind import AnyStrategy
@@ -53,14 +54,14 @@ class AllowList:
         """Why this form of an update must not be trained; empty when it may be."""
         if self.kinds and strategy.name not in self.kinds:
             return f"may not be sent: the owner allows {', '.join(self.kinds)}"
-        if self.most_scalars is not None and strategy.scalars > self.most_scalars:
-            return f"sends {strategy.scalars} scalars, the owner allows {self.most_scalars}"
+        if self.most_scalars is not None and capabilities.scalars(strategy) > self.most_scalars:
+            return f"sends {capabilities.scalars(strategy)} scalars, the owner allows {self.most_scalars}"
         least = self.smallest_count
         if least is None:
             return ""
-        if strategy.of_single_samples:
+        if strategy.traits.of_single_samples:
             return f"sends feature maps of single samples, the owner allows none of fewer than {least}"
-        count = strategy.smallest_class
+        count = capabilities.smallest_class(strategy)
         if count is None or count >= least:
             return ""
         return f"sends classes of {count} samples, the owner allows {least} or more"

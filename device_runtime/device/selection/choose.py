@@ -19,7 +19,7 @@ from device_runtime.profiles.cost import (
     with_upload,
 )
 from device_runtime.strategies.errors import KindError, MaskError, OwnCodeError
-from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.interface.kind import AnyStrategy, unfit_reason
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.plugins import Plugin, own_code
@@ -290,7 +290,7 @@ def _assessment(
         return Candidate(form, None, (f"{form.member or 'the main model'} is not here",))
     try:
         with own_code(type(form)):
-            if unfit := form.unfit_reason(workload):
+            if unfit := unfit_reason(form, workload):
                 return Candidate(form, None, (unfit,))
             if barred := forbidden_reason(form):
                 return Candidate(form, None, (barred,), barred=True)

@@ -33,9 +33,9 @@ from device_runtime.models.data import SampleSource, Selection
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import DeviceProfile, Workload
-from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Encoded
 from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import LocalData, OutOfTime, Update
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.kinds import registry
@@ -229,7 +229,7 @@ class DeviceTask(OneTask):
         update, chosen = outcome.update, outcome.plan.chosen
         if update is None or chosen is None:
             raise ValueError("nothing was contributed")
-        return codecs.codec_named(chosen.strategy.codec).encode(update.tensors, inputs.base, left)
+        return capabilities.codec_of(chosen.strategy).encode(update.tensors, inputs.base, left)
 
     def keep(self, offer: Offer, update: Update) -> None:
         """Keep the strategy state of a round's update for the next. Raises OSError."""

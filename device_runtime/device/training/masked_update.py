@@ -9,8 +9,9 @@ from device_runtime.broker.wire.messages import Mask, Masks
 from device_runtime.device.selection.choose import MaskedRound
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.strategies.errors import KindError, MaskError
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
-from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.interface.kind import AnyStrategy, variant_named
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import layout_of
@@ -90,6 +91,6 @@ def _as_offered(kinds: Sequence[AnyStrategy], name: str, variant: str) -> AnyStr
     kind = next((kind for kind in kinds if kind.name == name), None)
     if kind is None:
         raise KindError(f"the offer asks for no {name}")
-    if why := kind.unsummable_reason():
+    if why := capabilities.unsummable_reason(kind):
         raise MaskError(f"cannot be masked: {why}")
-    return kind.variant_named(variant)
+    return variant_named(kind, variant)

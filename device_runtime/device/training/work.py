@@ -29,6 +29,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.strategies.errors import OwnCodeError
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import (
     NO_TENSORS,
     LocalData,
@@ -135,7 +136,7 @@ class AssignmentWorker(Protocol):
         """Epsilon spent so far on the samples here, at this form's delta; nan if it is not private."""
 
     def train(self, chosen: Candidate, seed: int, upload_at: float) -> tuple[AnyStrategy, Update]:
-        """Train; returns the form that it was in the end (see `Strategy.stopped`), and the update.
+        """Train; returns the form that it was in the end (see `EndsEarly.stopped`), and the update.
 
         Raises OutOfTime, OutOfMemory, PrivacyError; EngineError, BundleError; TensorError for one that
         diverged.
@@ -367,5 +368,5 @@ def _ended(strategy: AnyStrategy, form: str) -> AnyStrategy:
     """The form with this name that remained when the clock stopped it, to a hundredth of its work."""
     if form == strategy.variant:
         return strategy
-    left = (strategy.stopped(n / 100) for n in range(1, 100))
+    left = (capabilities.stopped(strategy, n / 100) for n in range(1, 100))
     return next((part for part in left if part is not None and part.variant == form), strategy)

@@ -15,6 +15,7 @@ from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, 
 from device_runtime.device.training.work import Assignment, WorkOutcome, train_richest
 from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.simulation.history.records import LostReason
+from device_runtime.strategies.interface.capabilities import SendsScalars
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.terms.dp_sgd import PrivacyLedger
 
@@ -228,7 +229,10 @@ def timeline(profile: DeviceProfile, loads: Loads, terms: AskConditions) -> Time
     if chosen is not None and chosen.cost is not None:
         first, strategy = chosen.cost.bytes_up, chosen.strategy
         alike = strategy == terms.like and strategy.statistics is None and terms.masked is None
-        bytes_up = strategy.repeat_upload_bytes(first) if alike else first
+        if alike and isinstance(strategy, SendsScalars):
+            bytes_up = strategy.repeat_upload_bytes(first)
+        else:
+            bytes_up = first
         upload_s = terms.latency_s + bytes_up / (profile.bandwidth.up * draws.uplink)
     whole = busy = BusySeconds(download_s, outcome.train_time_s, upload_s)
     share = min(1.0 if isnan(draws.crash) else draws.crash, _powered(whole, power, terms))

@@ -8,6 +8,7 @@ from math import nan
 from device_runtime.device.energy import Energy, modelled
 from device_runtime.device.selection.choose import Candidate, Loads
 from device_runtime.profiles import DeviceProfile, Power
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import OutOfTime, Run, Update
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.statistics import kind_statistics
@@ -109,13 +110,13 @@ class VirtualWorker:
             except OutOfTime:
                 if aim < 1.0:
                     raise
-                if form := strategy.stopped(done):
+                if form := capabilities.stopped(strategy, done):
                     return form, done
                 aim = _least(strategy, done)
                 if aim == 1.0:
                     raise
                 run.pace(began, done / aim, aim)
-        least = strategy.stopped(aim)
+        least = capabilities.stopped(strategy, aim)
         return (strategy, 1.0) if least is None else (least, (self.now - began) / seconds)
 
 
@@ -133,6 +134,6 @@ def privacy_refusal(ledger: PrivacyLedger, strategy: AnyStrategy, samples: int) 
 
 def _least(strategy: AnyStrategy, done: float) -> float:
     """The least share of the work, to a hundredth, after which it can be sent."""
-    if strategy.stopped(0.99) is None:
+    if capabilities.stopped(strategy, 0.99) is None:
         return 1.0
-    return next(n / 100 for n in range(round(100 * done), 100) if strategy.stopped(n / 100))
+    return next(n / 100 for n in range(round(100 * done), 100) if capabilities.stopped(strategy, n / 100))

@@ -33,7 +33,7 @@ from device_runtime.simulation.rounds.trackers import tracker_named
 from device_runtime.simulation.scenarios.scenario import Scenario, of_policy
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.interface.device_half import Update
-from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.interface.kind import AnyStrategy, inapplicable_reason
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.plugins import Plugin
 
@@ -268,7 +268,7 @@ def perform(
 def params_sent(scenario: Scenario, inputs: ExecutorInputs) -> dict[str, int]:
     """The most float32 values in an update of each kind that is offered and applies."""
     kinds = [kind.strategy for kind in scenario.task.kinds]
-    kinds = [kind for kind in kinds if not kind.inapplicable_reason(inputs.bundle.manifest)]
+    kinds = [kind for kind in kinds if not inapplicable_reason(kind, inputs.bundle.manifest)]
     return {kind.name: max(_values(form, inputs) for form in kind.variants()) for kind in kinds}
 
 

@@ -31,8 +31,10 @@ from device_runtime.simulation.history.records import RunObserver
 from device_runtime.simulation.metrics.curves import accuracy_by_class
 from device_runtime.simulation.scenarios.clients import prepared_targets
 from device_runtime.strategies.codecs import chain as codecs
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel, ServerTools
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
+from device_runtime.strategies.interface.kind import variant_named
 
 from .ledger import RoundFigures, RunLedger
 from .masked_sums import SimulatedSums
@@ -188,10 +190,10 @@ class ModelState:
     ) -> tuple[Update, dict[tuple[int, str], Tensors]]:
         """The update as the aggregator decodes it by its kind's codec, and the error feedback to keep."""
         kind = self._kinds[flight.kind].strategy
-        codec = codecs.codec_named(kind.codec)
+        codec = capabilities.codec_of(kind)
         if not codec.lossy:
             return update, {}
-        key = flight.index, codecs.memory_of(flight.kind, kind.variant_named(update.variant).member)
+        key = flight.index, codecs.memory_of(flight.kind, variant_named(kind, update.variant).member)
         written = codec.rounded(update.tensors, base, self._memories.get(key, NO_TENSORS))
         return replace(update, tensors=written.read), {key: written.left}
 

@@ -26,7 +26,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.clock.sampling import PendingUpdate
 from device_runtime.simulation.scenarios.clients import Clients
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
-from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.interface.kind import AnyStrategy, variant_named
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import SumLayout, layout_of
 
@@ -80,7 +80,7 @@ class SimulatedSums:
         """The effect of masks on a device's choice while no kind was alone."""
         kinds, manifests = tuple(self._kinds.values()), self._manifests
         sum_round = masked_round(self._masks, kinds, manifests.__getitem__)
-        sizes = lru_cache(256)(lambda kind, form: sum_round.bytes_up(self._kinds[kind].variant_named(form)))
+        sizes = lru_cache(256)(lambda kind, form: sum_round.bytes_up(variant_named(self._kinds[kind], form)))
         return replace(sum_round, bytes_up=lambda form: sizes(form.name, form.variant))
 
     @property
@@ -93,7 +93,7 @@ class SimulatedSums:
 
         The first one of a sum has the noise of the whole sum.
         """
-        strategy = self._kinds[flight.kind].variant_named(update.variant)
+        strategy = variant_named(self._kinds[flight.kind], update.variant)
         layout = self._layout(flight.kind, update.variant, base)
         update, _ = sums.shortened(update, layout, self._masks.clip_milli / 1000)
         if self._noise is None:
@@ -121,5 +121,5 @@ class SimulatedSums:
         return flight.kind, flight.round, member, self._signature(flight.kind, form)
 
     def _layout(self, kind: str, form: str, base: Tensors) -> SumLayout:
-        strategy: AnyStrategy = self._kinds[kind].variant_named(form)
+        strategy: AnyStrategy = variant_named(self._kinds[kind], form)
         return layout_of(strategy, self._manifests[strategy.member], base, self._masks)

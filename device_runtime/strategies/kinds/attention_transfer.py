@@ -24,7 +24,7 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
-from device_runtime.strategies.interface.kind import KindInfo
+from device_runtime.strategies.interface.kind import KindInfo, variant_named
 from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
     MOST,
@@ -59,7 +59,14 @@ class AttentionTransferState:
 
 
 @dataclass(frozen=True)
-class AttentionTransfer(FamilyUpdate):
+class AttentionTransfer(
+    FamilyUpdate,
+    own_round=True,
+    generic=True,
+    by_class=True,
+    of_single_samples=True,
+    reveals="weights; feature maps of single samples",
+):
     """Devices train a smaller model, and send it with *metadata*: labelled feature maps at `level`.
 
     Metadata is from a random `metadata_share` of the samples, at most `max_metadata`, by the *updated* model.
@@ -81,16 +88,11 @@ class AttentionTransfer(FamilyUpdate):
     """
 
     name: ClassVar[str] = "attention-transfer"
-    own_round: ClassVar[bool] = True
-    of_single_samples: ClassVar[bool] = True
-    reveals: ClassVar[str] = "weights; feature maps of single samples"
-    generic: ClassVar[bool] = True
     about: ClassVar[KindInfo] = KindInfo(
         "a smaller network of its own",
         "its parameters, and feature maps of some samples",
         "FedAT (attention transfer): Shi 2025 (PhD thesis, Sheffield), section 5.3",
     )
-    by_class: ClassVar[bool] = True
     epochs: LocalEpochs = 5
     lr: LearningRate = 0.01
     level: Level = "low"
@@ -174,7 +176,7 @@ class AttentionTransfer(FamilyUpdate):
 
     def fold(self, state: AttentionTransferState, update: Update, weight: float) -> AttentionTransferState:
         """Train a copy of the global model; it is ignored if it diverges."""
-        member = self.variant_named(update.variant).member
+        member = variant_named(self, update.variant).member
         sent = dict(update.tensors)
         maps, counts = sent.pop(MAPS), sent.pop(COUNTS)
         metadata = LocalData(maps, np.repeat(np.arange(len(counts)), counts))

@@ -20,8 +20,9 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.capabilities import Comparable, ComparedAs, MergedAtSite, Summable
 from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData, Run, Update
-from device_runtime.strategies.interface.kind import ComparedAs, KindInfo, Settings, Strategy
+from device_runtime.strategies.interface.kind import KindInfo, Settings, Strategy
 from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import MOST, Setting, SmallestCount
 from device_runtime.strategies.statistics.bounds import StatisticsBounds, no_rounds
@@ -37,7 +38,15 @@ MASKED_BIAS = -1e9
 
 
 @dataclass(frozen=True)
-class ClassMeans(Strategy[StatisticsFile]):
+class ClassMeans(
+    Comparable,
+    Summable,
+    MergedAtSite,
+    Strategy[StatisticsFile],
+    by_class=True,
+    statistics_alone=True,
+    reveals="sum of features and number of samples of each class",
+):
     """Devices run one forward pass, and send the sum of features and the count of each class.
 
     The result is exact for any division of the samples among devices.
@@ -70,12 +79,8 @@ class ClassMeans(Strategy[StatisticsFile]):
         "sums of features and counts, by class",
         "FedNCM: Legate et al. 2023",
     )
-    by_class: ClassVar[bool] = True
     mixed_round_settings: ClassVar[Settings] = {"head": "trained"}
-    statistics_alone: ClassVar[bool] = True
     compared_as: ClassVar[ComparedAs | None] = "class-means"
-    adds_up: ClassVar[bool] = True
-    reveals: ClassVar[str] = "sum of features and number of samples of each class"
     summed: ClassVar[tuple[str, ...]] = ("sums", "counts")
     head: Annotated[
         Literal["normalised-means", "nearest-mean", "trained"],

@@ -13,15 +13,17 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.heads import entropy
 from device_runtime.profiles import Work, Workload
+from device_runtime.strategies.interface import capabilities
+from device_runtime.strategies.interface.capabilities import SelectsSamples
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
-from device_runtime.strategies.interface.kind import KindInfo, Settings
+from device_runtime.strategies.interface.kind import KindInfo, Settings, variant_named
 from device_runtime.strategies.settings import MOST, LocalEpochs, Setting, TunableSet, WeightDecay
 
 from .fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class EntropySubset(FedAvg):
+class EntropySubset(FedAvg, SelectsSamples, by_class=True, refused=("terms.dp-sgd",)):
     """Trains the upper part on the share of local samples that the model is least sure of (FedFT-EDS).
 
     shares: a device takes the largest that it can afford. rho: the temperature of the hardened softmax
@@ -42,8 +44,6 @@ class EntropySubset(FedAvg):
         "the upper part",
         "FedFT-EDS: Shi 2025 (PhD thesis, Sheffield), section 6.4",
     )
-    by_class: ClassVar[bool] = True
-    refused: ClassVar[tuple[str, ...]] = ("terms.dp-sgd",)
     mixed_round_settings: ClassVar[Settings] = {"least_samples": 10}
     epochs: LocalEpochs = 5
     weight_decay: WeightDecay = 0.0
@@ -121,7 +121,8 @@ class EntropySubset(FedAvg):
         selected = super().weight(update)
         if self.weigh == "selected":
             return selected
-        return selected / self.variant_named(update.variant).selected_share
+        variant = variant_named(self, update.variant)
+        return selected / capabilities.selected_share(variant)
 
     def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
         """The samples to train on; a random draw uses other random bits than the order of training."""

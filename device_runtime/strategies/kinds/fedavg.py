@@ -17,8 +17,9 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.capabilities import Comparable, MergedAtSite, Summable, TakesCodec
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
-from device_runtime.strategies.interface.kind import ComparedAs, KindInfo, Settings, TakesCodec
+from device_runtime.strategies.interface.kind import KindInfo, Settings
 from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
     BatchSize,
@@ -43,7 +44,15 @@ With the first, MobileNetV2 forgets in one round what it knew (`docs/kinds.md`).
 
 
 @dataclass(frozen=True)
-class FedAvg(TakesCodec, PartialEpochs):
+class FedAvg(
+    TakesCodec,
+    PartialEpochs,
+    Comparable,
+    Summable,
+    MergedAtSite,
+    trains_extractor=True,
+    reveals="a change of weights: few samples can be reconstructed",
+):
     """Trains all parameters for `epochs` epochs of SGD; the base becomes the mean, weighted by samples.
 
     terms: what is added to the loss, as in FedProx, MOON and DP-SGD. clip_norm (ours): a bound on the
@@ -58,10 +67,6 @@ class FedAvg(TakesCodec, PartialEpochs):
     name: ClassVar[str] = "full"
     about: ClassVar[KindInfo] = KindInfo("everything", "all parameters", "FedAvg: McMahan et al. 2017")
     mixed_round_settings: ClassVar[Settings] = {"graded": True}
-    trains_extractor: ClassVar[bool] = True
-    compared_as: ClassVar[ComparedAs | None] = "change"
-    adds_up: ClassVar[bool] = True
-    reveals: ClassVar[str] = "a change of weights: few samples can be reconstructed"
     lr: LearningRate = 0.1
     momentum: Momentum = 0.5
     weight_decay: WeightDecay = 1e-5
@@ -161,9 +166,6 @@ class FedAvg(TakesCodec, PartialEpochs):
     @property
     def forwarded_as(self) -> Literal["update", "scalars", ""]:
         return "update" if type(self) is FedAvg else ""
-
-    def site_refusal(self) -> str:
-        return ""
 
     # Training of the classifier alone, which the simulation does for many devices at once
 

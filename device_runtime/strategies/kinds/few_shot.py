@@ -18,8 +18,9 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Work, Workload, predict
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.capabilities import Comparable, MergedAtSite, Summable, TakesCodec
 from device_runtime.strategies.interface.device_half import FEW_SHOT, LocalData, Run, Update
-from device_runtime.strategies.interface.kind import ComparedAs, KindInfo, Settings, Strategy, TakesCodec
+from device_runtime.strategies.interface.kind import KindInfo, Settings, Strategy
 from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
     MOST,
@@ -43,7 +44,16 @@ class HeadMeans:
 
 
 @dataclass(frozen=True)
-class FewShot(TakesCodec, Strategy[HeadMeans]):
+class FewShot(
+    TakesCodec,
+    Comparable,
+    Summable,
+    MergedAtSite,
+    Strategy[HeadMeans],
+    by_class=True,
+    computes_features=True,
+    reveals="a change of the classifier: which classes there are, their features",
+):
     """Trains the classifier alone; each epoch draws `shots` new samples of each class (equation 4.1).
 
     The served model is {theta_fs, phi^t}: the plain mean of the classifiers (equation 4.2) on the extractor
@@ -61,12 +71,7 @@ class FewShot(TakesCodec, Strategy[HeadMeans]):
         "the classifier",
         "FedFSC: Shi 2025 (PhD thesis, Sheffield), chapter 4",
     )
-    by_class: ClassVar[bool] = True
     mixed_round_settings: ClassVar[Settings] = {"join_base": True, "least_samples": 40}
-    computes_features: ClassVar[bool] = True
-    compared_as: ClassVar[ComparedAs | None] = "change"
-    adds_up: ClassVar[bool] = True
-    reveals: ClassVar[str] = "a change of the classifier: which classes there are, their features"
     shots: Annotated[
         int, Setting("Samples of each class drawn in each epoch.", 5, "samples", at_least=1, at_most=MOST)
     ] = 10

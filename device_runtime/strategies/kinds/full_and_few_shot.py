@@ -17,6 +17,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from device_runtime.profiles.cost import activation_bytes
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.capabilities import MERGES_MORE
 from device_runtime.strategies.interface.device_half import (
     FEW_SHOT,
     LocalData,
@@ -25,7 +26,7 @@ from device_runtime.strategies.interface.device_half import (
     Update,
     few_shot_head,
 )
-from device_runtime.strategies.interface.kind import KindInfo, Settings, Strategy
+from device_runtime.strategies.interface.kind import KindInfo, Settings
 from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.terms.proximal import FscProx
@@ -44,7 +45,13 @@ class Means:
 
 
 @dataclass(frozen=True)
-class FullAndFewShot(FedAvg):
+class FullAndFewShot(
+    FedAvg,
+    by_class=True,
+    refused=(
+        "terms.dp-sgd", "few_shot.join_base", "few_shot.send_mean", "few_shot.codec", "few_shot.least_samples"
+    ),
+):  # fmt: skip
     """Each device trains the *distributed* model fully, and separately its classifier on a few samples.
 
     The next base is the mean of the full updates, weighted by samples. Served is {theta_fs^t, phi^t} (lines
@@ -57,17 +64,12 @@ class FullAndFewShot(FedAvg):
     """
 
     name: ClassVar[str] = "full+few-shot"
-    adds_up: ClassVar[bool] = False
     mixed_round_settings: ClassVar[Settings] = {}
     about: ClassVar[KindInfo] = KindInfo(
         "everything, and the classifier on a few samples of each class",
         "all parameters, and the classifier",
         "FedFSC: Shi 2025 (PhD thesis, Sheffield), chapter 4",
     )
-    by_class: ClassVar[bool] = True
-    refused: ClassVar[tuple[str, ...]] = (
-        "terms.dp-sgd", "few_shot.join_base", "few_shot.send_mean", "few_shot.codec", "few_shot.least_samples"
-    )  # fmt: skip
     few_shot: Annotated[FewShot, Setting("Training of the classifier.", example={"shots": 5})] = field(
         default_factory=FewShot
     )
@@ -128,7 +130,7 @@ class FullAndFewShot(FedAvg):
         return ""
 
     def site_refusal(self) -> str:
-        return Strategy.site_refusal(self)
+        return MERGES_MORE
 
     def start(self, model: RoundModel) -> Means:  # type: ignore[override]
         return Means(TensorMean(), TensorMean())

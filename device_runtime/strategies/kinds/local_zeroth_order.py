@@ -19,15 +19,23 @@ from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.directions import directions
 from device_runtime.strategies.directions.replaying import ScaledDirection, move, perturb
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.capabilities import Comparable, MergedAtSite, Summable, TakesCodec
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
-from device_runtime.strategies.interface.kind import ComparedAs, KindInfo, Strategy, TakesCodec
+from device_runtime.strategies.interface.kind import KindInfo, Strategy
 from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import Directions, Distance, Setting, TunableSet
 from device_runtime.strategies.training.workload import upload_bytes
 
 
 @dataclass(frozen=True)
-class LocalZerothOrder(TakesCodec, Strategy[TensorMean]):
+class LocalZerothOrder(
+    TakesCodec,
+    Comparable,
+    Summable,
+    MergedAtSite,
+    Strategy[TensorMean],
+    reveals="a change of weights along a few directions",
+):
     """Each device takes `steps` MeZO steps along its own directions; the aggregator averages the weights.
 
     A step is w -= lr * mean_p(g_p z_p), g_p = (L(w + eps z_p) - L(w - eps z_p)) / (2 eps) over the whole
@@ -40,9 +48,6 @@ class LocalZerothOrder(TakesCodec, Strategy[TensorMean]):
         "all parameters",
         "DistMeZO: Bernier 2024 (MSc thesis, Concordia), section 4.1.2",
     )
-    compared_as: ClassVar[ComparedAs | None] = "change"
-    adds_up: ClassVar[bool] = True
-    reveals: ClassVar[str] = "a change of weights along a few directions"
     steps: Annotated[int, Setting("Steps in a round.", 20, "steps", at_least=1, at_most=ranges.MOST)] = 10
     num_z: Directions = 2
     eps: Distance = 1e-3

@@ -21,7 +21,7 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
-from device_runtime.strategies.interface.kind import KindInfo
+from device_runtime.strategies.interface.kind import KindInfo, variant_named
 from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
     MOST,
@@ -62,7 +62,13 @@ class PrototypesState:
 
 
 @dataclass(frozen=True)
-class Prototypes(FamilyUpdate):
+class Prototypes(
+    FamilyUpdate,
+    own_round=True,
+    generic=True,
+    by_class=True,
+    reveals="weights; mean feature map and number of samples of each class",
+):
     """Devices train their own smaller model, and send it with its mean feature map of each class (prototype).
 
     The aggregator draws `generic_samples` samples; the plain mean of the devices' logits on them is the
@@ -78,15 +84,11 @@ class Prototypes(FamilyUpdate):
     """
 
     name: ClassVar[str] = "prototypes"
-    own_round: ClassVar[bool] = True
-    generic: ClassVar[bool] = True
     about: ClassVar[KindInfo] = KindInfo(
         "a smaller network of its own",
         "its parameters, and a mean feature map of each class",
         "FedKAD: Shi 2025 (PhD thesis, Sheffield), section 5.5; FedMD: Li and Wang 2019",
     )
-    by_class: ClassVar[bool] = True
-    reveals: ClassVar[str] = "weights; mean feature map and number of samples of each class"
     batch: BatchSize = 128
     beta: Annotated[
         float,
@@ -178,7 +180,7 @@ class Prototypes(FamilyUpdate):
     def fold(self, state: PrototypesState, update: Update, weight: float) -> PrototypesState:
         """Add to the plain sums of logits and prototypes, and to the mean of updates with `weight`."""
         tools, _ = members.tools_of(state.model, self.name)
-        member = self.variant_named(update.variant).member
+        member = variant_named(self, update.variant).member
         sent = dict(update.tensors)
         prototypes, present = state.prototypes, state.present
         if self.beta:

@@ -15,10 +15,10 @@ from device_runtime.broker.wire.messages import Kind, encode_settings
 from device_runtime.profiles.keys import explained
 from device_runtime.strategies import plugins
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.codec import CodecError
 from device_runtime.strategies.errors import KindError as KindError
-from device_runtime.strategies.interface.kind import AnyStrategy, Settings, Strategy, TakesCodec
+from device_runtime.strategies.interface.capabilities import TakesCodec, codec_of
+from device_runtime.strategies.interface.kind import AnyStrategy, Settings, Strategy
 from device_runtime.strategies.plugins import is_shipped as is_shipped
 from device_runtime.strategies.settings import SettingText
 from device_runtime.strategies.terms.dp_sgd import DpSgd
@@ -96,8 +96,6 @@ def register(part: P, source: str = "") -> P:
             tuple(ranges.list_settings(part))
         except TypeError as error:
             raise KindError(str(error)) from None
-    if issubclass(part, Strategy):
-        part.adds_up = _adds_up(part)
     classes = part.registry
     namesake = classes.get(name)
     if namesake is part:
@@ -109,12 +107,6 @@ def register(part: P, source: str = "") -> P:
         plugins.share(source)
         _sources.add(source)
     return part
-
-
-def _adds_up(kind: type[AnyStrategy]) -> bool:
-    """Whether its updates may be summed, by the nearest class that has `adds_up`, `expected` or `fold`."""
-    nearest = next(each for each in kind.__mro__ if {"adds_up", "expected", "fold"} & vars(each).keys())
-    return bool(vars(nearest).get("adds_up", False))
 
 
 def load(source: str) -> type[Any]:
@@ -232,10 +224,10 @@ def _terms_of(strategy: AnyStrategy) -> tuple[LocalTerm, ...]:
 
 def list_settings(kind: type[AnyStrategy]) -> Iterable[SettingText]:
     """The settings of a kind as text for people, with those of the terms that it takes."""
-    for row in ranges.list_settings(kind, kind.refused):
+    for row in ranges.list_settings(kind, kind.traits.refused):
         yield row
         for name, term in terms().items() if row.name == TERMS_SETTING else ():
-            if f"{TERMS_SETTING}.{name}" not in kind.refused:
+            if f"{TERMS_SETTING}.{name}" not in kind.traits.refused:
                 yield from ranges.inside(f"{TERMS_SETTING}.{name}", ranges.list_settings(term))
 
 
@@ -294,7 +286,7 @@ def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
         except (TypeError, ValueError) as error:
             raise KindError(f"settings of {name}: {error}") from None
     try:
-        codecs.codec_named(strategy.codec)
+        codec_of(strategy)
     except CodecError as error:
         raise KindError(f"settings of {name}: {error}") from None
     return strategy

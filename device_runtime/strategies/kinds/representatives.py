@@ -21,8 +21,9 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Workload, predict
 from device_runtime.profiles.cost import activation_bytes
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.capabilities import MERGES_MORE
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
-from device_runtime.strategies.interface.kind import KindInfo, Settings, Strategy
+from device_runtime.strategies.interface.kind import KindInfo, Settings
 from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
     MOST,
@@ -83,7 +84,17 @@ class RepresentativesState:
 
 
 @dataclass(frozen=True)
-class Representatives(FedAvg):
+class Representatives(
+    FedAvg,
+    own_round=True,
+    by_class=True,
+    of_single_samples=True,
+    reveals="weights; feature maps of single samples",
+    refused=(
+        "reduced_epochs", "graded", "drawn_epochs", "least_epochs",
+        "terms.moon", "terms.fscprox", "terms.dp-sgd",
+    ),
+):  # fmt: skip
     """Devices send a full update, and feature maps at `level` by the *distributed* extractor, with labels.
 
     For each class, maps are reduced to `components` principal components and grouped into `clusters` by
@@ -96,21 +107,12 @@ class Representatives(FedAvg):
     """
 
     name: ClassVar[str] = "representatives"
-    adds_up: ClassVar[bool] = False
     mixed_round_settings: ClassVar[Settings] = {}
-    own_round: ClassVar[bool] = True
-    of_single_samples: ClassVar[bool] = True
-    reveals: ClassVar[str] = "weights; feature maps of single samples"
-    refused: ClassVar[tuple[str, ...]] = (
-        "reduced_epochs", "graded", "drawn_epochs", "least_epochs",
-        "terms.moon", "terms.fscprox", "terms.dp-sgd",
-    )  # fmt: skip
     about: ClassVar[KindInfo] = KindInfo(
         "everything",
         "all parameters, and feature maps that stand for many",
         "FedSplit: Shi 2025 (PhD thesis, Sheffield), section 6.2",
     )
-    by_class: ClassVar[bool] = True
     epochs: LocalEpochs = 1
     batch: BatchSize = 50
     clip_norm: ClipNorm = 0.0
@@ -226,7 +228,7 @@ class Representatives(FedAvg):
         return ABOVE[self._objective]
 
     def site_refusal(self) -> str:
-        return Strategy.site_refusal(self)
+        return MERGES_MORE
 
     def start(self, model: RoundModel) -> RepresentativesState:  # type: ignore[override]
         """Raises as `check_bundles`."""

@@ -18,7 +18,8 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import TensorError
 from device_runtime.profiles import Work, Workload
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
-from device_runtime.strategies.interface.kind import KindInfo, Settings, Strategy
+from device_runtime.strategies.interface.capabilities import MERGES_MORE
+from device_runtime.strategies.interface.kind import KindInfo, Settings
 from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import MOST, LearningRate, Momentum, Setting, WeightDecay
 
@@ -69,7 +70,7 @@ class SparseStage(FedAvg):
         return super().work(workload)
 
     def site_refusal(self) -> str:
-        return Strategy.site_refusal(self)
+        return MERGES_MORE
 
     def finish(self, state: TensorMean, model: RoundModel) -> KindResult:
         result = super().finish(state, model)

@@ -11,8 +11,9 @@ from device_runtime.models.bundles.slices import Slices
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import BundleError
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.capabilities import MERGES_MORE
 from device_runtime.strategies.interface.device_half import Update
-from device_runtime.strategies.interface.kind import KindInfo, Settings, Strategy
+from device_runtime.strategies.interface.kind import KindInfo, Settings
 from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import Members
 
@@ -44,6 +45,7 @@ class WidthSlice(FedAvg):
         "a narrower part of the network", "that part", "HeteroFL: Diao et al. 2021"
     )
     mixed_round_settings: ClassVar[Settings] = {}
+    adds_up: ClassVar[bool] = True
     members: Members = ()
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ class WidthSlice(FedAvg):
         return tuple(variant for kind in by_member for variant in super(WidthSlice, kind).variants())
 
     def site_refusal(self) -> str:
-        return Strategy.site_refusal(self)
+        return MERGES_MORE
 
     def derive(self, base: Tensors, manifests: Mapping[str, Manifest]) -> dict[str, Tensors]:
         """The base of each member, cut out of the main base; `manifests` is by member, the main one by "".

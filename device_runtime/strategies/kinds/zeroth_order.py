@@ -23,8 +23,15 @@ from device_runtime.strategies.directions import directions
 from device_runtime.strategies.directions.replaying import ScaledDirection, perturb
 from device_runtime.strategies.directions.step_size import GRID, ScalarMoment, Sizing, relative, unit
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.capabilities import (
+    Comparable,
+    ComparedAs,
+    MergedAtSite,
+    SendsScalars,
+    Summable,
+)
 from device_runtime.strategies.interface.device_half import MOST_LOSS, Late, LocalData, Run, Update
-from device_runtime.strategies.interface.kind import ComparedAs, KindInfo, Strategy
+from device_runtime.strategies.interface.kind import KindInfo, Strategy
 from device_runtime.strategies.merging.mean_scalars import Mean, MeanScalars, Scalars
 from device_runtime.strategies.settings import Directions, Distance, Setting, TunableSet
 from device_runtime.strategies.training.workload import passes
@@ -50,7 +57,14 @@ SAMPLED_COHORT_LR = 2e-3
 
 
 @dataclass(frozen=True)
-class ZerothOrder(Strategy[MeanScalars]):
+class ZerothOrder(
+    SendsScalars,
+    Comparable,
+    Summable,
+    MergedAtSite,
+    Strategy[MeanScalars],
+    reveals="the slope of the loss along a few directions",
+):
     """Devices send projected gradients g_p along `num_z` directions z_p that all devices of the round share.
 
     sides = 2: g_p = (L(w + eps u z_p) - L(w - eps u z_p)) / (2 eps) (equation 3), from 2 num_z losses.
@@ -75,8 +89,6 @@ class ZerothOrder(Strategy[MeanScalars]):
 
     name: ClassVar[str] = "zeroth-order"
     compared_as: ClassVar[ComparedAs | None] = "scalars"
-    adds_up: ClassVar[bool] = True
-    reveals: ClassVar[str] = "the slope of the loss along a few directions"
     about: ClassVar[KindInfo] = KindInfo(
         "nothing: measures the loss at the base and along random directions",
         "a few scalars",
@@ -170,7 +182,7 @@ class ZerothOrder(Strategy[MeanScalars]):
                 yield probe.loss(data.x, data.y)
 
     def longest_scalars(self, base_length: float, values: int) -> float:
-        """As `Strategy.longest_scalars`; inf for relative sizing.
+        """As `Comparable.longest_scalars`; inf for relative sizing.
 
         The step of n scalars on `values` weights is lr |g| sqrt(values) / n long, because random directions
         are nearly at right angles.

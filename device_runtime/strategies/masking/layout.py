@@ -20,6 +20,7 @@ from device_runtime.broker.wire.messages import Masks
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.errors import MaskError
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import MOST_LOSS
 from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.statistics import class_statistics, class_sums, held_out, kind_statistics
@@ -123,7 +124,8 @@ def layout_of(strategy: AnyStrategy, manifest: Manifest, base: Tensors, masks: M
     needs them then.
     """
     spare, expected = bits(masks.capacity), strategy.expected(manifest)
-    added = [(spec.name, spec.shape, _FEATURE_BOUND) for spec in expected if spec.name in strategy.summed]
+    summed = capabilities.summed(strategy)
+    added = [(spec.name, spec.shape, _FEATURE_BOUND) for spec in expected if spec.name in summed]
     if masks.noise_milli and (added or kind_statistics.statistics_of(strategy)):
         what = ", ".join(name for name, *_ in added) or "class statistics"
         raise MaskError(f"{strategy.name} sends {what}, to which central noise is not added")
@@ -137,7 +139,7 @@ def layout_of(strategy: AnyStrategy, manifest: Manifest, base: Tensors, masks: M
         tuple(
             _tensor_part(spec.name, spec.shape, base, 30 - spare)
             for spec in expected
-            if spec.name not in strategy.summed
+            if spec.name not in summed
         ),
         tuple(
             SumPart(name, shape, bits(bound), 62 - spare - bits(bound))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.errors import MaskError, SpoiltSum
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import Update
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
@@ -144,7 +145,7 @@ def _numbers(weighed: Weighed, layout: SumLayout) -> Mapping[str, Any]:
         LOSS: weighed.share * update.train_loss if has_loss else 0.0,
         LOSS_KNOWN: weighed.share if has_loss else 0.0,
     }
-    summed = [name for name in weighed.strategy.summed if name in update.tensors]
+    summed = [name for name in capabilities.summed(weighed.strategy) if name in update.tensors]
     numbers |= {name: update.tensors[name].astype(np.float64) / most for name in summed}
     statistics = _statistics(weighed, layout)
     if statistics is not None:
@@ -216,7 +217,7 @@ def read(total: MaskedVector, layout: SumLayout, group: SummedGroup, strategy: A
     tensors = dict(_means(values, layout, group))
     numbers = dict(_read_sums(sums, layout, group))
     most = group.most_weight
-    for name in strategy.summed:
+    for name in capabilities.summed(strategy):
         if name in numbers:
             tensors[name] = np.asarray(numbers[name] * most, np.float64)
     share = float(numbers[LOSS_KNOWN][0]) if LOSS_KNOWN in numbers else 0.0

@@ -13,8 +13,9 @@ from device_runtime.models.bundles.tensors import Tensors, all_finite
 from device_runtime.models.errors import TensorError
 from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.interface.aggregator_half import CarriedState, KindResult, RoundModel
+from device_runtime.strategies.interface.capabilities import DerivesMembers
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Update
-from device_runtime.strategies.interface.kind import AnyStrategy, DerivesMembers
+from device_runtime.strategies.interface.kind import AnyStrategy, inapplicable_reason, variant_named
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics import bounds, closed_form, held_out
 from device_runtime.strategies.statistics.class_statistics import Statistics, is_from_site
@@ -41,7 +42,7 @@ class Folding:
 
         Kinds that do not apply to the bundle's loss are left out: there are no updates of them.
         """
-        kinds = {name: kind for name, kind in kinds.items() if not kind.inapplicable_reason(model.manifest)}
+        kinds = {name: kind for name, kind in kinds.items() if not inapplicable_reason(kind, model.manifest)}
         self._kinds, self._model, self._carried, self._optimizer = kinds, model, carried, optimizer
         self._models = {
             name: replace(model, family=carried.family, memory=carried.memory.get(name, NO_TENSORS))
@@ -63,7 +64,7 @@ class Folding:
         if self._statistics is None:
             return update, None
         rest, statistics = self._statistics.parted(update)
-        strategy = self._kinds[update.kind].variant_named(update.variant)
+        strategy = variant_named(self._kinds[update.kind], update.variant)
         if statistics is None:
             return rest, None
         times = 1.0
@@ -103,7 +104,7 @@ class Folding:
 
     def trained(self, update: Update) -> tuple[str, Tensors]:
         """The member of the family that an update trained ("": the main model), and that member's base."""
-        member = self._kinds[update.kind].variant_named(update.variant).member
+        member = variant_named(self._kinds[update.kind], update.variant).member
         return member, self._carried.family[member] if member else self._model.weights
 
     def strategy(self, kind: str) -> AnyStrategy:

@@ -17,8 +17,10 @@ from math import inf, sqrt
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.interface import capabilities
+from device_runtime.strategies.interface.capabilities import ComparedAs
 from device_runtime.strategies.interface.device_half import FEW_SHOT, Update
-from device_runtime.strategies.interface.kind import AnyStrategy, ComparedAs
+from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.plugins import own_code
 
 from . import by_class
@@ -48,11 +50,11 @@ def group_update(update: Update, kind: AnyStrategy, member: str, base: Tensors) 
     Scalars are also grouped by the round whose directions they are along. `base` is the member's.
     """
     with own_code(type(kind)):
-        compared = kind.comparable(update, base)
-    if kind.compared_as == "class-means":
+        compared = capabilities.comparable(kind, update, base)
+    if capabilities.compared_as(kind) == "class-means":
         compared = by_class.as_means(compared)
-    start = start_in(base, FEW_SHOT, FROM_ZERO.get(kind.compared_as, frozenset()))
-    along = update.late if kind.compared_as == "scalars" else None
+    start = start_in(base, FEW_SHOT, FROM_ZERO.get(capabilities.compared_as(kind), frozenset()))
+    along = update.late if capabilities.compared_as(kind) == "scalars" else None
     return GroupedUpdate((kind.name, member, along, signature(compared.tensors, start)), compared, start)
 
 

@@ -34,8 +34,9 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.names import RUNNING_STATISTICS
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import FEW_SHOT, NO_TENSORS, Update
-from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.interface.kind import AnyStrategy, variant_named
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics.bounds import ROUNDS
 from device_runtime.strategies.statistics.centres import LEAST
@@ -86,7 +87,7 @@ class Compared:
 
     def comparable(self, update: Update) -> Update:
         with own_code(type(self.kind)):
-            return self.kind.comparable(update, self.base)
+            return capabilities.comparable(self.kind, update, self.base)
 
     def parts(self, content: Tensors) -> dict[Group, dict[str, NDArray[Any]]]:
         """The tensors of each group, by what they are measured from: the base's tensor, or 0."""
@@ -141,7 +142,7 @@ class LengthBounds:
         """Let an update wait. `again` reads it once more; None: it is kept in a file. Raises OSError."""
         content = compared.comparable(update).tensors
         lengths = {group: length_of(content, starts) for group, starts in compared.parts(content).items()}
-        form = compared.kind.variant_named(update.variant)
+        form = variant_named(compared.kind, update.variant)
         epochs = int(getattr(form, "epochs", 1))
         read = again or self._stored(update)
         self._waiting.append(WaitingUpdate(update.device, read, compared, weight, epochs, lengths))

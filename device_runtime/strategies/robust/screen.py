@@ -29,7 +29,10 @@ import numpy as np
 
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.errors import OwnCodeError
+from device_runtime.strategies.interface import capabilities
+from device_runtime.strategies.interface.capabilities import Comparable
 from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.interface.kind import variant_named
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import Merged
 from device_runtime.strategies.statistics.kind_statistics import most_samples
@@ -116,7 +119,7 @@ class Screen:
         None too for an update without tensors, of a kind that cannot be compared, or in a sum.
         """
         kind = self._folding.strategy(update.kind)
-        if self._summed or not update.tensors or kind.compared_as in (None, "class-means"):
+        if self._summed or not update.tensors or capabilities.compared_as(kind) in (None, "class-means"):
             return None
         return Compared(kind, *self._folding.trained(update))
 
@@ -134,7 +137,7 @@ class Screen:
 
     def _share(self, update: Update) -> float:
         """The share of its samples that an update counts for; 1 unless these are too many."""
-        form = self._folding.strategy(update.kind).variant_named(update.variant)
+        form = variant_named(self._folding.strategy(update.kind), update.variant)
         size = most_samples(form, update.num_examples)
         return 1.0 if size <= self._largest else self._largest / size
 
@@ -143,7 +146,7 @@ class Screen:
         trained = self._folding.trained(update)
         member = group_update(update, self._folding.strategy(update.kind), *trained)
         if member.group not in self._spools:
-            compared_as = self._folding.strategy(update.kind).compared_as
+            compared_as = capabilities.compared_as(self._folding.strategy(update.kind))
             self._spools[member.group] = Spool(
                 member.update.tensors, member.start, self._scratch, compared_as
             )
@@ -173,9 +176,9 @@ class Screen:
     def _bound_small_group(self, spool: Spool, member: str, base: Tensors) -> str:
         """Bound the updates of a group that is too small to compare (`groups`); returns a note, or ""."""
         kind = self._folding.strategy(spool.rows[0].metadata.kind)
-        if kind.compared_as == "class-means":
+        if spool.compared_as == "class-means":
             return groups.shorten_class_means(spool)
-        if kind.compared_as == "scalars":
+        if spool.compared_as == "scalars" and isinstance(kind, Comparable):
             devices = {row.device for other in self._spools_of(kind.name) for row in other.rows}
             if len(devices) >= LEAST_DEVICES:
                 return ""

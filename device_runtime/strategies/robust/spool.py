@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors, Vector
+from device_runtime.strategies.interface.capabilities import ComparedAs
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
-from device_runtime.strategies.interface.kind import ComparedAs
 
 BUDGET = 32 * 1024 * 1024
 """Bytes of values that are in memory at one time."""

@@ -15,6 +15,7 @@ from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 from device_runtime.profiles.cost import GraphPass
+from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
 from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.terms.dp_sgd import dp_settings
@@ -54,7 +55,7 @@ def serves_closed_form(kinds: Sequence[AnyStrategy]) -> bool:
 
     It does if there are several, and one that trains the extractor can come with class statistics.
     """
-    return len(kinds) > 1 and any(kind.trains_extractor and _can_send(kind) for kind in kinds)
+    return len(kinds) > 1 and any(kind.traits.trains_extractor and _can_send(kind) for kind in kinds)
 
 
 def _can_send(kind: AnyStrategy) -> bool:
@@ -73,10 +74,10 @@ def statistics_of(strategy: AnyStrategy) -> ClassStatistics | None:
     statistics = strategy.statistics
     if statistics is None or not _can_send(strategy):
         return None
-    if strategy.statistics_alone:
-        least = max(strategy.smallest_class or 1, statistics.smallest_count)
+    if strategy.traits.statistics_alone:
+        least = max(capabilities.smallest_class(strategy) or 1, statistics.smallest_count)
         return replace(statistics, numbers="int8", smallest_count=least)
-    return replace(statistics, numbers="int8") if strategy.scalars else statistics
+    return replace(statistics, numbers="int8") if capabilities.scalars(strategy) else statistics
 
 
 def without_moments(strategy: AnyStrategy) -> AnyStrategy | None:
@@ -105,7 +106,7 @@ def class_coverage(strategy: AnyStrategy, workload: Workload) -> tuple[int, int]
 
 def without_class_statistics(strategy: AnyStrategy) -> AnyStrategy:
     """The same kind without class statistics; class means consist of them, and keep them."""
-    return strategy if strategy.statistics_alone else with_class_statistics(strategy, None)
+    return strategy if strategy.traits.statistics_alone else with_class_statistics(strategy, None)
 
 
 def with_class_statistics(strategy: AnyStrategy, statistics: ClassStatistics | None) -> AnyStrategy:
@@ -129,7 +130,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     present, _ = class_coverage(strategy, workload)
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
     size = present * class_sums.row_bytes(width, statistics.numbers) + TENSOR_BYTES
-    forward = held_samples + (0 if strategy.computes_features else samples)
+    forward = held_samples + (0 if strategy.traits.computes_features else samples)
     run, peak = passes(workload, forward=forward) if forward else (), work.peak_bytes
     if statistics.moments:
         size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
@@ -154,7 +155,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
 def _measured(strategy: AnyStrategy, samples: int) -> int:
     """The number of samples whose features a device with `samples` samples computes."""
     statistics = strategy.statistics
-    all_of_them = strategy.trains_extractor or strategy.computes_features
+    all_of_them = strategy.traits.trains_extractor or strategy.traits.computes_features
     if all_of_them or statistics is None or not statistics.samples:
         return samples
     return min(samples, statistics.samples)
@@ -162,7 +163,7 @@ def _measured(strategy: AnyStrategy, samples: int) -> int:
 
 def most_samples(strategy: AnyStrategy, num_examples: int) -> int:
     """The most samples that a device can have if its update of this form counts `num_examples`."""
-    return floor(num_examples / strategy.selected_share + 1e-6)
+    return floor(num_examples / capabilities.selected_share(strategy) + 1e-6)
 
 
 def samples_per_measured(strategy: AnyStrategy, num_examples: int, counted: float) -> float:
@@ -173,7 +174,7 @@ def samples_per_measured(strategy: AnyStrategy, num_examples: int, counted: floa
     are sent, which does not change the factor for those that are. Statistics of a site (`is_from_site`)
     have the factor applied already.
     """
-    if statistics_of(strategy) is None or strategy.trains_extractor:
+    if statistics_of(strategy) is None or strategy.traits.trains_extractor:
         return 1.0
     return max(1.0, num_examples / max(1, _measured(strategy, num_examples), counted))
 
@@ -206,7 +207,7 @@ def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) 
     rows = measured(strategy, len(data), run)
     x, y = (data.x, data.y) if rows is None else (data.x[rows], data.y[rows])
     measurement = Measured(model.features(x), y, len(model.manifest.labels), right)
-    if strategy.computes_features:
+    if strategy.traits.computes_features:
         model = cast(DeviceModel, _CachedFeatures(model, x, measurement.features))
     return add_statistics(strategy, strategy.train(model, data, run), measurement, run)
 
@@ -292,7 +293,7 @@ def rejection_reason(strategy: AnyStrategy, sent: Tensors, num_examples: int, ma
     statistics = statistics_of(strategy)
     if statistics is None:
         return ""
-    if not sent and strategy.statistics_alone:
+    if not sent and strategy.traits.statistics_alone:
         return "class means came without class statistics"
     shape, samples = shape_of(statistics, manifest), most_samples(strategy, num_examples)
     right = held_out.rejection_reason(sent[RIGHT], statistics.hold_out, samples) if RIGHT in sent else ""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Workload
 from device_runtime.strategies.interface.device_half import LocalData, Run
+from device_runtime.strategies.interface.traits import Traits
 from device_runtime.strategies.plugins import Plugin
 from device_runtime.strategies.training.local_training import TrainingPlan
 from device_runtime.strategies.training.workload import Training
@@ -61,7 +62,7 @@ class HasTerms(Protocol):
     """A kind whose local training takes terms."""
 
     name: ClassVar[str]
-    refused: ClassVar[tuple[str, ...]]
+    traits: ClassVar[Traits]
 
     @property
     def terms(self) -> tuple[LocalTerm, ...]:
@@ -78,7 +79,7 @@ def check_terms(kind: HasTerms) -> None:
     for term in kind.terms:
         if names.count(term.name) > 1:
             raise ValueError(f"term {term.name} is named twice")
-        if f"terms.{term.name}" in kind.refused:
+        if f"terms.{term.name}" in kind.traits.refused:
             raise ValueError(f"{kind.name} does not take the term {term.name}")
         if why := term.refusal(kind.trained, [other for other in kind.terms if other is not term]):
             raise ValueError(f"term {term.name}: {why}")

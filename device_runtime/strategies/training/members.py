@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
@@ -15,8 +15,9 @@ from device_runtime.profiles import GraphPass, Work, Workload
 from device_runtime.profiles.cost import activation_bytes
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.interface.aggregator_half import RoundModel, ServerTools
+from device_runtime.strategies.interface.capabilities import Comparable, TakesCodec
 from device_runtime.strategies.interface.device_half import LocalData
-from device_runtime.strategies.interface.kind import ComparedAs, Strategy, TakesCodec
+from device_runtime.strategies.interface.kind import Strategy
 from device_runtime.strategies.settings import (
     BatchSize,
     LearningRate,
@@ -32,13 +33,12 @@ K = TypeVar("K", bound="FamilyUpdate")
 
 
 @dataclass(frozen=True)
-class FamilyUpdate(TakesCodec, Strategy[Any]):
+class FamilyUpdate(TakesCodec, Comparable, Strategy[Any]):
     """Base of kinds with a variant for each of `members`, names of smaller models, the richest first.
 
     Without members there is one variant, for the main model. Every parameter is trained for `epochs` epochs.
     """
 
-    compared_as: ClassVar[ComparedAs | None] = "change"
     members: Members = ()
     epochs: LocalEpochs = 10
     lr: LearningRate = 0.1

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar, cast
 
+from device_runtime.strategies.interface.capabilities import EndsEarly, listed_variant
 from device_runtime.strategies.interface.device_half import Run
 from device_runtime.strategies.interface.kind import Strategy
 from device_runtime.strategies.settings import MOST, LocalEpochs, Setting
@@ -15,7 +16,7 @@ _EPOCHS = re.compile(r"(?P<rest>.*?) ?epochs=(?P<epochs>[1-9][0-9]{0,6})")
 
 
 @dataclass(frozen=True)
-class PartialEpochs(Strategy[Any]):
+class PartialEpochs(EndsEarly, Strategy[Any]):
     """Base of kinds that train in epochs: adds variants of fewer epochs to those that the kind has.
 
     With `reduced_epochs > 0` a device that cannot afford `epochs` trains that many: FedAvg+, FedProx+,
@@ -98,12 +99,12 @@ class PartialEpochs(Strategy[Any]):
             epochs //= 2
         return *forms, self._of(self._fewest)
 
-    def variant_named(self, name: str) -> Strategy[Any]:
-        """As `Strategy.variant_named`; training may have ended early, after any number of epochs."""
+    def ended_variant(self: K, name: str) -> K | None:
+        """Training may have ended early after any number of epochs. Raises KindError."""
         ended = _EPOCHS.fullmatch(name)
         if ended and 0 < self.least <= (epochs := int(ended["epochs"])) < self.epochs:
-            return cast(PartialEpochs, super().variant_named(ended["rest"])).ended(epochs)
-        return super().variant_named(name)
+            return cast(K, listed_variant(self, ended["rest"])).ended(epochs)
+        return None
 
     def stopped(self: K, share: float) -> K | None:
         """The variant of the whole epochs done after this share of the work; None if they are too few."""

@@ -28,6 +28,7 @@ from device_runtime.broker.wire.sum_messages import (
 from device_runtime.broker.wire.transfer import answer_get, opening_blocks
 from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.interface.kind import variant_named
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.masking.masks import MaskedVector
@@ -154,7 +155,7 @@ def masked_contribution(b, device, kind, update, number=1, form=None):
     """The masked contribution of a device to round `number`: (tensors, num_examples) or a Update."""
     run = b.service.rounds
     strategy = next(one.strategy for one in run.task.kinds if one.name == kind)
-    strategy = strategy.variant_named(strategy.variants()[0].variant if form is None else form)
+    strategy = variant_named(strategy, strategy.variants()[0].variant if form is None else form)
     if not isinstance(update, Update):
         update = Update(kind, update[0], update[1], 0.5, strategy.variant)
     masks = b.store.sums.masks(number)

@@ -20,6 +20,7 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import manifest as manifests
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
+from device_runtime.strategies.interface.kind import variant_named
 from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.statistics.bounds import StatisticsBounds
 
@@ -45,7 +46,7 @@ def kind_of(b, name):
 def moved(b, name, seed, number=1, form=None):
     """An update of a kind that sends parameters: its base, each value moved a little."""
     strategy = kind_of(b, name)
-    strategy = strategy.variant_named(strategy.variants()[0].variant if form is None else form)
+    strategy = variant_named(strategy, strategy.variants()[0].variant if form is None else form)
     rng, base = np.random.default_rng(seed), b.service.rounds.weights(number, strategy.member)
     found = {
         spec.name: base[spec.name] + rng.normal(0, 0.01, spec.shape).astype(np.float32)

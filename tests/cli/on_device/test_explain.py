@@ -38,7 +38,7 @@ def test_explain_says_what_each_kind_reveals_with_and_without_masks_in_one_line_
 
 
 def test_every_kind_says_what_it_reveals():
-    assert [name for name, kind in registry.kinds().items() if not kind.reveals] == []
+    assert [name for name, kind in registry.kinds().items() if not kind.traits.reveals] == []
 
 
 def test_a_masked_round_is_planned_with_its_own_bytes_and_without_kinds_that_do_not_add_up(explained):

@@ -12,8 +12,10 @@ from device_runtime.broker.wire.messages import Base, Blob, HelperKey, Masks, Of
 from device_runtime.device.training.masked_update import SECRET_BYTES, masked, masked_round
 from device_runtime.device.training.one_task import RoundInputs
 from device_runtime.strategies.errors import KindError, MaskError
+from device_runtime.strategies.interface import capabilities
+from device_runtime.strategies.interface.capabilities import Summable
 from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData, Run, Update
-from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.interface.kind import ClassStatistics, variant_named
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.few_shot import FewShot
 from device_runtime.strategies.masking import sums
@@ -92,21 +94,26 @@ def manifest(bundle):
     return msgspec.structs.replace(usual, parameters=parameters, sets={**usual.sets, "sparse": {}})
 
 
-@pytest.mark.parametrize("name", [name for name, kind in registry.kinds().items() if kind.adds_up])
+ADDING_UP = [name for name, kind in registry.kinds().items() if issubclass(kind, Summable) and kind.adds_up]
+
+
+@pytest.mark.parametrize("name", ADDING_UP)
 def test_masked_updates_of_a_kind_that_adds_up_open_to_what_their_clear_updates_fold_to(
     name, bundle, manifest
 ):
-    strategy = registry.make(name, SETTINGS.get(name, {})).variant_named(VARIANTS.get(name, ""))
+    strategy = variant_named(registry.make(name, SETTINGS.get(name, {})), VARIANTS.get(name, ""))
     base, rng = bundle.weights(), np.random.default_rng(1)
     updates = [update_of(strategy, manifest, base, samples, rng) for samples in SAMPLES]
     inputs = RoundInputs(offer_of(registry.make(name, SETTINGS.get(name, {}))), "", base, NO_TENSORS)
     total = opened(strategy, manifest, inputs, updates).update
     assert (total.kind, total.variant, total.num_examples) == (name, VARIANTS.get(name, ""), 100)
-    weights = [1.0 if strategy.summed else strategy.weight(update) for update in updates]
+    weights = [1.0 if capabilities.summed(strategy) else strategy.weight(update) for update in updates]
     clear = {}
     for tensor in updates[0].tensors:
         parts = np.stack([update.tensors[tensor].astype(np.float64) for update in updates])
-        clear[tensor] = np.tensordot(weights, parts, 1) / (1 if tensor in strategy.summed else sum(weights))
+        clear[tensor] = np.tensordot(weights, parts, 1) / (
+            1 if tensor in capabilities.summed(strategy) else sum(weights)
+        )
     clear = np.concatenate([clear[tensor].ravel() for tensor in sorted(clear)])
     read = np.concatenate([total.tensors[tensor].ravel() for tensor in sorted(total.tensors)])
     step = 2.0**-13 if name == "zeroth-order" else 0.0  # of its fixed point, which has room for 1024
@@ -198,9 +205,7 @@ def test_with_noise_changes_are_clipped_nothing_else_is_sent_and_the_mask_is_bou
     assert isnan(read.train_loss)
 
 
-@pytest.mark.parametrize(
-    "name", [*(name for name, kind in registry.kinds().items() if not kind.adds_up), "few-shot"]
-)
+@pytest.mark.parametrize("name", [*sorted(registry.kinds().keys() - {*ADDING_UP}), "few-shot"])
 def test_a_kind_that_does_not_add_up_is_not_masked(name, bundle):
     strategy = registry.make(name)
     update = Update(name, {}, 10, 0.5)

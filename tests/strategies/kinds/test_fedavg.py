@@ -9,6 +9,7 @@ from device_runtime.models.bundles.manifest import Parameter
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import shipped
 from device_runtime.strategies.interface.device_half import OutOfTime, Run, Update
+from device_runtime.strategies.interface.kind import variant_named
 from device_runtime.strategies.kinds.entropy_subset import EntropySubset
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.peft import Peft
@@ -196,7 +197,7 @@ def test_a_straggler_of_fedprox_plus_trains_one_to_all_epochs_drawn_anew_in_each
     assert {whole.plan(model, digits, run).epochs for run in rounds} == {4}
     two = next(run for run, epochs in zip(rounds, drawn, strict=True) if epochs == 2)
     sent = fewer[0].train(model, digits, two)
-    assert FedAvg(epochs=4, drawn_epochs=True).variant_named(sent.variant).epochs == 2
+    assert variant_named(FedAvg(epochs=4, drawn_epochs=True), sent.variant).epochs == 2
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from device_runtime.models.errors import BundleError, TensorError
 from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.strategies.interface.aggregator_half import RoundModel
+from device_runtime.strategies.interface.capabilities import DerivesMembers, NeedsModels
 from device_runtime.strategies.interface.device_half import Update
-from device_runtime.strategies.interface.kind import DerivesMembers, NeedsModels
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.width_slice import WidthSlice

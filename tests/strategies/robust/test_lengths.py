@@ -8,6 +8,7 @@ import pytest
 
 from device_runtime.strategies.interface.aggregator_half import CarriedState
 from device_runtime.strategies.interface.device_half import FEW_SHOT, Update
+from device_runtime.strategies.interface.kind import variant_named
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.merging.folding import Folding
@@ -26,7 +27,7 @@ from device_runtime.strategies.robust.lengths import (
 
 def moved(model, kind, length, direction=0, variant=""):
     """An update of a kind whose change of the base is this long, along its own direction."""
-    rng, form = np.random.default_rng(direction), registry.make(kind).variant_named(variant)
+    rng, form = np.random.default_rng(direction), variant_named(registry.make(kind), variant)
     change = {
         spec.name: rng.normal(size=spec.shape)
         for spec in form.expected(model.manifest)
