@@ -21,7 +21,10 @@ function type(schema) {
 
 function limits(schema) {
   const words = { minimum: "at least", exclusiveMinimum: "more than", maximum: "at most", exclusiveMaximum: "less than" };
-  return Object.entries(words).filter(([key]) => key in schema).map(([key, word]) => `${word} ${schema[key]}`).join(", ");
+  const value = schema.anyOf?.[0] ?? schema;
+  const parts = Object.entries(words).filter(([key]) => key in value).map(([key, word]) => `${word} ${value[key]}`);
+  if (typeof (schema.default ?? {}) !== "object") parts.push(`default: ${JSON.stringify(schema.default)}`);
+  return parts.join(", ");
 }
 
 function mixed(parts, between) {
@@ -56,7 +59,7 @@ function shape(name, schema) {
   const fields = [
     { head: "field", cell: ([field]) => h("code", {}, field) },
     { head: "type", cell: ([, details]) => type(details) },
-    { head: "meaning", look: "wide", cell: ([, details]) => [details.description, limits(details.anyOf?.[0] ?? details)].filter(Boolean).join(" ") },
+    { head: "meaning", look: "wide", cell: ([, details]) => [details.description, limits(details)].filter(Boolean).join(" ") },
   ];
   return h(
     "section", { class: "operation", id: `type-${name}` },
