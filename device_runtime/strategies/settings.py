@@ -175,13 +175,6 @@ def check(settings: Any, of: str = "") -> None:
                 raise ValueError(f"{name}{of} is {text}, expected {setting.range}")
 
 
-def check_positive(**settings: float) -> None:
-    """Raises ValueError unless each number is finite and more than 0; for numbers without a `Setting`."""
-    for name, value in settings.items():
-        if not (isfinite(value) and value > 0):
-            raise ValueError(f"{name} is {value}, expected more than 0")
-
-
 @dataclass(frozen=True)
 class SettingField:
     """A field with a `Setting`: its type, without None, and its default; REQUIRED for none."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
 from device_runtime.extras import extra_needed
@@ -70,10 +70,10 @@ def check_budget(epsilon: float, delta: float) -> None:
         raise ValueError(f"delta is {delta}, expected less than 1")
 
 
-def _check_positive(**values: float) -> None:
-    from device_runtime.strategies import settings as ranges  # 80 kB, which an idle device does not need
-
-    ranges.check_positive(**values)
+def _check_positive(**numbers: float) -> None:
+    for name, number in numbers.items():  # without a `Setting`, which takes an idle device 80 kB
+        if not (isfinite(number) and number > 0):
+            raise ValueError(f"{name} is {number}, expected more than 0")
 
 
 def total_epsilon(events: Iterable[PrivacySpending], delta: float) -> float:
