@@ -53,7 +53,9 @@ def _command(name: str, words: Sequence[str]) -> int:
         print(overview(shutil.get_terminal_size().columns))
         return 0
     if name == "--version":
-        print(_version())
+        from importlib.metadata import version
+
+        print(version(PROGRAM))
         return 0
     hint = _nearest(name, COMMANDS).replace(";", ":") or ":"
     return _fail(f"there is no command {name!r}{hint} `{PROGRAM} --help` lists them all", 2)
@@ -181,12 +183,6 @@ def _nearest(word: str, words: Iterable[str]) -> str:
 
     near = get_close_matches(word, words, n=1)
     return f"; did you mean {near[0]}?" if near else ""
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version(PROGRAM)
 
 
 def _refused(_error: Exception) -> int:

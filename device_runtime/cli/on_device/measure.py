@@ -114,7 +114,11 @@ def run(options: argparse.Namespace) -> int:
     profile = profile_command.measure_profile(bundle, options)
     idle_w = idle_watts(gauge.meter, options.idle, Time()) if gauge.meter and options.idle else nan
     device = _device(options, profile.speed, idle_w)
-    runs = interleaved([_order(options, name, device) for name in names], options.repeats, _tell)
+    runs = interleaved(
+        [_order(options, name, device) for name in names],
+        options.repeats,
+        lambda order, run: log.info("%s: %s", order.kind, run.why or f"{run.seconds:.3f} s"),
+    )
     report = MeasureReport(
         profile.name,
         bundle.manifest.name,
@@ -168,10 +172,6 @@ def _order(options: argparse.Namespace, kind: str, device: MeasuredDevice) -> Me
 
     data = str(options.data.absolute()) if options.data else ""
     return MeasureOrder(options.bundle, kind, options.codec, data, options.samples or DRAWN_SAMPLES, device)
-
-
-def _tell(order: MeasureOrder, figures: MeasuredFigures) -> None:
-    log.info("%s: %s", order.kind, figures.why or f"{figures.seconds:.3f} s")
 
 
 def _text(report: MeasureReport) -> str:

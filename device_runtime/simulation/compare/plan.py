@@ -108,8 +108,9 @@ class ComparisonPlan:
         old = scenario_in(self.folder)
         rounds = self.scenario.task.rounds
         if old is not None and _with_rounds(old, rounds) != self.scenario.json():
+            tables = msgspec.to_builtins(old), msgspec.to_builtins(self.scenario)
             raise ScenarioError(
-                f"{self.folder} holds another scenario ({_differs(old, self.scenario)}): "
+                f"{self.folder} holds another scenario ({_difference(*tables, '') or 'the same settings'}): "
                 "give another --run-dir, or remove it"
             )
         if old is not None and old.task.rounds > rounds:
@@ -206,11 +207,6 @@ def _with_rounds(scenario: Scenario, rounds: int) -> bytes:
     return msgspec.structs.replace(
         scenario, task=msgspec.structs.replace(scenario.task, rounds=rounds)
     ).json()
-
-
-def _differs(old: Scenario, new: Scenario) -> str:
-    """The first setting in which two scenarios differ, with both values."""
-    return _difference(msgspec.to_builtins(old), msgspec.to_builtins(new), "") or "the same settings"
 
 
 def _difference(old: object, new: object, where: str) -> str:

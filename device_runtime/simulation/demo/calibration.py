@@ -47,7 +47,7 @@ def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], demo_round: DemoR
     """
     flops, steps, seconds = BATCH * bundle.manifest.graphs["train.all"].flops, [], []
     for name, slow in boards:
-        steps.append(_training_step(bundle))
+        steps.append(runnable(open_model(bundle), "train.all", *random_samples(bundle.manifest, BATCH)))
         seconds.append(flops / Emulation.of(name, slow).profile.speed.flops_per_s)
     room_s = ROOM * demo_round.deadline_s / demo_round.steps
 
@@ -95,9 +95,3 @@ def stretches(steps: Sequence[PacedStep]) -> list[float]:
     on = Time(time.monotonic)
     with ThreadPoolExecutor(len(steps)) as pool:
         return list(pool.map(lambda step: step.stretch(WINDOW_S, on), steps))
-
-
-def _training_step(bundle: Bundle) -> Step:
-    model = open_model(bundle)
-    x, y = random_samples(bundle.manifest, BATCH)
-    return runnable(model, "train.all", x, y)
