@@ -148,7 +148,7 @@ def test_a_run_that_an_older_version_stopped_goes_on_and_loses_its_csv_files(who
     perform(with_task(SMALL, rounds=2), NAME, tmp_path, HOW, NullObserver())
     left = checkpoint.load(tmp_path)
     sizes = {**left.mark.sizes, "rounds.csv": 900, "asks.csv": 0}
-    checkpoint.save(replace(left, mark=replace(left.mark, sizes=sizes)), tmp_path)
+    checkpoint.save(replace(left, mark=msgspec.structs.replace(left.mark, sizes=sizes)), tmp_path)
     for name in ("rounds.csv", "asks.csv"):
         (tmp_path / name).write_text("round\n1\n")
     seen = Lines()
