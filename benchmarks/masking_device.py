@@ -31,7 +31,7 @@ from nacl.bindings import crypto_scalarmult_base
 from tabulate import tabulate
 
 from device_runtime.broker.wire.messages import Base, Blob, HelperKey, Masks, Offer
-from device_runtime.device.training.masked_update import SECRET_BYTES, masked
+from device_runtime.device.masking.masked_update import SECRET_BYTES, UpdateMasker
 from device_runtime.device.training.one_task import RoundInputs
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.manifest import Manifest, Parameter
@@ -84,7 +84,8 @@ def ways(manifest: Manifest, base: Tensors, update: Update) -> Iterator[tuple[st
         inputs = RoundInputs(offer_of(helpers), "", base, NO_TENSORS)
 
         def hidden(round_inputs: RoundInputs = inputs) -> int:
-            sent = masked(update, round_inputs, manifest, "pi-1", os.urandom(SECRET_BYTES))
+            masker = UpdateMasker(round_inputs.offer, "pi-1", os.urandom(SECRET_BYTES))
+            sent = masker.masked(update, manifest, round_inputs.base)
             return len(sent.body) + len(sent.mask.key) + sum(map(len, sent.mask.tags))
 
         yield f"masked, {helpers} helper{'s' if helpers > 1 else ''}", hidden

@@ -9,7 +9,11 @@ class OwnCodeError(KindError):
     """Raised where a kind, term, merge rule or policy of a user's own fails; begins with its "FILE:LINE"."""
 
 
-class MaskError(ValueError):
+class UnsendableError(ValueError):
+    """Raised for a form of update that cannot be sent as its round asks."""
+
+
+class MaskError(UnsendableError):
     """Raised for a mask or a masked update that is not valid, and for a sum that cannot be opened."""
 
 

@@ -139,10 +139,10 @@ def _plan(
 ) -> UpdateChoice:
     """The choice among the kinds, with their class statistics. Raises NoDevice."""
     from device_runtime.device.errors import NoDevice
+    from device_runtime.device.masking.upload_terms import upload_terms
     from device_runtime.device.policy import work_gate
     from device_runtime.device.policy.rules import ANYTHING
     from device_runtime.device.selection.choose import MAIN, choose
-    from device_runtime.device.training.masked_update import masked_round
     from device_runtime.strategies.interface.kind import ClassStatistics
     from device_runtime.strategies.kinds import registry
     from device_runtime.strategies.statistics import kind_statistics
@@ -166,7 +166,7 @@ def _plan(
         {MAIN: load},
         options.deadline,
         lambda form: passed_over or allowed.bars(form),
-        masked=masked_round(masks, kinds, lambda _: bundle.manifest) if masks else None,
+        upload_terms=upload_terms(masks, kinds, lambda _: bundle.manifest) if masks else None,
     )
 
 

@@ -195,10 +195,10 @@ class InProcess:
         if update is None:
             raise ValueError("nothing was contributed")
         if offer.masks is not None:
-            from device_runtime.device.training import masked_update  # needed in masked rounds only
+            from device_runtime.device.masking.masked_update import SECRET_BYTES, UpdateMasker
 
-            secret, manifest = self._draw(masked_update.SECRET_BYTES), task.bundle(inputs.member).manifest
-            masked = masked_update.masked(update, inputs, manifest, self._settings.name, secret)
+            masker = UpdateMasker(offer, self._settings.name, self._draw(SECRET_BYTES))
+            masked = masker.masked(update, task.bundle(inputs.member).manifest, inputs.base)
             _tell_shortened(masked.shortened, inputs, outcome, listener)
             return masked.body, masked.mask
         key, waiting = FeedbackKey(offer.run, update.kind, inputs.member), listener.waiting(offer.run)

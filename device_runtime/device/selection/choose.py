@@ -18,7 +18,7 @@ from device_runtime.profiles.cost import (
     with_measured_memory,
     with_upload,
 )
-from device_runtime.strategies.errors import KindError, MaskError, OwnCodeError
+from device_runtime.strategies.errors import KindError, OwnCodeError, UnsendableError
 from device_runtime.strategies.interface.kind import AnyStrategy, unfit_reason
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.fedavg import FedAvg
@@ -32,7 +32,7 @@ MAIN = ""
 """The main model's name among `loads`."""
 
 ALONE = "was chosen by too few devices to be summed"
-"""Why a kind is passed over in a round with masks (`MaskedRound.alone`)."""
+"""Why a kind is passed over (`UploadTerms.alone`)."""
 
 USUAL = FedAvg()
 """The update by which stragglers are judged in a round that asks for no full updates."""
@@ -46,12 +46,11 @@ Price = Callable[[AnyStrategy], Cost]
 
 
 @dataclass(frozen=True)
-class MaskedRound:
-    """The effect of masks on a choice.
+class UploadTerms:
+    """How updates of a round are sent, where that is not as their kinds say.
 
     alone: kinds that too few devices chose in the round before; one is chosen only if no other kind fits.
-    bytes_up: gives the bytes on the wire of a masked update of a form. Raises MaskError for one that cannot
-    be masked.
+    bytes_up: gives the bytes on the wire of an update of a form. Raises UnsendableError.
     """
 
     alone: tuple[str, ...]
@@ -171,7 +170,7 @@ def choose(
     forbidden_reason: ForbiddenReason = lambda _: "",
     unfetched_loads: Loads = NO_LOADS,
     policy: ChoicePolicy = RICHEST,
-    masked: MaskedRound | None = None,
+    upload_terms: UploadTerms | None = None,
 ) -> UpdateChoice:
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
 
@@ -184,24 +183,24 @@ def choose(
     `loads` are the workloads of the models that can be had here, by member; if the main model's is among
     them, the straggler is judged by it. `forbidden_reason` says why a form must not be trained here; empty
     when it may be. `unfetched_loads` are workloads of models that were not fetched, to say why they were not.
-    `masked`: of a round with masks.
+    `upload_terms`: None where each kind says how it is sent.
     """
     usable_s = MARGIN * remaining_s
     forms = [form for kind in kinds for form in kind.variants()]
     price = partial(priced, loads={**unfetched_loads, **loads}, profile=profile)
-    if masked is not None:
-        price = partial(_priced_masked, price, masked, profile)
+    if upload_terms is not None:
+        price = partial(_priced_by, upload_terms, price, profile)
     judge = partial(_assessment, price, (loads, unfetched_loads), (profile, usable_s), forbidden_reason)
     candidates = tuple(_candidate(form, judge) for form in forms)
-    if masked is not None:
-        candidates = _in_company(candidates, masked.alone)
+    if upload_terms is not None:
+        candidates = _in_company(candidates, upload_terms.alone)
     fitting = [candidate for candidate in candidates if not candidate.misfits]
     chosen = _picked(policy, fitting, profile) if fitting else None
     if not fitting and any(kind.statistics is not None for kind in kinds):
         plain = tuple(kind_statistics.without_class_statistics(kind) for kind in kinds)
         if plain != tuple(kinds):
             return choose(
-                profile, plain, loads, remaining_s, forbidden_reason, unfetched_loads, policy, masked
+                profile, plain, loads, remaining_s, forbidden_reason, unfetched_loads, policy, upload_terms
             )
     return UpdateChoice(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
 
@@ -228,9 +227,9 @@ def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
     return kind_statistics.cost(form, with_measured_memory(load, speed), replace(profile, speed=speed))
 
 
-def _priced_masked(price: Price, masked: MaskedRound, profile: DeviceProfile, form: AnyStrategy) -> Cost:
-    """As `priced`, with the bytes of a masked update. Raises MaskError too."""
-    return with_upload(price(form), masked.bytes_up(form), profile)
+def _priced_by(terms: UploadTerms, price: Price, profile: DeviceProfile, form: AnyStrategy) -> Cost:
+    """As `priced`, with the bytes that the round's terms make of it. Raises UnsendableError too."""
+    return with_upload(price(form), terms.bytes_up(form), profile)
 
 
 def _in_company(candidates: tuple[Candidate, ...], alone: tuple[str, ...]) -> tuple[Candidate, ...]:
@@ -295,7 +294,7 @@ def _assessment(
             if barred := forbidden_reason(form):
                 return Candidate(form, None, (barred,), barred=True)
             cost = price(form)
-    except (MissingGraph, MaskError, OwnCodeError) as error:
+    except (MissingGraph, UnsendableError, OwnCodeError) as error:
         return Candidate(form, None, (str(error),))
     profile, usable_s = limits
     lacks = misfit_reasons(cost, profile.memory, usable_s)

@@ -17,12 +17,13 @@ from device_runtime.device.energy import Account
 from device_runtime.device.engine.engine_guard import guard_engine, limit_bytes, own_memory
 from device_runtime.device.engine.profiling import cache_key, clocks, device_speed, profile, ready
 from device_runtime.device.errors import OutOfMemory
+from device_runtime.device.masking.upload_terms import terms_of_offer
 from device_runtime.device.personal import after_round
 from device_runtime.device.personal.after_round import OwnHead, personal_evaluation
 from device_runtime.device.personal.kept import PersonalModelStore
 from device_runtime.device.policy.privacy_budget import PrivacyGuard
 from device_runtime.device.policy.rules import AllowList
-from device_runtime.device.selection.choose import MAIN, MaskedRound, choose, policy_named
+from device_runtime.device.selection.choose import MAIN, UploadTerms, choose, policy_named
 from device_runtime.device.selection.link_speed import LinkSpeed
 from device_runtime.machine_readings import collect_and_trim, load_per_core
 from device_runtime.models import data as local_data
@@ -199,7 +200,7 @@ class DeviceTask(OneTask):
             remaining_s,
             worker.forbidden_reason,
             policy=self._policy,
-            masked=self._masked(offer),
+            upload_terms=self._upload_terms(offer),
         )
         return MAIN if plan.chosen is None else plan.chosen.strategy.member
 
@@ -212,14 +213,9 @@ class DeviceTask(OneTask):
             allowed_statistics(kind, self.settings.allowed) for kind in registry.supported_kinds(offer.kinds)
         )
 
-    def _masked(self, offer: Offer) -> MaskedRound | None:
-        """The effect of the offer's masks on the choice; None without masks. Raises KindError."""
-        if offer.masks is None:
-            return None
-        from .masked_update import masked_round  # imports cryptography
-
-        kinds = registry.supported_kinds(offer.kinds)
-        return masked_round(offer.masks, kinds, lambda member: self._bundles[member].manifest)
+    def _upload_terms(self, offer: Offer) -> UploadTerms | None:
+        """How updates of the round are sent; None: as their kinds say. Raises KindError."""
+        return terms_of_offer(offer, lambda member: self._bundles[member].manifest)
 
     def encoded(self, inputs: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
         """A round's update as its kind sends it, together with what was left out of earlier ones.
@@ -284,7 +280,7 @@ class DeviceTask(OneTask):
             listener.pause_s,
             inputs.deaths,
             self._policy,
-            self._masked(offer),
+            self._upload_terms(offer),
         )
         try:
             outcome = train_richest(worker, self.profile, assignment)

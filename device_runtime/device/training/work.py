@@ -19,8 +19,8 @@ from device_runtime.device.selection.choose import (
     Candidate,
     ChoicePolicy,
     Loads,
-    MaskedRound,
     UpdateChoice,
+    UploadTerms,
     choose,
     priced,
 )
@@ -90,8 +90,8 @@ class Assignment:
     """What the offer asks. `closes_at` is on the device's own clock, in seconds, and includes the upload.
 
     `unfetched_loads`: workloads of models that were not fetched, to say why they were not. `pause_s` as in
-    Listener. `deaths`: forms that were tried already and ended the worker process. `masked`: of a round with
-    masks.
+    Listener. `deaths`: forms that were tried already and ended the worker process. `upload_terms`
+    as in `choose`.
     """
 
     kinds: tuple[AnyStrategy, ...]
@@ -102,7 +102,7 @@ class Assignment:
     pause_s: Callable[[], float] = lambda: 0.0
     deaths: tuple[WorkerDeath, ...] = ()
     policy: ChoicePolicy = RICHEST
-    masked: MaskedRound | None = None
+    upload_terms: UploadTerms | None = None
 
 
 class AssignmentWorker(Protocol):
@@ -204,7 +204,7 @@ def train_richest(worker: AssignmentWorker, profile: DeviceProfile, assignment: 
             worker.forbidden_reason,
             unfetched,
             assignment.policy,
-            assignment.masked,
+            assignment.upload_terms,
         )
         chosen = plan.chosen
         assignment.decided(Decision(plan, gave_up, _room_bytes(chosen, profile, left_s)))

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, MaskedRound
+from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, UploadTerms
 from device_runtime.profiles.fleets.fleet import Fleet
 from device_runtime.simulation.history.bases import BaseHistory
 from device_runtime.strategies.interface.kind import AnyStrategy
@@ -57,14 +57,14 @@ class OpenedRound:
 class FleetInputs:
     """The devices and what they fetch: bundles while they wait to be asked, then each round's base.
 
-    masked: with masks, what they change about a choice while no kind was alone.
+    upload_terms: as in `choose`, while no kind was alone.
     """
 
     devices: FleetState
     bases: BaseHistory
     bundle_bytes: int
     policy: ChoicePolicy = RICHEST
-    masked: MaskedRound | None = None
+    upload_terms: UploadTerms | None = None
 
 
 class DeviceSampler:
@@ -75,7 +75,7 @@ class DeviceSampler:
         self._devices, self._bases, self._bundle_bytes = inputs.devices, inputs.bases, inputs.bundle_bytes
         self._kinds: tuple[int, dict[tuple[str, ...], tuple[AnyStrategy, ...]]] = (0, {})
         self._fleet: tuple[int, Fleet] = (0, inputs.devices.fleet)
-        self._policy, self._sizes = inputs.policy, inputs.masked
+        self._policy, self._terms = inputs.policy, inputs.upload_terms
         self._draws = 0
         self._serials = np.zeros(len(inputs.devices), np.int64)
 
@@ -150,7 +150,7 @@ class DeviceSampler:
             back=partial(fleet.next, device),
             prefetched_bytes=prefetched_bytes,
             policy=self._policy,
-            masked=self._masked(number),
+            upload_terms=self._upload_terms(number),
         )
         line = self._devices.ask(device, conditions)
         if line.fetched:
@@ -161,10 +161,10 @@ class DeviceSampler:
         samples = self._devices.samples(device)
         return PendingUpdate(device, name, group, number, opening.now, kind, strategy, line, samples)
 
-    def _masked(self, number: int) -> MaskedRound | None:
-        """The effect of masks on the choice in round `number`; None without masks."""
-        masked = self._sizes
-        return None if masked is None else replace(masked, alone=self._bases.alone(number))
+    def _upload_terms(self, number: int) -> UploadTerms | None:
+        """How updates of round `number` are sent; None: as their kinds say."""
+        terms = self._terms
+        return None if terms is None else replace(terms, alone=self._bases.alone(number))
 
     def _offered(self, number: int, members: tuple[str, ...]) -> tuple[AnyStrategy, ...]:
         """The kinds of round `number` for a device that trains only these members of a family; (): any."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 
-from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, Loads, MaskedRound, choose
+from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, Loads, UploadTerms, choose
 from device_runtime.device.training.work import Assignment, WorkOutcome, train_richest
 from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.simulation.history.records import LostReason
@@ -130,7 +130,7 @@ class AskConditions:
     ledger: the privacy spent so far by its samples.
     like: the form of the contribution that was accepted last, if the aggregator still knows it.
     policy: how the device chooses among the updates that fit.
-    masked: of a round with masks.
+    upload_terms: as in `choose`.
     """
 
     now: float
@@ -147,7 +147,7 @@ class AskConditions:
     ledger: PrivacyLedger = UNSPENT
     like: AnyStrategy | None = None
     policy: ChoicePolicy = RICHEST
-    masked: MaskedRound | None = None
+    upload_terms: UploadTerms | None = None
 
 
 @dataclass(frozen=True)
@@ -216,19 +216,21 @@ def timeline(profile: DeviceProfile, loads: Loads, terms: AskConditions) -> Time
             terms.closes_s - terms.now,
             lambda form: privacy_refusal(terms.ledger, form, samples),
             policy=terms.policy,
-            masked=terms.masked,
+            upload_terms=terms.upload_terms,
         )
     member = plan.chosen.strategy.member if plan and plan.chosen else MAIN
     down_bytes, load = terms.down_bytes(member), loads[member]
     here = {member: replace(load, download_bytes=0) if load.download_bytes else load}
     download_s = terms.latency_s + down_bytes / (profile.bandwidth.down * draws.downlink)
     worker = VirtualWorker(profile, here, terms.now + download_s, draws.slowdown, terms.ledger)
-    assignment = Assignment(terms.kinds, 0, terms.closes_s, policy=terms.policy, masked=terms.masked)
+    assignment = Assignment(
+        terms.kinds, 0, terms.closes_s, policy=terms.policy, upload_terms=terms.upload_terms
+    )
     outcome = train_richest(worker, profile, assignment)
     chosen, bytes_up, upload_s = outcome.plan.chosen, 0, 0.0
     if chosen is not None and chosen.cost is not None:
         first, strategy = chosen.cost.bytes_up, chosen.strategy
-        alike = strategy == terms.like and strategy.statistics is None and terms.masked is None
+        alike = strategy == terms.like and strategy.statistics is None and terms.upload_terms is None
         if alike and isinstance(strategy, SendsScalars):
             bytes_up = strategy.repeat_upload_bytes(first)
         else:

@@ -19,8 +19,8 @@ from device_runtime.aggregator.tasks.central_noise import CentralNoise
 from device_runtime.aggregator.tasks.mask_settings import most_weight_of
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.messages import Masks
-from device_runtime.device.selection.choose import MaskedRound
-from device_runtime.device.training.masked_update import masked_round
+from device_runtime.device.masking.upload_terms import upload_terms
+from device_runtime.device.selection.choose import UploadTerms
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.clock.sampling import PendingUpdate
@@ -76,12 +76,11 @@ class SimulatedSums:
         return opened, unopened, tuple(sorted(fresh[0] - fresh[1]))
 
     @property
-    def choice(self) -> MaskedRound:
-        """The effect of masks on a device's choice while no kind was alone."""
-        kinds, manifests = tuple(self._kinds.values()), self._manifests
-        sum_round = masked_round(self._masks, kinds, manifests.__getitem__)
-        sizes = lru_cache(256)(lambda kind, form: sum_round.bytes_up(variant_named(self._kinds[kind], form)))
-        return replace(sum_round, bytes_up=lambda form: sizes(form.name, form.variant))
+    def upload_terms(self) -> UploadTerms:
+        """How devices send updates while no kind was alone."""
+        terms = upload_terms(self._masks, tuple(self._kinds.values()), self._manifests.__getitem__)
+        sizes = lru_cache(256)(lambda kind, form: terms.bytes_up(variant_named(self._kinds[kind], form)))
+        return replace(terms, bytes_up=lambda form: sizes(form.name, form.variant))
 
     @property
     def reason(self) -> str:

@@ -155,8 +155,8 @@ def simulate(
         tools = LearningTools(server, trains, evaluate, ledger, observer, keeping.keep, sums)
         learning = ModelState(task, bases, carried, tools, resume)
         bundled = sum(len(bundle.packed()) for bundle in models.values())
-        policy, choice = policy_named(scenario.choose), sums.choice if sums else None
-        asking = DeviceSampler(task, FleetInputs(devices, bases, bundled, policy, choice), seed)
+        policy, terms = policy_named(scenario.choose), sums.upload_terms if sums else None
+        asking = DeviceSampler(task, FleetInputs(devices, bases, bundled, policy, terms), seed)
         SimulationLoop(task, devices.names(), asking, learning).run()
     finally:
         trains.close()

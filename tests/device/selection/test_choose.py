@@ -8,7 +8,7 @@ from device_runtime.device.selection.choose import (
     MAIN,
     MARGIN,
     ChoicePolicy,
-    MaskedRound,
+    UploadTerms,
     choose,
     priced,
 )
@@ -255,19 +255,19 @@ def test_no_more_classes_are_sent_than_the_task_asks_for(load):
     assert narrow.chosen.classes == (2, 10)
 
 
-def in_masked_round(*alone, size=1000):
-    return MaskedRound(alone, lambda form: size)
+def terms_of(*alone, size=1000):
+    return UploadTerms(alone, lambda form: size)
 
 
 def test_a_kind_that_was_alone_is_chosen_only_if_no_other_fits(load):
     kinds = [registry.make("full"), registry.make("few-shot"), ClassMeans()]
-    masked = in_masked_round("full", "few-shot")
-    plan = choose(device(1e12), kinds, {MAIN: load}, 60.0, masked=masked)
+    terms = terms_of("full", "few-shot")
+    plan = choose(device(1e12), kinds, {MAIN: load}, 60.0, upload_terms=terms)
     assert plan.chosen.kind == "class-means"
     assert plan.reasons == (f"full {ALONE}", f"few-shot {ALONE}")
-    plan = choose(device(1e12), kinds[:2], {MAIN: load}, 60.0, masked=masked)
+    plan = choose(device(1e12), kinds[:2], {MAIN: load}, 60.0, upload_terms=terms)
     assert (plan.chosen.kind, plan.reasons) == ("full", ())
-    plan = choose(device(1e6), kinds, {MAIN: load}, 60.0, masked=masked)  # too slow for all three
+    plan = choose(device(1e6), kinds, {MAIN: load}, 60.0, upload_terms=terms)  # too slow for all three
     assert plan.chosen is None
     assert not any(ALONE in reason for reason in plan.reasons)
 
@@ -278,19 +278,19 @@ def test_a_policy_is_not_given_kinds_that_were_alone(load):
             return fitting[-1]
 
     kinds = [registry.make("full"), registry.make("few-shot"), ClassMeans()]
-    masked = in_masked_round("class-means")
-    plan = choose(device(1e12), kinds, {MAIN: load}, 60.0, policy=Last(), masked=masked)
+    terms = terms_of("class-means")
+    plan = choose(device(1e12), kinds, {MAIN: load}, 60.0, policy=Last(), upload_terms=terms)
     assert plan.chosen.kind == "few-shot"
 
 
 def test_a_masked_update_costs_its_own_bytes(load):
     clear = choose(device(1e12, up=1e4), [FewShot()], {MAIN: load}, 60.0).chosen.cost
     masked = choose(
-        device(1e12, up=1e4), [FewShot()], {MAIN: load}, 60.0, masked=in_masked_round(size=50_000)
+        device(1e12, up=1e4), [FewShot()], {MAIN: load}, 60.0, upload_terms=terms_of(size=50_000)
     ).chosen.cost
     assert masked.bytes_up == 50_000
     assert masked.seconds - clear.seconds == pytest.approx((50_000 - clear.bytes_up) / 1e4)
-    plan = choose(device(1e12, up=1e4), [FewShot()], {MAIN: load}, 5.0, masked=in_masked_round(size=50_000))
+    plan = choose(device(1e12, up=1e4), [FewShot()], {MAIN: load}, 5.0, upload_terms=terms_of(size=50_000))
     assert plan.chosen is None
     assert re.fullmatch(r"few-shot needs 5\.\d s and has 4\.5 s \(mostly on the link\)", plan.reasons[0])
 
@@ -301,5 +301,7 @@ def test_a_kind_that_cannot_be_masked_does_not_fit(load):
             raise MaskError("cannot be masked")
         return 1000
 
-    plan = choose(device(1e12), [FedAvg(), FewShot()], {MAIN: load}, 60.0, masked=MaskedRound((), bytes_up))
+    plan = choose(
+        device(1e12), [FedAvg(), FewShot()], {MAIN: load}, 60.0, upload_terms=UploadTerms((), bytes_up)
+    )
     assert (plan.chosen.kind, plan.reasons) == ("few-shot", ("full cannot be masked",))

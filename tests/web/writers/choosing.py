@@ -7,8 +7,8 @@ from typing import Any
 from msgspec.structs import replace as replace_masks
 
 from device_runtime.broker.wire.messages import HelperKey, Masks
+from device_runtime.device.masking.upload_terms import upload_terms
 from device_runtime.device.selection.choose import MAIN, Candidate, UpdateChoice, choose
-from device_runtime.device.training.masked_update import masked_round
 from device_runtime.device.training.work import Timing, WorkOutcome, corrected
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Speed
@@ -134,8 +134,8 @@ def _workload(bundle: Bundle) -> dict[str, Any]:
 def _table(case: Case, bundle: Bundle) -> dict[str, Any]:
     load = replace(workload(bundle.manifest, case.counts), download_bytes=0)
     kinds = [registry.make(name, settings) for name, settings in case.kinds]
-    masked = masked_round(case.masks, kinds, lambda _: bundle.manifest) if case.masks else None
-    plan = choose(case.profile, kinds, {MAIN: load}, case.remaining_s, masked=masked)
+    terms = upload_terms(case.masks, kinds, lambda _: bundle.manifest) if case.masks else None
+    plan = choose(case.profile, kinds, {MAIN: load}, case.remaining_s, upload_terms=terms)
     return {
         "profile": _profile(case.profile),
         "kinds": case.kinds,

@@ -1,6 +1,6 @@
 /**
  * Masks an update for the helpers of an offer, so that the aggregator can read only sums of updates
- * (device/training/masked_update.py).
+ * (device/masking/masked_update.py).
  */
 import { withClassStatistics } from "../class_statistics.js";
 import { MaskError } from "../errors.js";

@@ -9,7 +9,8 @@ import pytest
 from nacl.bindings import crypto_scalarmult_base
 
 from device_runtime.broker.wire.messages import Base, Blob, HelperKey, Masks, Offer
-from device_runtime.device.training.masked_update import SECRET_BYTES, masked, masked_round
+from device_runtime.device.masking.masked_update import SECRET_BYTES, UpdateMasker
+from device_runtime.device.masking.upload_terms import upload_terms
 from device_runtime.device.training.one_task import RoundInputs
 from device_runtime.strategies.errors import KindError, MaskError
 from device_runtime.strategies.interface import capabilities
@@ -48,6 +49,11 @@ def offer_of(strategy, masks=MASKS, number=4):
         task="t", run="r", round=number, seed=5, deadline_s=60.0, remaining_s=60.0, bundle=BLOB,
         base=Base(checkpoint=(BLOB,), sha=BLOB.sha), kinds=(registry.write(strategy),), masks=masks,
     )  # fmt: skip
+
+
+def masked(update, inputs, manifest, device, secret):
+    """The update as the device sends it."""
+    return UpdateMasker(inputs.offer, device, secret).masked(update, manifest, inputs.base)
 
 
 def opened(strategy, manifest, inputs, updates):
@@ -162,7 +168,7 @@ def test_the_content_has_the_size_that_the_choice_counts_with_and_no_two_are_ali
     first, other = (
         masked(update, inputs, bundle.manifest, "a", secret * SECRET_BYTES) for secret in (b"1", b"2")
     )
-    counted = masked_round(MASKS, (strategy,), lambda _: bundle.manifest).bytes_up(strategy)
+    counted = upload_terms(MASKS, (strategy,), lambda _: bundle.manifest).bytes_up(strategy)
     assert counted == len(first.body) + 120  # with the message around it
     assert len(first.body) == 4 * (650 + 4) + 8 * 2  # the head of 64 features and 10 classes; two sums
     different = np.frombuffer(first.body, np.uint8) != np.frombuffer(other.body, np.uint8)
