@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isnan, nan, sqrt
+from math import isnan, nan
 
 import msgspec
-import numpy as np
 
 from device_runtime.aggregator.errors import UpdateRefused
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
@@ -27,6 +26,7 @@ from device_runtime.strategies.interface.device_half import MOST_LOSS, NO_TENSOR
 from device_runtime.strategies.interface.kind import AnyStrategy, inapplicable_reason, variant_named
 from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.plugins import own_code
+from device_runtime.strategies.robust import max_norm
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
 
 MOST_METRICS = {
@@ -212,47 +212,26 @@ def _expected(message: Contribution, offered: ExpectedContribution) -> Sequence[
 def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
     """Why tensors of the expected names and shapes are refused, with values; empty if they are accepted.
 
-    A check of an own kind that fails refuses the update: one device must not end the run.
+    Asked in order: the bundle's loss, class statistics, variances, the kind, the task's `max_norm`.
     """
     if why := inapplicable_reason(of.variant, of.manifest):
         return f"{of.kind.name} {why}"
-    update, statistics = class_statistics.split_statistics(update)
+    rest, statistics = class_statistics.split_statistics(update)
     if why := kind_statistics.rejection_reason(of.variant, statistics, num_examples, of.manifest):
         return why
-    kind, base = of.kind, of.base
-    for key, value in update.items():
+    for key, value in rest.items():
         if key.endswith(".running_var") and value.min() < 0:
             return f"{key} holds {value.min():.4g}, which is no variance"
+    kind, strategy = of.kind, of.kind.strategy
     try:
-        with own_code(type(kind.strategy)):
-            why = kind.strategy.rejection_reason(update, num_examples)
-    except OwnCodeError as error:
+        with own_code(type(strategy)):
+            why = strategy.rejection_reason(rest, num_examples)
+    except OwnCodeError as error:  # refuses the update: one device must not end the run
         why = f"the check of {kind.name} fails: {error}"
-    if why:
+    if why or kind.max_norm is None:
         return why
-    if kind.max_norm is not None:
-        candidate = Update(kind.name, update, num_examples, nan, of.variant.variant)
-        try:
-            with own_code(type(kind.strategy)):
-                distance = norm(capabilities.comparable(kind.strategy, candidate, base).tensors, base)
-        except OwnCodeError as error:
-            return f"it cannot be compared with the base: {error}"
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            return f"it cannot be compared with the base: {type(error).__name__}: {error}"
-        if not distance <= kind.max_norm:
-            return f"it is {distance:.4g} away from the base, at most {kind.max_norm:g} is accepted"
-    return ""
-
-
-def norm(update: Tensors, base: Tensors) -> float:
-    """The Euclidean distance from the base; for tensors that the base does not have, from zero."""
-    total = 0.0
-    for key, value in update.items():
-        change = value.astype(np.float64)
-        if key in base and base[key].shape == value.shape:
-            change = change - base[key]
-        total += float(np.square(change).sum())
-    return sqrt(total)
+    candidate = Update(kind.name, rest, num_examples, nan, of.variant.variant)
+    return max_norm.rejection_reason(strategy, candidate, of.base, kind.max_norm)
 
 
 BASES_HELD = 2

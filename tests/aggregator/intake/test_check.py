@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.errors import UpdateRefused
-from device_runtime.aggregator.intake.check import ExpectedContribution, check_content, check_message, norm
+from device_runtime.aggregator.intake.check import ExpectedContribution, check_content, check_message
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.blobs import blob_of as blob_of
@@ -104,12 +104,6 @@ def test_sums_of_a_class_that_nobody_counted_are_refused(manifest, update_of):
     counts[3] = 0
     sent = message("class-means", {**content, "counts": counts}, int(counts.sum()))
     assert "sums of class 3" in refusal(check_content, *sent, offered(manifest, "class-means"))
-
-
-def test_the_norm_is_the_distance_from_the_base():
-    base = {"w": np.array([1.0, 1.0], np.float32)}
-    update = {"w": np.array([4.0, 5.0], np.float32), "new": np.array([12.0], np.float32)}
-    assert norm(update, base) == pytest.approx(13.0)  # sqrt(3^2 + 4^2 + 12^2)
 
 
 def test_an_update_too_far_from_the_base_is_refused_with_both_numbers(manifest, bundle):
