@@ -21,7 +21,6 @@ from device_runtime.cli.options import (
     positive,
 )
 from device_runtime.models.errors import DataError
-from device_runtime.strategies.interface import capabilities
 from device_runtime.user_account import NoHome, state_folder
 
 from .policy_options import helpers
@@ -211,6 +210,8 @@ def _workload(options: argparse.Namespace, bundle: Bundle) -> Workload:
 
 
 def _row(plan: UpdateChoice, candidate: Candidate) -> ExplainRow:
+    from device_runtime.strategies.interface import capabilities
+
     is_chosen = candidate is plan.chosen
     fits = "chosen: the richest that fits" if is_chosen else "fits, but poorer than the chosen one"
     why = "; ".join(candidate.misfits or filter(None, (fits, candidate.part)))

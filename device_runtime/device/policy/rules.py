@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from device_runtime.broker.wire.messages import Blob, Masks
 from device_runtime.device.errors import PolicyError
-from device_runtime.strategies.interface import capabilities
 
 if TYPE_CHECKING:
     from device_runtime.strategies.interface.kind import AnyStrategy
@@ -52,6 +51,10 @@ class AllowList:
 
     def bars(self, strategy: AnyStrategy) -> str:
         """Why this form of an update must not be trained; empty when it may be."""
+        from device_runtime.strategies.interface import (
+            capabilities,  # imports numpy, as whoever has a form did
+        )
+
         if self.kinds and strategy.name not in self.kinds:
             return f"may not be sent: the owner allows {', '.join(self.kinds)}"
         if self.most_scalars is not None and capabilities.scalars(strategy) > self.most_scalars:
