@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from math import isfinite, nan
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +16,7 @@ import msgspec
 
 from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.aggregator.machine.run_events import (
+    ContributionRecord,
     DeviceSeen,
     PlanReported,
     RoundClosed,
@@ -21,27 +25,109 @@ from device_runtime.aggregator.machine.run_events import (
     RunEvent,
     Started,
 )
+from device_runtime.aggregator.merging.evaluation import mean_loss
 from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.bases import StepLine
-from device_runtime.aggregator.storage.given_rounds import GivenRound
+from device_runtime.aggregator.storage.run_files import GivenRound
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import contribution_counts, size
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.broker.wire.messages import Base, Offer, Step, decode, encode
+from device_runtime.device.energy import Energy, together
 from device_runtime.device.training.one_task import RoundInputs
 from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ModelError
 from device_runtime.strategies.directions.directions import UnknownGenerator
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.interface.device_half import NO_TENSORS
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.merge import Merged
+from device_runtime.strategies.statistics import closed_form
+from device_runtime.strategies.statistics.class_statistics import Statistics
 
-from .forwarding import steps_between
-from .site_result import SiteResult, result_of
+from .forwarding import round_statistics, steps_between
+
+
+@dataclass(frozen=True)
+class SiteResult:
+    """The result of a round at a site, as the work of one device.
+
+    `weights` is the whole merged base, `steps` are the zeroth-order steps to it, `statistics` the class
+    statistics of all devices, if any were asked for. Samples, seconds and joules are sums over the
+    contributions; peak memory and epsilon are maxima. `train_loss` is the mean weighted by samples. It is nan
+    if no contribution has one; epsilon is nan if none is private.
+    """
+
+    weights: Tensors
+    steps: tuple[Step, ...]
+    statistics: Statistics | None
+    num_examples: int
+    train_loss: float
+    train_time_s: float
+    energy: Energy
+    peak_memory_bytes: int
+    epsilon: float
+    means_alone: bool
+    """Whether all contributions were class statistics alone."""
+    summary: str
+
+
+def result_of(rounds: OpenRun, number: int) -> SiteResult | str:
+    """The result of merged round `number` of a site, or why there is nothing to forward."""
+    closed = rounds.store.rounds.closed(number)[0]
+    devices, least = len({record.device for record in closed.contributions}), rounds.task.min_contributions
+    if devices < least:
+        return f"{devices} of {least} contributions"
+    statistics = _statistics(rounds, number)
+    has_statistics = statistics is not None and statistics.sums.counts.any()
+    before, after = rounds.store.rounds.start(number).base, rounds.store.rounds.start(number + 1).base
+    if closed.note and not has_statistics and after.sha == before.sha:
+        return closed.note
+    count = after.at - before.at if after.line == before.line else 0
+    steps = rounds.store.step_history.last(number + 1, count)
+    return site_result(closed, rounds.weights(number + 1), steps, statistics)
+
+
+def _statistics(rounds: OpenRun, number: int) -> Statistics | None:
+    """The class statistics of all devices of a merged round; None if none were stored."""
+    sha = rounds.store.rounds.start(number + 1).carried.memory.get(closed_form.MEMORY)
+    if sha is None:
+        return None
+    memory = tensors.decode(rounds.store.models.get(sha))
+    return round_statistics(memory, rounds.weights(number), rounds.manifest, rounds.task.statistics)
+
+
+def site_result(
+    closed: RoundClosed, weights: Tensors, steps: tuple[Step, ...], statistics: Statistics | None
+) -> SiteResult:
+    """Sum up a closed round, the merged base, the steps to it and the class statistics."""
+    sent = closed.contributions
+    devices = len({record.device for record in sent})
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(record.kind for record in sent).items())
+    return SiteResult(
+        weights=weights,
+        steps=steps,
+        statistics=statistics,
+        num_examples=sum(record.num_examples for record in sent),
+        train_loss=mean_loss((record.train_loss, record.num_examples) for record in sent),
+        train_time_s=sum(record.train_time_s for record in sent),
+        energy=together(_energy(record) for record in sent),
+        peak_memory_bytes=max(record.peak_memory_bytes for record in sent),
+        epsilon=max((record.epsilon for record in sent if isfinite(record.epsilon)), default=nan),
+        means_alone=all(registry.kind(record.kind).traits.statistics_alone for record in sent),
+        summary=f"of {devices} device{'' if devices == 1 else 's'}: {kinds}",
+    )
+
+
+def _energy(record: ContributionRecord) -> Energy:
+    off = record.energy_uncertainty
+    return Energy(record.energy_j, record.energy_source, off if isfinite(off) else 1.0)
+
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,8 @@ import msgspec
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.limits import MOST_DEVICES
 from device_runtime.aggregator.machine.ports import Ports
-from device_runtime.aggregator.storage import database, given_rounds
-from device_runtime.aggregator.storage.given_rounds import GivenRoundStore
-from device_runtime.aggregator.storage.run_files import Records
+from device_runtime.aggregator.storage import database, run_files
+from device_runtime.aggregator.storage.run_files import GivenRoundStore, Records
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
@@ -94,7 +93,7 @@ class SiteHost:
         """
         if self.site is not None and self._at.parent != self._of_run(offer):
             self.leave()
-        left = [] if self.site else list(self._of_run(offer).glob(f"*/{given_rounds.FILE}"))
+        left = [] if self.site else list(self._of_run(offer).glob(f"*/{run_files.GIVEN_ROUND_FILE}"))
         if left:
             folder = max(left, key=lambda file: file.stat().st_mtime_ns).parent
             with closing(Store(folder, reading=True)) as store:
@@ -176,7 +175,7 @@ class SiteHost:
 
 def _remove(site: Path) -> None:
     """Remove a site's folder, or an empty run folder; folders with unforwarded contributions stay."""
-    if any((inner / given_rounds.FILE).exists() for inner in site.glob("*")):
+    if any((inner / run_files.GIVEN_ROUND_FILE).exists() for inner in site.glob("*")):
         return  # the folder of a run with a site that was kept
     try:
         waiting = _waiting(site)

@@ -13,10 +13,9 @@ from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from device_runtime.aggregator.errors import DatabaseError, RollbackError, RunFolderError
-from device_runtime.aggregator.storage import rollback_request
-from device_runtime.aggregator.storage.model_versions import SERVED
+from device_runtime.aggregator.storage import run_files
+from device_runtime.aggregator.storage.model_versions import SERVED, check_rollback, versions_in
 from device_runtime.aggregator.storage.model_versions import Version as Made
-from device_runtime.aggregator.storage.stored_versions import check_rollback, versions_in
 from device_runtime.broker.servers.places import Stage
 from device_runtime.broker.wire.messages import Status
 
@@ -146,7 +145,7 @@ class TaskRoutes:
             )
         try:
             check_rollback(hosted.folder, round, hosted.database)
-            rollback_request.request_rollback(hosted.folder, round)
+            run_files.request_rollback(hosted.folder, round)
         except RollbackError as error:
             raise HTTPException(409, str(error)) from None
         except (RunFolderError, DatabaseError) as error:

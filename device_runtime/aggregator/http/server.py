@@ -26,15 +26,13 @@ from device_runtime.broker.servers.mosquitto import MESSAGE_BYTES
 from device_runtime.broker.servers.places import BACKLOG, Places, SharedListener, Shares, within_files
 from device_runtime.broker.wire.url import bracketed
 
-from .acceptor import FairServer
 from .api import Credentials, TaskRoutes, TokenGuard
-from .connections import BoundedConnection, BoundedWebSocket
+from .connections import BoundedConnection, BoundedWebSocket, FairServer
 from .invitations import InvitationRoutes
 from .join import JoinFiles, JoinRoutes
 from .metrics import ProcessMetrics
 from .security import SecureHeaders, token_for
-from .setting_schemas import PLACE, setting_schemas
-from .shapes import Health
+from .shapes import PLACE, Health, setting_schemas
 from .watch import ServedTask, health_of, without_details
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,8 @@ from math import inf
 import msgspec
 
 from device_runtime.aggregator.delivery.outbound import Outbound
-from device_runtime.aggregator.storage.mask_faults import MaskFault
 from device_runtime.aggregator.storage.store import Store
-from device_runtime.aggregator.storage.sums import StoredAnswer
+from device_runtime.aggregator.storage.sums import MaskFault, StoredAnswer
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Blob, Get

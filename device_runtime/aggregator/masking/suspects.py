@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from device_runtime.aggregator.storage.contributions import MaskedContribution
-from device_runtime.aggregator.storage.mask_faults import MaskFault
+from device_runtime.aggregator.storage.sums import MaskFault
 
 LEAST_SUMS, AHEAD = 3, 2
 """A device is named that was in at least so many spoilt sums, and in so many more than others there."""

@@ -25,9 +25,8 @@ from device_runtime.aggregator.masking.opening import note_of, open_sum, record_
 from device_runtime.aggregator.masking.suspects import faults_of
 from device_runtime.aggregator.storage.bases import StepLine, base_weights, checkpoint, next_base
 from device_runtime.aggregator.storage.contributions import StoredContribution
-from device_runtime.aggregator.storage.mask_faults import MaskFault
 from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, RoundModels, Store
-from device_runtime.aggregator.storage.sums import SumRecord
+from device_runtime.aggregator.storage.sums import MaskFault, SumRecord
 from device_runtime.aggregator.tasks.closing import FastDevices
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.errors import BlobError

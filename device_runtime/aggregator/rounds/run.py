@@ -31,9 +31,13 @@ from device_runtime.aggregator.merging.merge_round import (
 )
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.contributions import DeviceTraffic
-from device_runtime.aggregator.storage.given_rounds import SITE_ROLLBACK_TEXT, GivenRound, GivenRoundStore
 from device_runtime.aggregator.storage.model_versions import ModelVersions
-from device_runtime.aggregator.storage.run_files import check_identity
+from device_runtime.aggregator.storage.run_files import (
+    SITE_ROLLBACK_TEXT,
+    GivenRound,
+    GivenRoundStore,
+    check_identity,
+)
 from device_runtime.aggregator.storage.store import MergeResult, RoundModels, RoundStart, Store
 from device_runtime.aggregator.tasks.effect import without_effect
 from device_runtime.aggregator.tasks.family import with_members

@@ -24,7 +24,7 @@ from device_runtime.aggregator.machine.run_events import (
 from device_runtime.aggregator.machine.state import RoundsState
 from device_runtime.aggregator.masking.opening import kinds_alone
 from device_runtime.aggregator.masking.requests import SumRequests
-from device_runtime.aggregator.storage import rollback_request
+from device_runtime.aggregator.storage import run_files
 from device_runtime.aggregator.tasks.mask_settings import most_weight_of
 from device_runtime.aggregator.tasks.pace import Progress
 from device_runtime.aggregator.views.text import abandoned_text, printable, unopened_text
@@ -237,7 +237,7 @@ class RoundRunner(RoundEngine):
 
     def do_requested_rollback(self) -> None:
         """Does a rollback that was requested in the run folder; logs why, where it cannot."""
-        to = rollback_request.requested_round(self._run.store.folder)
+        to = run_files.requested_round(self._run.store.folder)
         if to is None:
             return
         try:
@@ -245,7 +245,7 @@ class RoundRunner(RoundEngine):
             log.warning("rolled back to the model of round %d, as requested", to)
         except RollbackError as error:
             log.warning("cannot roll back: %s", error)
-        rollback_request.clear_request(self._run.store.folder, to)
+        run_files.clear_request(self._run.store.folder, to)
 
 
 def _stuck(command: events.RoundCommand, error: Exception) -> AggregatorError:

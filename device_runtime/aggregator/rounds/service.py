@@ -18,7 +18,7 @@ from device_runtime.aggregator.machine.events import Close, Give, TimePassed
 from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.aggregator.machine.run_events import Started
 from device_runtime.aggregator.machine.state import RoundsState
-from device_runtime.aggregator.storage.given_rounds import GivenRound
+from device_runtime.aggregator.storage.run_files import GivenRound
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire import link, topics
 

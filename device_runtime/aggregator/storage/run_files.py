@@ -1,4 +1,4 @@
-"""Files of a run: its figures as JSON lines and CSV, and its identity."""
+"""Files in a run's folder: its figures and identity, a site's given rounds, a request to roll back."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from device_runtime.aggregator.machine.run_events import (
     RunEvent,
     Started,
 )
+from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.tasks.task import Task, decode
-from device_runtime.broker.wire.durable_files import names_file, private_opener, replace_file
+from device_runtime.broker.wire.durable_files import locked_folder, names_file, private_opener, replace_file
+from device_runtime.broker.wire.messages import Base, Step
 
 from .store import Identity, Store
 
@@ -158,3 +160,110 @@ def _differences(old: Task, new: Task) -> list[str]:
         if before != after:
             texts.append(field if field == "kinds" else f"{field} {before}, now {after}")
     return texts
+
+
+GIVEN_ROUND_FILE = "outside.msg"
+"""File in the run folder: the round that was given last."""
+SEEDS = 64
+"""The number of earlier rounds whose seeds are kept: more than late contributions may be late."""
+SITE_ROLLBACK_TEXT = (
+    "this run is of a site: its base models come from the aggregator above, go back to another model there"
+)
+
+
+class GivenRound(msgspec.Struct, frozen=True, array_like=True):
+    """Round `number` of this run as it was given: base, seed, and deadline in seconds.
+
+    source: identifies the round to the code that gave it.
+    steps: the zeroth-order steps from the base of the round given before to this base; empty if no steps lead
+    to it.
+    earlier: the seeds of rounds before it, filled in by `GivenRoundStore.keep`.
+    rare: as in Offer.
+    """
+
+    number: int
+    seed: int
+    deadline_s: float
+    base: Base
+    carried: CarriedBlobs
+    source: bytes
+    steps: tuple[Step, ...] = ()
+    earlier: dict[int, int] = {}
+    rare: tuple[int, ...] = ()
+
+
+class GivenRoundStore:
+    """Stores the round that was given last, before it is offered. Raises RunFolderError."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads the round that an earlier process stored."""
+        self._path = folder / GIVEN_ROUND_FILE
+        self.latest = self._read()
+
+    def keep(self, given_round: GivenRound) -> None:
+        """Stores a round, durable on return; a round that is given again is replaced."""
+        given_round = msgspec.structs.replace(given_round, earlier=self._seeds(given_round.number))
+        try:
+            replace_file(self._path, msgspec.msgpack.encode(given_round))
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self._path}: {error.strerror or error}") from None
+        self.latest = given_round
+
+    def round(self, number: int) -> GivenRound | None:
+        """Round `number`, if it is the one that was given last."""
+        return self.latest if self.latest and self.latest.number == number else None
+
+    def seed(self, number: int) -> int:
+        """The seed of a round. Raises KeyError for one that was not given, or too long ago."""
+        return self._seeds(number + 1)[number]
+
+    def _seeds(self, before: int) -> dict[int, int]:
+        """The seeds of the latest SEEDS rounds before this one."""
+        latest = self.latest
+        seeds = {**latest.earlier, latest.number: latest.seed} if latest else {}
+        numbers = sorted(number for number in seeds if number < before)
+        return {number: seeds[number] for number in numbers[-SEEDS:]}
+
+    def _read(self) -> GivenRound | None:
+        try:
+            return msgspec.msgpack.decode(self._path.read_bytes(), type=GivenRound)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise RunFolderError(f"cannot read {self._path}: {error}") from None
+
+
+ROLLBACK_FILE = "rollback"
+"""File in the run folder: the number of the round whose model is to be served."""
+
+
+def request_rollback(folder: Path, to: int) -> None:
+    """Requests a rollback to the model of round `to`; durable on return. The last of several requests counts.
+
+    Raises RunFolderError.
+    """
+    try:
+        with locked_folder(folder):
+            replace_file(folder / ROLLBACK_FILE, f"{to}\n".encode("ascii"))
+    except OSError as error:
+        raise RunFolderError(f"cannot write {folder / ROLLBACK_FILE}: {error.strerror or error}") from None
+
+
+def requested_round(folder: Path) -> int | None:
+    """The round that is requested; None without a request, 0 (no model's round) for an invalid one."""
+    try:
+        return int((folder / ROLLBACK_FILE).read_text("ascii"))
+    except OSError:
+        return None
+    except ValueError:
+        return 0
+
+
+def clear_request(folder: Path, to: int) -> None:
+    """Removes the request for round `to`, which was done or is impossible; a newer request stays.
+
+    Never waits: if another process is writing a request, the old one is removed the next time.
+    """
+    with suppress(OSError), locked_folder(folder, wait=False):
+        if requested_round(folder) == to:
+            (folder / ROLLBACK_FILE).unlink()

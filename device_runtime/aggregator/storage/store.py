@@ -37,8 +37,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from .contributions import ALL_ROUNDS, Contributions
 from .database import Commit, Database
 from .history import ServingHistory, StepHistory
-from .mask_faults import MaskFault
-from .sums import StoredSums, SumRecord
+from .sums import MaskFault, StoredSums, SumRecord
 
 log = logging.getLogger(__name__)
 

@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Work until stopped or done. Raises AggregatorError, BrokerError, ModelError."""
     # where the extra is missing, it says so before it starts a broker
-    import_module("device_runtime.aggregator.hierarchy.site_process")
+    import_module("device_runtime.aggregator.hierarchy.site_task")
     from device_runtime.aggregator.limits import BoundedInbox
 
     load_plugins(options)
@@ -135,7 +135,7 @@ def _work(
     # these imports need the extra `aggregator`, which --help must not need
     from device_runtime.aggregator.hierarchy.site import log_site
     from device_runtime.aggregator.hierarchy.site_host import SiteRules
-    from device_runtime.aggregator.hierarchy.site_process import SiteProcess
+    from device_runtime.aggregator.hierarchy.site_task import SiteProcess
     from device_runtime.aggregator.machine.ports import Ports
     from device_runtime.aggregator.serving.process import QUEUE_BYTES, QUEUE_LIMIT
 

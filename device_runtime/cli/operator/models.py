@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from device_runtime.aggregator.errors import AggregatorError, RunFolderError, RunInUse
-from device_runtime.aggregator.storage import rollback_request
+from device_runtime.aggregator.storage import run_files
 from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.views.console_log import number, size
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises RunFolderError for a folder without a run, RollbackError for a model that is not kept."""
-    from device_runtime.aggregator.storage.stored_versions import versions_in
+    from device_runtime.aggregator.storage.model_versions import versions_in
 
     folder: Path = options.run_dir
     if not has_run(folder):
@@ -83,7 +83,7 @@ def table(versions: tuple[Version, ...]) -> str:
 
 
 def _exported(folder: Path, file: Path) -> str:
-    from device_runtime.aggregator.storage.stored_versions import served_onnx
+    from device_runtime.aggregator.storage.model_versions import served_onnx
 
     version, data = served_onnx(folder)
     try:
@@ -97,13 +97,13 @@ def _exported(folder: Path, file: Path) -> str:
 
 def _roll_back(folder: Path, to: int) -> str:
     """Go back at once, or ask the aggregator that has the folder to. Returns a line about it."""
-    from device_runtime.aggregator.storage.stored_versions import check_rollback
+    from device_runtime.aggregator.storage.model_versions import check_rollback
 
     check_rollback(folder, to)
     try:
         done = _roll_back_here(folder, to)
     except RunInUse:
-        rollback_request.request_rollback(folder, to)
+        run_files.request_rollback(folder, to)
         return f"asked the aggregator that runs in {folder} to roll back to the model of round {to}"
     more = "its rounds are over" if done else "the next round goes on from it"
     return f"{folder} serves the model of round {to}; {more}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from device_runtime.aggregator.hierarchy.site_host import SiteRules
-from device_runtime.aggregator.hierarchy.site_process import SiteProcess
+from device_runtime.aggregator.hierarchy.site_task import SiteProcess
 from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.tasks.kind_settings import KindSettings

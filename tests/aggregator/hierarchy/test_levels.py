@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.hierarchy.site_host import SiteRules
-from device_runtime.aggregator.storage.given_rounds import GivenRoundStore
+from device_runtime.aggregator.storage.run_files import GivenRoundStore
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Received

@@ -13,7 +13,7 @@ from device_runtime.aggregator.hierarchy.site import leads
 from device_runtime.aggregator.hierarchy.site_host import SiteRules
 from device_runtime.aggregator.rounds import run as run_module
 from device_runtime.aggregator.storage import bases
-from device_runtime.aggregator.storage.given_rounds import SEEDS, GivenRound, GivenRoundStore
+from device_runtime.aggregator.storage.run_files import SEEDS, GivenRound, GivenRoundStore
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire import step_log as steps

@@ -5,8 +5,7 @@ import msgspec
 import pytest
 
 from device_runtime.aggregator.http.server import _app
-from device_runtime.aggregator.http.setting_schemas import setting_schemas
-from device_runtime.aggregator.http.shapes import Health, TaskInfo
+from device_runtime.aggregator.http.shapes import Health, TaskInfo, setting_schemas
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.strategies.settings import REQUIRED, setting_fields
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.masking import suspects
-from device_runtime.aggregator.storage import mask_faults
+from device_runtime.aggregator.storage import sums
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import Mask
 from device_runtime.broker.wire.sum_messages import HelperState, SumAnswer
@@ -170,7 +170,7 @@ def test_where_too_few_are_left_no_helper_uses_their_masks(played):
 
 
 def test_a_device_whose_masks_are_wrong_again_is_suspended_over_restarts_and_comes_back(played, monkeypatch):
-    monkeypatch.setattr(mask_faults, "SUSPENDED_ROUNDS", 2)
+    monkeypatch.setattr(sums, "SUSPENDED_ROUNDS", 2)
     rounds = played()
     for number in (1, 2, 3):
         rounds.send({"pi-1": mask(wrong_tag(0))}, number)

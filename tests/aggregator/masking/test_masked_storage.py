@@ -4,8 +4,13 @@ from math import isnan
 
 import pytest
 
-from device_runtime.aggregator.storage.mask_faults import SUSPENDED_ROUNDS, WINDOW, MaskFault
-from device_runtime.aggregator.storage.sums import StoredAnswer, SumRecord
+from device_runtime.aggregator.storage.sums import (
+    SUSPENDED_ROUNDS,
+    WINDOW,
+    MaskFault,
+    StoredAnswer,
+    SumRecord,
+)
 
 DATABASES = ("sqlite", "postgres")
 

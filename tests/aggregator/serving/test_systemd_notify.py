@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.aggregator.storage import rollback_request
+from device_runtime.aggregator.storage import run_files
 
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
 BEAT_S = 0.5
@@ -39,7 +39,7 @@ def serving(tmp_path, systemd):
 @contextmanager
 def stuck(run):
     """The loop waits for what it is asked to do: a pipe that nobody writes into."""
-    wish = run / rollback_request.FILE
+    wish = run / run_files.ROLLBACK_FILE
     os.mkfifo(wish)
     try:
         yield

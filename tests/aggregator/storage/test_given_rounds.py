@@ -21,9 +21,9 @@ from device_runtime.aggregator.machine.events import (
 from device_runtime.aggregator.machine.run_events import RoundClosed
 from device_runtime.aggregator.machine.state import RoundsState, Rules, Saved
 from device_runtime.aggregator.machine.step import step
-from device_runtime.aggregator.storage import bases, rollback_request
-from device_runtime.aggregator.storage.given_rounds import FILE, GivenRound
+from device_runtime.aggregator.storage import bases, run_files
 from device_runtime.aggregator.storage.model_versions import SERVED
+from device_runtime.aggregator.storage.run_files import GIVEN_ROUND_FILE, GivenRound
 from device_runtime.aggregator.storage.store import CarriedBlobs
 
 RULES = Rules(rounds=9, round_deadline_s=10.0, given=True)
@@ -154,7 +154,7 @@ def test_rounds_that_were_not_given_take_no_contributions_and_harm_nobody(bench,
 
 def test_what_was_given_and_cannot_be_read_is_said_in_one_line(site):
     site.service.give(given(site, 1, 0.5))
-    (site.folder / FILE).write_bytes(b"rubbish")
+    (site.folder / GIVEN_ROUND_FILE).write_bytes(b"rubbish")
     with pytest.raises(RunFolderError, match=r"cannot read .*outside\.msg"):
         site.restart()
 
@@ -168,7 +168,7 @@ def test_a_site_does_not_go_back_by_itself(site, update_of, capsys):
     before = (site.folder / SERVED).read_bytes()
     assert cli.main(["models", str(site.folder), "--rollback", "1"]) == 2
     assert "its base models come from the aggregator above" in capsys.readouterr().err
-    rollback_request.request_rollback(site.folder, 1)
+    run_files.request_rollback(site.folder, 1)
     site.wait(0.1)
     assert (site.folder / SERVED).read_bytes() == before
     assert site.store.history.rollbacks() == ()

@@ -16,9 +16,8 @@ from device_runtime.aggregator.errors import RollbackError, RunFolderError
 from device_runtime.aggregator.machine.state import SETTLE_S
 from device_runtime.aggregator.rounds import run as run_module
 from device_runtime.aggregator.rounds.runner import RoundRunner
-from device_runtime.aggregator.storage import bases, rollback_request
-from device_runtime.aggregator.storage.model_versions import ModelVersions
-from device_runtime.aggregator.storage.stored_versions import versions_in
+from device_runtime.aggregator.storage import bases, run_files
+from device_runtime.aggregator.storage.model_versions import ModelVersions, versions_in
 from device_runtime.broker.wire import step_log as log
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import bundle as bundles
@@ -174,7 +173,7 @@ def test_a_version_that_is_damaged_on_disk_is_not_gone_back_to(bench, make_task,
     path = b.store.models.path(blob.sha)
     path.write_bytes(bytes(path.stat().st_size))
     before = deployed(b)
-    rollback_request.request_rollback(b.folder, 1)
+    run_files.request_rollback(b.folder, 1)
     b.wait(0.1)
     assert deployed(b) == before
     b.restart()
@@ -218,41 +217,41 @@ def test_a_done_run_serves_what_it_is_set_back_to(bench, make_task, update_of):
 
 def test_what_is_asked_for_in_the_run_folder_is_done_and_the_word_removed(bench, make_task, update_of):
     b = play(bench, make_task("few-shot", rounds=6), update_of, 3)
-    rollback_request.request_rollback(b.folder, 2)
+    run_files.request_rollback(b.folder, 2)
     b.wait(0.1)
     assert deployed(b) == of_round(b, 2)
-    assert rollback_request.requested_round(b.folder) is None
-    rollback_request.request_rollback(b.folder, 77)  # cannot be done: said, and forgotten
+    assert run_files.requested_round(b.folder) is None
+    run_files.request_rollback(b.folder, 77)  # cannot be done: said, and forgotten
     b.wait(0.1)
-    assert rollback_request.requested_round(b.folder) is None
+    assert run_files.requested_round(b.folder) is None
     for text in (b"two\n", b"\xff\n", b"9" * 5000):
-        (b.folder / rollback_request.FILE).write_bytes(text)
+        (b.folder / run_files.ROLLBACK_FILE).write_bytes(text)
         b.wait(0.1)
-        assert not (b.folder / rollback_request.FILE).exists()
+        assert not (b.folder / run_files.ROLLBACK_FILE).exists()
     assert deployed(b) == of_round(b, 2)
 
 
 ASKER = """
 import sys
 from pathlib import Path
-from device_runtime.aggregator.storage import rollback_request
+from device_runtime.aggregator.storage import run_files
 for to in range(1, 301):
-    rollback_request.request_rollback(Path(sys.argv[1]), to)
+    run_files.request_rollback(Path(sys.argv[1]), to)
 """
 
 
 def test_several_who_ask_at_one_time_are_all_heard_and_the_last_is_followed(tmp_path):
     asking = [subprocess.Popen([sys.executable, "-c", ASKER, str(tmp_path)]) for _ in range(3)]
     while any(one.poll() is None for one in asking):
-        assert rollback_request.requested_round(tmp_path) in (None, *range(1, 301))
+        assert run_files.requested_round(tmp_path) in (None, *range(1, 301))
     assert [one.returncode for one in asking] == [0, 0, 0]
-    assert rollback_request.requested_round(tmp_path) == 300
-    assert [path.name for path in tmp_path.iterdir()] == [rollback_request.FILE]
+    assert run_files.requested_round(tmp_path) == 300
+    assert [path.name for path in tmp_path.iterdir()] == [run_files.ROLLBACK_FILE]
 
 
 def test_what_is_asked_for_as_an_earlier_wish_is_taken_away_is_not_lost(tmp_path, monkeypatch):
-    asking = threading.Thread(target=rollback_request.request_rollback, args=(tmp_path, 2))
-    real = rollback_request.requested_round
+    asking = threading.Thread(target=run_files.request_rollback, args=(tmp_path, 2))
+    real = run_files.requested_round
 
     def slowly(folder):
         found = real(folder)
@@ -260,22 +259,22 @@ def test_what_is_asked_for_as_an_earlier_wish_is_taken_away_is_not_lost(tmp_path
         asking.join(0.3)
         return found
 
-    rollback_request.request_rollback(tmp_path, 1)
-    monkeypatch.setattr(rollback_request, "requested_round", slowly)
-    rollback_request.clear_request(tmp_path, 1)
+    run_files.request_rollback(tmp_path, 1)
+    monkeypatch.setattr(run_files, "requested_round", slowly)
+    run_files.clear_request(tmp_path, 1)
     asking.join()
     assert real(tmp_path) == 2
 
 
 def test_who_is_stopped_as_it_asks_does_not_hold_up_the_rounds(tmp_path):
-    rollback_request.request_rollback(tmp_path, 1)
+    run_files.request_rollback(tmp_path, 1)
     held = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
-    rollback_request.clear_request(tmp_path, 1)
-    assert rollback_request.requested_round(tmp_path) == 1
+    run_files.clear_request(tmp_path, 1)
+    assert run_files.requested_round(tmp_path) == 1
     os.close(held)
-    rollback_request.clear_request(tmp_path, 1)
-    assert rollback_request.requested_round(tmp_path) is None
+    run_files.clear_request(tmp_path, 1)
+    assert run_files.requested_round(tmp_path) is None
 
 
 def test_the_command_lists_beside_a_running_aggregator_and_asks_it(bench, make_task, update_of, capsys):
@@ -345,7 +344,7 @@ def test_a_folder_that_cannot_be_written_is_no_running_aggregator(bench, make_ta
     lock.mkdir()
     assert cli.main(["models", str(b.folder), "--rollback", "2"]) != 0
     assert f"cannot use run folder {b.folder}" in capsys.readouterr().err
-    assert rollback_request.requested_round(b.folder) is None
+    assert run_files.requested_round(b.folder) is None
 
 
 def test_the_command_refuses_what_is_not_there(tmp_path, bench, make_task, update_of, capsys):
@@ -370,10 +369,10 @@ def test_what_is_asked_for_while_another_request_is_followed_comes_next(bench, m
     def go_back(conductor, to):
         followed.append(to)
         if to == 1:
-            rollback_request.request_rollback(b.folder, 2)
+            run_files.request_rollback(b.folder, 2)
 
     monkeypatch.setattr(RoundRunner, "go_back", go_back)
-    rollback_request.request_rollback(b.folder, 1)
+    run_files.request_rollback(b.folder, 1)
     for _ in range(3):
         b.service.tick()
     assert followed == [1, 2]
