@@ -16,7 +16,7 @@ import pytest
 
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.cli import main
-from device_runtime.cli.research import new_pictures
+from device_runtime.cli.research import new
 from device_runtime.cli.research.new import TEMPLATES, commands
 from device_runtime.models.data import png
 from device_runtime.simulation.data import DataSpec, load
@@ -60,9 +60,9 @@ def test_task_and_scenario_offer_the_same_kinds(written):
 
 def test_a_device_reads_the_pictures_as_a_simulation_does(written):
     folder, output = written
-    data_set = load(DataSpec(source="images", path=str(folder / "data"), size=new_pictures.SIZE), seed=0)
+    data_set = load(DataSpec(source="images", path=str(folder / "data"), size=new.SIZE), seed=0)
     assert data_set.labels == SHAPES
-    each = new_pictures.TRAIN, new_pictures.TEST
+    each = new.TRAIN, new.TEST
     assert [np.bincount(y).tolist() for y in (data_set.train_y, data_set.test_y)] == [[n] * 4 for n in each]
     assert f"{4 * sum(each)} pictures of 4 classes" in output
     first = png.decode((folder / "data" / "train" / "circle" / "000.png").read_bytes())
