@@ -25,15 +25,14 @@ from device_runtime.cli.on_device.policy_options import RULES
 from device_runtime.device.errors import PolicyError
 from device_runtime.device.service import device_file
 from device_runtime.mask_helper import summing
-from device_runtime.mask_helper.errors import SumRefused
-from device_runtime.mask_helper.summing import SumLimits
+from device_runtime.mask_helper.summing import SumLimits, SumRefused
 from device_runtime.models.data.labels import LabelMap
 from device_runtime.models.data.sample_source import SampleSource
 from device_runtime.models.errors import DataError, ModelError
 from device_runtime.models.text import file as tokenizer_file
 from device_runtime.models.text.file import SYMBOLS
+from device_runtime.profiles.device import ProfileError
 from device_runtime.profiles.fleets import fleet as fleets
-from device_runtime.profiles.shipped import ProfileError
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.scenarios import scenario as scenarios
 

@@ -94,7 +94,7 @@ def backbone(folder: Path, size: int = SIZE) -> Bundle:
     """SqueezeNet 1.0 with the weights of ImageNet and a new head of ten classes, as a bundle."""
     from device_runtime.models.export.export import ExportSpec, export
     from device_runtime.models.networks import build
-    from device_runtime.models.torch_modules.weights import load_weights
+    from device_runtime.models.torch_modules.parameters import load_weights
 
     with np.load(IMAGES) as file:
         labels = tuple(str(name) for name in file["class_names"])

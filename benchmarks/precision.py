@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from device_runtime.machine_readings import trim_heap
-from device_runtime.models.bundles import quantised
+from device_runtime.models.bundles import weights
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder, write
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.names import PRECISIONS
@@ -56,7 +56,7 @@ def opened(bundle: Bundle, precision: str) -> LoadedGraph:
     """A forward session that leaves nothing in memory but what it needs."""
     name = graph_name(precision)
     graph = bundle.manifest.graphs[name]
-    initialisers = quantised.initialisers(graph, bundle.weights())
+    initialisers = weights.initialisers(graph, bundle.weights())
     trim_heap()
     loaded = load_session(name, graph, bundle.graph(name), initialisers, SessionSettings())
     trim_heap()
@@ -131,7 +131,7 @@ def convolutional(name: str, settings: dict[str, str], spec: InputSpec, folder: 
 
     from device_runtime.models.export.export import ExportSpec, export
     from device_runtime.models.networks import build
-    from device_runtime.models.torch_modules.weights import load_weights
+    from device_runtime.models.torch_modules.parameters import load_weights
 
     module = build(name.removesuffix("1_0"), {**settings, "classes": 10})
     load_weights(module, DATA / f"{name}_imagenet.npz", skip_head="classifier.1")

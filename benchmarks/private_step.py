@@ -28,7 +28,7 @@ from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel, Gradients, Inputs, Labels
-from device_runtime.models.training.clipping import Privacy, PrivateGradients
+from device_runtime.models.training.optimizer import Privacy, PrivateGradients
 
 BATCH = 32
 SETS = ("all", "bias", "head")

@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 from tabulate import tabulate
 
-from device_runtime.broker.security.authority import issue, make_authority
+from device_runtime.broker.servers.production import issue, make_authority
 
 COMMAND = "import sys; from device_runtime.cli import main; sys.exit(main(sys.argv[1:]))"
 WAYS = ("HTTP", "HTTPS", "WebSocket")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 
@@ -123,3 +126,50 @@ class SystemdWatchdog:
         while not self._stop.wait(limit_s / 4):
             if self._silence_s() < limit_s / 2:
                 notify_systemd("WATCHDOG=1")
+
+
+_PATHS = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1))"
+
+
+def python_command(program: str, *arguments: str) -> list[str]:
+    """The words of the command. The program finds its arguments in `sys.argv[1:]`.
+
+    It imports the same modules, whatever lies in the folder where it runs.
+    """
+    paths = [path for path in map(_whole, sys.path) if path]
+    return [sys.executable, "-c", f"{_PATHS}\n{program}", json.dumps(paths), *arguments]
+
+
+def _whole(path: str) -> str:
+    """A path that holds in any folder; empty for a relative one where the current folder is gone."""
+    try:
+        return os.path.abspath(path)  # noqa: PTH100 - paths of `sys.path` are texts
+    except FileNotFoundError:
+        return ""
+
+
+def run_program(
+    words: Sequence[str], timeout_s: float, folder: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in `folder`, without input, and return its exit code and output.
+
+    Raises OSError or ValueError if it cannot be run, subprocess.TimeoutExpired if it does not end in time:
+    all processes that it started are ended with it.
+    """
+    with subprocess.Popen(
+        list(words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            out, wrong = process.communicate(timeout=timeout_s)
+        except BaseException:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(list(words), process.returncode, out, wrong)

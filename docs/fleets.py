@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from device_runtime.profiles.device import Board, boards
 from device_runtime.profiles.fleets.fleet import load, preset_names
-from device_runtime.profiles.shipped import Board, boards
 
 _SAMPLE, _SEED = 10_000, 0
 """Number of devices that are drawn of each preset for its table, and their seed."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.toml_file import read_toml
+from device_runtime.content import read_toml
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/architecture.md").read_text("utf-8")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from device_runtime.broker.servers import brokers
-from device_runtime.device.agent import instance_lock as guest
+from device_runtime.device.agent import instance as guest
 from device_runtime.device.service import uninstall as leaving
 
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))

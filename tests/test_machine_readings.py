@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from device_runtime import machine_readings as readings
-from device_runtime.profiles.machine import available_memory, usable_cores
+from device_runtime.profiles.measure import available_memory, usable_cores
 
 DENIALS = [
     psutil.AccessDenied(),
@@ -93,7 +93,7 @@ def test_cores_are_counted_where_the_affinity_may_not_be_asked_for(monkeypatch):
 
 def test_a_limit_on_the_address_space_is_a_limit_on_memory():
     program = (
-        "from device_runtime.profiles.machine import available_memory as a; m = a(); print(m.total, m.free)"
+        "from device_runtime.profiles.measure import available_memory as a; m = a(); print(m.total, m.free)"
     )
     limit = 2 * 2**30
     output = subprocess.run(

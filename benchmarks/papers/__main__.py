@@ -24,7 +24,7 @@ from benchmarks.papers.tuning import best_rates, rows_by_rate
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.cli.options import add_format, count
 from device_runtime.models.errors import ModelError
-from device_runtime.profiles.machine import usable_cores
+from device_runtime.profiles.measure import usable_cores
 from device_runtime.simulation.compare.plan import check
 from device_runtime.simulation.compare.progress import (
     ProgressBars,

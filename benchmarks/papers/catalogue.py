@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from device_runtime.content import read_toml
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.toml_file import read_toml
 
 from .table import Table
 

@@ -14,7 +14,7 @@ from device_runtime.broker.wire.messages import Base, Blob, Kind, Offer
 from device_runtime.device.errors import OutOfMemory
 from device_runtime.device.measurement.measure_one import peak_bytes
 from device_runtime.device.selection.choose import MAIN
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.device.training.local_task import DeviceTask, Settings
 from device_runtime.device.training.one_task import RoundInputs
 from device_runtime.device.training.work import Listener, WorkOutcome

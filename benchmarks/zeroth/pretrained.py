@@ -74,7 +74,7 @@ def loaded(data: str, size: int = 32) -> DataSet:
 
 def backbone(classes: int) -> Any:
     from device_runtime.models.networks import build
-    from device_runtime.models.torch_modules.weights import load_weights
+    from device_runtime.models.torch_modules.parameters import load_weights
 
     module = build("squeezenet", {"version": "1.0", "classes": classes})
     load_weights(module, WEIGHTS, skip_head="classifier.1")

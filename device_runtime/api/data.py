@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import msgspec
 import numpy as np
 
-from device_runtime.profiles.keys import explained
+from device_runtime.content import explained
 from device_runtime.simulation.data import DataSpec, GroupData, files
 from device_runtime.simulation.errors import DataSetError
 

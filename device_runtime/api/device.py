@@ -8,19 +8,18 @@ from pathlib import Path
 from types import TracebackType
 
 from device_runtime.broker.wire.topics import check_task
-from device_runtime.device.agent.instance_lock import pause_on_signals
-from device_runtime.device.agent.joined import JoinedDevice, WorkRules, backend_for
+from device_runtime.device.agent.instance import JoinedDevice, WorkRules, backend_for, pause_on_signals
 from device_runtime.device.connection.connecting import connect, enrol, folder_of, no_trace
 from device_runtime.device.delivery.downloads import half_of_room
 from device_runtime.device.energy import AUTO, MODELLED, find_meter
-from device_runtime.device.engine.emulation import Emulation
 from device_runtime.device.errors import InUse
 from device_runtime.device.personal.predictions import Personal
-from device_runtime.device.policy.process_priority import ProcessPriority
 from device_runtime.device.policy.rules import Policy
+from device_runtime.device.policy.work_gate import ProcessPriority
 from device_runtime.device.training.settings import PersonalModelSettings, Settings, check_policy
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import SampleSource
+from device_runtime.profiles.device import Emulation
 from device_runtime.service_process import stopped_by_signals
 from device_runtime.strategies.kinds.names import check_kinds
 from device_runtime.strategies.terms.accountant import PrivacyBudget

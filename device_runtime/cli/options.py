@@ -10,12 +10,12 @@ from pathlib import Path
 from device_runtime.broker.wire.url import PASSWORD_VARIABLE
 from device_runtime.device.energy import AUTO as AUTO_METER
 from device_runtime.device.energy import METER_OPTIONS, MODELLED, FoundMeter, find_meter
-from device_runtime.device.engine.emulation import Emulation
 from device_runtime.device.training.settings import PersonalModelSettings
 from device_runtime.models.bundles.names import AUTO, ENGINES, PRECISIONS, EngineSettings
 from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
 from device_runtime.profiles import ProfileError
+from device_runtime.profiles.device import Emulation
 
 
 def add_connection(

@@ -31,9 +31,8 @@ from device_runtime.broker.wire.sum_messages import (
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.broker.wire.transfer import Pull, SendingLink, send_blocks
 
-from .errors import SumRefused
 from .ledger import Ledger
-from .summing import MaskSet, MaskSum, SumLimits, check_request, opened_set
+from .summing import MaskSet, MaskSum, SumLimits, SumRefused, check_request, opened_set
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from device_runtime.broker.wire.durable_files import private_folder, shut_to_oth
 from device_runtime.broker.wire.sum_messages import MOST_NAMED
 from device_runtime.strategies.masking.seeds import KEY_BYTES
 
-from .errors import LedgerError, SumRefused
-from .summing import MaskSet, named
+from .summing import LedgerError, MaskSet, SumRefused, named
 
 FILE = "masks.sqlite"
 VERSION = 1

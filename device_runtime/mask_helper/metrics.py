@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 
 from device_runtime.broker.servers.places import BACKLOG, Places, SharedListener, Shares
 
-from .errors import MetricsError
 from .helper import HelperFigures
+from .summing import MetricsError
 
 _P = "device_runtime_mask_helper_"
 

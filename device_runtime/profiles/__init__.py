@@ -3,13 +3,23 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
-from .shipped import ProfileError, shipped, shipped_names
+from .device import (
+    Bandwidth,
+    Battery,
+    DeviceProfile,
+    Memory,
+    Power,
+    ProfileError,
+    Speed,
+    shipped,
+    shipped_names,
+)
 
 if TYPE_CHECKING:
+    from device_runtime.profiles.fleets.groups import Disturbances
+
     from .cost import Cost, GraphPass, GraphWork, StragglerVerdict, Work, Workload, classify, predict
     from .fleets.fleet import BatterySpec, Fleet, FleetSpec
-    from .fleets.groups import Disturbances
     from .measure import host_profile, measure_speed
 
 __all__ = [

@@ -4,7 +4,7 @@ import time
 import psutil
 import pytest
 
-from device_runtime.device.external_programs import run_program
+from device_runtime.service_process import run_program
 
 
 def test_what_a_program_says_and_how_it_ends():

@@ -11,9 +11,8 @@ import pytest
 from nacl.bindings import crypto_scalarmult_base
 
 from device_runtime.mask_helper import ledger as ledgers
-from device_runtime.mask_helper.errors import LedgerError, SumRefused
 from device_runtime.mask_helper.ledger import FILE, Ledger
-from device_runtime.mask_helper.summing import SumLimits, check_request, opened_set
+from device_runtime.mask_helper.summing import LedgerError, SumLimits, SumRefused, check_request, opened_set
 
 from .conftest import SECRETS
 

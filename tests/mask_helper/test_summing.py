@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.mask_helper.errors import SumRefused
 from device_runtime.mask_helper.summing import (
     MaskSum,
     SumLimits,
+    SumRefused,
     check_request,
     deviation,
     opened_set,

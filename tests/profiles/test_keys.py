@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from device_runtime.profiles.keys import explained, no_such_key
+from device_runtime.content import explained, no_such_key
 
 
 class Must(msgspec.Struct, forbid_unknown_fields=True):

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from device_runtime.profiles.machine import MIB, MachineMemory, available_memory
+from device_runtime.profiles.measure import MIB, MachineMemory, available_memory
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.profiles.machine import OWN, own_groups
+from device_runtime.profiles.measure import OWN, own_groups
 
 TRAIN = """
 import json, os, sys, time
@@ -18,13 +18,13 @@ import numpy as np
 from dataclasses import replace
 from pathlib import Path
 Path(sys.argv[2], "cgroup.procs").write_text(str(os.getpid()))
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.device.training.local_task import DeviceTask, Settings
-from device_runtime.device.engine.memory_watchdog import guarded
+from device_runtime.device.engine.engine_guard import guarded
 from device_runtime.device.engine.engine_guard import EngineGuard
 from device_runtime.device.training.work import Assignment, train_richest
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
-from device_runtime.profiles.machine import available_memory
+from device_runtime.profiles.measure import available_memory
 from device_runtime.strategies.kinds.class_means import ClassMeans
 from device_runtime.strategies.kinds.fedavg import FedAvg
 

@@ -1,7 +1,7 @@
 import pytest
 
 from device_runtime.profiles import ProfileError, shipped, shipped_names
-from device_runtime.profiles.shipped import boards
+from device_runtime.profiles.device import boards
 
 
 @pytest.mark.parametrize("name", shipped_names())

@@ -12,7 +12,7 @@ from device_runtime.strategies.kinds import registry
 TRAIN = """
 import json, sys, time
 from pathlib import Path
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.device.training.local_task import DeviceTask, Settings
 from device_runtime.device.training.work import Assignment, train_richest
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
+from device_runtime.content import tomllib
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.settings import Setting
-from device_runtime.toml_file import tomllib
 
 EVERY = [(name, row) for name, kind in registry.KINDS.items() for row in registry.list_settings(kind)]
 

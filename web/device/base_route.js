@@ -1,6 +1,6 @@
 /**
  * How a device makes a base model: by replaying steps from its state, or from the checkpoint
- * (device/cache/base_route.py).
+ * (device/delivery/cache.py).
  */
 import { equal } from "./bytes.js";
 import { MessageError, UnusableBase } from "./errors.js";

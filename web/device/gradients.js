@@ -1,6 +1,6 @@
 /**
  * Changes gradients before a step: adds a proximal term, and clips their norm (strategies/terms/proximal.py and
- * models/training/clipping.py).
+ * models/training/optimizer.py).
  */
 
 import { TensorError } from "./errors.js";

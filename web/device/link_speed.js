@@ -1,4 +1,4 @@
-/** Estimates the bandwidth of the device's link from the transfers of its rounds (device/selection/link_speed.py). */
+/** Estimates the bandwidth of the device's link from the transfers of its rounds (device/traffic.py). */
 
 /** Smaller transfers are ignored: they measure the round trip rather than the bandwidth. */
 export const LARGE_BYTES = 64 * 1024;

@@ -1,4 +1,4 @@
-/** Delays between reconnections (broker/wire/link_timing.py). */
+/** Delays between reconnections (broker/wire/link_events.py). */
 
 /** Seconds. After a connection that lasted less, the back-off goes on growing. */
 const STEADY_S = 5;

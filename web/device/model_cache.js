@@ -1,6 +1,6 @@
 /**
  * Caches a task's bundle and base model on the device, fetched once and named by their hashes
- * (device/cache/model_cache.py).
+ * (device/delivery/cache.py).
  */
 
 import { findRoute, stepsOf } from "./base_route.js";

@@ -1,4 +1,4 @@
-/** Contributions without a receipt, on disk so that they survive the process (device/delivery/outbox.py). */
+/** Contributions without a receipt, on disk so that they survive the process (device/delivery/sending.py). */
 import { MessageError } from "./errors.js";
 import { Contribution, decode, encode } from "./messages.js";
 

@@ -1,4 +1,4 @@
-/** The QoS and size of MQTT packets. Part of broker/wire/link_timing.py. */
+/** The QoS and size of MQTT packets. Part of broker/wire/link_events.py. */
 import { utf8 } from "./bytes.js";
 import { COMPACT_TOPICS, isOffer } from "./topics.js";
 

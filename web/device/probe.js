@@ -1,4 +1,4 @@
-/** The loss as a function of changing parameters, for zeroth-order training (models/engines/onnx_probe.py). */
+/** The loss as a function of changing parameters, for zeroth-order training (models/engines/onnx_session.py). */
 
 import { BoundSession } from "./bound_session.js";
 

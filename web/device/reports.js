@@ -1,4 +1,4 @@
-/** Makes the messages that report a device's plan and its contribution (device/backend/reports.py). */
+/** Makes the messages that report a device's plan and its contribution (device/backend/base.py). */
 
 import { whole } from "./rounding.js";
 

@@ -1,5 +1,5 @@
 /**
- * Authenticates compact messages with 8 bytes (broker/wire/session_mac.py). Each process of a device draws a key pair,
+ * Authenticates compact messages with 8 bytes (broker/security/signing.py). Each process of a device draws a key pair,
  * from which both ends derive the same secret (X25519; the aggregator uses its Ed25519 key, by the usual map between
  * the curves). The MAC is HMAC-SHA256.
  */

@@ -1,5 +1,5 @@
 /**
- * Collects the new state and the commands of one step of the device's state machine (device/machine/turn.py).
+ * Collects the new state and the commands of one step of the device's state machine (device/machine/state.py).
  *
  * Fields of states, events and commands are called as in Python (device/machine/state.py, device/machine/events.py), so that traces
  * of one are those of the other. `type` names the class of an event or a command.

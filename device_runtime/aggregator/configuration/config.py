@@ -26,9 +26,8 @@ from device_runtime.broker.servers.server import BrokerOptions, RunningBroker
 from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.broker.wire.url import PASSWORD_VARIABLE, TLS, BrokerUrl, is_loopback
 from device_runtime.console import LogFormat
-from device_runtime.profiles.keys import explained
+from device_runtime.content import explained, read_toml
 from device_runtime.strategies.settings import Setting
-from device_runtime.toml_file import read_toml
 from device_runtime.user_account import expanded
 
 from . import enrolled

@@ -9,11 +9,11 @@ from heapq import heappop, heappush
 
 from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.aggregator.storage.contributions import DeviceTraffic
+from device_runtime.broker.security.signing import SessionKey
 from device_runtime.broker.wire import compact_round, messages, topics
 from device_runtime.broker.wire.blobs import BLOCK, Blobs, block_count
 from device_runtime.broker.wire.link import packet_bytes
 from device_runtime.broker.wire.messages import Blob, Get, Offer, Receipt
-from device_runtime.broker.wire.session_mac import SessionKey
 from device_runtime.broker.wire.sum_messages import SumCheck, SumRequest
 from device_runtime.broker.wire.transfer import MAX_WINDOW, answer_get
 

@@ -19,7 +19,7 @@ from device_runtime.device.agent.agent import Agent
 from device_runtime.device.backend.in_process import InProcess
 from device_runtime.device.engine.engine_guard import guard_engine, limit_bytes
 from device_runtime.device.selection.choose import MAIN, MARGIN, Candidate, UpdateChoice
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.device.training.one_task import OneTask, RoundInputs
 from device_runtime.device.training.settings import Settings
 from device_runtime.device.training.work import Decision, Listener, WorkOutcome

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from device_runtime.aggregator.last_will import GRACE_S
 from device_runtime.aggregator.limits import MOST_DEVICES
+from device_runtime.broker.security.signing import SessionKey
 from device_runtime.broker.wire.link import Event
 from device_runtime.broker.wire.messages import Offer, encode
-from device_runtime.broker.wire.session_mac import SessionKey
 
 from .run_events import Observer, RunEvent
 

@@ -51,9 +51,9 @@ from device_runtime.broker.wire.step_log import SEGMENT, TAIL
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.initial import initial_values
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.bundles.weights import initial_values
 from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import derived_bases

@@ -17,11 +17,9 @@ import msgspec
 from device_runtime.aggregator.configuration.config import BrokerSection, LogSection
 from device_runtime.aggregator.errors import WorkerError
 from device_runtime.aggregator.intake.check import CheckedMessage
-from device_runtime.broker.wire.link_events import Event
-from device_runtime.broker.wire.link_timing import ReconnectDelay
+from device_runtime.broker.wire.link_events import Event, ReconnectDelay
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.child_python import python_command
-from device_runtime.service_process import Exit
+from device_runtime.service_process import Exit, python_command
 
 log = logging.getLogger(__name__)
 

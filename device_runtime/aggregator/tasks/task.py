@@ -13,7 +13,7 @@ from device_runtime.aggregator.errors import TaskError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import Kind
 from device_runtime.broker.wire.step_log import round_seed
-from device_runtime.profiles.keys import explained
+from device_runtime.content import explained, near, read_toml
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.kinds import registry
@@ -21,7 +21,6 @@ from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 from device_runtime.strategies.robust.settings import Byzantine, Clip, ClipFactor, Robust, Rule, Trim
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.statistics import kind_statistics
-from device_runtime.toml_file import near, read_toml
 
 from .closing import AllDevices, Closing, FastDevices, FullBuffer, LearntDeadline
 from .kind_settings import KindSettings, kinds_named, tables_named, with_usual

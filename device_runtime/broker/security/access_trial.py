@@ -13,8 +13,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from device_runtime.broker.errors import BrokerError, BrokerSilent, BrokerUnreachable
 from device_runtime.broker.sockets.counted_stream import ByteCount
 from device_runtime.broker.wire import link_reasons
-from device_runtime.broker.wire.link_events import Received
-from device_runtime.broker.wire.link_timing import StepTime, packet_bytes
+from device_runtime.broker.wire.link_events import Received, StepTime, packet_bytes
 from device_runtime.broker.wire.mqtt_client import ANSWER, ConnectSteps, MqttClient
 from device_runtime.broker.wire.url import BrokerUrl
 
@@ -154,15 +153,11 @@ class AccessTrial:
     def _on_message(self, _c: object, _d: object, message: paho.MQTTMessage) -> None:
         self.inbox.put(Received(message.topic, bytes(message.payload), message.retain))
 
-    def _closed(self) -> BrokerError:
-        """Why the connection ended before it was ready."""
-        failure = self._client.stream.failure if self._client.stream else None
-        closed = failure or ConnectionError(link_reasons.CLOSED_SILENTLY)
-        return BrokerUnreachable(link_reasons.unreachable_reason(self._url, closed))
-
     def _on_disconnect(self, _c: object, _d: object, _f: object, _code: object, _p: object) -> None:
         if not self._ready.is_set():
-            self._failure = self._closed()
+            failure = self._client.stream.failure if self._client.stream else None
+            closed = failure or ConnectionError(link_reasons.CLOSED_SILENTLY)
+            self._failure = BrokerUnreachable(link_reasons.unreachable_reason(self._url, closed))
             self._ready.set()
         with self._changed:
             self._is_lost = True

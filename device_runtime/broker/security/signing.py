@@ -2,21 +2,30 @@
 
 An offer is signed with its topic and its time of issue, so that an offer to one device is not valid for
 another. A device signs its hellos, plans and contributions with their topic, which has its name. Compact
-messages have no signature but a MAC (see `session_mac`).
+messages have a MAC of 8 bytes instead, since a signature's 64 would be most of a message.
+
+For MACs, each process of a device that knows the aggregator's key draws a key pair, and sends the public key
+in its hello. Both ends derive the same secret from it (X25519; the aggregator uses its Ed25519 key, by the
+usual map between the curves); the broker between them cannot. A MAC is valid for one device, one topic and
+one run. A device that signs its hello proves that the key is its own; then MACs authenticate both directions,
+otherwise only the aggregator's messages.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
 
+from nacl.bindings import crypto_scalarmult, crypto_scalarmult_base
 from nacl.exceptions import BadSignatureError, CryptoError
 from nacl.signing import SigningKey, VerifyKey
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.wire import session_mac
+from device_runtime.broker.wire.compact_round import MAC_BYTES
 from device_runtime.broker.wire.durable_files import locked_folder, private_folder, sync_folder, write_synced
 from device_runtime.broker.wire.messages import (
     FromDevice,
@@ -27,7 +36,61 @@ from device_runtime.broker.wire.messages import (
     decode,
     encode,
 )
-from device_runtime.broker.wire.session_mac import SessionKey
+
+"""Bytes of a secret or public key."""
+
+_PURPOSE = b"device-runtime pact/1\0"
+
+
+class SessionKey:
+    """The secret that an aggregator shares with one process of a device."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def mac(self, topic: str, run: str, payload: bytes) -> bytes:
+        """The MAC of a payload on a topic; `run` is "" for a message of no run."""
+        message = b"".join((topic.encode(), b"\0", run.encode(), b"\0", payload))
+        return hmac.digest(self._secret, message, hashlib.sha256)[:MAC_BYTES]
+
+    def verifies(self, mac: bytes, topic: str, run: str, payload: bytes) -> bool:
+        """Whether `mac` is the MAC of the payload."""
+        return hmac.compare_digest(mac, self.mac(topic, run, payload))
+
+
+def aggregator_session(own: bytes, device: bytes) -> SessionKey:
+    """The shared secret at the aggregator, from its own secret key and a device's public key (X25519).
+
+    Raises MessageError for an invalid key.
+    """
+    return SessionKey(_secret(_shared(own, device), device, crypto_scalarmult_base(own)))
+
+
+def device_session(own: bytes, aggregator: bytes) -> SessionKey:
+    """The shared secret at a device, from its own secret key and the aggregator's public key (X25519).
+
+    Raises MessageError for an invalid key.
+    """
+    return SessionKey(_secret(_shared(own, aggregator), crypto_scalarmult_base(own), aggregator))
+
+
+def public_key(secret: bytes) -> bytes:
+    """The public key of a secret key, which is KEY_BYTES random bytes."""
+    return crypto_scalarmult_base(secret)
+
+
+def _shared(own: bytes, other: bytes) -> bytes:
+    try:
+        if len(other) != KEY_BYTES:
+            raise ValueError(f"it has {len(other)} bytes, expected {KEY_BYTES}")
+        return crypto_scalarmult(own, other)
+    except (CryptoError, ValueError) as error:  # CryptoError: anyone could compute the shared secret
+        raise MessageError(f"not a valid key for key agreement: {error}") from None
+
+
+def _secret(shared: bytes, device: bytes, aggregator: bytes) -> bytes:
+    return hmac.digest(shared, b"".join((_PURPOSE, device, aggregator)), hashlib.sha256)
+
 
 KEY_BYTES = 32
 _OFFER_PURPOSE = b"device-runtime offer/1\0"
@@ -83,7 +146,7 @@ class Signer:
 
         Raises MessageError for an invalid key.
         """
-        return session_mac.aggregator_session(bytes(self._key.to_curve25519_private_key()), device)
+        return aggregator_session(bytes(self._key.to_curve25519_private_key()), device)
 
 
 class Verifier:
@@ -128,7 +191,7 @@ class Verifier:
         Raises NotTrusted when the aggregator's key is not a point on the curve.
         """
         try:
-            return session_mac.device_session(secret, bytes(self._key.to_curve25519_public_key()))
+            return device_session(secret, bytes(self._key.to_curve25519_public_key()))
         except (CryptoError, MessageError):
             name = fingerprint(bytes(self._key))
             raise NotTrusted(f"the aggregator's key {name} is not valid for key agreement") from None

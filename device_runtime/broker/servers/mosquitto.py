@@ -130,7 +130,9 @@ class Mosquitto:
             except BrokerStartError:
                 self.kill()
                 raise
-            complaint = self._complaint()
+            lines = self._log_text().splitlines()
+            errors = [line for line in lines if "Error" in line] or lines[-1:]
+            complaint = errors[0].split(": ", 1)[-1] if errors else "it says nothing"
             self.kill()
             if not attempts_left:
                 raise BrokerStartError(f"{self.name} did not start on port {self.port}: {complaint}")
@@ -233,11 +235,6 @@ class Mosquitto:
             return self._log.read_text(errors="replace")
         except OSError:
             return ""
-
-    def _complaint(self) -> str:
-        lines = self._log_text().splitlines()
-        errors = [line for line in lines if "Error" in line] or lines[-1:]
-        return errors[0].split(": ", 1)[-1] if errors else "it says nothing"
 
 
 def _hand_over(paths: Iterable[Path], user: str) -> str:

@@ -15,8 +15,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
-from .addresses import UNSENT_BYTES
-from .waiting import StepLimit, wait_until_ready
+from .addresses import UNSENT_BYTES, StepLimit, wait_until_ready
 
 READ_BYTES = 16 * 1024
 MOST_READ_BYTES = 64 * 1024

@@ -60,7 +60,7 @@ def encode_offer(compact: CompactOffer) -> bytes:
 
 
 def with_mac(payload: bytes, mac: bytes) -> bytes:
-    """The payload with its MAC (see `session_mac`) appended."""
+    """The payload with its MAC (see `security.signing`) appended."""
     return bytes([payload[0] | WITH_MAC]) + payload[1:] + mac
 
 

@@ -31,20 +31,31 @@ from device_runtime.broker.errors import (
     BrokerSilent,
     BrokerUnreachable,
 )
-from device_runtime.broker.sockets.certificate_dates import is_of_dates, validity
+from device_runtime.broker.sockets.addresses import Abandoned
 from device_runtime.broker.sockets.counted_stream import ByteCount
-from device_runtime.broker.sockets.waiting import Abandoned
 
 from . import link_reasons
-from .link_events import Connected, Disconnected, Event, Received, Will
-from .link_options import LinkOptions
+from .certificate import is_of_dates, validity
+from .link_events import (
+    STEADY_S,
+    Connected,
+    Disconnected,
+    Event,
+    KeepAlive,
+    LinkOptions,
+    Outage,
+    Received,
+    ReconnectDelay,
+    StepTime,
+    Will,
+    duration,
+    packet_bytes,
+)
 from .link_reasons import EndedConnection
-from .link_timing import STEADY_S, KeepAlive, Outage, ReconnectDelay, StepTime, duration, packet_bytes
 from .messages import MESSAGE_LIMIT, MessageError
 from .mqtt_client import ANSWER, MOST_BYTES, MOST_INFLIGHT, SUBSCRIPTION, ConnectSteps, MqttClient
 from .outgoing import Outgoing
-from .packet_limit import SMALLEST
-from .pieces import PieceJoiner
+from .pieces import SMALLEST, PieceJoiner
 from .topics import filter_of
 from .url import BrokerUrl
 

@@ -15,8 +15,8 @@ from device_runtime.broker.errors import (
     BrokerSilent,
     BrokerUnreachable,
 )
-from device_runtime.broker.sockets.certificate_dates import is_of_dates
 
+from .certificate import is_of_dates
 from .mqtt_client import ANSWER, HANDSHAKE, LOOK_UP, SUBSCRIPTION, TCP, UPGRADE, NotMqtt
 from .url import BrokerUrl
 

@@ -90,7 +90,7 @@ class Hello(Message, frozen=True, array_like=True, kw_only=True):
     task: str = ""
     """The task to join; empty: any."""
     key: Annotated[bytes, Meta(max_length=32)] = b""
-    """The public key of this process for MACs (see `session_mac`).
+    """The public key of this process for MACs (see `security.signing`).
 
     Empty if the device does not know the aggregator's key.
     """

@@ -14,12 +14,10 @@ import paho.mqtt.client as paho
 from paho.mqtt.client import WebsocketConnectionError
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
-from device_runtime.broker.sockets.addresses import Endpoint, look_up, open_socket
+from device_runtime.broker.sockets.addresses import Endpoint, StepLimit, look_up, open_socket
 from device_runtime.broker.sockets.counted_stream import ByteCount, PlainStream, TlsStream
-from device_runtime.broker.sockets.waiting import StepLimit
 
-from .link_events import Will
-from .link_timing import StepTime
+from .link_events import StepTime, Will
 from .messages import MESSAGE_LIMIT
 from .url import BrokerUrl
 

@@ -29,8 +29,7 @@ from device_runtime.cli.options import (
     positive,
     share_plugins,
 )
-from device_runtime.device.agent.instance_lock import pause_on_signals
-from device_runtime.device.agent.joined import JoinedDevice, WorkRules, backend_for
+from device_runtime.device.agent.instance import JoinedDevice, WorkRules, backend_for, pause_on_signals
 from device_runtime.device.connection.connecting import Connection, connect, enrol, no_trace
 from device_runtime.device.errors import PolicyError
 from device_runtime.device.training.settings import Settings, check_policy

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.cli.options import add_connection
-from device_runtime.device.agent import instance_lock
+from device_runtime.device.agent import instance
 from device_runtime.device.connection.connecting import connect, folder_of, is_enrolled
 from device_runtime.device.errors import InstallError
 from device_runtime.device.service import uninstall
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
             f"contributions in {folder} that wait for a receipt: {count}. Join until they are sent, "
             "or give --keep-outbox, or --force to lose them"
         )
-    running = instance_lock.process(folder)
+    running = instance.process(folder)
     print(_named(folder, options.keep_outbox, running))
     options.state, options.name = folder, uninstall.name_in(folder)
     options.broker = options.broker or uninstall.setting(folder, "broker") or None

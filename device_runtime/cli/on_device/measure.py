@@ -100,10 +100,10 @@ def _seconds(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 if no kind could be measured."""
-    from device_runtime.device.engine.emulation import Time
     from device_runtime.device.measurement.measurement import idle_watts, interleaved, lines, plot, row
     from device_runtime.models import data as local_data
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
+    from device_runtime.profiles.device import Time
 
     bundle, names = Bundle.open(find_bundle(options.bundle)), _kinds(options)
     if options.data:  # what is wrong with them is told before anything is measured

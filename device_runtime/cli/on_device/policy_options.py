@@ -10,8 +10,8 @@ from pathlib import Path
 from device_runtime.cli.options import count, listed, positive
 from device_runtime.device.delivery.downloads import half_of_room
 from device_runtime.device.errors import PolicyError
-from device_runtime.device.policy.process_priority import ProcessPriority
 from device_runtime.device.policy.rules import DIGEST, SHORTEST, AllowList, DayWindow, Policy
+from device_runtime.device.policy.work_gate import ProcessPriority
 from device_runtime.device.service import device_file
 
 RULES = frozenset(

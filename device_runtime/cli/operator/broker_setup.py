@@ -97,11 +97,7 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do one of the actions. Raises BrokerError."""
-    from device_runtime.broker.servers.production import (  # needs the extra `aggregator`
-        CA_DAYS,
-        init_broker,
-        renew,
-    )
+    from device_runtime.broker.servers.production import CA_DAYS, init_broker, renew
 
     if args.action == "rotate-key":
         return _rotate_key(BrokerFolder(args.folder), int(datetime.now(timezone.utc).timestamp()))

@@ -22,7 +22,7 @@ from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.on_device.policy_options import add_masks, masks_allowed
 from device_runtime.cli.options import add_connection, add_plugins, count, load_plugins
 from device_runtime.console import limit_lines
-from device_runtime.device.agent.instance_lock import folder_lock
+from device_runtime.device.agent.instance import folder_lock
 from device_runtime.device.connection.connecting import Connection, claim, connect, first_connection
 from device_runtime.device.training.settings import Settings
 from device_runtime.service_process import Exit, stopped_by_signals

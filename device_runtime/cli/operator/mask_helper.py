@@ -16,15 +16,14 @@ from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.cli.on_device import service
 from device_runtime.cli.options import add_connection, count
 from device_runtime.console import log_as_service
-from device_runtime.device.agent.instance_lock import folder_lock
+from device_runtime.device.agent.instance import folder_lock
 from device_runtime.device.connection.connecting import Connection, claim, connect, enrol, first_connection
 from device_runtime.device.errors import InUse, NoDevice
 from device_runtime.device.service import device_file
 from device_runtime.device.service.install import ServiceCommand
-from device_runtime.mask_helper.errors import LedgerError, MaskHelperError, MetricsError
 from device_runtime.mask_helper.helper import HelperClocks, HelperSettings, MaskHelper
 from device_runtime.mask_helper.ledger import Ledger
-from device_runtime.mask_helper.summing import SumLimits
+from device_runtime.mask_helper.summing import LedgerError, MaskHelperError, MetricsError, SumLimits
 from device_runtime.service_process import Exit, SystemdWatchdog, stopped_by_signals
 
 log = logging.getLogger(__name__)

@@ -352,7 +352,7 @@ def loss_and_labels(args: argparse.Namespace) -> tuple[TargetSpec, Any, tuple[st
     """The targets, the function of an own loss or None, and the labels. Raises ExportError."""
     own, name = None, args.loss
     if ":" in name:
-        from device_runtime.models.torch_modules.losses import loss_from_file
+        from device_runtime.models.torch_modules.functional_module import loss_from_file
 
         own, name = loss_from_file(name), name.rpartition(":")[2]
     if args.labels is None and args.targets != "input":

@@ -11,10 +11,10 @@ import numpy as np
 from tabulate import tabulate
 
 from device_runtime.cli.options import count
+from device_runtime.content import explained
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.export.network_factory import settings
 from device_runtime.profiles.fleets.fleet import FleetSpec
-from device_runtime.profiles.keys import explained
 from device_runtime.simulation.data import DataSet, DataSpec, divide, divide_fleet, load
 from device_runtime.simulation.data.spec import OF_BUNDLES
 from device_runtime.simulation.errors import DataSetError, SimulationError

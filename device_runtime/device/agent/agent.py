@@ -63,9 +63,7 @@ class Agent:
         trust = Trust(settings.aggregator, folder=settings.folder, signs=bool(settings.secret))
         self._trust, self._offer_stream, self._messages.key = trust, OfferStream(trust), trust.key
         if settings.secret:
-            from device_runtime.broker.security.signing import (
-                DeviceSigner,  # a device that is not enrolled needs no cryptography
-            )
+            from device_runtime.broker.security.signing import DeviceSigner
 
             self._messages.sign(DeviceSigner(settings.secret).seal, trust.mac)
 

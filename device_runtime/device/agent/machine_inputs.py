@@ -6,7 +6,7 @@ from device_runtime.broker.errors import BlobError, NoRoom
 from device_runtime.broker.wire.messages import Contribution
 from device_runtime.device.backend.base import Bundles, bundles_of
 from device_runtime.device.connection.offers import OpenRound
-from device_runtime.device.delivery.outbox import Outbox
+from device_runtime.device.delivery.sending import Outbox
 from device_runtime.device.errors import DeviceError, RoundLeftOut, StaleBase, WorkDied
 from device_runtime.device.machine import events as ev
 from device_runtime.device.machine.state import DeviceRules, DeviceState

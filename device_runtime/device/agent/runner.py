@@ -16,13 +16,12 @@ import msgspec
 
 from device_runtime.broker.errors import BlobError, DiskError
 from device_runtime.broker.wire.messages import Blob, Get, Offer, Plan, Receipt
-from device_runtime.device.backend import reports
+from device_runtime.device.backend import base
 from device_runtime.device.backend.base import BackendListener, MakeBackend, WorkBackend, WorkResult
 from device_runtime.device.connection.offers import OpenRound
 from device_runtime.device.connection.presence import DeviceMessages
 from device_runtime.device.delivery.downloads import Downloads, prune, store
-from device_runtime.device.delivery.outbox import Outbox
-from device_runtime.device.delivery.sending import ContributionSender, counts
+from device_runtime.device.delivery.sending import ContributionSender, Outbox, counts
 from device_runtime.device.energy import resting
 from device_runtime.device.errors import (
     DeviceError,
@@ -35,7 +34,7 @@ from device_runtime.device.errors import (
 from device_runtime.device.machine import events as ev
 from device_runtime.device.machine.step import step
 from device_runtime.device.policy.work_gate import LOOK_S, WorkGate
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.device.training.settings import Settings
 from device_runtime.machine_readings import collect_and_trim
 from device_runtime.system_errors import is_of_disk, shortage
@@ -217,7 +216,7 @@ class Runner:
                     self._messages.plan(*self._plan)
             case ev.SendSatOut():
                 reasons = (self._gate.reason,)
-                self._messages.plan(reports.sat_out_plan(command.task, command.round, reasons), 0.0)
+                self._messages.plan(base.sat_out_plan(command.task, command.round, reasons), 0.0)
             case ev.Send():
                 self._send(command.seq, command.first)
             case _:
@@ -337,7 +336,7 @@ class Runner:
             if str(error) != self._warned:  # told once in a row, whatever the round
                 log.warning("round %d left out: %s", offer.round, error)
             self._warned = str(error)
-            self._messages.plan(reports.sat_out_plan(offer.task, offer.round, (str(error),)), 0.0)
+            self._messages.plan(base.sat_out_plan(offer.task, offer.round, (str(error),)), 0.0)
         else:
             self.warn(f"round {offer.round}: {error}")
 
@@ -416,7 +415,7 @@ class Runner:
 
     def _say_hello(self, least: int) -> None:
         boot, ready = self._messages.boot, bool(self.backend.bundles)
-        hello = self.backend.hello(boot) if ready else reports.bare_hello(boot)
+        hello = self.backend.hello(boot) if ready else base.bare_hello(boot)
         samples = max(hello.num_examples, least if ready else 0)
         self._messages.hello(msgspec.structs.replace(hello, num_examples=samples))
         if samples != self.state.samples:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 
-from device_runtime.child_python import python_command
 from device_runtime.device.errors import WorkDied
+from device_runtime.service_process import python_command
 
 from .rpc import Rpc, WorkerGone, WorkerMessage, WorkTerms
 

@@ -13,14 +13,13 @@ from math import inf
 
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import INLINE_LIMIT, Contribution, Hello, Mask, Offer
-from device_runtime.device.cache.model_cache import ModelCache
 from device_runtime.device.connection.offers import OpenRound
+from device_runtime.device.delivery.cache import ModelCache
 from device_runtime.device.delivery.error_feedback import ErrorFeedback, FeedbackKey
-from device_runtime.device.engine.engine_guard import limit_bytes
-from device_runtime.device.engine.memory_watchdog import guarded
+from device_runtime.device.engine.engine_guard import guarded, limit_bytes
 from device_runtime.device.errors import RoundLeftOut, RoundOver, UnusableBase, WorkerDeath
 from device_runtime.device.policy.work_gate import LOOK_S, WorkGate
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.device.training.local_task import DeviceTask
 from device_runtime.device.training.one_task import MakeTask, OneTask, RoundInputs
 from device_runtime.device.training.settings import Settings
@@ -31,7 +30,7 @@ from device_runtime.strategies.errors import KindError, MaskError
 from device_runtime.strategies.training.workload import ENVELOPE_BYTES
 from device_runtime.system_errors import is_of_disk
 
-from . import reports
+from . import base
 from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkResult, bundles_of
 
 log = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class InProcess:
         self._inputs: RoundInputs | None = None
 
     def hello(self, boot: int) -> Hello:
-        return self.task.hello(boot) if self.task else reports.bare_hello(boot)
+        return self.task.hello(boot) if self.task else base.bare_hello(boot)
 
     def warm_up(self) -> None:
         """Does nothing."""
@@ -174,7 +173,7 @@ class InProcess:
                 body, mask = self._content(task, inputs, outcome, listener)
                 blob = self.cache.blobs.put(body) if len(body) > INLINE_LIMIT else None
                 sent = bytes(body) if blob is None else blob
-                message = reports.contribution_message(offer, outcome, sent, mask)
+                message = base.contribution_message(offer, outcome, sent, mask)
                 task.keep(offer, update)
             except (BlobError, OSError) as error:
                 if wait_s is not None and is_of_disk(error) and _waited(wait_s, error, offer, listener):
@@ -234,7 +233,7 @@ def _tell_shortened(why: str, inputs: RoundInputs, outcome: WorkOutcome, listene
     log.log(logging.INFO if clips else logging.WARNING, "round %d: %s", offer.round, why)
     if not clips:
         decision = Decision(outcome.plan, (*outcome.gave_up, SHORTENED), inf)
-        listener.decided(offer, reports.plan_message(offer, decision), decision.room_bytes)
+        listener.decided(offer, base.plan_message(offer, decision), decision.room_bytes)
 
 
 @contextmanager
@@ -248,7 +247,7 @@ def round_errors_as_left_out() -> Iterator[None]:
 
 def _listener(offer: Offer, listener: BackendListener) -> Listener:
     def decided(decision: Decision) -> None:
-        listener.decided(offer, reports.plan_message(offer, decision), decision.room_bytes)
+        listener.decided(offer, base.plan_message(offer, decision), decision.room_bytes)
 
     def progress(done: float) -> None:
         _ending_paused_work(partial(listener.progress, done))()

@@ -20,13 +20,13 @@ import msgspec
 from device_runtime.broker.wire.messages import Contribution, Hello, Plan
 from device_runtime.device.connection.offers import OpenRound
 from device_runtime.device.energy import Meter
-from device_runtime.device.engine.emulation import Emulation
 from device_runtime.device.errors import WorkerDeath
 from device_runtime.device.policy.rules import ANYTHING, AllowList
 from device_runtime.device.training.settings import PersonalModelSettings, Settings
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import SampleSource
 from device_runtime.profiles import DeviceProfile
+from device_runtime.profiles.device import Emulation
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 from .base import Bundles, RoundPreview, WorkResult

@@ -15,15 +15,14 @@ from device_runtime.device import errors
 from device_runtime.device.connection.offers import OpenRound
 from device_runtime.device.errors import DeviceError, RoundOver, WorkDied, WorkerDeath
 from device_runtime.device.policy.work_gate import WorkGate
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.device.training.settings import Settings
 from device_runtime.machine_readings import resident_bytes
 from device_runtime.models import errors as model_errors
 from device_runtime.models.errors import ModelError
 
-from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkResult
+from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkResult, bare_hello, sat_out_plan
 from .child_process import STAYS_S, Child, OnDemandWorker
-from .reports import bare_hello, sat_out_plan
 from .rpc import (
     Ended,
     EvaluateModelRequest,

@@ -16,7 +16,7 @@ from device_runtime.console import log_to_stderr
 from device_runtime.device.energy import Meter, MeterError, find_meter, resting
 from device_runtime.device.errors import DeviceError, RoundOver
 from device_runtime.device.policy.work_gate import WorkGate
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.models.errors import ModelError
 from device_runtime.system_errors import is_of_disk, shortage
 from device_runtime.user_account import provide_temporary_folder

@@ -19,7 +19,7 @@ from device_runtime.broker.errors import BrokerUnreachable, UrlError
 from device_runtime.broker.security.enrolment import FILE, Enrolment, EnrolmentError
 from device_runtime.broker.wire.durable_files import shut_to_others
 from device_runtime.broker.wire.link import LinkOptions
-from device_runtime.broker.wire.link_timing import ReconnectDelay
+from device_runtime.broker.wire.link_events import ReconnectDelay
 from device_runtime.broker.wire.topics import check_device
 from device_runtime.broker.wire.url import TLS, BrokerUrl
 from device_runtime.device.errors import NoDevice

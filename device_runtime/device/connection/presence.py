@@ -8,8 +8,7 @@ import msgspec
 
 from device_runtime.broker.wire import compact_round, topics
 from device_runtime.broker.wire.blobs import Blobs
-from device_runtime.broker.wire.link_events import Will
-from device_runtime.broker.wire.link_timing import packet_bytes
+from device_runtime.broker.wire.link_events import Will, packet_bytes
 from device_runtime.broker.wire.messages import (
     Contribution,
     Get,
@@ -28,7 +27,7 @@ AND_MORE = "..."
 Seal = Callable[[str, bytes], bytes]
 """Signs an encoded message for a topic; returns the payload."""
 Mac = Callable[[str, str, bytes], bytes]
-"""The MAC of a payload on a topic in a run (see `broker.wire.session_mac`)."""
+"""The MAC of a payload on a topic in a run (see `broker.security.signing`)."""
 
 
 class DeviceMessages:
@@ -42,7 +41,7 @@ class DeviceMessages:
         self.task = ""
         """The task that it is in, or asks for; empty: any."""
         self.key = b""
-        """Public key for a session key with the aggregator (see `broker.wire.session_mac`)."""
+        """Public key for a session key with the aggregator (see `broker.security.signing`)."""
         self.link: SendingLink
         self._name = name
         self._seal: Seal | None = None

@@ -15,8 +15,7 @@ from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.broker.wire.messages import MessageError, Offer, Receipt, decode, offer_in
 
 if TYPE_CHECKING:
-    from device_runtime.broker.security.signing import Verifier
-    from device_runtime.broker.wire.session_mac import SessionKey
+    from device_runtime.broker.security.signing import SessionKey, Verifier
 
 log = logging.getLogger(__name__)
 
@@ -101,12 +100,12 @@ class Trust:
         self._rounds: dict[str, int] = {}
         self._issued = IssueTimes(key, folder if key else None)
         if key:
+            from device_runtime.broker.security import signing
             from device_runtime.broker.security.signing import Verifier
-            from device_runtime.broker.wire import session_mac
 
-            self._own, self._folder = draw(session_mac.KEY_BYTES), folder
+            self._own, self._folder = draw(signing.KEY_BYTES), folder
             self._verifier = Verifier(key)
-            self._session_key, self.key = self._verifier.agree(self._own), session_mac.public_key(self._own)
+            self._session_key, self.key = self._verifier.agree(self._own), signing.public_key(self._own)
 
     def next(self, topic: str, run: str, payload: bytes) -> compact_round.CompactOffer:
         """The next round of this run that came on this topic. Raises MessageError as `offer`."""

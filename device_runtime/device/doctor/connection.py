@@ -11,9 +11,11 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from device_runtime.broker.errors import BrokerError, BrokerRefused, UrlError
-from device_runtime.broker.security import certificate
 from device_runtime.broker.security.access_trial import AccessTrial
-from device_runtime.broker.security.certificate import (
+from device_runtime.broker.security.enrolment import FILE
+from device_runtime.broker.sockets.addresses import StepLimit, look_up, open_socket
+from device_runtime.broker.wire import certificate, topics
+from device_runtime.broker.wire.certificate import (
     EXPIRED,
     NOT_YET,
     OTHER_ADDRESS,
@@ -21,13 +23,9 @@ from device_runtime.broker.security.certificate import (
     CertificateRefused,
     PeerCertificate,
 )
-from device_runtime.broker.security.enrolment import FILE
-from device_runtime.broker.sockets.addresses import look_up, open_socket
-from device_runtime.broker.sockets.waiting import StepLimit
-from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError, Signed, decode
-from device_runtime.broker.wire.packet_limit import SMALLEST
+from device_runtime.broker.wire.pieces import SMALLEST
 from device_runtime.device.connection.connecting import Connection
 from device_runtime.device.connection.trust import Trust
 

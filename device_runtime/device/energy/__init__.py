@@ -1,8 +1,8 @@
 """Energy meters, one file for each source, and the choice among them."""
 
-from .accounting import Account, modelled, resting
 from .meter import (
     MODELLED,
+    Account,
     Energy,
     Meter,
     MeterError,
@@ -10,6 +10,8 @@ from .meter import (
     MeterReading,
     NoMeter,
     energy_between,
+    modelled,
+    resting,
     together,
 )
 from .meter_choice import AUTO, METER_OPTIONS, FoundMeter, find_meter, needs_listening

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from device_runtime.profiles import Power
 
-from . import battery, jetson, pmic, rapl, termux
+from . import battery, boards
 from .meter import MODELLED, Meter, MeterError, NoMeter
 
 AUTO = "auto"
 HERE: dict[str, Callable[[Path, Callable[[], float]], Meter]] = {
-    "jetson": jetson.find_meter,
-    "pmic": pmic.find_meter,
-    "rapl": rapl.find_meter,
+    "jetson": boards.jetson_meter,
+    "pmic": boards.pmic_meter,
+    "rapl": boards.rapl_meter,
     "battery": battery.find_meter,
-    "termux": termux.find_meter,
+    "termux": battery.phone_meter,
 }
 """Meters that "auto" looks for, the best first: of the whole board, then exact ones, then coarse ones.
 
@@ -85,11 +85,9 @@ def _named(option: str, clock: Callable[[], float], root: Path) -> FoundMeter:
     if option in HERE:
         return FoundMeter(HERE[option](root, clock))
     if kind == "ina219":
-        from . import ina219  # like the next two, loaded only if it is asked for
-
-        return FoundMeter(ina219.find_meter(ina219.Wiring.of(rest), root, clock))
+        return FoundMeter(boards.ina219_meter(boards.Wiring.of(rest), root, clock))
     if kind == "command":
-        from . import command
+        from . import command  # like the next one, loaded only if it is asked for
 
         return FoundMeter(command.command_meter(rest, clock))
     if kind in ("mqtt", "mqtts"):

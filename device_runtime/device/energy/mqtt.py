@@ -14,8 +14,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 from device_runtime.broker.errors import UrlError
 from device_runtime.broker.wire.url import BrokerUrl
 
+from .command import UNITS, in_message
 from .meter import MeterError, MeterInfo, MeterReading, PowerIntegral
-from .quantity import UNITS, in_message
 
 ABOUT = MeterInfo("mqtt", "what the plug measures", error=0.03, every_s=10.0)
 WAIT_S = 75.0

@@ -21,9 +21,9 @@ from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import DeviceProfile, Speed, host_profile, measure_speed
 from device_runtime.profiles.cost import session_bytes
+from device_runtime.profiles.device import Emulation
 from device_runtime.profiles.measure import Clocks, SpeedTrial
 
-from .emulation import Emulation
 from .engine_guard import EngineGuard
 
 log = logging.getLogger(__name__)

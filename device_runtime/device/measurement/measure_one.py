@@ -15,7 +15,6 @@ import numpy as np
 from device_runtime.broker.servers.dependent_process import end_when_alone
 from device_runtime.device import energy as meters
 from device_runtime.device.energy import Account
-from device_runtime.device.engine.emulation import Emulation
 from device_runtime.device.engine.engine_guard import guard_engine, own_memory
 from device_runtime.device.engine.profiling import profile, random_samples
 from device_runtime.device.policy.privacy_budget import PrivacyGuard
@@ -26,8 +25,8 @@ from device_runtime.models import data as local_data
 from device_runtime.models.available_engines.available import engine_choice, open_model
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.names import EngineSettings
-from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Speed
+from device_runtime.profiles.device import Emulation
 from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData
 from device_runtime.strategies.kinds import registry
@@ -123,7 +122,9 @@ def run_order(order: MeasureOrder) -> MeasuredFigures:
     model = open_model(bundle, device.engine, watch=watch)
     base = bundle.weights()
     model.load(base)
-    _as_after_measuring(model, data)
+    model.forward(data.x[:1])  # as a device that has joined, which ran the bundle to measure itself
+    model.unload()
+    collect_and_trim()
     here = own_memory(
         profile(device.speed, str(engine_choice(bundle, device.engine.engine)), emulation),
         device.memory_bytes,
@@ -181,13 +182,6 @@ def main() -> None:
     figures = msgspec.msgpack.encode(run_order(order))
     with open(int(sys.argv[1]), "wb") as answer:  # noqa: PTH123 - a number
         answer.write(figures)
-
-
-def _as_after_measuring(model: DeviceModel, data: LocalData) -> None:
-    """Load the engine: a device that has joined has already run the bundle to measure itself."""
-    model.forward(data.x[:1])
-    model.unload()
-    collect_and_trim()
 
 
 def _account(device: MeasuredDevice) -> Account:

@@ -13,9 +13,9 @@ from statistics import median
 
 import msgspec
 
-from device_runtime.child_python import python_command
 from device_runtime.device.energy import Meter, energy_between
-from device_runtime.device.engine.emulation import Time
+from device_runtime.profiles.device import Time
+from device_runtime.service_process import python_command
 
 from .measure_one import MeasuredFigures, MeasureOrder
 

@@ -19,8 +19,8 @@ from math import isfinite
 from pathlib import Path
 
 from device_runtime.device.energy.battery import is_battery, supply
-from device_runtime.device.external_programs import run_program
 from device_runtime.machine_readings import SensorDenied, battery, hottest_celsius, load_per_core, own_cpu_s
+from device_runtime.service_process import run_program
 
 from .rules import NOT_LOOKED_AT, Charge, Conditions, Policy, Reading
 
@@ -302,6 +302,6 @@ class ConditionReader:
 
 
 def _read(path: Path) -> str:
-    from device_runtime.profiles.machine import read_system_file  # 50 kB, needed by few rules
+    from device_runtime.profiles.measure import read_system_file  # 50 kB, needed by few rules
 
     return read_system_file(path)

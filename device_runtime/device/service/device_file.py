@@ -7,9 +7,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from device_runtime.content import no_such_key, read_toml
 from device_runtime.device.errors import PolicyError
-from device_runtime.profiles.keys import no_such_key
-from device_runtime.toml_file import read_toml
 from device_runtime.user_account import expanded
 
 POLICY = "policy"

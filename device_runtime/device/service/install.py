@@ -15,7 +15,7 @@ from typing import Literal
 
 from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.device.errors import InstallError
-from device_runtime.device.external_programs import run_program
+from device_runtime.service_process import run_program
 from device_runtime.system_errors import disk_reason
 from device_runtime.user_account import NoHome, config_folder, user_name
 

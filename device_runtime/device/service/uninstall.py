@@ -15,7 +15,7 @@ from pathlib import Path
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.enrolment import Enrolment, EnrolmentError
 from device_runtime.broker.wire.link import Link, LinkOptions
-from device_runtime.device.agent import instance_lock
+from device_runtime.device.agent import instance
 from device_runtime.device.agent.agent import DeviceInbox
 from device_runtime.device.connection.connecting import Connection, is_device
 from device_runtime.device.connection.presence import DeviceMessages
@@ -113,13 +113,13 @@ def stop(name: str, folder: Path) -> Iterator[str]:
     for service in services:
         yield from install.remove(service)
         yield f"removed {service.files[0].path}"
-    pid = instance_lock.process(folder)
+    pid = instance.process(folder)
     if pid is None:
         return
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     end = time.monotonic() + STOP_S
-    while instance_lock.process(folder) is not None:
+    while instance.process(folder) is not None:
         if time.monotonic() > end:
             raise InstallError(f"process {pid} does not end: nothing is removed. End it, and leave again")
         time.sleep(0.1)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from device_runtime.broker.wire.messages import Hello, Offer
-from device_runtime.device.cache.strategy_state import StrategyStateStore
+from device_runtime.device.delivery.cache import StrategyStateStore
 from device_runtime.device.energy import Account
 from device_runtime.device.engine.engine_guard import guard_engine, limit_bytes, own_memory
 from device_runtime.device.engine.profiling import cache_key, clocks, device_speed, profile, ready
@@ -24,7 +24,7 @@ from device_runtime.device.personal.kept import PersonalModelStore
 from device_runtime.device.policy.privacy_budget import PrivacyGuard
 from device_runtime.device.policy.rules import AllowList
 from device_runtime.device.selection.choose import MAIN, UploadTerms, choose, policy_named
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.machine_readings import collect_and_trim, load_per_core
 from device_runtime.models import data as local_data
 from device_runtime.models.available_engines.available import engine_choice, open_model

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from device_runtime.broker.wire.messages import Hello, Offer
 from device_runtime.device.engine.engine_guard import EngineGuard
 from device_runtime.device.errors import WorkerDeath
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.codecs.chain import Encoded

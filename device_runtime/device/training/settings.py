@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from device_runtime.device.energy import Meter
-from device_runtime.device.engine.emulation import Emulation
 from device_runtime.device.policy.rules import ANYTHING, AllowList
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import SampleSource
+from device_runtime.profiles.device import Emulation
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import ORT_TRAINING, Graph, Manifest
 from device_runtime.models.bundles.names import RUN_BYTES
-from device_runtime.models.bundles.quantised import initialisers
 from device_runtime.models.bundles.tensors import Flat, Tensors
+from device_runtime.models.bundles.weights import initialisers
 from device_runtime.models.engines.base import (
     NO_EXTRAS,
     EngineWatch,
@@ -32,12 +32,14 @@ from device_runtime.models.engines.base import (
 )
 from device_runtime.models.engines.blocked.layers import load_blocked
 from device_runtime.models.engines.onnx_layout import ConstantProbe, OptimisedProbe, optimise_layout
-from device_runtime.models.engines.onnx_probe import OnnxProbe, ProbeGraph, rows_beside
 from device_runtime.models.engines.onnx_session import (
     BoundSession,
     LoadedGraph,
+    OnnxProbe,
+    ProbeGraph,
     SessionSettings,
     load_session,
+    rows_beside,
 )
 from device_runtime.models.errors import BundleError, EngineError
 

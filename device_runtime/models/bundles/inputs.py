@@ -116,7 +116,11 @@ class InputSpec(ManifestRecord, frozen=True):
         if isinstance(self.text, TextInput):
             self._check_text(self.text)
         if isinstance(self.window, WindowInput):
-            self._check_window(self.window)
+            if len(self.shape) != 2 or self.vocabulary is not None:
+                raise ValueError(f"input is {self.dtype} {self.shape}, expected windows (channels, length)")
+            count, names = self.shape[0], self.window.columns
+            if names and (len(names) != count or len(set(names)) != count):
+                raise ValueError(f"columns are {', '.join(names)}, expected {count} different ones")
 
     def _check_text(self, text: TextInput) -> None:
         fixed = (*text.before, *text.after, text.padding)
@@ -126,13 +130,6 @@ class InputSpec(ManifestRecord, frozen=True):
             raise ValueError(
                 f"input {self.shape} has no room for a text in addition to {len(fixed) - 1} fixed tokens"
             )
-
-    def _check_window(self, window: WindowInput) -> None:
-        if len(self.shape) != 2 or self.vocabulary is not None:
-            raise ValueError(f"input is {self.dtype} {self.shape}, expected windows (channels, length)")
-        count, names = self.shape[0], window.columns
-        if names and (len(names) != count or len(set(names)) != count):
-            raise ValueError(f"columns are {', '.join(names)}, expected {count} different ones")
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:

@@ -63,7 +63,7 @@ class Extra(ManifestRecord, frozen=True):
 
 
 class Derived(ManifestRecord, frozen=True):
-    """An initialiser that the device computes from a parameter, see `models.bundles.quantised`.
+    """An initialiser that the device computes from a parameter, see `models.bundles.weights`.
 
     transposed: from the transpose of the parameter as a matrix (shape[0], the rest). columns: one scale for
     each column of that matrix, instead of one for all.

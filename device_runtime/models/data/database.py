@@ -29,8 +29,7 @@ from .cells import (
     text_column,
     usual_label_column,
 )
-from .recording import TimeStep, WindowCutter
-from .row_reader import values_of
+from .row_reader import TimeStep, WindowCutter, values_of
 from .sample_source import SampleSource
 from .single import decode_unnamed, raw
 from .units import (

@@ -21,7 +21,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from device_runtime.child_python import python_command
+from device_runtime.service_process import python_command
 
 from .units import Refused, TemporarilyRefused
 

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.content import read_toml
 from device_runtime.models.bundles.targets import TargetSpec
 from device_runtime.models.errors import DataError, TensorError
-from device_runtime.toml_file import read_toml
 
 from .cells import column_values, first_of, folded
 from .sample_source import SampleSource

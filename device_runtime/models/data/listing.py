@@ -43,7 +43,10 @@ def listing(source: SampleSource) -> Listing:
     """All units of a source; files that vanish meanwhile are ignored."""
     contents = Listing()
     if source.query:
-        _database(source, contents)
+        try:
+            contents.add(Unit(source.path.name, source.path, database.stamp(source.path), DATABASE))
+        except OSError as error:
+            contents.add(Skip("cannot be read", f"{source.path.name}: {error.strerror}"))
     elif source.path.is_file():
         _file(source.path, source, contents)
     else:
@@ -72,13 +75,6 @@ def _folder(source: SampleSource, contents: Listing) -> None:
 def is_hidden(name: str) -> bool:
     """Whether a file or folder is none of its owner's: hidden, or of the system."""
     return name.startswith(".") or name.lower() in SYSTEM_FILES
-
-
-def _database(source: SampleSource, contents: Listing) -> None:
-    try:
-        contents.add(Unit(source.path.name, source.path, database.stamp(source.path), DATABASE))
-    except OSError as error:
-        contents.add(Skip("cannot be read", f"{source.path.name}: {error.strerror}"))
 
 
 def _file(path: Path, source: SampleSource, contents: Listing) -> None:

@@ -23,7 +23,7 @@ from .listing import listing
 from .local_data import LocalData
 from .local_samples import LocalSamples, Selection, for_task
 from .model_check import MOST
-from .recording import WindowCutter
+from .row_reader import WindowCutter
 from .sample_source import SampleSource
 from .units import EMPTY, RawSamples, Refused, Skip, SkippedTally, WantedSamples, read_file, refusing
 

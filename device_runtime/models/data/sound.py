@@ -215,7 +215,8 @@ def log_mel(clips: NDArray[Any], rate: int = RATE) -> NDArray[np.uint8]:
 def filters(frame: int, rate: int) -> Floats:
     """The weight of each frequency of the transform in each band, (40, frame // 2 + 1)."""
     highest = min(HIGHEST_HZ, 0.95 * rate / 2)
-    corners = _hertz(np.linspace(_mel(LOWEST_HZ), _mel(highest), BANDS + 2))
+    mels = np.linspace(_mel(LOWEST_HZ), _mel(highest), BANDS + 2)
+    corners: Floats = 700 * (10 ** (mels / 2595) - 1)
     frequencies = np.arange(frame // 2 + 1) * (rate / frame)
     low, middle, high = corners[:-2, None], corners[1:-1, None], corners[2:, None]
     rising, falling = (frequencies - low) / (middle - low), (high - frequencies) / (high - middle)
@@ -224,8 +225,3 @@ def filters(frame: int, rate: int) -> Floats:
 
 def _mel(hertz: float) -> float:
     return float(2595 * np.log10(1 + hertz / 700))
-
-
-def _hertz(mel: Floats) -> Floats:
-    hertz: Floats = 700 * (10 ** (mel / 2595) - 1)
-    return hertz

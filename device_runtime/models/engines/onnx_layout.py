@@ -36,8 +36,7 @@ from .onnx_nodes import (
     graph_fields,
     nodes,
 )
-from .onnx_probe import OnnxProbe, ProbeGraph, with_inputs
-from .onnx_session import SessionSettings, load_session
+from .onnx_session import OnnxProbe, ProbeGraph, SessionSettings, load_session, with_inputs
 
 Made = Callable[[Tensors], NDArray[np.float32]]
 Write = Callable[[NDArray[np.float32], Vector], None]

@@ -25,8 +25,8 @@ from device_runtime.models.bundles.graph_check import (
     varint,
 )
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.bundles.quantised import initialisers
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.bundles.weights import initialisers
 from device_runtime.models.data.report import describe_input
 from device_runtime.models.errors import BundleError
 

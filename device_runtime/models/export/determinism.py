@@ -27,7 +27,7 @@ from device_runtime.models.torch_modules.functional_module import (
 )
 
 from .candidates import advice
-from .random_draws import HIGHEST, LOWEST, Draw, RandomDraws, recorded, seeded
+from .evaluation_mode import HIGHEST, LOWEST, Draw, RandomDraws, recorded, seeded
 
 logger = logging.getLogger(__name__)
 

@@ -42,23 +42,30 @@ from device_runtime.models.peft.tunable_sets import (
     parameter_table,
     scale_features,
 )
-from device_runtime.models.torch_modules.described import undescribed
 from device_runtime.models.torch_modules.functional_module import (
     FunctionalModule,
     HeadUnused,
+    OwnLoss,
     batch_norms,
+    loss_of,
     run,
     stored_tensors,
 )
-from device_runtime.models.torch_modules.levels import assign_levels, find_head, level_outputs
-from device_runtime.models.torch_modules.losses import OwnLoss, loss_of
 from device_runtime.models.torch_modules.objectives import OutputSizes, sizes_of
+from device_runtime.models.torch_modules.parameters import assign_levels, find_head, level_outputs
+from device_runtime.models.torch_modules.rules import undescribed
 
 from .candidates import WantedGraphs, candidates
 from .determinism import ProbeSamples, check_function
 from .evaluation_mode import frozen_norms, left_out
-from .faulty_layer import faulty_layer
-from .module_check import check_head, exportable_copy, not_finite, other_than_logits, unused_head
+from .module_check import (
+    check_head,
+    exportable_copy,
+    faulty_layer,
+    not_finite,
+    other_than_logits,
+    unused_head,
+)
 from .parity import RELATIVE, GraphCandidate, check_blocked, check_parity, random_inputs, random_targets
 from .trace import TRACED_BATCH
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.operators.writer import BATCH, DTYPES, Unwritable, Writer, fresh_names
-from device_runtime.models.torch_modules.described import (
+from device_runtime.models.torch_modules.rules import (
     description,
     is_description,
     renamed,

@@ -32,8 +32,7 @@ def build(args: argparse.Namespace, options: Mapping[str, Any] | None = None) ->
     check_torch()
     import torch
 
-    from device_runtime.models.torch_modules.levels import find_head
-    from device_runtime.models.torch_modules.weights import load_weights
+    from device_runtime.models.torch_modules.parameters import find_head, load_weights
 
     if args.new_head and args.weights is None:
         raise ExportError("--new-head is for --weights; without them the whole module is new")

@@ -90,7 +90,9 @@ def check_parity(subject: FunctionalModule, candidate: GraphCandidate) -> float:
     for seed in SEEDS:
         generator = torch.Generator().manual_seed(seed)
         tensors = _noisy_weights(subject, generator) if seed else stored_tensors(subject.module)
-        loaded = _loaded(candidate, tensors)
+        loaded = load_session(
+            candidate.name, _graph(candidate), candidate.onnx, _frozen(candidate, tensors), SessionSettings()
+        )
         for batch in BATCHES_OF_STATISTICS if candidate.norms else BATCHES:
             y = random_targets(subject.loss.target, classes, batch, generator)
             extras = _random_extras(candidate.extras, batch, generator)
@@ -118,7 +120,12 @@ def check_blocked(subject: FunctionalModule, candidate: GraphCandidate) -> None:
         tensors = _noisy_weights(subject, generator)
         where = f"graph {candidate.name} in the blocked layout, batch {batch}, seed {seed}"
         try:
-            loaded = _loaded_blocked(subject, candidate, tensors, batch)
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            shapes["x"] = tuple(subject.example.shape[1:])
+            state = _frozen(candidate, tensors), shapes
+            loaded = load_blocked(
+                candidate.name, _graph(candidate), candidate.onnx, state, batch, SessionSettings()
+            )
             if loaded is None:
                 return
             y = random_targets(subject.loss.target, classes, batch, generator)
@@ -171,21 +178,6 @@ def _noisy_weights(subject: FunctionalModule, generator: torch.Generator) -> dic
         else:
             result[name] = tensor
     return result
-
-
-def _loaded(candidate: GraphCandidate, tensors: Mapping[str, Tensor]) -> LoadedGraph:
-    return load_session(
-        candidate.name, _graph(candidate), candidate.onnx, _frozen(candidate, tensors), SessionSettings()
-    )
-
-
-def _loaded_blocked(
-    subject: FunctionalModule, candidate: GraphCandidate, tensors: Mapping[str, Tensor], batch: int
-) -> LoadedGraph | None:
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    shapes["x"] = tuple(subject.example.shape[1:])
-    state = _frozen(candidate, tensors), shapes
-    return load_blocked(candidate.name, _graph(candidate), candidate.onnx, state, batch, SessionSettings())
 
 
 def _graph(candidate: GraphCandidate) -> Graph:

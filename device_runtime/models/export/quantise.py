@@ -2,7 +2,7 @@
 
 The tool quantises weights that are in the graph, while a bundle's weights stay outside the file. So weights
 are put into the graph, quantised, and taken out again, with a note of which parameter each is derived from;
-`models.bundles.quantised` derives them again from any weights. The tool renames and changes initialisers;
+`models.bundles.weights` derives them again from any weights. The tool renames and changes initialisers;
 their names tell what they were made of.
 
 A graph passes if the derived weights equal the tool's to the last bit, and its outputs differ from float32 by
@@ -27,8 +27,8 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Derived, Graph
-from device_runtime.models.bundles.quantised import derive, initialisers
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.bundles.weights import derive, initialisers
 from device_runtime.models.engines.onnx_session import LoadedGraph, SessionSettings, load_session
 from device_runtime.models.errors import ExportError, ParityError
 from device_runtime.models.export.graph_cost import graph_cost

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from device_runtime.models.errors import ExportError
-from device_runtime.models.torch_modules.weights import Checkpoints
+from device_runtime.models.torch_modules.parameters import Checkpoints
 
-from .building_blocks import mean_state, thirds
+from .convolutional import mean_state, thirds
 from .text_settings import FRAMING
 
 LIBRARY = "transformers"

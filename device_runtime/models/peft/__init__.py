@@ -14,24 +14,24 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from device_runtime.models.errors import ExportError
-from device_runtime.models.torch_modules.levels import find_head
+from device_runtime.models.torch_modules.parameters import find_head
 
-from . import adapter, lora, prefix, prompt, sparse
-from .settings import Value, completed
+from . import methods
+from .places import Value, completed
 
 _ADD: Mapping[str, Callable[[nn.Module, Mapping[str, Value], str], None]] = {
-    "adapter": adapter.add,
-    "prompt": prompt.add,
-    "prefix": prefix.add,
-    "lora": lora.add,
-    "sparse": sparse.add,
+    "adapter": methods.add_adapter,
+    "prompt": methods.add_prompt,
+    "prefix": methods.add_prefix,
+    "lora": methods.add_lora,
+    "sparse": methods.add_sparse,
 }
 _TRAINED: Mapping[str, tuple[str, ...]] = {
-    "adapter": adapter.TRAINED,
-    "prompt": prompt.TRAINED,
-    "prefix": prefix.TRAINED,
-    "lora": lora.TRAINED,
-    "sparse": sparse.TRAINED,
+    "adapter": methods.ADAPTER_TRAINED,
+    "prompt": methods.PROMPT_TRAINED,
+    "prefix": methods.PREFIX_TRAINED,
+    "lora": methods.LORA_TRAINED,
+    "sparse": methods.SPARSE_TRAINED,
 }
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 

@@ -13,7 +13,7 @@ from device_runtime.models.bundles.manifest import Parameter, Setting, Tunable
 from device_runtime.models.bundles.names import LEVELS_OF, SCALE, TUNABLE_SETS
 from device_runtime.models.errors import ExportError
 from device_runtime.models.torch_modules.functional_module import stored_tensors
-from device_runtime.models.torch_modules.levels import ModuleLevels
+from device_runtime.models.torch_modules.parameters import ModuleLevels
 
 Sets = Mapping[str, Mapping[str, Setting]]
 

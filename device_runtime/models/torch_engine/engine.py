@@ -1,8 +1,8 @@
 """The torch engine: runs a bundle's network in torch, on the CPU or a GPU, without ONNX Runtime."""
-# mypy: allow-untyped-calls, allow-any-unimported
+# mypy: allow-any-unimported, allow-untyped-calls
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from device_runtime.models import networks as torch_networks
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import TRAINING, Manifest
-from device_runtime.models.bundles.tensors import Flat, Tensors
+from device_runtime.models.bundles.tensors import Flat, Tensors, TensorSpec
 from device_runtime.models.engines.base import (
     NO_EXTRAS,
     EngineWatch,
@@ -29,11 +30,15 @@ from device_runtime.models.engines.base import (
     copied_weights,
     even_share,
 )
+from device_runtime.models.errors import EngineError, ExportError
+from device_runtime.models.peft.tunable_sets import inject, scale_features
 from device_runtime.models.torch_modules.functional_module import (
     ForwardPass,
     FunctionalModule,
+    loss_of,
     recorded_statistics,
     run,
+    stored_tensors,
     with_batch_statistics,
 )
 from device_runtime.models.torch_modules.layers import Slots, write_gradients
@@ -43,9 +48,82 @@ from device_runtime.models.torch_modules.objectives import (
     loss_and_gradients,
     losses_of,
 )
+from device_runtime.models.torch_modules.parameters import level_outputs
 
 from .place import DeviceBuffer, TorchProcessor, channels_innermost, find_device, keep_layout
-from .source import subject_of
+
+
+def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.device) -> FunctionalModule:
+    """The network of `manifest` on `device`, in eval mode, without values, which come from the bundle.
+
+    `module` is copied; the parameters that the bundle's tunable sets inject are added if it lacks them.
+    Without one, the network that the manifest names is built from this package's own list; nothing else is
+    ever imported. Raises EngineError if the manifest names none, or the tensors differ from the bundle's.
+    """
+    network = _built_network(manifest) if module is None else copy.deepcopy(module)
+    head, spec = manifest.head.weight.rpartition(".")[0], manifest.input
+    try:
+        if manifest.scale is not None and manifest.scale not in stored_tensors(network):
+            scale_features(network, head)
+        if _first_difference(manifest, network):
+            inject(network, {str(name): settings for name, settings in manifest.sets.items()}, head)
+        outputs = level_outputs(network, None)
+    except ExportError as error:
+        raise EngineError(f"bundle {manifest.name}: {error}") from error
+    what = manifest.source.network if manifest.source else type(network).__name__
+    _check_alike(manifest, _first_difference(manifest, network), what)
+    example = torch.zeros((1, *spec.shape), dtype=torch.int64 if spec.vocabulary else torch.float32)
+    module, loss = _without_memory(network.to(device)).eval(), loss_of(manifest.target)
+    return FunctionalModule(module, head, example, outputs, loss)
+
+
+def _built_network(manifest: Manifest) -> nn.Module:
+    source = manifest.source
+    if source is None:
+        raise EngineError(
+            f"bundle {manifest.name} does not say which network it was made from; export it by a short "
+            "name, or give the torch engine its module"
+        )
+    settings = {name: value for name, value in source.settings.items() if name not in torch_networks.FILES}
+    try:
+        # without memory: the manifest's sizes are not trusted until they match the weights
+        with torch.device("meta"):
+            sketch = torch_networks.build(source.network, settings)
+        _check_alike(manifest, _first_difference(manifest, sketch, stored_tensors(sketch)), source.network)
+        with torch.random.fork_rng(devices=[]):
+            return torch_networks.build(source.network, settings)
+    except ExportError as error:
+        raise EngineError(f"bundle {manifest.name}: {error}") from error
+
+
+def _check_alike(manifest: Manifest, differing: str, network: str) -> None:
+    if differing:
+        raise EngineError(f"bundle {manifest.name} was not made from this {network}: {differing}")
+
+
+def _without_memory(network: nn.Module) -> nn.Module:
+    """Frees the memory of the tensors that the bundle stores; they keep their shapes."""
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    for tensor in (tensors[name] for name in stored_tensors(network)):
+        tensor.data = tensor.new_zeros(()).expand(tensor.shape)
+    return network
+
+
+def _first_difference(manifest: Manifest, network: nn.Module, names: Iterable[str] | None = None) -> str:
+    """Describes the first tensor, of these names or of all, that differs from the manifest; else empty."""
+    expected = {spec.name: spec for spec in manifest.stored()}
+    actual = {
+        name: TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in stored_tensors(network).items()
+    }
+    for name in sorted(expected.keys() | actual.keys() if names is None else names):
+        if actual.get(name) != expected.get(name):
+            return f"{name} is {_in_words(actual.get(name))}, the bundle has {_in_words(expected.get(name))}"
+    return ""
+
+
+def _in_words(spec: TensorSpec | None) -> str:
+    return "missing" if spec is None else f"{spec.dtype} {spec.shape}"
 
 
 class TorchModel:

@@ -17,14 +17,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.content import content
-from device_runtime.profiles.device import Bandwidth, DeviceProfile, Memory, Speed
-from device_runtime.profiles.keys import explained
-from device_runtime.profiles.shipped import ProfileError, shipped
-from device_runtime.toml_file import read_toml
+from device_runtime.content import content, explained, read_toml
+from device_runtime.profiles.device import Bandwidth, DeviceProfile, Memory, ProfileError, Speed, shipped
 
-from .availability import DAY, Availability, normalised_windows
-from .groups import DisturbanceRates, Disturbances, FleetGroup
+from .groups import DAY, Availability, DisturbanceRates, Disturbances, FleetGroup, normalised_windows
 
 __all__ = ["BatterySpec", "Disturbances", "Fleet", "FleetGroup", "FleetSpec", "load", "preset_names", "read"]
 

@@ -14,7 +14,7 @@ import msgspec
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.device.selection.choose import policy_named
 from device_runtime.models.errors import ModelError
-from device_runtime.profiles.machine import usable_cores
+from device_runtime.profiles.measure import usable_cores
 from device_runtime.simulation.errors import RunsFailed, SimulationError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest

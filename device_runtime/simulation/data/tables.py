@@ -15,13 +15,12 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 from device_runtime.models.data.cells import folded
-from device_runtime.models.data.collected import CollectedSamples, collect
 from device_runtime.models.data.columns import TableColumns
 from device_runtime.models.data.labels import LEAST_BITS, LabelMap, NewLabels, NewNumbers, SampleTargets
 from device_runtime.models.data.local_samples import for_task
 from device_runtime.models.data.sample_source import SampleSource
 from device_runtime.models.data.single import not_read
-from device_runtime.models.data.table import ENDINGS, layout
+from device_runtime.models.data.table import ENDINGS, CollectedSamples, collect, layout
 from device_runtime.models.data.units import Refused, TokenIds, WantedSamples
 from device_runtime.models.errors import DataError
 from device_runtime.simulation.errors import DataSetError

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from device_runtime.device.engine.emulation import Emulation, Time
 from device_runtime.device.engine.profiling import BATCH, random_samples, runnable
 from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.profiles.device import Emulation, Time
 
 WINDOW_S = 1.5
 """Seconds of one measurement."""

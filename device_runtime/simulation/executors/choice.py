@@ -9,7 +9,7 @@ from device_runtime.models.available_engines.available import engine_choice
 from device_runtime.models.errors import EngineError
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.profiles.cost import MissingGraph
-from device_runtime.profiles.machine import usable_cores
+from device_runtime.profiles.measure import usable_cores
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.kinds import registry

@@ -11,9 +11,9 @@ import numpy as np
 
 from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.initial import generator_of
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors, check
+from device_runtime.models.bundles.weights import generator_of
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import TensorError
 from device_runtime.simulation.errors import ExecutorError

@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from device_runtime.child_python import python_command
 from device_runtime.machine_readings import trim_heap
 from device_runtime.models.available_engines.available import engine_choice
 from device_runtime.models.bundles.tensors import Tensors, check
-from device_runtime.profiles.machine import usable_cores
+from device_runtime.profiles.measure import usable_cores
+from device_runtime.service_process import python_command
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.scenarios.clients import Clients
 

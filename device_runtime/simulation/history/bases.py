@@ -10,7 +10,7 @@ import numpy as np
 
 from device_runtime.broker.wire.messages import Step
 from device_runtime.broker.wire.step_log import MOST_SEGMENTS, SEGMENT, TAIL, TAIL_BYTES, numbers_bytes
-from device_runtime.device.cache.base_route import MOST_REPLAYED
+from device_runtime.device.delivery.cache import MOST_REPLAYED
 from device_runtime.device.selection.choose import MAIN
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
@@ -216,7 +216,7 @@ class BaseHistory:
         """Bytes that a device fetches to train this member in round `number`; "" is the main model.
 
         Parts that it has already are not fetched. If that takes fewer bytes, it replays steps instead: from
-        its place in the log, or from the bundle's weights if the log began there (`device.cache.base_route`).
+        its place in the log, or from the bundle's weights if the log began there (`device.delivery.cache`).
         """
         version = self._history[number - 1]
         parts, own_parts = version.parts[member], self._parts_of(member, own)

@@ -18,19 +18,17 @@ from device_runtime.aggregator.tasks.kind_settings import with_usual
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.tasks.shared_settings import SharedSettings
 from device_runtime.aggregator.tasks.task import Task, check_effect
-from device_runtime.content import content
+from device_runtime.content import content, explained, near, read_toml
 from device_runtime.device.selection.choose import RICHEST, ChoicePolicy
 from device_runtime.models.available_engines.available import AUTO, ENGINES
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import ProfileError
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
-from device_runtime.profiles.keys import explained
 from device_runtime.simulation.data import DataSpec, GroupData
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.plugins import is_shipped
-from device_runtime.toml_file import near, read_toml
 
 DIGITS = "digits-wrn-10-1"
 ROUNDS = 20

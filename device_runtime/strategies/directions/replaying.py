@@ -15,7 +15,7 @@ from device_runtime.broker.wire.messages import Step
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Flat, Tensors, Vector
 from device_runtime.models.errors import TensorError
-from device_runtime.profiles.machine import usable_cores
+from device_runtime.profiles.measure import usable_cores
 
 from . import directions
 

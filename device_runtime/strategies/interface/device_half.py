@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.bundles.initial import generator_of
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.bundles.weights import generator_of
 from device_runtime.models.data.local_data import LocalData as LocalData
 
 NO_TENSORS: Tensors = MappingProxyType({})

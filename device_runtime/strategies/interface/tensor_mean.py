@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.bundles.slices import leading_index
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.bundles.weights import leading_index
 from device_runtime.models.engines.base import BLOCK, blocks
 
 

@@ -11,9 +11,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.training.clipping import clip
 from device_runtime.models.training.heads import SoftmaxHead
-from device_runtime.models.training.optimizer import Sgd
+from device_runtime.models.training.optimizer import Sgd, clip
 from device_runtime.profiles import GraphPass, Work, Workload
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
 from device_runtime.strategies.interface.kind import KindInfo, Settings

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 
 from device_runtime.broker.wire.messages import Kind, encode_settings
-from device_runtime.profiles.keys import explained
+from device_runtime.content import explained
 from device_runtime.strategies import plugins
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.codecs.codec import CodecError

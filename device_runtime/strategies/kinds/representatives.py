@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.bundles import initial
+from device_runtime.models.bundles import weights
 from device_runtime.models.bundles.manifest import ABOVE, Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
@@ -255,7 +255,7 @@ class Representatives(
             return model.memory
         rng = teaching.generator(model.seed, self.name, 1)
         graph = model.manifest.graphs[f"{self._objective}.{self._upper}"]
-        return initial.initial_values(model.manifest, (*graph.trainable, *graph.statistics), rng)
+        return weights.initial_values(model.manifest, (*graph.trainable, *graph.statistics), rng)
 
     def upper_part(self, pool: MapPool, model: RoundModel, begin: Tensors) -> dict[str, NDArray[Any]] | None:
         """theta_meta: the tensors above the level, trained on the maps from their values in `begin`.

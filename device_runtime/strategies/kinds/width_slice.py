@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.bundles.slices import Slices
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.bundles.weights import Slices
 from device_runtime.models.errors import BundleError
 from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
 from device_runtime.strategies.interface.capabilities import MERGES_MORE

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.training.clipping import Privacy
+from device_runtime.models.training.optimizer import Privacy
 from device_runtime.profiles import Workload
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.interface.device_half import LocalData, Run

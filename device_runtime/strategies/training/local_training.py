@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Flat, Tensors, Vector
 from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel, Gradients
-from device_runtime.models.training.clipping import Privacy, PrivateGradients, clip
-from device_runtime.models.training.optimizer import Optimizer, Sgd
+from device_runtime.models.training.optimizer import Optimizer, Privacy, PrivateGradients, Sgd, clip
 from device_runtime.strategies.interface.device_half import LocalData, OutOfTime, Run, Update
 
 Indices = NDArray[np.int64]

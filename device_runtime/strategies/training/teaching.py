@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.bundles.initial import generator_of
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.bundles.weights import generator_of
 from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel
 from device_runtime.models.errors import BundleError
 from device_runtime.models.training.optimizer import Optimizer

@@ -22,8 +22,8 @@ from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire.link import Link
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.table import COMMANDS
+from device_runtime.content import tomllib
 from device_runtime.service_process import Exit
-from device_runtime.toml_file import tomllib
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 

@@ -12,7 +12,7 @@ import pytest
 from device_runtime.aggregator.configuration.config import HttpSection
 from device_runtime.aggregator.http import server
 from device_runtime.aggregator.http.server import HttpServer
-from device_runtime.broker.security.authority import Pair, issue, make_authority
+from device_runtime.broker.servers.production import Pair, issue, make_authority
 
 from .conftest import PATIENCE_MS, TOKEN
 from .test_watch import hosted

@@ -15,8 +15,8 @@ import pytest
 from device_runtime.aggregator.configuration.config import HttpSection
 from device_runtime.aggregator.http import gateway
 from device_runtime.aggregator.http.server import HttpServer
-from device_runtime.broker.security.authority import issue, make_authority
 from device_runtime.broker.servers.places import Shares
+from device_runtime.broker.servers.production import issue, make_authority
 
 from .test_gateway import CONNECT, echo, open_to, unread  # noqa: F401 - fixture
 from .test_join import opened, running  # noqa: F401 - fixtures

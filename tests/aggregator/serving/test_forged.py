@@ -8,11 +8,12 @@ from device_runtime.aggregator.configuration.enrolled import Enrolled, enrolled_
 from device_runtime.aggregator.delivery.router import Router
 from device_runtime.aggregator.intake.check import CheckedMessage
 from device_runtime.aggregator.serving.check_process import check_received
+from device_runtime.broker.security import signing
 from device_runtime.broker.security.signing import DeviceSigner, Signer
 from device_runtime.broker.servers.broker_folder import DEVICES, SITE, BrokerFolder, BrokerSetup
 from device_runtime.broker.servers.register import RegisteredDevice
 from device_runtime.broker.wire import compact_round as small
-from device_runtime.broker.wire import messages, session_mac, topics
+from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import Hello, Receipt
 from device_runtime.device.connection.trust import Trust
@@ -117,7 +118,7 @@ def test_a_forged_hello_puts_no_key_of_the_broker_in_place_of_the_device_s(serve
     b = served
     for name in "ab":
         signed(b, name, "contribution", b.contribution(KIND, scalars()))
-    own = session_mac.public_key(bytes(range(1, 33)))
+    own = signing.public_key(bytes(range(1, 33)))
     b.say("a", "hello", msgspec.structs.replace(hello_of(b, "a"), key=own))
     sent = len(b.link.sent)
     for name in "ab":

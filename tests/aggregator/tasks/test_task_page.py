@@ -9,11 +9,11 @@ import pytest
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
+from device_runtime.content import tomllib
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.few_shot import FewShot
 from device_runtime.strategies.statistics import kind_statistics
-from device_runtime.toml_file import tomllib
 
 ROOT = Path(__file__).parents[3]
 PAGE = runpy.run_path(str(ROOT / "docs" / "task.py"))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_runtime.broker.errors import UrlError
-from device_runtime.broker.security.authority import make_authority
 from device_runtime.broker.security.enrolment import FILE, PREFIX, Enrolment, EnrolmentError, _check
+from device_runtime.broker.servers.production import make_authority
 from device_runtime.broker.wire.url import BrokerUrl
 
 DER = bytes(range(200))

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from device_runtime.broker.errors import BrokerRefused, BrokerUnreachable
-from device_runtime.broker.security.authority import AuthorityError, issue, make_authority
 from device_runtime.broker.security.enrolment import Enrolment
 from device_runtime.broker.security.signing import DeviceSigner, Verifier
 from device_runtime.broker.servers import mosquitto, production, register
@@ -29,6 +28,7 @@ from device_runtime.broker.servers.broker_folder import (
     SetupError,
     rotate_key,
 )
+from device_runtime.broker.servers.production import AuthorityError, issue, make_authority
 from device_runtime.broker.servers.register import RegisterError
 from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire.link import Connected, Disconnected, LinkOptions, Received

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from device_runtime.broker.errors import BrokerUnreachable
-from device_runtime.broker.security import authority
-from device_runtime.broker.security.certificate import CertificateRefused, examine_certificate
+from device_runtime.broker.servers import production
+from device_runtime.broker.wire.certificate import CertificateRefused, examine_certificate
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import TLS, BrokerUrl
 
@@ -27,8 +27,8 @@ def served(tmp_path: Path) -> Iterator[Served]:
     servers: list[socket.socket] = []
 
     def serve(begins: datetime, days: int) -> BrokerUrl:
-        ours = authority.make_authority("tests", NOW - timedelta(days=900), 3650, ["127.0.0.1"])
-        pair = authority.issue(ours, ["127.0.0.1"], begins, days)
+        ours = production.make_authority("tests", NOW - timedelta(days=900), 3650, ["127.0.0.1"])
+        pair = production.issue(ours, ["127.0.0.1"], begins, days)
         for name, text in (("ca", ours.certificate), ("cert", pair.certificate), ("key", pair.key)):
             (tmp_path / name).write_text(text)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -60,7 +60,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     ("begins", "says"),
     [
         (NOW - timedelta(days=60), f", valid until {NOW - timedelta(days=30):%Y-%m-%d}"),
-        (NOW + timedelta(days=60), f", valid from {NOW + timedelta(days=60) - authority.EARLY:%Y-%m-%d}"),
+        (NOW + timedelta(days=60), f", valid from {NOW + timedelta(days=60) - production.EARLY:%Y-%m-%d}"),
     ],
 )
 def test_the_date_is_in_the_reason_of_a_link_and_in_that_of_doctor(
@@ -81,7 +81,7 @@ def test_the_date_is_in_the_reason_of_a_link_and_in_that_of_doctor(
 
 def test_one_that_others_signed_is_refused_without_a_look(served: Served, tmp_path: Path) -> None:
     url = served(NOW - timedelta(days=60), 30)
-    other = authority.make_authority("others", NOW, 10, ["127.0.0.1"])
+    other = production.make_authority("others", NOW, 10, ["127.0.0.1"])
     (tmp_path / "ca").write_text(other.certificate)
     with pytest.raises(CertificateRefused) as refused:
         examine_certificate(url)

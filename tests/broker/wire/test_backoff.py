@@ -2,7 +2,7 @@
 
 import pytest
 
-from device_runtime.broker.wire.link_timing import (
+from device_runtime.broker.wire.link_events import (
     STEADY_S,
     KeepAlive,
     Outage,

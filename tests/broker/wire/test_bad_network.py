@@ -342,7 +342,7 @@ def test_the_reason_of_an_outage_is_said_once_and_when_it_changes_and_its_time(
 def tls_broker(request: pytest.FixtureRequest) -> Iterator[tuple[Any, TLS]]:
     from datetime import datetime, timezone
 
-    from device_runtime.broker.security.authority import issue, make_authority
+    from device_runtime.broker.servers.production import issue, make_authority
     from device_runtime.broker.servers.server import BrokerOptions, WebSockets
 
     if mosquitto.find() is None:

@@ -14,9 +14,9 @@ from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.durable_files import locked_folder, replace_file, sync_folder, unsupported
 from device_runtime.broker.wire.messages import Blob
-from device_runtime.device.agent.instance_lock import folder_lock
+from device_runtime.device.agent.instance import folder_lock
 from device_runtime.device.connection.connecting import claim
-from device_runtime.device.delivery.outbox import Outbox
+from device_runtime.device.delivery.sending import Outbox
 from device_runtime.mask_helper.ledger import Ledger
 
 

@@ -1,6 +1,6 @@
 """What a link learns of a broker's packet limit."""
 
-from device_runtime.broker.wire.packet_limit import SMALLEST, DroppedBlocks, PacketLimit
+from device_runtime.broker.wire.pieces import SMALLEST, DroppedBlocks, PacketLimit
 
 
 def test_two_closings_in_the_same_packet_teach_a_smaller_size() -> None:

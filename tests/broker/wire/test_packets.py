@@ -5,7 +5,7 @@ import pytest
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.compact_round import CompactOffer
-from device_runtime.broker.wire.link_timing import backoff, packet_bytes, qos_of
+from device_runtime.broker.wire.link_events import backoff, packet_bytes, qos_of
 
 NEXT = small.encode_offer(CompactOffer(3, b"abcd", False, (1.0,)))
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.link_timing import packet_bytes
+from device_runtime.broker.wire.link_events import packet_bytes
 from device_runtime.broker.wire.pieces import LEAVES, MOST_BYTES, MOST_OPEN, PieceJoiner, TooLarge, cut
 
 SHA = bytes(range(32))

@@ -5,8 +5,8 @@ from hashlib import sha256
 
 import pytest
 
+from device_runtime.broker.security import signing
 from device_runtime.broker.security.signing import NotTrusted, Signer, Verifier
-from device_runtime.broker.wire import session_mac
 from device_runtime.broker.wire.messages import MessageError
 
 AGGREGATOR = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
@@ -20,9 +20,9 @@ SAID = ("fl/v1/d/a/dn/n", "r", b"\x04\x03abcd")
 def test_both_ends_make_the_word_that_the_protocol_says():
     secret = hmac.new(SHARED, b"device-runtime pact/1\0" + ITS_KEY + ITS_PUBLIC, sha256).digest()
     expected = hmac.new(secret, b"fl/v1/d/a/dn/n\0r\0\x04\x03abcd", sha256).digest()[:8]
-    assert session_mac.public_key(DEVICE) == ITS_KEY
-    assert session_mac.aggregator_session(AGGREGATOR, ITS_KEY).mac(*SAID) == expected
-    assert session_mac.device_session(DEVICE, ITS_PUBLIC).mac(*SAID) == expected
+    assert signing.public_key(DEVICE) == ITS_KEY
+    assert signing.aggregator_session(AGGREGATOR, ITS_KEY).mac(*SAID) == expected
+    assert signing.device_session(DEVICE, ITS_PUBLIC).mac(*SAID) == expected
 
 
 def test_the_half_of_the_aggregator_is_its_key_of_signatures():
@@ -30,7 +30,7 @@ def test_the_half_of_the_aggregator_is_its_key_of_signatures():
     signer, p = Signer(bytes(range(32))), 2**255 - 19
     y = int.from_bytes(signer.public, "little") & (2**255 - 1)
     half = ((1 + y) * pow(1 - y, -1, p) % p).to_bytes(32, "little")
-    mac = session_mac.device_session(DEVICE, half).mac(*SAID)
+    mac = signing.device_session(DEVICE, half).mac(*SAID)
     assert signer.agree(ITS_KEY).mac(*SAID) == mac
     assert Verifier(signer.public).agree(DEVICE).mac(*SAID) == mac
 
@@ -46,7 +46,7 @@ def test_the_half_of_the_aggregator_is_its_key_of_signatures():
     ],
 )
 def test_a_word_is_good_for_nothing_else(words):
-    session = session_mac.device_session(DEVICE, ITS_PUBLIC)
+    session = signing.device_session(DEVICE, ITS_PUBLIC)
     mac = session.mac(*SAID)
     assert session.verifies(mac, *SAID)
     assert not session.verifies(mac, *words)

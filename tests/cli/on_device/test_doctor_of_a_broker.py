@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.broker.security.authority import issue, make_authority
 from device_runtime.broker.security.enrolment import Enrolment
 from device_runtime.broker.security.signing import Signer
 from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.servers.brokers import start
+from device_runtime.broker.servers.production import issue, make_authority
 from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import blob_of

@@ -29,7 +29,7 @@ def joined(tmp_path, monkeypatch):
     def new_link(url, client_id, *_):
         raise Joined(url, client_id)
 
-    monkeypatch.setattr("device_runtime.device.agent.joined.Link", new_link)
+    monkeypatch.setattr("device_runtime.device.agent.instance.Link", new_link)
 
     def run(*arguments):
         parser = argparse.ArgumentParser()
@@ -110,7 +110,7 @@ def test_a_device_whose_samples_are_not_there_leaves_no_folder(devices, tmp_path
 
 
 def test_a_device_that_the_broker_refuses_leaves_no_folder(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr("device_runtime.device.agent.joined.Link", Refuses)
+    monkeypatch.setattr("device_runtime.device.agent.instance.Link", Refuses)
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process"]) == 2
     assert [path.name for path in devices.iterdir()] == ["board"]
@@ -118,7 +118,7 @@ def test_a_device_that_the_broker_refuses_leaves_no_folder(devices, tmp_path, mo
 
 def test_a_device_that_never_found_its_broker_leaves_no_folder(devices, tmp_path, monkeypatch):
     monkeypatch.setattr(  # stopped before one answered
-        "device_runtime.device.agent.joined.first_connection", lambda *_, **__: False
+        "device_runtime.device.agent.instance.first_connection", lambda *_, **__: False
     )
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process"]) == 0
@@ -126,7 +126,7 @@ def test_a_device_that_never_found_its_broker_leaves_no_folder(devices, tmp_path
 
 
 def test_a_refused_device_that_was_there_before_keeps_its_folder(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr("device_runtime.device.agent.joined.Link", Refuses)
+    monkeypatch.setattr("device_runtime.device.agent.instance.Link", Refuses)
     (devices / "a" / "outbox").mkdir(parents=True)
     (devices / "a" / "outbox" / "update").write_text("of yesterday")
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
@@ -135,7 +135,7 @@ def test_a_refused_device_that_was_there_before_keeps_its_folder(devices, tmp_pa
 
 
 def test_an_empty_folder_that_was_given_stays_and_is_empty_again(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr("device_runtime.device.agent.joined.Link", Refuses)
+    monkeypatch.setattr("device_runtime.device.agent.instance.Link", Refuses)
     (tmp_path / "mine").mkdir()
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process", "--state", str(tmp_path / "mine")]) == 2
@@ -143,8 +143,8 @@ def test_an_empty_folder_that_was_given_stays_and_is_empty_again(devices, tmp_pa
 
 
 def test_a_device_that_joined_keeps_its_folder(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr("device_runtime.device.agent.joined.Link", Refuses)
-    monkeypatch.setattr("device_runtime.device.agent.joined.first_connection", lambda *_, **__: True)
+    monkeypatch.setattr("device_runtime.device.agent.instance.Link", Refuses)
+    monkeypatch.setattr("device_runtime.device.agent.instance.first_connection", lambda *_, **__: True)
     monkeypatch.setattr("device_runtime.device.agent.agent.Agent.run", lambda *_, **__: None)
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process"]) == 0

@@ -12,7 +12,7 @@ from device_runtime.broker.servers import brokers, mosquitto
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.cli import main
 from device_runtime.cli.operator import mask_helper
-from device_runtime.device.agent.instance_lock import folder_lock
+from device_runtime.device.agent.instance import folder_lock
 from device_runtime.device.service import install
 from device_runtime.mask_helper.ledger import FILE
 from device_runtime.service_process import Exit

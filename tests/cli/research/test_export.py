@@ -19,7 +19,7 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 PLACE = ("--input", "1,8,8", "--labels", "0,1", "--out", "out")
-WRN = "device_runtime.models.networks.wide_resnet:wrn"
+WRN = "device_runtime.models.networks.convolutional:wrn"
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_missing_torch_says_what_to_install(monkeypatch):
     ("words", "message"),
     [
         (("nowhere:net",), "nowhere:net cannot be imported"),
-        (("device_runtime.models.networks.wide_resnet:net",), "cannot be imported"),
+        (("device_runtime.models.networks.convolutional:net",), "cannot be imported"),
         ((WRN, "--set", "depth"), "'depth' is not NAME=VALUE"),
         ((WRN, "--set", "depth=11"), "depth is 11"),
         ((WRN, "--set", "height=11"), "unexpected keyword argument 'height'"),

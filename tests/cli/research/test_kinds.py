@@ -4,8 +4,8 @@ import re
 import pytest
 
 from device_runtime.cli import main
+from device_runtime.content import tomllib
 from device_runtime.strategies.kinds import registry
-from device_runtime.toml_file import tomllib
 
 
 @pytest.mark.parametrize("name", registry.KINDS)

@@ -24,12 +24,12 @@ from device_runtime.broker.wire.messages import (
 )
 from device_runtime.broker.wire.topics import parse
 from device_runtime.device.agent.agent import Agent
-from device_runtime.device.engine.emulation import Emulation, Time
 from device_runtime.device.errors import OutOfMemory
 from device_runtime.device.training.local_task import Settings
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.profiles import Speed, shipped
+from device_runtime.profiles.device import Emulation, Time
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.statistics import class_statistics
 

@@ -11,13 +11,12 @@ import pytest
 
 from device_runtime.broker.security.enrolment import Enrolment
 from device_runtime.cli import main
-from device_runtime.device.agent import instance_lock as guest
+from device_runtime.device.agent import instance as guest
 from device_runtime.device.connection import connecting
 from device_runtime.device.errors import InUse, PolicyError
 from device_runtime.device.policy import work_gate as owner
-from device_runtime.device.policy.process_priority import ProcessPriority
 from device_runtime.device.policy.rules import DayWindow, Policy
-from device_runtime.device.policy.work_gate import OwnerRules
+from device_runtime.device.policy.work_gate import OwnerRules, ProcessPriority
 from device_runtime.device.service import uninstall as leaving
 
 
@@ -112,7 +111,7 @@ def test_the_rules_of_the_last_join_are_kept_for_whoever_asks(tmp_path):
 MANNERS = """
 import os, psutil, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # one that is there before, as numpy's
-from device_runtime.device.policy.process_priority import ProcessPriority
+from device_runtime.device.policy.work_gate import ProcessPriority
 ProcessPriority(nice=7, idle_io=True, cores=1).apply()
 print(os.nice(0), int(psutil.Process().ionice().ioclass), len(os.sched_getaffinity(0)))
 print(open("/proc/self/oom_score_adj").read().strip())

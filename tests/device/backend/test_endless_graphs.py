@@ -12,7 +12,7 @@ from device_runtime.device.backend import subprocess as working
 from device_runtime.device.backend.subprocess import Subprocess
 from device_runtime.device.connection.offers import OpenRound
 from device_runtime.device.policy.work_gate import WorkGate
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.device.training.settings import Settings
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.graph_check import check_graph, delimited_field, fields, number_field

@@ -18,10 +18,10 @@ from device_runtime.device.backend.rpc import (
     WorkerMessage,
     WorkTerms,
 )
-from device_runtime.device.engine.emulation import Emulation
 from device_runtime.device.training.settings import PersonalModelSettings, Settings
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import SampleSource
+from device_runtime.profiles.device import Emulation
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 

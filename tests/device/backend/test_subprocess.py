@@ -35,7 +35,7 @@ from device_runtime.device.connection.offers import OpenRound
 from device_runtime.device.errors import WorkDied, WorkerDeath
 from device_runtime.device.policy.rules import Rule, RuleVerdict
 from device_runtime.device.policy.work_gate import LOOK_S, WorkGate
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.device.training.settings import Settings
 from device_runtime.models.errors import DataError
 from device_runtime.strategies.kinds import registry
@@ -417,7 +417,7 @@ from time import monotonic
 from device_runtime.broker.wire.messages import Offer, decode
 from device_runtime.device.backend.subprocess import Subprocess
 from device_runtime.device.policy.work_gate import WorkGate
-from device_runtime.device.selection.link_speed import LinkSpeed
+from device_runtime.device.traffic import LinkSpeed
 from device_runtime.device.connection.offers import OpenRound
 from device_runtime.device.training.settings import Settings
 from device_runtime.device.agent.runner import in_this_process

@@ -13,8 +13,7 @@ from device_runtime.broker.errors import BrokerRefused, BrokerUnreachable
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire.link import Link, LinkOptions
-from device_runtime.broker.wire.link_events import Connected
-from device_runtime.broker.wire.link_timing import ReconnectDelay
+from device_runtime.broker.wire.link_events import Connected, ReconnectDelay
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.device.connection.connecting import first_connection
 

@@ -12,7 +12,7 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link
 from device_runtime.broker.wire.messages import Base, Blob, Offer, encode
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.device.connection import other_tasks
+from device_runtime.device.connection import offers
 from device_runtime.device.connection.connecting import Connection
 
 BLOB = Blob(sha=bytes(32), size=1)
@@ -26,8 +26,8 @@ def here(tmp_path):
 @pytest.fixture
 def looks(monkeypatch):
     """Look at once, and again at once."""
-    monkeypatch.setattr(other_tasks, "LOOK_S", 0.0)
-    monkeypatch.setattr(other_tasks, "AGAIN_S", 0.0)
+    monkeypatch.setattr(offers, "LOOK_S", 0.0)
+    monkeypatch.setattr(offers, "AGAIN_S", 0.0)
 
 
 def offer(task, **changes):
@@ -50,8 +50,8 @@ def watched(here, answers, monkeypatch, task="nope", is_offered=lambda: False):
             raise answer
         return answer
 
-    monkeypatch.setattr(other_tasks, "offered_tasks", offered)
-    other_tasks.warn_if_absent(here, task, is_offered, stop).join(timeout=60.0)
+    monkeypatch.setattr(offers, "offered_tasks", offered)
+    offers.warn_if_absent(here, task, is_offered, stop).join(timeout=60.0)
     return left
 
 
@@ -86,7 +86,7 @@ def test_a_device_that_has_heard_of_its_task_does_not_look(here, looks, monkeypa
 
 
 def test_of_many_tasks_some_are_named():
-    text = other_tasks.absent_warning("nope", {f"task-{number:02d}": False for number in range(30)})
+    text = offers.absent_warning("nope", {f"task-{number:02d}": False for number in range(30)})
     assert "task-00, task-01" in text
     assert "task-19 and 10 more." in text
 
@@ -114,13 +114,13 @@ def offering(broker, eventually):
 def test_the_offers_that_the_broker_keeps_are_the_tasks_there_are(offering, tmp_path):
     over = encode(offer("old", done=True))
     url = offering({"digits": encode(offer("digits")), "old": over, "broken": b"this is no offer"})
-    assert other_tasks.offered_tasks(Connection(url, "a", tmp_path, "a")) == {"digits": False, "old": True}
+    assert offers.offered_tasks(Connection(url, "a", tmp_path, "a")) == {"digits": False, "old": True}
 
 
 def test_to_an_enrolled_device_unsigned_offers_are_no_tasks(offering, tmp_path):
     key = bytes(SigningKey(bytes(32)).verify_key)
     url = offering({"digits": encode(offer("digits"))})
-    assert other_tasks.offered_tasks(Connection(url, "a", tmp_path, "a", key)) == {}
+    assert offers.offered_tasks(Connection(url, "a", tmp_path, "a", key)) == {}
 
 
 @pytest.mark.slow

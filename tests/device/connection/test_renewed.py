@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from device_runtime.broker.errors import UrlError
-from device_runtime.broker.security.authority import make_authority
 from device_runtime.broker.security.enrolment import FILE, Enrolment, EnrolmentError
+from device_runtime.broker.servers.production import make_authority
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.device.connection.connecting import Connection
 

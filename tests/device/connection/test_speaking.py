@@ -3,7 +3,7 @@
 import pytest
 
 from device_runtime.broker.wire.blobs import BLOCK, Blobs, blob_of
-from device_runtime.broker.wire.link_timing import packet_bytes
+from device_runtime.broker.wire.link_events import packet_bytes
 from device_runtime.broker.wire.messages import Get, Hello, Plan, State, decode
 from device_runtime.broker.wire.topics import block, parse, up
 from device_runtime.device.connection.presence import DeviceMessages

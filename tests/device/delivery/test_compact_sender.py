@@ -10,8 +10,7 @@ from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire.messages import Contribution, Mask, Metrics, Receipt, decode
 from device_runtime.broker.wire.topics import up
 from device_runtime.device.connection.presence import DeviceMessages
-from device_runtime.device.delivery.outbox import Outbox
-from device_runtime.device.delivery.sending import ContributionSender
+from device_runtime.device.delivery.sending import ContributionSender, Outbox
 from device_runtime.models.bundles.tensors import encode
 
 BOOT = 7

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from device_runtime.broker.wire.messages import Contribution, Metrics, Receipt
-from device_runtime.device.delivery.outbox import Outbox
+from device_runtime.device.delivery.sending import Outbox
 
 
 def contribution(seq, boot=7):

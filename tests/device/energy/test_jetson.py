@@ -1,6 +1,6 @@
 import pytest
 
-from device_runtime.device.energy import jetson
+from device_runtime.device.energy import boards
 from device_runtime.device.energy.meter import MeterError, NoMeter
 
 # The files are those that `find .../ina3221/1-0040 -type f` lists on an AGX Orin, in1 to in3 with labels, in7
@@ -31,34 +31,34 @@ def write(folder, files):
 
 
 def test_the_newer_driver_s_rails_are_voltage_times_current():
-    watts = jetson.rails(AGX_ORIN)
+    watts = boards.jetson_rails(AGX_ORIN)
     assert watts == pytest.approx({"VDD_GPU_SOC": 5.139, "VDD_CPU_CV": 3.268, "VIN_SYS_5V0": 5.5}, rel=1e-3)
 
 
 def test_the_older_driver_tells_power():
-    assert jetson.rails(NANO) == {"POM_5V_IN": 2.875, "POM_5V_GPU": 0.082, "POM_5V_CPU": 0.617}
+    assert boards.jetson_rails(NANO) == {"POM_5V_IN": 2.875, "POM_5V_GPU": 0.082, "POM_5V_CPU": 0.617}
 
 
 def test_the_older_driver_without_power_tells_voltage_and_current():
     files = {"rail_name_0": "VDD_SYS_GPU", "in_voltage0_input": "730", "in_current0_input": "180"}
-    assert jetson.rails(files) == pytest.approx({"VDD_SYS_GPU": 0.1314})
+    assert boards.jetson_rails(files) == pytest.approx({"VDD_SYS_GPU": 0.1314})
 
 
 def test_the_whole_is_the_input_where_it_is_measured_and_else_the_rails_that_make_it_up():
-    assert jetson.whole(jetson.rails(NANO)) == 2.875
-    everything = jetson.rails(AGX_ORIN) | jetson.rails(AGX_ORIN_SECOND)
-    assert jetson.whole(everything) == pytest.approx(5.139 + 3.268 + 5.5, rel=1e-3)
-    assert jetson.whole({"VDD_IN": 7.0, "VDD_MUX": 2.0, "VDD_CPU": 1.0}) == 9.0
+    assert boards.whole(boards.jetson_rails(NANO)) == 2.875
+    everything = boards.jetson_rails(AGX_ORIN) | boards.jetson_rails(AGX_ORIN_SECOND)
+    assert boards.whole(everything) == pytest.approx(5.139 + 3.268 + 5.5, rel=1e-3)
+    assert boards.whole({"VDD_IN": 7.0, "VDD_MUX": 2.0, "VDD_CPU": 1.0}) == 9.0
 
 
 def test_rails_of_which_the_whole_is_not_known_are_named():
     with pytest.raises(MeterError, match="rails VDD_CPU, VDD_X: which of them are the whole board"):
-        jetson.whole({"VDD_CPU": 1.0, "VDD_X": 1.0})
+        boards.whole({"VDD_CPU": 1.0, "VDD_X": 1.0})
 
 
 def test_a_channel_that_is_off_is_left_out():
-    assert jetson.rails({"in1_label": "VDD_IN", "in1_input": "5000"}) == {}
-    assert jetson.rails({"rail_name_0": "POM_5V_IN", "in_power0_input": "garbage"}) == {}
+    assert boards.jetson_rails({"in1_label": "VDD_IN", "in1_input": "5000"}) == {}
+    assert boards.jetson_rails({"rail_name_0": "POM_5V_IN", "in_power0_input": "garbage"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_a_channel_that_is_off_is_left_out():
     ],
 )
 def test_each_layout_is_found_and_integrated(tmp_path, clock, folder, files, watts):
-    write(tmp_path / jetson.DRIVERS / folder, files)
-    meter = jetson.find_meter(tmp_path, clock)
+    write(tmp_path / boards.DRIVERS / folder, files)
+    meter = boards.jetson_meter(tmp_path, clock)
     first = meter.read()
     clock.now = 0.3
     assert meter.read().joules - first.joules == pytest.approx(0.3 * watts, rel=1e-3)
@@ -79,11 +79,11 @@ def test_each_layout_is_found_and_integrated(tmp_path, clock, folder, files, wat
 
 
 def test_two_monitors_are_taken_together(tmp_path, clock):
-    write(tmp_path / jetson.DRIVERS / "ina3221/1-0040/hwmon/hwmon3", AGX_ORIN)
-    write(tmp_path / jetson.DRIVERS / "ina3221/1-0041/hwmon/hwmon4", AGX_ORIN_SECOND)
-    assert jetson.find_meter(tmp_path, clock).about.source == "jetson"
+    write(tmp_path / boards.DRIVERS / "ina3221/1-0040/hwmon/hwmon3", AGX_ORIN)
+    write(tmp_path / boards.DRIVERS / "ina3221/1-0041/hwmon/hwmon4", AGX_ORIN_SECOND)
+    assert boards.jetson_meter(tmp_path, clock).about.source == "jetson"
 
 
 def test_another_board_has_no_such_meter(tmp_path, clock):
     with pytest.raises(NoMeter):
-        jetson.find_meter(tmp_path, clock)
+        boards.jetson_meter(tmp_path, clock)

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from device_runtime.device.energy import pmic
+from device_runtime.device.energy import boards
 from device_runtime.device.energy.meter import MeterError, NoMeter
 
 # `vcgencmd pmic_read_adc` on a busy Raspberry Pi 5, as printed in the README of github.com/jfikar/RPi5-power.
@@ -37,7 +37,7 @@ BUSY = """\
 
 
 def test_currents_are_paired_with_voltages_by_the_rail_s_name():
-    watts = pmic.rails(BUSY)
+    watts = boards.pmic_rails(BUSY)
     assert len(watts) == 12
     assert watts["VDD_CORE"] == pytest.approx(10.87674 * 0.8974594)
     assert watts["HDMI"] == pytest.approx(0.0136752 * 5.07056)
@@ -46,14 +46,14 @@ def test_currents_are_paired_with_voltages_by_the_rail_s_name():
 
 def test_the_board_is_its_rails_and_what_is_lost_on_the_way():
     """10.8 W of rails, most of it the cores: about 12.9 W at the plug."""
-    rails = sum(pmic.rails(BUSY).values())
+    rails = sum(boards.pmic_rails(BUSY).values())
     assert rails == pytest.approx(10.8, abs=0.05)
-    assert pmic.board(BUSY) == pytest.approx(1.1327 * rails + 0.6444)
+    assert boards.board(BUSY) == pytest.approx(1.1327 * rails + 0.6444)
 
 
 def test_a_current_without_its_voltage_is_left_out():
     text = BUSY + "    NO_VOLT_A current(9)=0.50000000A\n"
-    assert pmic.rails(text) == pmic.rails(BUSY)
+    assert boards.pmic_rails(text) == boards.pmic_rails(BUSY)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_current_without_its_voltage_is_left_out():
 )
 def test_what_has_no_rail_is_shown(text):
     with pytest.raises(MeterError, match="vcgencmd pmic_read_adc says"):
-        pmic.rails(text)
+        boards.pmic_rails(text)
 
 
 def pretend(tmp_path, monkeypatch, text, model="Raspberry Pi 5 Model B Rev 1.0\x00"):
@@ -79,21 +79,21 @@ def pretend(tmp_path, monkeypatch, text, model="Raspberry Pi 5 Model B Rev 1.0\x
 
 def test_a_pi_5_is_found_and_its_program_asked(tmp_path, clock, monkeypatch):
     pretend(tmp_path, monkeypatch, BUSY)
-    meter = pmic.find_meter(tmp_path, clock)
+    meter = boards.pmic_meter(tmp_path, clock)
     first = meter.read()
     clock.now = 1.0
-    assert meter.read().joules - first.joules == pytest.approx(pmic.board(BUSY))
+    assert meter.read().joules - first.joules == pytest.approx(boards.board(BUSY))
     meter.rest()
 
 
 def test_a_pi_4_has_no_such_meter(tmp_path, clock, monkeypatch):
     pretend(tmp_path, monkeypatch, BUSY, model="Raspberry Pi 4 Model B Rev 1.1\x00")
     with pytest.raises(NoMeter):
-        pmic.find_meter(tmp_path, clock)
+        boards.pmic_meter(tmp_path, clock)
 
 
 def test_a_program_that_fails_is_quoted(tmp_path, clock, monkeypatch):
     pretend(tmp_path, monkeypatch, BUSY)
     (tmp_path / "bin/vcgencmd").write_text("#!/bin/sh\necho VCHI initialization failed >&2\nexit 255\n")
     with pytest.raises(MeterError, match="pmic_read_adc ended with 255: VCHI initialization failed"):
-        pmic.find_meter(tmp_path, clock)
+        boards.pmic_meter(tmp_path, clock)

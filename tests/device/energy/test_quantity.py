@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from device_runtime.device.energy.command import Quantity, in_message, quantity
 from device_runtime.device.energy.meter import MeterError
-from device_runtime.device.energy.quantity import Quantity, in_message, quantity
 
 # A status of a Shelly of the second generation (tests of evcc), a SENSOR message of a Tasmota plug (tests of
 # a public logger), one of a Sonoff Dual with two channels (tests of a public collector), and one of a Shelly

@@ -2,9 +2,9 @@ import os
 
 import pytest
 
-from device_runtime.device.energy import rapl
+from device_runtime.device.energy import boards
+from device_runtime.device.energy.boards import Zone, counts, grown, zone
 from device_runtime.device.energy.meter import MeterError, NoMeter
-from device_runtime.device.energy.rapl import Zone, counts, grown, zone
 
 RANGE = 262143328850
 # As `powercap-info` shows an i5-13500: package-0 at 65997277274 uJ of a range of 262143328850, of it core
@@ -24,17 +24,17 @@ def machine(tmp_path):
         "intel-rapl:1": ("psys", 117870082040, RANGE),
     }
     for folder, (name, energy, most) in zones.items():
-        path = tmp_path / rapl.FOLDER / folder
+        path = tmp_path / boards.FOLDER / folder
         path.mkdir(parents=True)
         (path / "name").write_text(f"{name}\n")
         (path / "energy_uj").write_text(f"{energy}\n")
         (path / "max_energy_range_uj").write_text(f"{most}\n")
-    (tmp_path / rapl.FOLDER / "intel-rapl").mkdir()
+    (tmp_path / boards.FOLDER / "intel-rapl").mkdir()
     return tmp_path
 
 
 def set_energy(machine, folder, microjoules):
-    (machine / rapl.FOLDER / folder / "energy_uj").write_text(f"{microjoules}\n")
+    (machine / boards.FOLDER / folder / "energy_uj").write_text(f"{microjoules}\n")
 
 
 def test_packages_and_memory_count_and_what_is_part_of_them_does_not():
@@ -44,7 +44,7 @@ def test_packages_and_memory_count_and_what_is_part_of_them_does_not():
 
 
 def test_joules_of_package_and_memory_are_added_up(machine, clock):
-    meter = rapl.find_meter(machine, clock)
+    meter = boards.rapl_meter(machine, clock)
     first = meter.read()
     set_energy(machine, "intel-rapl:0", PACKAGE + 12_500_000)
     set_energy(machine, "intel-rapl:0:0", CORE + 11_000_000)
@@ -60,7 +60,7 @@ def test_a_counter_that_ran_over_goes_on_from_its_range(most):
 
 
 def test_running_over_twice_between_readings_is_seen_twice(machine, clock):
-    meter = rapl.find_meter(machine, clock)
+    meter = boards.rapl_meter(machine, clock)
     first = meter.read()
     for energy in (RANGE - 1, 10, RANGE - 1, 10):
         set_energy(machine, "intel-rapl:0", energy)
@@ -76,11 +76,11 @@ def test_a_zone_that_is_no_number_is_named():
 
 def test_a_machine_without_it_has_no_such_meter(tmp_path, clock):
     with pytest.raises(NoMeter, match="no package below /sys/class/powercap"):
-        rapl.find_meter(tmp_path, clock)
+        boards.rapl_meter(tmp_path, clock)
 
 
 def test_a_counter_that_may_not_be_read_says_what_to_do(machine, clock, monkeypatch):
-    path = machine / rapl.FOLDER / "intel-rapl:0" / "energy_uj"
+    path = machine / boards.FOLDER / "intel-rapl:0" / "energy_uj"
     if os.geteuid() == 0:  # whom no mode keeps out
         read = type(path).read_text
 
@@ -93,5 +93,5 @@ def test_a_counter_that_may_not_be_read_says_what_to_do(machine, clock, monkeypa
     else:
         path.chmod(0)
     with pytest.raises(MeterError, match=r"may be read by root only: sudo chmod a\+r") as refused_error:
-        rapl.find_meter(machine, clock)
+        boards.rapl_meter(machine, clock)
     assert not isinstance(refused_error.value, NoMeter)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.device.engine.emulation import Emulation, Time
 from device_runtime.device.engine.engine_guard import (
     EngineGuard,
     guard_engine,
@@ -17,6 +16,7 @@ from device_runtime.device.errors import OutOfMemory
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.profiles import Memory, ProfileError, Speed, shipped
 from device_runtime.profiles.cost import session_bytes
+from device_runtime.profiles.device import Emulation, Time
 
 
 def test_a_run_takes_as_long_as_it_would_on_the_pretended_board(bundle, clock):

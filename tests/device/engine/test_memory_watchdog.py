@@ -8,11 +8,10 @@ import threading
 import numpy as np
 import pytest
 
-from device_runtime.device.engine.engine_guard import EngineGuard
-from device_runtime.device.engine.memory_watchdog import STALLED, MemoryWatchdog, guarded
+from device_runtime.device.engine.engine_guard import STALLED, EngineGuard, MemoryWatchdog, guarded
 from device_runtime.device.errors import OutOfMemory
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
-from device_runtime.profiles.machine import MIB, MachineMemory
+from device_runtime.profiles.measure import MIB, MachineMemory
 
 PLENTY = MachineMemory(8000 * MIB, 4000 * MIB)
 ONE = np.zeros((1, 1, 8, 8), np.float32)
@@ -88,7 +87,7 @@ def test_the_thread_looks_while_there_is_work_and_ends_with_it(bundle, monkeypat
 
 CAPPED = """
 import numpy as np
-from device_runtime.device.engine.memory_watchdog import limit_memory
+from device_runtime.device.engine.engine_guard import limit_memory
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.errors import EngineError
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
@@ -112,13 +111,13 @@ def test_memory_beyond_a_cap_is_refused_and_the_process_lives():
 
 
 TIGHT = """
-from device_runtime.device.engine import memory_watchdog as watchdog
+from device_runtime.device.engine import engine_guard as watchdog
 from device_runtime.device.engine.engine_guard import EngineGuard
-from device_runtime.profiles.machine import MachineMemory
+from device_runtime.profiles.measure import MachineMemory
 watchdog.available_memory = lambda: MachineMemory(10**9, 0)
-engine_guard = EngineGuard(10**12)
-with watchdog.guarded(engine_guard, lambda: None):
-    engine_guard.start()
+guard = EngineGuard(10**12)
+with watchdog.guarded(guard, lambda: None):
+    guard.start()
     print("watched")
 """
 

@@ -3,13 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from device_runtime.device.engine.emulation import Emulation
 from device_runtime.device.engine.profiling import clocks, completed, measure, ready
 from device_runtime.device.errors import OutOfMemory
 from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.profiles import Speed
+from device_runtime.profiles.device import Emulation
 from device_runtime.profiles.measure import Clocks
 
 

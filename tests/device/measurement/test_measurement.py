@@ -4,7 +4,6 @@ import pytest
 
 from device_runtime.device.energy import MODELLED, MeterInfo, find_meter
 from device_runtime.device.energy.meter import CounterIntegral, PolledMeter
-from device_runtime.device.engine.emulation import Time
 from device_runtime.device.measurement import measurement as trials
 from device_runtime.device.measurement.measure_one import (
     MeasuredDevice,
@@ -23,6 +22,7 @@ from device_runtime.device.measurement.measurement import (
 )
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.profiles import Speed
+from device_runtime.profiles.device import Time
 
 # Of /proc/PID/status of a process on Linux 6.1.
 STATUS = (

@@ -10,8 +10,8 @@ import pytest
 from device_runtime.cli import parse
 from device_runtime.cli.on_device import join, policy_options
 from device_runtime.device.errors import PolicyError
-from device_runtime.device.policy.process_priority import ProcessPriority
 from device_runtime.device.policy.rules import DayWindow, Policy
+from device_runtime.device.policy.work_gate import ProcessPriority
 from device_runtime.device.service import device_file
 
 ALL = """

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire.messages import Base, Blob, Offer
-from device_runtime.device.backend.reports import contribution_message
+from device_runtime.device.backend.base import contribution_message
 from device_runtime.device.energy import Account, Energy, MeterInfo, MeterReading
-from device_runtime.device.engine.emulation import Emulation, Time
 from device_runtime.device.engine.engine_guard import EngineGuard
 from device_runtime.device.errors import OutOfMemory, WorkerDeath
 from device_runtime.device.policy.privacy_budget import PrivacyGuard, SpentPrivacy
@@ -24,6 +23,7 @@ from device_runtime.device.training.work import (
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import EngineError, TensorError
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, StragglerVerdict
+from device_runtime.profiles.device import Emulation, Time
 from device_runtime.strategies.interface.device_half import LocalData
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.class_means import ClassMeans

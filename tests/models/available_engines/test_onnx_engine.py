@@ -28,7 +28,7 @@ def torch() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def network(torch, digits):
-    from device_runtime.models.networks.wide_resnet import wrn
+    from device_runtime.models.networks.convolutional import wrn
 
     module = wrn(10, 1, 1, 10).eval()
     module.load_state_dict({name: torch.from_numpy(w) for name, w in digits.weights().items()})

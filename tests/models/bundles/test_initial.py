@@ -6,9 +6,9 @@ import pytest
 
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.initial import initial_values
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Parameter
+from device_runtime.models.bundles.weights import initial_values
 from device_runtime.models.errors import BundleError
 from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.models.training.optimizer import Sgd

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.manifest import Derived, Graph
-from device_runtime.models.bundles.quantised import derive, has_exact_int8, holds_float16, initialisers
+from device_runtime.models.bundles.weights import derive, has_exact_int8, holds_float16, initialisers
 from device_runtime.models.errors import TensorError
 
 

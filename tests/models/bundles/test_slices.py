@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.models.bundles.inputs import File, InputSpec
 from device_runtime.models.bundles.manifest import Head, Manifest, Parameter
-from device_runtime.models.bundles.slices import Slices
+from device_runtime.models.bundles.weights import Slices
 from device_runtime.models.errors import TensorError
 
 LABELS = ("no", "yes")

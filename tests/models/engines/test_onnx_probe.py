@@ -6,7 +6,7 @@ from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.engines import onnx_layout
 from device_runtime.models.engines.onnx_layout import ConstantProbe
-from device_runtime.models.engines.onnx_probe import OnnxProbe, has_convolution, rows_beside, with_constants
+from device_runtime.models.engines.onnx_session import OnnxProbe, has_convolution, rows_beside, with_constants
 from device_runtime.models.errors import BundleError
 
 

@@ -30,7 +30,7 @@ from device_runtime.models.torch_modules.functional_module import (
     stored_tensors,
     with_batch_statistics,
 )
-from device_runtime.models.torch_modules.levels import find_head
+from device_runtime.models.torch_modules.parameters import find_head
 
 nn = torch.nn
 CLASSES = 5

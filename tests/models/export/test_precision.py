@@ -6,7 +6,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("torch")
 
 from device_runtime.models.bundles.bundle import Bundle, write
-from device_runtime.models.bundles.quantised import initialisers
+from device_runtime.models.bundles.weights import initialisers
 from device_runtime.models.engines.onnx_session import SessionSettings, load_session
 from device_runtime.models.errors import BundleError, ParityError
 from device_runtime.models.export import quantise as torch_precision

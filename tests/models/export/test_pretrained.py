@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models.networks import build
-from device_runtime.models.torch_modules.weights import load_weights, read_weights
+from device_runtime.models.torch_modules.parameters import load_weights, read_weights
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"

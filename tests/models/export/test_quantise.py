@@ -5,7 +5,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("torch")
 
 from device_runtime.models.bundles.manifest import Graph
-from device_runtime.models.bundles.quantised import initialisers
+from device_runtime.models.bundles.weights import initialisers
 from device_runtime.models.engines.onnx_session import SessionSettings, load_session
 from device_runtime.models.errors import ExportError, ParityError
 from device_runtime.models.export import quantise as torch_quantise

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.export.substitutes import SUBSTITUTES, Substitutes
+from device_runtime.models.export.trace import SUBSTITUTES, Substitutes
 
 functional = torch.nn.functional
 IDS = torch.tensor([[1, 2, 2, 0], [0, 0, 0, 0], [3, 4, 0, 1]])

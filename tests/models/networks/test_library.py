@@ -9,7 +9,7 @@ from torch import nn
 
 from device_runtime.models.errors import ExportError
 from device_runtime.models.networks import build
-from device_runtime.models.networks.library import NETWORK_LEVELS, out_of_place
+from device_runtime.models.networks.vision import NETWORK_LEVELS, out_of_place
 
 
 @pytest.fixture(params=list(NETWORK_LEVELS))

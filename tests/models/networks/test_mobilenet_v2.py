@@ -3,7 +3,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.networks.mobilenet_v2 import SamePadded, mobilenet_v2
+from device_runtime.models.networks.convolutional import SamePadded, mobilenet_v2
 
 
 def test_size_is_that_of_the_published_network():

@@ -3,7 +3,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.bundles.slices import Slices
+from device_runtime.models.bundles.weights import Slices
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.networks import build
 

@@ -2,7 +2,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.networks.squeezenet import squeezenet
+from device_runtime.models.networks.convolutional import squeezenet
 
 TABLE_1 = 1_248_424  # parameters of version 1.0 with 1000 classes, biases included
 

@@ -6,8 +6,7 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.networks import transformers as networks
-from device_runtime.models.torch_modules.levels import find_head
-from device_runtime.models.torch_modules.weights import load_weights
+from device_runtime.models.torch_modules.parameters import find_head, load_weights
 
 TINY = {"vocabulary": 30, "length": 8, "dim": 16, "depth": 3, "heads": 2}
 KINDS = [("distilbert", 0), ("roberta", 1), ("opt", 1)]

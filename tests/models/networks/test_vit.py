@@ -4,7 +4,7 @@ torch = pytest.importorskip("torch")
 
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.export.export import ExportSpec, export
-from device_runtime.models.networks.vit import Attention, PatchEmbed, vit
+from device_runtime.models.networks.vision import Attention, PatchEmbed, vit
 
 TINY = {"image": 8, "patch": 4, "depth": 3, "dim": 12, "heads": 2, "classes": 4}
 

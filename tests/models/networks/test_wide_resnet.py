@@ -3,8 +3,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models.bundles.names import LEVELS_OF
-from device_runtime.models.networks.building_blocks import norm_of
-from device_runtime.models.networks.wide_resnet import wrn
+from device_runtime.models.networks.convolutional import norm_of, wrn
 
 
 @pytest.mark.parametrize("depth", [10, 16, 22, 28, 34, 40])

@@ -9,8 +9,8 @@ import pytest
 def make() -> Callable:
     """A network by its kind, with the same random weights each time, in eval mode."""
     torch = pytest.importorskip("torch")
-    from device_runtime.models.networks.vit import vit
-    from device_runtime.models.networks.wide_resnet import wrn
+    from device_runtime.models.networks.convolutional import wrn
+    from device_runtime.models.networks.vision import vit
 
     def make(kind: str):
         torch.manual_seed(0)

@@ -37,7 +37,7 @@ def test_convolutional_network_has_one_after_each_block(make):
 
 
 def test_network_along_time_has_one_after_each_block():
-    from device_runtime.models.networks.series import dscnn1d
+    from device_runtime.models.networks.small import dscnn1d
 
     network = dscnn1d()
     torch_peft.inject(network, "adapter", {})
@@ -47,7 +47,7 @@ def test_network_along_time_has_one_after_each_block():
 
 def test_width_is_that_of_what_a_block_gives_not_of_its_last_convolution():
     """A fire module joins two convolutions of 64."""
-    from device_runtime.models.networks.squeezenet import Fire
+    from device_runtime.models.networks.convolutional import Fire
 
     network = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2), Fire(8, 4, (64, 64)), nn.AdaptiveAvgPool2d(1), nn.Flatten()

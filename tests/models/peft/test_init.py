@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from device_runtime.models import peft as torch_peft
 from device_runtime.models.errors import ExportError
-from device_runtime.models.networks.vit import vit
+from device_runtime.models.networks.vision import vit
 
 nn = torch.nn
 

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models import peft as torch_peft
-from device_runtime.models.peft.sparse import indices
+from device_runtime.models.peft.methods import indices
 
 nn = torch.nn
 

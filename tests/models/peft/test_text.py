@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from device_runtime.models import peft as torch_peft
 from device_runtime.models.networks import transformers as networks
-from device_runtime.models.peft.prefix import prefixed_attention
+from device_runtime.models.peft.methods import prefixed_attention
 
 PADDING = {"bert": 0, "distilbert": 0, "roberta": 1, "opt": 1}
 

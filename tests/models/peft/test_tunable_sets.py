@@ -11,7 +11,7 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.networks import build
-from device_runtime.models.networks.vit import vit
+from device_runtime.models.networks.vision import vit
 from device_runtime.models.peft.tunable_sets import change_warning
 
 

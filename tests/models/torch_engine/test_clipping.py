@@ -10,7 +10,7 @@ from device_runtime.models.torch_engine.engine import TorchGradients, TorchModel
 from device_runtime.models.torch_modules import objectives as torch_clipping
 from device_runtime.models.torch_modules.functional_module import FunctionalModule
 from device_runtime.models.torch_modules.objectives import ClippedSums, GraphInputs, loss_and_gradients
-from device_runtime.models.training.clipping import Privacy, PrivateGradients
+from device_runtime.models.training.optimizer import Privacy, PrivateGradients
 
 
 class Small(torch.nn.Module):

@@ -16,8 +16,7 @@ from device_runtime.models.torch_engine.many import (
     is_faster_together,
     train_many,
 )
-from device_runtime.models.training.clipping import clip
-from device_runtime.models.training.optimizer import Sgd
+from device_runtime.models.training.optimizer import Sgd, clip
 
 LABELS = tuple("abcd")
 NETWORKS = {

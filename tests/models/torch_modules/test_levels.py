@@ -3,7 +3,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models.errors import ExportError
-from device_runtime.models.torch_modules.levels import assign_levels, find_head
+from device_runtime.models.torch_modules.parameters import assign_levels, find_head
 
 nn = torch.nn
 

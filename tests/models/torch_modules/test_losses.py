@@ -4,7 +4,7 @@ import torch
 
 from device_runtime.models.bundles.targets import TargetSpec, targets_of
 from device_runtime.models.errors import EngineError, ExportError
-from device_runtime.models.torch_modules.losses import loss_from_file, loss_of
+from device_runtime.models.torch_modules.functional_module import loss_from_file, loss_of
 from device_runtime.models.training.evaluation import sample_losses
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from device_runtime.models.errors import ExportError
-from device_runtime.models.torch_modules.weights import load_weights, read_weights
+from device_runtime.models.torch_modules.parameters import load_weights, read_weights
 
 
 class Small(nn.Module):

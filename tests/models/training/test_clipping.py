@@ -5,7 +5,7 @@ from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
 from device_runtime.models.engines.base import BLOCK
 from device_runtime.models.errors import EngineError
-from device_runtime.models.training.clipping import Privacy, PrivateGradients, clip, norm
+from device_runtime.models.training.optimizer import Privacy, PrivateGradients, clip, norm
 
 
 class Rows:
@@ -126,7 +126,7 @@ def test_privacy_that_cannot_be_is_refused(settings):
 def test_clipped_gradients_of_the_shipped_bundle_are_those_of_torch_func(digits, tunable):
     """vmap over grad gives every sample's gradient at once; half of the norms lie above the bound."""
     torch = pytest.importorskip("torch")
-    from device_runtime.models.networks.wide_resnet import wrn
+    from device_runtime.models.networks.convolutional import wrn
 
     module = wrn(depth=10, width=1, in_channels=1, classes=10).eval()
     module.load_state_dict({name: torch.from_numpy(w) for name, w in digits.weights().items()})

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.profiles.fleets.availability import DAY, Availability, normalised_windows
+from device_runtime.profiles.fleets.groups import DAY, Availability, normalised_windows
 
 HOUR = 3600
 

@@ -12,8 +12,8 @@ from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.machine.run_events import ContributionRecord, RoundRecord
 from device_runtime.cli import main
 from device_runtime.cli.research import demo as command
-from device_runtime.device.engine.emulation import Time
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
+from device_runtime.profiles.device import Time
 from device_runtime.simulation.demo import calibration, plot, processes
 from device_runtime.simulation.demo.fleet import (
     DROPPED,

@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.errors import EngineError
-from device_runtime.profiles.machine import cpu_quota
+from device_runtime.profiles.measure import cpu_quota
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest, choose, job_flops, make, names

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.device.engine.emulation import Emulation
+from device_runtime.profiles.device import Emulation
 from device_runtime.simulation import digits
 from device_runtime.simulation.demo.fleet import FLEET, MIXED, SLOW
 from tests.simulation.wire.run import WireCourse, WireMember, run_on_wire

@@ -6,8 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from device_runtime.broker.wire.link_events import Connected, Disconnected, Event, Received, Will
-from device_runtime.broker.wire.link_timing import packet_bytes, qos_of
+from device_runtime.broker.wire.link_events import (
+    Connected,
+    Disconnected,
+    Event,
+    Received,
+    Will,
+    packet_bytes,
+    qos_of,
+)
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError
 from tests.simulation.wire.broker import PacketLog, PassedPacket, VirtualBroker, checksum
 

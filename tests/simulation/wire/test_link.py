@@ -1,7 +1,6 @@
 import pytest
 
-from device_runtime.broker.wire.link_events import Connected, Disconnected, Received, Will
-from device_runtime.broker.wire.link_timing import packet_bytes
+from device_runtime.broker.wire.link_events import Connected, Disconnected, Received, Will, packet_bytes
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError
 from device_runtime.simulation.clock.virtual_time import VirtualTimeQueue
 from tests.simulation.wire.broker import PacketLog, VirtualBroker

@@ -19,8 +19,8 @@ from device_runtime.broker.wire.messages import (
     decode,
     encode,
 )
-from device_runtime.device.engine.emulation import Emulation
 from device_runtime.models.bundles import tensors
+from device_runtime.profiles.device import Emulation
 from device_runtime.simulation.clock.virtual_time import VirtualTimeQueue
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.few_shot import FewShot

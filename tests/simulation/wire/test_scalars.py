@@ -8,10 +8,10 @@ import pytest
 
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.device.cache.model_cache import ModelCache
-from device_runtime.device.engine.emulation import Emulation
+from device_runtime.device.delivery.cache import ModelCache
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.profiles.device import Emulation
 from tests.simulation.wire.host import VirtualAggregator
 from tests.simulation.wire.run import (
     AggregatorKilled,

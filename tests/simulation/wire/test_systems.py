@@ -9,8 +9,8 @@ from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.known_systems import SYSTEMS
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.device.engine.emulation import Emulation
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.profiles.device import Emulation
 from tests.simulation.wire.run import WireCourse, WireMember, run_on_wire
 
 ROUNDS, DEVICES, SAMPLES = 3, 3, 24

@@ -7,8 +7,7 @@ import pytest
 
 from device_runtime.models.bundles.manifest import Extra
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
-from device_runtime.models.training.clipping import Privacy
-from device_runtime.models.training.optimizer import Adam, Sgd
+from device_runtime.models.training.optimizer import Adam, Privacy, Sgd
 from device_runtime.strategies.interface.device_half import LocalData, OutOfTime, Run
 from device_runtime.strategies.terms.proximal import Proximal
 from device_runtime.strategies.training import local_training

@@ -8,7 +8,7 @@ from typing import Any
 from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.blobs import Blobs, blob_of
 from device_runtime.broker.wire.messages import Base, Blob, Step
-from device_runtime.device.cache.base_route import BaseRoute, ReplayState, find_route, steps_of
+from device_runtime.device.delivery.cache import BaseRoute, ReplayState, find_route, steps_of
 from device_runtime.device.errors import UnusableBase
 
 LINE, OTHER = bytes(8), bytes([1]) * 8

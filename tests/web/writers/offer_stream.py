@@ -5,11 +5,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from device_runtime.broker.security import signing
 from device_runtime.broker.security.signing import DeviceSigner, Signer
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import messages as wire
-from device_runtime.broker.wire import session_mac, topics
 from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.compact_round import CompactOffer
 from device_runtime.broker.wire.messages import (
     Base,
@@ -79,7 +80,7 @@ def next_offer(
 ) -> bytes:
     """A compact offer with the MAC for a device that draws such a key."""
     payload = after(number)
-    return small.with_mac(payload, by.agree(session_mac.public_key(own)).mac(topic, run, payload))
+    return small.with_mac(payload, by.agree(signing.public_key(own)).mac(topic, run, payload))
 
 
 def sealed(offer_: Offer, topic: str = TASK, by: Signer = SIGNER, issued: int = 7) -> bytes:
@@ -246,7 +247,7 @@ SENT = {
 
 def says() -> dict[str, Any]:
     """What a device with a key of its own says, and what is said to it alone."""
-    signer, agreed = DeviceSigner(SECRET), SIGNER.agree(session_mac.public_key(OWN))
+    signer, agreed = DeviceSigner(SECRET), SIGNER.agree(signing.public_key(OWN))
     hello = encode(wire.Hello(boot=7, num_examples=1, profile="p", memory_bytes=1, engine="e"))
     receipt = encode(Receipt(boot=7, seq=2, round=3, status="accepted"))
     short = b"\x04\x03rest"

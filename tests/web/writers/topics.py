@@ -3,7 +3,7 @@
 from typing import Any
 
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.link_timing import packet_bytes, qos_of
+from device_runtime.broker.wire.link_events import packet_bytes, qos_of
 
 SHA = bytes(range(32))
 ADDRESSES = (

@@ -3,7 +3,7 @@
 from typing import Any
 
 from device_runtime.broker.errors import UrlError
-from device_runtime.broker.wire.link_timing import backoff
+from device_runtime.broker.wire.link_events import backoff
 from device_runtime.broker.wire.url import BrokerUrl
 
 READ = (

@@ -30,10 +30,10 @@ from device_runtime.models.engines.onnx_nodes import (
     Node,
     write_node,
 )
-from device_runtime.models.engines.onnx_probe import encoded_input
 from device_runtime.models.engines.onnx_session import (
     LoadedGraph,
     SessionSettings,
+    encoded_input,
     engine_errors,
     load_session,
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import arithmetic, layers, shapes
-from .arguments import Write
+from . import arithmetic, shapes
+from .writer import Write
 
-OPERATORS: dict[Any, Write] = {**shapes.OPERATORS, **arithmetic.OPERATORS, **layers.OPERATORS}
+OPERATORS: dict[Any, Write] = {**shapes.OPERATORS, **arithmetic.OPERATORS, **shapes.LAYER_OPERATORS}

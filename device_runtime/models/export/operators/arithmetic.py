@@ -8,9 +8,19 @@ import torch
 from onnx import TensorProto
 from torch import Tensor, fx
 
-from .arguments import Write, argument_of, dtype_of, first_of, rank_of, unchanged, value_of
 from .shapes import FOLDS
-from .writer import Unwritable, Writer, shape_of
+from .writer import (
+    Unwritable,
+    Write,
+    Writer,
+    argument_of,
+    dtype_of,
+    first_of,
+    rank_of,
+    shape_of,
+    unchanged,
+    value_of,
+)
 
 aten = torch.ops.aten
 

@@ -4,9 +4,9 @@ Only the batch size of a traced graph is symbolic. torch's own exporter knows ev
 hundred times as long, since it traces and rewrites the traced graph once more; it is used for graphs with an
 operator that is not known here.
 """
-# mypy: allow-untyped-calls, allow-any-unimported
+# mypy: allow-any-unimported, allow-untyped-calls
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -149,3 +149,45 @@ def _equal(size: torch.SymInt, other: Sequence[Any]) -> bool:
 def shape_of(node: fx.Node) -> tuple[Any, ...]:
     """The sizes of a node's value; those that depend on the batch are torch.SymInt."""
     return tuple(node.meta["val"].shape)
+
+
+Write = Callable[[Writer, fx.Node], Any]
+"""A function that writes a node, and returns the name of its value, or a tuple of names."""
+
+
+def value_of(writer: Writer, node: fx.Node, index: int = 0) -> str:
+    """The ONNX name of the tensor that is argument `index`."""
+    name: str = writer.values[node.args[index]]
+    return name
+
+
+def argument_of(node: fx.Node, index: int, default: Any = None) -> Any:
+    return node.args[index] if len(node.args) > index else default
+
+
+def rank_of(node: fx.Node) -> int:
+    return len(shape_of(node))
+
+
+def first_of(node: fx.Node) -> fx.Node:
+    first = node.args[0]
+    if not isinstance(first, fx.Node):
+        raise Unwritable(f"{node.target} of {type(first).__name__}")
+    return first
+
+
+def dtype_of(node: Any) -> torch.dtype:
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype
+
+
+def sequence_of(argument: Any) -> Sequence[Any]:
+    if not isinstance(argument, (list, tuple)):
+        raise Unwritable(f"a list of type {type(argument).__name__}")
+    return argument
+
+
+def unchanged(writer: Writer, node: fx.Node) -> str:
+    if (first := first_of(node)) in writer.unfolded:
+        writer.unfolded[node] = writer.unfolded[first]
+    return value_of(writer, node)

@@ -6,7 +6,7 @@ import numpy as np
 
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.device.engine.emulation import Emulation
+from device_runtime.profiles.device import Emulation
 from tests.device.machine.recorded import recording
 from tests.simulation.wire.run import (
     AggregatorKilled,

@@ -1,6 +1,6 @@
 import pytest
 
-from device_runtime.device.selection.link_speed import LARGE_BYTES, LinkSpeed
+from device_runtime.device.traffic import LARGE_BYTES, LinkSpeed
 from device_runtime.profiles import Bandwidth
 
 ASSUMED = Bandwidth(10.0, 20.0, "assumed")

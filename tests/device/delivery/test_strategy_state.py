@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.device.cache.strategy_state import StrategyStateStore
+from device_runtime.device.delivery.cache import StrategyStateStore
 from device_runtime.strategies.kinds.class_means import ClassMeans
 
 

@@ -1,4 +1,4 @@
-"""Caches a task's bundles and base model on the device, fetched once and named by their hashes."""
+"""Caches a task's bundles, base model and states of kinds on disk; blobs are named by their hashes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from device_runtime.broker.errors import BlobError
-from device_runtime.broker.wire.blobs import blob_of
-from device_runtime.broker.wire.messages import CHECK_BYTES, LINE_BYTES, Base, Blob, Offer
+from device_runtime.broker.wire import step_log
+from device_runtime.broker.wire.blobs import Blobs, blob_of
+from device_runtime.broker.wire.durable_files import replace_file, sync_folder
+from device_runtime.broker.wire.messages import CHECK_BYTES, LINE_BYTES, Base, Blob, MessageError, Offer, Step
 from device_runtime.device.delivery.downloads import BUNDLES, store
 from device_runtime.device.errors import StaleBase, UnusableBase
 from device_runtime.models.bundles import bundle as bundles
@@ -25,9 +28,144 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import BundleError, ModelError, TensorError
 from device_runtime.strategies.directions.replaying import replay
+from device_runtime.strategies.interface.device_half import NO_TENSORS
 
-from .base_route import BaseRoute, ReplayState, find_route, steps_of
-from .replay_state import ReplayStates
+MOST_REPLAYED = 2**34
+"""Most products of a scalar and an element of its direction to replay if a checkpoint can be had instead.
+
+They take a minute or two on a small board, see docs/zeroth-order.md.
+"""
+
+
+@dataclass(frozen=True)
+class ReplayState:
+    """Weights that the device has, after `at` steps of the log named `line`."""
+
+    line: bytes
+    at: int
+    weights: Tensors
+
+
+@dataclass(frozen=True)
+class BaseRoute:
+    """Replays `steps` steps from `start`, or from the checkpoint if that is None.
+
+    `needed` are the blobs for it.
+    """
+
+    start: ReplayState | None
+    steps: int
+    needed: tuple[Blob, ...]
+
+
+def find_route(base: Base, state: ReplayState | None, here: Callable[[Blob], bool]) -> BaseRoute | None:
+    """The route to a base that fetches fewer bytes, from the replay state or from the checkpoint.
+
+    None if the base names no route, or if the whole offer may name a shorter one. Blobs that are `here` need
+    not be fetched. If there is a choice, replay is limited to MOST_REPLAYED.
+    """
+    segments = _segments(base, base.steps)
+    anew = None if segments is None else BaseRoute(None, base.steps, (*base.checkpoint, *segments))
+    if state is None or state.line != base.line or not state.at <= base.at:
+        return anew
+    lacking = base.at - state.at
+    segments = _segments(base, lacking)
+    if segments is None:
+        return anew if base.whole or (anew and not _lacking(anew, here)) else None
+    on = BaseRoute(state, lacking, segments)
+    if anew is None:
+        return on
+    elements = sum(part.size for part in base.checkpoint) // 4
+    scalars = lacking * base.tail[-1].width if base.tail else sum(blob.size for blob in segments)
+    if scalars * elements > MOST_REPLAYED and lacking > base.steps:
+        return anew
+    return on if _lacking(on, here) <= _lacking(anew, here) else anew
+
+
+def steps_of(route: BaseRoute, base: Base, blobs: Blobs) -> tuple[Step, ...]:
+    """The steps of a route. Raises BlobError, UnusableBase for a log that is damaged or not of this base."""
+    try:
+        tail = step_log.unpack(base.tail)
+        if route.steps <= len(tail):
+            return tail[len(tail) - route.steps :]
+        named = [blob for blob in route.needed if blob in base.log]
+        logged = tuple(step for blob in named for step in step_log.decode(blobs.get(blob)))
+    except MessageError as error:
+        raise UnusableBase(f"the log of the base is damaged: {error}") from None
+    if len(logged) < route.steps:
+        raise UnusableBase(f"the log of the base has {len(logged)} steps, {route.steps} are needed")
+    return logged[len(logged) - route.steps :]
+
+
+def _segments(base: Base, lacking: int) -> tuple[Blob, ...] | None:
+    """The blobs with the last `lacking` steps: none if the offer itself has them.
+
+    None if the log does not go back so far.
+    """
+    if lacking <= _in_tail(base):
+        return ()
+    first = base.at - lacking
+    if first < step_log.log_start(base) or first < 0:
+        return None
+    return base.log[(first - step_log.log_start(base)) // step_log.SEGMENT :]
+
+
+def _in_tail(base: Base) -> int:
+    try:
+        return step_log.count(base.tail)
+    except MessageError as error:
+        raise UnusableBase(f"the last steps of the base are damaged: {error}") from None
+
+
+def _lacking(route: BaseRoute, here: Callable[[Blob], bool]) -> int:
+    """Bytes to fetch."""
+    return sum(blob.size for blob in route.needed if not here(blob))
+
+
+SUFFIX = ".safetensors"
+
+
+class ReplayStates:
+    """Stores one state at a time.
+
+    A damaged state does no harm: the base made from it fails the check of its hash.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, state: ReplayState) -> None:
+        """Save the state in place of any other. If the disk fails, a restart begins at the checkpoint."""
+        path = self._folder / f"{state.line.hex()}.{state.at}{SUFFIX}"
+        if path.exists():
+            return
+        try:
+            self._folder.mkdir(exist_ok=True)
+            replace_file(path, tensors.encode(state.weights))
+            self._drop(path)
+        except OSError as error:
+            log.warning("the replay state cannot be saved: %s", error)
+
+    def get(self, base: Base) -> ReplayState | None:
+        """The saved state, if it lies on the way to this base."""
+        for path in self._folder.glob(f"{base.line.hex()}.*{SUFFIX}"):
+            at = path.name.removesuffix(SUFFIX).rpartition(".")[2]
+            if at.isdecimal() and int(at) <= base.at:
+                try:
+                    return ReplayState(base.line, int(at), tensors.decode(path.read_bytes()))
+                except (OSError, TensorError) as error:
+                    log.warning("the replay state cannot be read: %s", error)
+        return None
+
+    def drop(self) -> None:
+        """Remove the state: its base failed the check."""
+        self._drop(None)
+
+    def _drop(self, but: Path | None) -> None:
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            if path != but:
+                path.unlink(missing_ok=True)
+
 
 log = logging.getLogger(__name__)
 
@@ -205,3 +343,52 @@ class ModelCache:
 
 def _sha(weights: Tensors) -> bytes:
     return hashlib.sha256(tensors.encode(weights)).digest()
+
+
+class StrategyStateStore:
+    """What each kind kept in the last two rounds, of one run at a time.
+
+    The first save of a run removes what another run has kept. Two rounds are kept so that a round that is
+    worked on again, after a crash, begins with the same state.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, run: str, kind: str, number: int) -> Tensors:
+        """The state kept last before round `number`; nothing if there is none, or it is damaged."""
+        folder = self._of(run, kind)
+        earlier = [round_number for round_number in _rounds(folder) if round_number < number]
+        if not earlier:
+            return NO_TENSORS
+        try:
+            return tensors.decode(_path(folder, earlier[-1]).read_bytes())
+        except (OSError, TensorError) as error:
+            log.warning("ignoring the saved state of %s, which is unreadable: %s", kind, error)
+            return NO_TENSORS
+
+    def put(self, run: str, kind: str, number: int, state: Tensors) -> None:
+        """Save the state durably for the rounds after `number`. Raises OSError."""
+        folder = self._of(run, kind)
+        if not folder.parent.exists():
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            for parent in (folder.parent, self._folder, self._folder.parent):
+                sync_folder(parent)
+        replace_file(_path(folder, number), tensors.encode(state))
+        for old in _rounds(folder)[:-2]:
+            _path(folder, old).unlink(missing_ok=True)
+
+    def _of(self, run: str, kind: str) -> Path:
+        """The folder of a kind in a run. A run's name comes over the wire: it is not used as a path."""
+        return self._folder / hashlib.sha256(run.encode()).hexdigest()[:16] / kind
+
+
+def _rounds(folder: Path) -> list[int]:
+    """The rounds in which something was kept, in order."""
+    return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}"))
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"{number}{SUFFIX}"

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire.messages import Base
-from device_runtime.device.cache.base_route import ReplayState
-from device_runtime.device.cache.replay_state import ReplayStates
+from device_runtime.device.delivery.cache import ReplayState, ReplayStates
 
 LINE, OTHER = b"8 bytes.", b"others.."
 WEIGHTS = {"w": np.arange(3, dtype=np.float32)}

@@ -8,8 +8,8 @@ from device_runtime.broker.errors import BlobError, NoRoom
 from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Base, Blob, Offer, Step
-from device_runtime.device.cache import base_route as ways
-from device_runtime.device.cache.model_cache import ModelCache
+from device_runtime.device.delivery import cache as ways
+from device_runtime.device.delivery.cache import ModelCache
 from device_runtime.device.delivery.downloads import prune
 from device_runtime.device.errors import StaleBase, UnusableBase
 from device_runtime.models.bundles.tensors import TensorError, encode, encoded_parts

@@ -1,1 +1,0 @@
-"""Caches a task's bundles, base model and kind states on disk."""
