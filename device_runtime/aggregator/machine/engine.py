@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from math import nan
 from typing import Protocol
 
-from device_runtime.aggregator.tasks.pace import Progress
+from device_runtime.aggregator.tasks.closing import Progress
 
 from . import events as ev
 from . import step as machine

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import Literal
 
-from device_runtime.aggregator.tasks.pace import Progress
+from device_runtime.aggregator.tasks.closing import Progress
 from device_runtime.broker.wire.messages import Status
 
 WorkPhase = Literal["unmask", "merge", "evaluate", "publish"]

@@ -14,8 +14,14 @@ from math import inf
 
 from rpds import HashTrieMap, HashTrieSet
 
-from device_runtime.aggregator.tasks.closing import FastDevices, FullBuffer, LearntDeadline
-from device_runtime.aggregator.tasks.pace import WINDOW, Durations, class_of
+from device_runtime.aggregator.tasks.closing import (
+    WINDOW,
+    Durations,
+    FastDevices,
+    FullBuffer,
+    LearntDeadline,
+    class_of,
+)
 from device_runtime.strategies.statistics.bounds import largest_size, no_rounds
 
 from .events import CommitFailed, ContributionId, DevicePresent, Invited, Planned

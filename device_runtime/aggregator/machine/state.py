@@ -15,15 +15,17 @@ from typing import Any, Literal
 from rpds import HashTrieMap, HashTrieSet
 
 from device_runtime.aggregator.limits import MOST_DEVICES
-from device_runtime.aggregator.tasks import pace
+from device_runtime.aggregator.tasks import closing
 from device_runtime.aggregator.tasks.closing import (
+    NO_PROGRESS,
     AllDevices,
     Closing,
+    Durations,
     FastDevices,
     FullBuffer,
     LearntDeadline,
+    Progress,
 )
-from device_runtime.aggregator.tasks.pace import NO_PROGRESS, Durations, Progress
 from device_runtime.aggregator.tasks.task import Late, Task
 
 Phase = Literal["wait", "collect", "unmask", "merge", "evaluate", "publish", "done", "given up"]
@@ -97,7 +99,7 @@ class Rules:
         most_s = self.round_deadline_s
         if not isinstance(self.closing, LearntDeadline):
             return most_s
-        return min(most_s, 2.0**fruitless * pace.deadline_s(self.closing, paces, most_s))
+        return min(most_s, 2.0**fruitless * closing.deadline_s(self.closing, paces, most_s))
 
     def cohort(self, number: int) -> int | None:
         """The number of devices to ask in round `number`; None: all, without a draw."""
@@ -247,9 +249,9 @@ class RoundsState:
         rules = self.rules
         if not isinstance(rules.closing, FastDevices) or number <= rules.untimed_rounds:
             return inf
-        if rules.devices_per_round in range(len(self.ready)) and len(self.paces) < pace.WINDOW:
+        if rules.devices_per_round in range(len(self.ready)) and len(self.paces) < closing.WINDOW:
             return inf
-        return pace.closing_s(self.paces, self.deadline_s(number) / rules.max_staleness)
+        return closing.closing_s(self.paces, self.deadline_s(number) / rules.max_staleness)
 
     @property
     def extensions_left(self) -> int | None:

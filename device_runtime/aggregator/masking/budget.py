@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from math import nan
 
 from device_runtime.aggregator.storage.store import Store
-from device_runtime.aggregator.tasks.central_noise import CentralNoise
+from device_runtime.aggregator.tasks.mask_settings import CentralNoise
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.messages import Masks
 from device_runtime.models.bundles.manifest import Manifest

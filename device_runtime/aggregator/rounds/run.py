@@ -39,10 +39,9 @@ from device_runtime.aggregator.storage.run_files import (
     check_identity,
 )
 from device_runtime.aggregator.storage.store import MergeResult, RoundModels, RoundStart, Store
-from device_runtime.aggregator.tasks.effect import without_effect
+from device_runtime.aggregator.tasks.closing import WINDOW, Progress, score_of
 from device_runtime.aggregator.tasks.family import with_members
-from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
-from device_runtime.aggregator.tasks.pace import WINDOW, Progress, score_of
+from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head, without_effect
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.blobs import BlobRoom

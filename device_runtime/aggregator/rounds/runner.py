@@ -25,8 +25,8 @@ from device_runtime.aggregator.machine.state import RoundsState
 from device_runtime.aggregator.masking.opening import kinds_alone
 from device_runtime.aggregator.masking.requests import SumRequests
 from device_runtime.aggregator.storage import run_files
+from device_runtime.aggregator.tasks.closing import Progress
 from device_runtime.aggregator.tasks.mask_settings import most_weight_of
-from device_runtime.aggregator.tasks.pace import Progress
 from device_runtime.aggregator.views.text import abandoned_text, printable, unopened_text
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Masks

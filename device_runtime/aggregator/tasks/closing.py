@@ -1,13 +1,18 @@
-"""The ways to close a round, besides its deadline: each is a class, and a task has one of them.
+"""When a round closes, besides its deadline, and when a run no longer improves. Pure; times in seconds.
 
-Files, flags and messages have flat keys (`wait_for`, `buffer_size`, `deadline_quantile`, ..), which
-`Task.closing` reads.
+Each way to close a round is a class, and a task has one of them. Files, flags and messages have flat keys
+(`wait_for`, `buffer_size`, `deadline_quantile`, ..), which `Task.closing` reads. Deadlines are learnt from
+the durations of devices in the rounds before. Durations are counted in classes that are a factor of STEP
+wide: what is kept of a round does not grow with its devices, and their order changes nothing.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from math import ceil, inf, isnan, log
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True)
@@ -47,3 +52,107 @@ class LearntDeadline:
 
 
 Closing = AllDevices | FastDevices | FullBuffer | LearntDeadline
+
+
+STEP = 1.05
+"""Ratio of the longest duration of a class to its shortest."""
+LEAST_S = 1e-3
+"""Seconds; shorter durations count as this."""
+WINDOW = 5
+"""Number of past rounds that deadlines are learnt from."""
+
+Durations = Mapping[int, int]
+"""From a class of durations to the number of devices in it, or of their samples."""
+Metric = Literal["accuracy", "loss"]
+
+
+FAST = 4.0
+"""A device is fast if it needs at most this many times the median duration.
+
+The median is over samples: by then, devices with half of all samples are done.
+"""
+
+
+def class_of(seconds: float) -> int:
+    """The class of a duration."""
+    return ceil(log(max(seconds, LEAST_S)) / log(STEP) - 1e-9)
+
+
+def longest_s(number: int) -> float:
+    """The longest duration of a class, in seconds."""
+    return float(STEP**number)
+
+
+def deadline_s(learnt: LearntDeadline, rounds: Iterable[Durations], most_s: float) -> float:
+    """The deadline of the round after `rounds`: at most `most_s`, which is also the default."""
+    return min(most_s, max(learnt.least_s, learnt.margin * _quantile_s(_counted(rounds), learnt.quantile)))
+
+
+def closing_s(rounds: Iterable[Durations], least_s: float = 0.0) -> float:
+    """Seconds that the slowest of the fast devices needed in these rounds; at least `least_s`.
+
+    Infinite where nothing is known.
+    """
+    counts = _counted(rounds)
+    fast_s = FAST * _quantile_s(counts, 0.5)
+    return max(least_s, max((s for s in map(longest_s, counts) if s <= fast_s), default=inf))
+
+
+def _counted(rounds: Iterable[Durations]) -> Counter[int]:
+    """The sum of the rounds' counts, by class."""
+    counts: Counter[int] = Counter()
+    for durations in rounds:
+        counts.update(durations)
+    return counts
+
+
+def _quantile_s(counts: Counter[int], share: float) -> float:
+    """Seconds in which this share was done; inf where nothing was."""
+    wanted, done = share * counts.total(), 0
+    for number in sorted(counts):
+        done += counts[number]
+        if done >= wanted - 1e-9:
+            return longest_s(number)
+    return inf
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Early stopping: the best score so far and the rounds since.
+
+    `best` is the round with the highest score so far (0: none), `since` the round from which rounds without a
+    gain are counted, `evaluated` the latest round that was evaluated.
+    """
+
+    best: int = 0
+    score: float = -inf
+    since: int = 0
+    evaluated: int = 0
+
+    def after(self, number: int, score: float, gain: float = 0.0, rolled_back: bool = False) -> Progress:
+        """The progress after one more round; `score` is nan for a round that was not evaluated.
+
+        A round is a gain only where its score exceeds the best by more than `gain`. `rolled_back`: in this
+        round the run rolled back to the model that this progress belongs to; rounds without a gain count from
+        this round.
+        """
+        if isnan(score):
+            return Progress(self.best, self.score, number if rolled_back else self.since, self.evaluated)
+        if score > self.score + gain:
+            return Progress(number, score, number, number)
+        return Progress(self.best, self.score, number if rolled_back else self.since, number)
+
+    def stuck(self, number: int, rounds: int) -> bool:
+        """Whether round `number`, the latest, was evaluated and ends `rounds` or more without a gain."""
+        return 0 < rounds <= number - self.since and self.evaluated == number and self.best > 0
+
+
+NO_PROGRESS = Progress()
+
+
+def score_of(metric: Metric, accuracy: float, loss: float) -> float:
+    """The score of a model, the higher the better; nan without evaluation.
+
+    `accuracy` is the metric by which models are judged: accuracy, R2, or another one of at most 1.
+    """
+    return accuracy if metric == "accuracy" else -loss

@@ -22,10 +22,9 @@ from device_runtime.strategies.robust.settings import Byzantine, Clip, ClipFacto
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.statistics import kind_statistics
 
-from .closing import AllDevices, Closing, FastDevices, FullBuffer, LearntDeadline
+from .closing import AllDevices, Closing, FastDevices, FullBuffer, LearntDeadline, Metric
 from .kind_settings import KindSettings, kinds_named, tables_named, with_usual
 from .mask_settings import MaskSettings
-from .pace import Metric
 
 Late = Literal["discard", "count"]
 WaitFor = Literal["auto", "all", "fast"]

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.tasks import effect
+from device_runtime.aggregator.tasks import feasible
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import Manifest
@@ -255,11 +255,11 @@ def without_effect(scenario: Scenario, prepared: PreparedRun, policies: Iterable
     """A sentence for each setting that changes nothing under any of these policies, or not what it says."""
     spec, manifest, data = scenario.data, prepared.inputs.bundle.manifest, prepared.data
     tasks = [of_policy(scenario, policy).task for policy in policies]
-    of_tasks = [effect.without_effect(task, manifest) for task in tasks]
+    of_tasks = [feasible.without_effect(task, manifest) for task in tasks]
     sentences = [sentence for sentence in of_tasks[0] if all(sentence in others for others in of_tasks)]
     strategies = [kind.strategy for task in tasks for kind in task.kinds]
-    if spec.generic_samples and not effect.uses_generic(strategies):
-        sentences.append(f"data.generic_samples are held out and not used: {effect.NO_GENERIC}")
+    if spec.generic_samples and not feasible.uses_generic(strategies):
+        sentences.append(f"data.generic_samples are held out and not used: {feasible.NO_GENERIC}")
     if spec.partition in BY_CLASS and data.in_tenths:
         sentences.append(f"partition {spec.partition}: samples are divided by tenths of {data.labels[0]}")
     return (*sentences, *(f"data.{sentence}" for sentence in spec.without_effect))

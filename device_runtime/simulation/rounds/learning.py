@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from device_runtime.aggregator.intake.check import UpdateOrigin, update_refusal
 from device_runtime.aggregator.merging.evaluation import reason_to_serve_trained_head
 from device_runtime.aggregator.merging.merge_round import CountedUpdate, EarlierRounds, RoundMerge
-from device_runtime.aggregator.tasks.pace import Progress, score_of
+from device_runtime.aggregator.tasks.closing import Progress, score_of
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.bundle import Bundle

@@ -15,8 +15,7 @@ from math import nan
 
 import numpy as np
 
-from device_runtime.aggregator.tasks.central_noise import CentralNoise
-from device_runtime.aggregator.tasks.mask_settings import most_weight_of
+from device_runtime.aggregator.tasks.mask_settings import CentralNoise, most_weight_of
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.messages import Masks
 from device_runtime.device.masking.upload_terms import upload_terms

@@ -13,8 +13,7 @@ from rpds import HashTrieMap, HashTrieSet
 from device_runtime.aggregator.machine import events
 from device_runtime.aggregator.machine.engine import RoundEngine, RoundPort
 from device_runtime.aggregator.machine.state import Presence, RoundsState, Rules
-from device_runtime.aggregator.tasks.closing import FullBuffer
-from device_runtime.aggregator.tasks.pace import Progress
+from device_runtime.aggregator.tasks.closing import FullBuffer, Progress
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.simulation.clock.sampling import DeviceSampler, OpenedRound, PendingUpdate
 from device_runtime.simulation.clock.virtual_time import VirtualTimeQueue

@@ -14,7 +14,7 @@ from device_runtime.aggregator.machine.events import (
     Validated,
 )
 from device_runtime.aggregator.machine.state import RoundsState, Rules, Saved
-from device_runtime.aggregator.tasks.pace import Progress, score_of
+from device_runtime.aggregator.tasks.closing import Progress, score_of
 from device_runtime.broker.wire import step_log as steps
 
 

@@ -8,8 +8,7 @@ import pytest
 from device_runtime.aggregator.errors import RunFolderError, TaskError
 from device_runtime.aggregator.machine.run_events import RoundOpened
 from device_runtime.aggregator.rounds.run import OpenRun
-from device_runtime.aggregator.tasks.central_noise import CentralNoise
-from device_runtime.aggregator.tasks.mask_settings import MaskSettings
+from device_runtime.aggregator.tasks.mask_settings import CentralNoise, MaskSettings
 from device_runtime.aggregator.views.console_log import summary
 
 NOISE = {"epsilon": 4.0, "delta": 1e-3, "clip_norm": 0.5}

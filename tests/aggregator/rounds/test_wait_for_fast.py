@@ -31,9 +31,8 @@ from device_runtime.aggregator.machine.events import (
 from device_runtime.aggregator.machine.participation import round_closed
 from device_runtime.aggregator.machine.run_events import RoundClosed
 from device_runtime.aggregator.machine.state import RoundsState, Rules, Saved
-from device_runtime.aggregator.tasks.closing import FastDevices
+from device_runtime.aggregator.tasks.closing import STEP, WINDOW, FastDevices, class_of, closing_s, longest_s
 from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
-from device_runtime.aggregator.tasks.pace import STEP, WINDOW, class_of, closing_s, longest_s
 from device_runtime.aggregator.tasks.task import Task
 
 DATABASES = ("sqlite", "postgres")

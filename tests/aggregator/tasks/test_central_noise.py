@@ -6,8 +6,7 @@ import pytest
 from msgspec import structs
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.aggregator.tasks.central_noise import ROUNDING, CentralNoise
-from device_runtime.aggregator.tasks.mask_settings import MaskSettings
+from device_runtime.aggregator.tasks.mask_settings import ROUNDING, CentralNoise, MaskSettings
 from device_runtime.broker.wire.messages import HelperKey, Masks
 from device_runtime.strategies.masking.layout import SumLayout, TensorPart
 from device_runtime.strategies.masking.noise import MOST

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from device_runtime.aggregator.tasks.effect import without_effect
+from device_runtime.aggregator.tasks.feasible import without_effect
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 

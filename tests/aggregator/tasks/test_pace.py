@@ -20,8 +20,7 @@ from device_runtime.aggregator.machine.events import (
 )
 from device_runtime.aggregator.machine.run_events import RoundOpened
 from device_runtime.aggregator.machine.state import RoundsState, Rules, Saved
-from device_runtime.aggregator.tasks.closing import LearntDeadline
-from device_runtime.aggregator.tasks.pace import STEP, class_of, deadline_s, longest_s
+from device_runtime.aggregator.tasks.closing import STEP, LearntDeadline, class_of, deadline_s, longest_s
 
 PACE = LearntDeadline(quantile=0.75, margin=2.0, least_s=1.0)
 RULES = Rules(rounds=9, round_deadline_s=100.0, closing=PACE)

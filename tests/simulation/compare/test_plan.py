@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from device_runtime.aggregator.tasks.effect import NO_GENERIC
+from device_runtime.aggregator.tasks.feasible import NO_GENERIC
 from device_runtime.simulation.compare.plan import (
     Comparison,
     ComparisonPlan,
