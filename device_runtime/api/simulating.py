@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from device_runtime.simulation.compare.completing import (
 )
 from device_runtime.simulation.compare.plan import ComparisonPlan, WantedRuns, planned
 from device_runtime.simulation.data import DataSpec
+from device_runtime.simulation.data.loading import LastDataSet
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.report.write import side_by_side
@@ -190,9 +192,11 @@ def _completed(
     plan: ComparisonPlan, run: RunOptions, parallel: int | None, progress: bool | None
 ) -> ComparisonPlan:
     """Does the missing runs, and returns the plan without policies that failed."""
-    check_runs(plan, run)
     alone = len(plan.missing()) < 2
     here = alone or bool(run.callbacks) or not may_run_elsewhere(plan)
+    if here:
+        run = replace(run, load=LastDataSet().load)
+    check_runs(plan, run)
     options = CompletionOptions(run, parallel, here)
     with working_in(plan.folder) as lock:
         rounds = plan.scenario.task.rounds

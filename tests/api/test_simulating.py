@@ -13,6 +13,7 @@ from device_runtime.api.simulating import offered, scenario_of
 from device_runtime.cli import main
 from device_runtime.simulation.compare import completing
 from device_runtime.simulation.compare.plan import WantedRuns, planned
+from device_runtime.simulation.data import loading
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.rounds.callbacks import CallbackError
 from device_runtime.simulation.scenarios import scenario as scenarios
@@ -54,6 +55,15 @@ def test_callbacks_are_called_in_this_process():
     watch = Seen()
     dr.simulate("digits", policies=["few-shot"], seeds=2, callbacks=[watch], **SMALL)
     assert (watch.rounds, watch.process) == ([1, 1], {os.getpid()})
+
+
+def test_in_one_process_the_data_of_each_seed_are_loaded_once(monkeypatch):
+    seeds, load = [], loading.load
+    monkeypatch.setattr(
+        loading, "load", lambda spec, seed, bundle: (seeds.append(seed), load(spec, seed, bundle))[1]
+    )
+    dr.simulate("digits", policies=["few-shot", "class-means"], seeds=2, callbacks=[dr.Callback()], **SMALL)
+    assert seeds == [0, 1]
 
 
 def test_an_error_of_a_callback_ends_the_simulation_at_once():

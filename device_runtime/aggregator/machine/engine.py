@@ -6,8 +6,8 @@ The aggregator's ports send messages and write to the disk; a simulation's work 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import nan
 from typing import Protocol
 
@@ -39,7 +39,7 @@ class ContributionPort(Protocol):
 
 
 class RoundPort(Protocol):
-    """Executes the commands about the round, each within `executing`, which may raise NotStored at first.
+    """Executes the commands about the round, each by way of `around`, which may raise NotStored at first.
 
     clock: seconds, as in events.
     invite: returns the devices that were asked.
@@ -49,8 +49,8 @@ class RoundPort(Protocol):
 
     def clock(self) -> float: ...
 
-    def executing(self, command: ev.RoundCommand) -> AbstractContextManager[None]:
-        return nullcontext()
+    def around(self, command: ev.RoundCommand, execute: Callable[[], ev.Event | None]) -> ev.Event | None:
+        return execute()
 
     def announce(self, command: ev.Announce, state: RoundsState) -> None: ...
     def extend(self, command: ev.Extend, state: RoundsState) -> None: ...
@@ -113,10 +113,11 @@ class RoundEngine:
         """
         before, self.state = self.state, state
         for command in commands:
-            about_round = self._rounds.executing(command) if isinstance(command, ev.RoundCommand) else None
             try:
-                with about_round or nullcontext():
+                if isinstance(command, ev.ContributionCommand):
                     answer = self._execute(command, state)
+                else:
+                    answer = self._rounds.around(command, partial(self._execute, command, state))
             except NotStored as error:
                 self._undo(before, event, error)
                 return

@@ -134,7 +134,9 @@ def commit_failed(state: RoundsState, event: CommitFailed) -> RoundsState:
         counted = counted.insert(update.device, left) if left else counted.discard(update.device)
         if update.round != state.round:
             continue
-        state = _unnoted(state, update)
+        if (number := state.noted.get((update.device, update.kind))) is not None:
+            state = state.but(noted=state.noted.discard((update.device, update.kind)))
+            state = _noted(state, number, -1)
         answered = answered.discard(update.device)
         if (
             update.device in state.ready
@@ -212,14 +214,6 @@ def _asked_now(state: RoundsState, devices: Iterable[str], now: float) -> Rounds
     if not isinstance(state.rules.closing, FastDevices):
         return state
     return state.but(asked_s=state.asked_s.update(dict.fromkeys(devices, now)))
-
-
-def _unnoted(state: RoundsState, update: ContributionId) -> RoundsState:
-    """Removes a contribution from the durations."""
-    number = state.noted.get((update.device, update.kind))
-    if number is None:
-        return state
-    return _noted(state.but(noted=state.noted.discard((update.device, update.kind))), number, -1)
 
 
 def round_closed(state: RoundsState) -> RoundsState:

@@ -104,7 +104,12 @@ def step(state: RoundsState, event: Event) -> Result:
     commands: tuple[Command, ...] = ()
     match event:
         case Announced():
-            state, commands = _announced(participation.heard(state, event.update.device), event)
+            state = participation.heard(state, event.update.device)
+            reply = _verdict(state, event)
+            if reply.status == "accepted":
+                commands = (FetchContribution(event.update),)
+            else:
+                state, commands = _replied(state, reply, event.now)
         case Validated():
             state, commands = _validated(state, event)
         case DevicePresent():
@@ -203,13 +208,6 @@ def _verdict(state: RoundsState, event: Announced | Validated) -> Reply:
     reason = f"round {state.round} has {state.contributions} contributions, as many as it takes"
     retry_s = min(max(state.closes_s - event.now, RETRY_S), MAX_RETRY_S)
     return Reply(event.update, "refused", reason, ceil(retry_s))
-
-
-def _announced(state: RoundsState, event: Announced) -> Result:
-    reply = _verdict(state, event)
-    if reply.status == "accepted":
-        return state, (FetchContribution(event.update),)
-    return _replied(state, reply, event.now)
 
 
 def _validated(state: RoundsState, event: Validated) -> Result:

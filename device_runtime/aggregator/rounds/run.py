@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
-from device_runtime.aggregator.errors import RollbackError, RunFolderError
+from device_runtime.aggregator.errors import RollbackError
 from device_runtime.aggregator.machine.events import DoPhase
 from device_runtime.aggregator.machine.run_events import RoundClosed
 from device_runtime.aggregator.machine.state import Rules, Saved
@@ -43,7 +42,6 @@ from device_runtime.aggregator.tasks.closing import WINDOW, Progress, score_of
 from device_runtime.aggregator.tasks.family import with_members
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head, without_effect
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.blobs import BlobRoom
 from device_runtime.broker.wire.messages import Blob, Masks
 from device_runtime.broker.wire.step_log import SEGMENT, TAIL
@@ -59,7 +57,6 @@ from device_runtime.strategies.merging.folding import derived_bases
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 MERGED, SPARE_BYTES = 4, 16 * 1024**2
 """Uploads leave room on the disk for merging a round: MERGED times the bundles' size plus SPARE_BYTES."""
@@ -120,11 +117,6 @@ class RunProgress:
         """The progress at the model that the run rolled back to in this round; None without a rollback."""
         to = self._set_back().get(number)
         return None if to is None else self._progress_by_round()[to]
-
-    def score(self, number: int) -> float:
-        """The score of an evaluated round's model, for `events.PhaseDone`."""
-        figures = self._store.rounds.figures(number)
-        return score_of(self._task.stop_metric, figures.eval_acc, figures.eval_loss)
 
     def _progress_by_round(self) -> dict[int, Progress]:
         """The progress after each closed round, and before the first (0), without rounds rolled back."""
@@ -223,24 +215,10 @@ class OpenRun:
 
 
 class RoundPhases:
-    """The phases of the rounds of one run. Raises RunFolderError, BlobError when the disk fails.
+    """The phases of the rounds of one run. Raises RunFolderError, BlobError when the disk fails."""
 
-    make_room: deletes unfinished uploads; returns the bytes freed.
-    """
-
-    def __init__(self, run: OpenRun, make_room: Callable[[], int]) -> None:
-        self._run, self._store, self._make_room = run, run.store, make_room
-
-    def with_room(self, work: Callable[[], T]) -> T:
-        """Does a phase of a round; if the disk refuses, makes room and tries once more."""
-        try:
-            return work()
-        except (BlobError, RunFolderError) as error:
-            freed = self._make_room()
-            if not freed:
-                raise
-            log.warning("%s; %d bytes of unfinished uploads were removed, trying again", error, freed)
-            return work()
+    def __init__(self, run: OpenRun) -> None:
+        self._run, self._store = run, run.store
 
     def open(self, number: int, masks: Masks | None = None) -> None:
         """Stores that a round is open, and how its updates are masked, if they are.
@@ -266,9 +244,6 @@ class RoundPhases:
 
     def merge(self, command: DoPhase) -> None:
         """Merges a round, or takes the model rolled back to."""
-        self.with_room(lambda: self._merge(command))
-
-    def _merge(self, command: DoPhase) -> None:
         run, store, number = self._run, self._store, command.round
         store.rounds.begin_merge(number, command.durations, command.early)
         if back := store.history.rollback_into(number, instead=True):
@@ -290,9 +265,6 @@ class RoundPhases:
 
     def evaluate(self, number: int) -> None:
         """Evaluates the round's models; serves the next base where its trained head is the better one."""
-        self.with_room(lambda: self._evaluate(number))
-
-    def _evaluate(self, number: int) -> None:
         models, evaluator = self._store.models, self._run.evaluator
         served = tensors.decode(models.get(self._store.rounds.made(number).served))
         base, instead = self._run.weights(number + 1), None

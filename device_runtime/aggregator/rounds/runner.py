@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +24,7 @@ from device_runtime.aggregator.machine.state import RoundsState
 from device_runtime.aggregator.masking.opening import kinds_alone
 from device_runtime.aggregator.masking.requests import SumRequests
 from device_runtime.aggregator.storage import run_files
-from device_runtime.aggregator.tasks.closing import Progress
+from device_runtime.aggregator.tasks.closing import Progress, score_of
 from device_runtime.aggregator.tasks.mask_settings import most_weight_of
 from device_runtime.aggregator.views.text import abandoned_text, printable, unopened_text
 from device_runtime.broker.errors import BlobError
@@ -48,7 +47,7 @@ class RoundCommands:
     def __init__(
         self, rounds: OpenRun, contributions: ContributionCommands, out: Outbound, ports: Ports
     ) -> None:
-        self.phases = RoundPhases(rounds, contributions.reception.make_room)
+        self.phases = RoundPhases(rounds)
         self.merge, self.evaluate = self.phases.merge, self.phases.evaluate
         self.offers = OfferMaker(rounds)
         self.offering = OfferPublisher(self.offers, out, ports.clock)
@@ -60,12 +59,23 @@ class RoundCommands:
     def clock(self) -> float:
         return self._ports.clock()
 
-    @contextmanager
-    def executing(self, command: events.RoundCommand) -> Iterator[None]:
-        """Commits counted contributions first. Raises NotStored, RunFolderError if the run cannot go on."""
+    def around(
+        self, command: events.RoundCommand, execute: Callable[[], events.Event | None]
+    ) -> events.Event | None:
+        """Commits counted contributions first. If the disk refuses a phase, makes room and tries once more.
+
+        Raises NotStored, RunFolderError if the run cannot go on.
+        """
         self._contributions.commit()
         try:
-            yield
+            try:
+                return execute()
+            except (BlobError, RunFolderError) as error:
+                freed = isinstance(command, events.DoPhase) and self._contributions.reception.make_room()
+                if not freed:
+                    raise
+                log.warning("%s; %d bytes of unfinished uploads were removed, trying again", error, freed)
+                return execute()
         except Exception as error:
             raise _stuck(command, error) from error
 
@@ -146,9 +156,6 @@ class RoundCommands:
 
     def unmask(self, command: events.DoPhase, state: RoundsState) -> bool:
         """Asks mask helpers for the round's sums; returns whether no answers are missing."""
-        return self.phases.with_room(lambda: self._unmask(command, state))
-
-    def _unmask(self, command: events.DoPhase, state: RoundsState) -> bool:
         self._rounds.store.session.fruitless(command.round, state.fruitless)
         if self.phases.begin_unmask(command):
             self.sums.begin(command.round)
@@ -166,8 +173,10 @@ class RoundCommands:
 
     def publish(self, number: int, state: RoundsState) -> tuple[float, Progress | None]:
         traffic, duration_s = self._traffic.all(), self._ports.clock() - state.opened_s
-        self._ports.tell(self.phases.with_room(lambda: self.phases.publish(number, traffic, duration_s)))
-        return self._rounds.progress.score(number), self._rounds.progress.restored(number)
+        self._ports.tell(self.phases.publish(number, traffic, duration_s))
+        figures = self._rounds.store.rounds.figures(number)
+        score = score_of(self._rounds.task.stop_metric, figures.eval_acc, figures.eval_loss)
+        return score, self._rounds.progress.restored(number)
 
 
 def draw(state: RoundsState, invite: events.Invite, seed: int) -> tuple[str, ...]:

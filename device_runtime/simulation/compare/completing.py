@@ -15,6 +15,7 @@ from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.device.selection.choose import policy_named
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles.measure import usable_cores
+from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.errors import RunsFailed, SimulationError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
@@ -28,7 +29,7 @@ from device_runtime.simulation.rounds.callbacks import (
     EndedRun,
     StartedRun,
 )
-from device_runtime.simulation.rounds.run import ResumeOptions, prepare, simulate
+from device_runtime.simulation.rounds.run import Load, ResumeOptions, prepare, simulate
 from device_runtime.simulation.rounds.trackers import tracker_named
 from device_runtime.simulation.scenarios.scenario import Scenario, of_policy
 from device_runtime.strategies.errors import KindError
@@ -68,7 +69,7 @@ def check_runs(plan: ComparisonPlan, options: RunOptions) -> None:
     for tracker in options.trackers:
         tracker_named(tracker)
     if missing := plan.missing():
-        check(plan.scenario, missing, options.executor)
+        check(plan.scenario, missing, options.executor, options.load)
 
 
 @contextmanager
@@ -184,11 +185,13 @@ class RunOptions:
     """The wanted executor.
 
     `callbacks` are called in this process, in this order; then `trackers`, by the names of `tracker_named`.
+    `load`: as in `prepare`.
     """
 
     executor: ExecutorRequest
     callbacks: tuple[Callback, ...] = ()
     trackers: tuple[str, ...] = ()
+    load: Load = data_sets.load
 
 
 class CombinedObserver:
@@ -221,7 +224,7 @@ def perform(
     calls = CallbackObserver((*how.callbacks, *map(tracker_named, how.trackers)))
     own = of_policy(scenario, name.policy)
     sha256 = fingerprint(own, name.seed)
-    prepared = prepare(own, name.seed)
+    prepared = prepare(own, name.seed, how.load)
     files = RunFiles(folder, lineage(own, name.seed))
     own = prepared.scenario  # with the members of its family
     used: list[str] = []

@@ -17,12 +17,13 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.errors import ModelError
+from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.data.spec import BY_CLASS
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.simulation.rounds.run import PreparedRun, check_task, prepare
+from device_runtime.simulation.rounds.run import Load, PreparedRun, check_task, prepare
 from device_runtime.simulation.scenarios.clients import prepared_targets
 from device_runtime.simulation.scenarios.scenario import (
     CHOOSE,
@@ -228,14 +229,16 @@ LOOKED_AT = 256
 """Samples, evenly spaced, that are checked against the bundle's input."""
 
 
-def check(scenario: Scenario, missing: Sequence[RunName], request: ExecutorRequest) -> None:
+def check(
+    scenario: Scenario, missing: Sequence[RunName], request: ExecutorRequest, load: Load = data_sets.load
+) -> None:
     """Checks for errors that every run would have: opens the bundle, loads the data and divides it.
 
     The data is divided as in the first missing run. This also fills the data cache once, rather than in each
     of several processes. Raises the errors of `rounds.run.prepare`, ScenarioError for data that does not fit
     the bundle and for a policy whose kinds the bundle cannot do, and ExecutorError.
     """
-    prepared = prepare(scenario, missing[0].seed)
+    prepared = prepare(scenario, missing[0].seed, load)
     manifest = prepared.inputs.bundle.manifest
     for note in prepared.data.notes:
         log.info("%s: %s", scenario.data.path or scenario.data.source, note)

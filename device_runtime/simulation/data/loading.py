@@ -195,3 +195,18 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     if bundle is not None:
         chosen = numbered_as(chosen, bundle.manifest, spec)
     return held_out(validated(limited(chosen, spec, seed), spec, seed), spec, seed)
+
+
+class LastDataSet:
+    """Keeps the data set that was loaded last, for runs of the same data and seed that follow each other."""
+
+    def __init__(self) -> None:
+        self._data: tuple[object, DataSet] | None = None
+
+    def load(self, spec: DataSpec, seed: int, bundle: Bundle) -> DataSet:
+        """As the function `load`; never holds two data sets."""
+        key = spec, seed, bundle.path
+        if self._data is None or self._data[0] != key:
+            self._data = None
+            self._data = key, load(spec, seed, bundle)
+        return self._data[1]

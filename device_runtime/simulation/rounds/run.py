@@ -22,7 +22,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.clock.devices import FleetState
 from device_runtime.simulation.clock.sampling import DeviceSampler, FleetInputs
-from device_runtime.simulation.data import DataSet
+from device_runtime.simulation.data import DataSet, DataSpec
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, PlainExecutor
 from device_runtime.simulation.history.bases import BaseHistory, ShippedModel
@@ -64,7 +64,11 @@ class ResumeOptions:
     keep: Callable[[Checkpoint], None] = lambda _: None
 
 
-def prepare(scenario: Scenario, seed: int) -> PreparedRun:
+Load = Callable[[DataSpec, int, Bundle], DataSet]
+"""Loads the data of a seed, as `simulation.data.load` does."""
+
+
+def prepare(scenario: Scenario, seed: int, load: Load = data_sets.load) -> PreparedRun:
     """Opens the bundles, loads the data and divides it among the devices.
 
     Raises ScenarioError, DataSetError, ModelError.
@@ -75,7 +79,7 @@ def prepare(scenario: Scenario, seed: int) -> PreparedRun:
         scenario = _with_members(scenario, tuple(family))
     except TaskError as error:
         raise ScenarioError(str(error)) from None
-    data = data_sets.load(scenario.data, seed, bundle)
+    data = load(scenario.data, seed, bundle)
     parts = data_sets.divide_fleet(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
     y = prepared_targets(data, bundle.manifest, data.train_y)
     if bundle.manifest.target.compared == "input":  # anomalies are evaluated, not trained on

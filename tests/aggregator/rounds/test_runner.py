@@ -8,6 +8,7 @@ from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.machine.run_events import Contributed, RoundClosed
 from device_runtime.aggregator.storage.contributions import Contributions
 from device_runtime.aggregator.storage.database import Database
+from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Received
 
@@ -82,6 +83,27 @@ def test_the_round_that_closes_does_so_on_committed_contributions(crowd, update_
     heard(b, update_of, *DEVICES)
     b.service.tick()
     assert at_merge == [[["accepted"], ["accepted"], ["accepted"]]]
+    assert [closed.record.participants for closed in b.heard(RoundClosed)] == [3]
+
+
+def test_a_phase_that_the_disk_refuses_is_done_again_when_unfinished_uploads_are_removed(
+    crowd, update_of, monkeypatch
+):
+    b, attempts, removals = crowd(), [], []
+    commands, real = b.service._run.commands, b.service._run.commands.merge
+
+    def merge(command):
+        attempts.append(command)
+        if len(attempts) == 1:
+            raise BlobError("no space left")
+        real(command)
+
+    monkeypatch.setattr(commands, "merge", merge)
+    reception = b.service._run.contributions.reception
+    monkeypatch.setattr(reception, "make_room", lambda: removals.append(10) or 10)
+    heard(b, update_of, *DEVICES)
+    b.service.tick()
+    assert ([command.round for command in attempts], removals) == ([1, 1], [10])
     assert [closed.record.participants for closed in b.heard(RoundClosed)] == [3]
 
 
