@@ -1,4 +1,4 @@
-"""Exit status, stopping on signals and reports to systemd, for commands that run as services."""
+"""Processes: exit status, signals and reports to systemd of services; commands that they run."""
 
 from __future__ import annotations
 

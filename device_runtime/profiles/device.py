@@ -1,6 +1,6 @@
-"""The profile of a device: memory, speed, bandwidth, power, battery.
+"""The profile of a device: memory, speed, bandwidth, power, battery; the shipped ones, and their emulation.
 
-Units are bytes, seconds, watts and degrees Celsius.
+Units are bytes, seconds, watts and degrees Celsius. The shipped profiles are in `boards.toml`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Measures this machine: memory, cores, battery, temperature, and how fast a bundle runs on it."""
+"""Measures this machine: memory, cores, battery, temperature, and how fast a bundle runs on it.
+
+A container or a systemd unit (`MemoryMax`) may have limits below the machine's. The kernel shows them
+only in the files of the control groups, version 1 or 2, and kills a process that exceeds the memory
+limit, however much memory the machine has.
+"""
 
 from __future__ import annotations
 

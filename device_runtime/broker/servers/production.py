@@ -1,4 +1,7 @@
-"""Sets up a broker for production: certificates, credentials, Mosquitto's configuration."""
+"""Sets up a broker for production: certificates, credentials, Mosquitto's configuration.
+
+Its certificate authority is of its own (X.509, curve P-256).
+"""
 
 from __future__ import annotations
 

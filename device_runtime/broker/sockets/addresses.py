@@ -1,4 +1,7 @@
-"""Opens a TCP connection to a host, whose addresses are tried side by side ("Happy Eyeballs", RFC 8305)."""
+"""Opens a TCP connection to a host, and waits for a socket, with an end.
+
+The addresses of the host are tried side by side ("Happy Eyeballs", RFC 8305).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sends a link's messages as the broker takes them: in pieces where its packets are smaller."""
+"""Sends a link's messages as the broker takes them, and knows which it has not acknowledged.
+
+Where the broker's packets are smaller than a message, it goes in pieces.
+"""
 
 from __future__ import annotations
 

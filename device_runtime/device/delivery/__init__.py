@@ -1,1 +1,3 @@
-"""Sends contributions until their receipts come, and downloads the blobs of offers."""
+"""Sends contributions until their receipts come; downloads the blobs of offers, and caches what comes of
+them.
+"""

@@ -1,4 +1,4 @@
-"""Energy meters, one file for each source, and the choice among them."""
+"""Energy meters, by source, and the choice among them."""
 
 from .meter import (
     MODELLED,

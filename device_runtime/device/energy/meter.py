@@ -1,6 +1,7 @@
-"""The interface of a meter, energy between two readings, and the integration of what a meter shows.
+"""The interface of a meter, energy between two readings, and the energy of each piece of work.
 
-Integration is by trapezoids for watts, and by steps for a counter of joules.
+Integration is by trapezoids for watts, and by steps for a counter of joules. Without a meter, energy is
+modelled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Tells whether the owner's rules allow work now, and how long they have paused it.
 
-The rules, and a pause by hand, are kept in the device's folder.
+The rules, and a pause by hand, are kept in the device's folder. An owner may also have the process
+lowered in its share of processor, disk and memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The default engine: runs a bundle's graphs, back-propagation included, on ordinary ONNX Runtime."""
+"""The default engine, on ordinary ONNX Runtime, and an optional one for the package onnxruntime-training.
+
+Both run a bundle's graphs, back-propagation included. onnxruntime-training, which its makers have
+deprecated, brings the import name `onnxruntime` and excludes the ordinary package. Graphs named ort-
+training.SET hold gradient operators that no other build has.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping

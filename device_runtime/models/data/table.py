@@ -1,6 +1,6 @@
 """Reads `.csv`, `.tsv` and `.parquet`: each row has a sample (numbers, a text or a file's name) and a label.
 
-For a task of windows, a row is a time step; see `recording`.
+For a task of windows, a row is a time step; see `row_reader`.
 """
 
 from __future__ import annotations

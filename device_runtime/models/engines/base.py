@@ -1,6 +1,7 @@
-"""The interface of all engines, and the checks of arguments that they share.
+"""The interface of all engines, the checks of arguments that they share, and blocks of long vectors.
 
-`available` lists the engines.
+`available` lists the engines. A block fits the processor's cache, so that one pass over memory serves
+several operations.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Finds what a module does only in training mode, and a bundle therefore leaves out."""
+"""Finds what a module does only in training mode, and its random draws; a bundle leaves them out."""
 # mypy: allow-any-unimported, allow-subclassing-any, allow-untyped-calls
 
 import copy

@@ -1,6 +1,6 @@
-"""Finds the layers and blocks of a network to which a tunable set can add parameters.
+"""The settings of tunable sets, and the layers and blocks of a network to which they can add parameters.
 
-They are recognised by the names and types of modules.
+Places are recognised by the names and types of modules.
 """
 # mypy: allow-any-unimported, allow-untyped-calls
 

@@ -1,4 +1,7 @@
-"""The torch engine: runs a bundle's network in torch, on the CPU or a GPU, without ONNX Runtime."""
+"""The torch engine: runs a bundle's network in torch, on the CPU or a GPU, without ONNX Runtime.
+
+The network is the given module, or the one that the manifest names.
+"""
 # mypy: allow-any-unimported, allow-untyped-calls
 
 import copy

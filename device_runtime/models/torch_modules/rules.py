@@ -2,6 +2,11 @@
 
 They replace torch's fused kernels while tracing. Those of convolutions and norms are in
 `torch_modules.layers`. Shapes: x (n, channels, height, width), go the gradient of an operator's output.
+
+The operators of an exported graph are labelled with the layer that they compute, as a convolution's
+gradient is dozens of standard operators. A device that has faster operators of its own replaces them
+(`engines.blocked`). The label is text in a node; a device that does not read it runs the operators as
+they are.
 """
 # mypy: allow-any-unimported, allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
 

@@ -1,4 +1,7 @@
-"""SGD and Adam on one flat vector, in place, as in torch up to rounding; a step allocates nothing."""
+"""SGD and Adam on one flat vector, in place, as in torch up to rounding; clipping of gradients.
+
+A step allocates nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Settings of one group of a fleet, and the random slowdowns and failures of its devices."""
+"""Settings of one group of a fleet: when its devices are available, their random slowdowns and failures.
+
+Windows of availability begin and end on whole seconds, so that the answers are exact: a device is not
+available at its `until` and is available at its `next`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rewrites a training graph so that its convolutions run in ONNX Runtime's blocked layout.
 
 Kernels are inputs of a training graph, which keeps ONNX Runtime from its fastest convolutions. This module
-replaces the layers that `torch_modules.described` describes, for one number of samples and the block of this
+replaces the layers that `torch_modules.rules` labels, for one number of samples and the block of this
 processor. Values stay in blocks from layer to layer; parameters and gradients keep their usual layout.
 
 A graph may come from anywhere, and describe itself wrongly. ONNX Runtime refuses it then, because its

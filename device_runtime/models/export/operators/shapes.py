@@ -1,4 +1,4 @@
-"""ONNX writers of operators that move data: reshape, slice, concatenate, look up, fill."""
+"""ONNX writers of operators that move data (reshape, slice, concatenate, look up, fill), and of layers."""
 # mypy: allow-any-unimported, allow-untyped-calls
 
 import operator
